@@ -1,0 +1,60 @@
+"""Confined Gradient Descent: federated learning in which nobody shares data or a model.
+
+Every participant keeps a private model. What leaves is a secret share of a gradient; what anyone learns is the sum.
+
+Names load when they are first used, so that `import cgd` and `cgd --help` cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cgd.errors import CGDError as CGDError
+    from cgd.errors import InputError as InputError
+    from cgd.errors import RangeError as RangeError
+    from cgd.errors import RemoteProtocolError as RemoteProtocolError
+    from cgd.learning.confinement import Origin as Origin
+    from cgd.learning.confinement import confine as confine
+    from cgd.learning.grid import Block as Block
+    from cgd.learning.grid import Cell as Cell
+    from cgd.learning.grid import Grid as Grid
+    from cgd.learning.optimizer import ConfinedAdam as ConfinedAdam
+    from cgd.learning.optimizer import ConfinedSGD as ConfinedSGD
+    from cgd.learning.schedule import InverseSquareLR as InverseSquareLR
+    from cgd.network.local import LocalPeers as LocalPeers
+    from cgd.network.local import local_peers as local_peers
+    from cgd.network.peers import Peers as Peers
+    from cgd.ring.fixed_point import FixedPoint as FixedPoint
+    from cgd.ring.sharing import reconstruct as reconstruct
+    from cgd.ring.sharing import split as split
+
+_HOME = {
+    "errors": ("CGDError", "InputError", "RangeError", "RemoteProtocolError"),
+    "learning.confinement": ("Origin", "confine"),
+    "learning.grid": ("Block", "Cell", "Grid"),
+    "learning.optimizer": ("ConfinedAdam", "ConfinedSGD"),
+    "learning.schedule": ("InverseSquareLR",),
+    "network.local": ("LocalPeers", "local_peers"),
+    "network.peers": ("Peers",),
+    "ring.fixed_point": ("FixedPoint",),
+    "ring.sharing": ("reconstruct", "split"),
+}
+_MODULE_OF = {name: f"cgd.{module}" for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'cgd' has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,120 @@
+"""Everything `cgd` raises on purpose.
+
+    CGDError
+    ├── InputError (also a ValueError)    what you passed cannot be used; nothing was sent
+    │   ├── RangeError                    a value does not fit the fixed point
+    │   └── MembershipError               too few members, or not the members of this sum
+    ├── ProtocolError
+    │   ├── LocalProtocolError            this side called the protocol out of order
+    │   └── RemoteProtocolError           a peer broke the rules; `.peer` names it
+    │       ├── FrameError                its bytes are not a frame of this protocol
+    │       ├── SettingsError             it sums under other settings than we do
+    │       ├── DisagreementError         it opened another total than we did
+    │       ├── PeerAbortedError          it gave up this sum and said why
+    │       └── PeerLeftError             it left the session
+    └── TransportError
+        └── PeerTimeoutError              nothing came from `.peers` in time
+
+A message states the fact, the value and the remedy. What travels to other members (the reason of an abort) never holds
+a value: values stay in the error of the member that owns them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+class CGDError(Exception):
+    """Base of everything `cgd` raises on purpose."""
+
+
+class InputError(CGDError, ValueError):
+    """What was passed cannot be used; nothing was sent."""
+
+
+class RangeError(InputError):
+    """A value does not fit the fixed point.
+
+    Attributes:
+        value: the first value that does not fit.
+        index: its place in the array.
+        bound: the largest magnitude that fits.
+    """
+
+    def __init__(self, value: float, index: tuple[int, ...], bound: float, where: str = "value") -> None:
+        self.value, self.index, self.bound = value, index, bound
+        at = f" at index {index}" if index else ""
+        if value - value != 0:  # NaN and the infinities, without asking which
+            fact = f"{where}{at} is {value}"
+            remedy = "look for a diverging loss (lower lr) or bad input data before the sum"
+        else:
+            fact = f"{where}{at} is {value:.6g}, beyond the bound {bound:g}"
+            remedy = "clip it, scale it down, or raise bound= for every member (ring_bits=64 keeps the precision)"
+        super().__init__(f"{fact}; {remedy}")
+
+
+class MembershipError(InputError):
+    """Too few members for a secure sum, or not its members."""
+
+
+class ProtocolError(CGDError):
+    """The secure sum cannot go on."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side called the protocol out of order: a fault in the calling program."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer broke the rules.
+
+    Attributes:
+        peer: the name of that peer.
+    """
+
+    def __init__(self, peer: str, what: str) -> None:
+        self.peer = peer
+        super().__init__(f"{peer}: {what}")
+
+
+class FrameError(RemoteProtocolError):
+    """A peer's bytes are not a frame of this protocol."""
+
+
+class SettingsError(RemoteProtocolError):
+    """A peer sums under other settings than we do (shape, fixed point, sharing, opening)."""
+
+
+class DisagreementError(RemoteProtocolError):
+    """A peer opened another total than we did: somebody added wrongly, or lied."""
+
+
+class PeerAbortedError(RemoteProtocolError):
+    """A peer gave up this sum and said why."""
+
+
+class PeerLeftError(RemoteProtocolError):
+    """A peer left the session."""
+
+
+class TransportError(CGDError):
+    """Frames cannot be carried."""
+
+
+class PeerTimeoutError(TransportError):
+    """Nothing came from some peers in time.
+
+    Attributes:
+        peers: the names of those peers.
+    """
+
+    def __init__(self, peers: Collection[str], seconds: float, what: str) -> None:
+        self.peers = frozenset(peers)
+        names = ", ".join(sorted(peers))
+        super().__init__(
+            f"no word from {names} for {seconds:g} s (missing: {what}); "
+            "see whether it still runs, or raise timeout= if its steps take longer"
+        )

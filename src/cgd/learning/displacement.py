@@ -1,0 +1,66 @@
+"""How the common displacement moves (paper, Alg. 1, last line).
+
+All confined models descend by the same α_k·Σg, so a model is `origin + displacement`, and the displacement is the same
+for everyone: it is made from opened sums alone. Any rule may drive it that reads nothing else.
+
+To be the same *bits* for everyone, on any processor, every operation here rounds once. That is why nothing uses
+`add_(alpha=)`, `addcmul_` or `lerp_`: a processor may fuse their multiplication and addition into one rounding, or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    State = dict[str, Any]
+
+
+class Rule(Protocol):
+    """One step of the displacement under an opened sum."""
+
+    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
+        """Move `displacement` in place; `state` keeps what the rule must remember from step to step."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Gradient descent, with momentum if asked for: v ← momentum·v + G, D ← D − lr·v."""
+
+    lr: float
+    momentum: float = 0.0
+
+    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
+        """Move `displacement` in place by one step; `state` keeps the velocity."""
+        velocity = gradient_sum
+        if self.momentum != 0:
+            before = state.get("momentum_buffer")
+            velocity = gradient_sum.clone() if before is None else before * self.momentum + gradient_sum
+            state["momentum_buffer"] = velocity
+        displacement -= velocity * self.lr
+
+
+@dataclass(frozen=True)
+class AdamDescent:
+    """Adam (Kingma and Ba, 2015) on the opened sums."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
+        """Move `displacement` in place by one step; `state` keeps the two moments."""
+        if "mean" not in state:
+            state["mean"] = torch.zeros_like(displacement)
+            state["square"] = torch.zeros_like(displacement)
+            # β^k as a running product: pow() may differ in the last bit from one system to the next.
+            state["powers"] = (1.0, 1.0)
+        beta_1, beta_2 = self.betas
+        power_1, power_2 = state["powers"]
+        power_1, power_2 = state["powers"] = (power_1 * beta_1, power_2 * beta_2)
+        mean = state["mean"] = state["mean"] * beta_1 + gradient_sum * (1.0 - beta_1)
+        square = state["square"] = state["square"] * beta_2 + gradient_sum * gradient_sum * (1.0 - beta_2)
+        size = torch.sqrt(square * (1.0 / (1.0 - power_2))) + self.eps
+        displacement -= mean * (1.0 / (1.0 - power_1)) / size * self.lr

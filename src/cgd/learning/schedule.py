@@ -1,0 +1,55 @@
+"""The paper's step size α_k (Theorem 1 and section 7.2.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class InverseSquareLR(LRScheduler):
+    """α_k = α·((1 + μT)/(k + μT))²: the paper's α/(k + μT)², scaled so that the first step is α.
+
+    Args:
+        optimizer: any torch optimiser, confined or not; its `lr` is α.
+        mu: μ ≥ 0; 0 stands for a fixed step.
+        steps: T, the number of steps in which α shrinks.
+        hold: how many steps run with α before it begins to shrink.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> schedule = InverseSquareLR(optimizer, mu=0.1, steps=10, hold=2)
+        >>> rates = []
+        >>> for _ in range(5):
+        ...     rates.append(round(schedule.get_last_lr()[0], 4))
+        ...     optimizer.step()
+        ...     schedule.step()
+        >>> rates
+        [1.0, 1.0, 1.0, 0.4444, 0.25]
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, mu: float, steps: int, hold: int = 0) -> None:
+        if not 0 <= mu < float("inf"):
+            raise InputError(f"mu is {mu}; it must be a finite number, at least 0 (0 for a fixed step)")
+        if steps < 1 or hold < 0:
+            raise InputError(f"steps is {steps} and hold is {hold}; steps must be at least 1 and hold at least 0")
+        self.mu, self.steps, self.hold = mu, steps, hold
+        super().__init__(optimizer)
+
+    def factor(self, step: int) -> float:
+        """α_k/α for the step with this number, from 0."""
+        if self.mu == 0 or step < self.hold:
+            return 1.0
+        k, shift = step - self.hold + 1, self.mu * self.steps
+        root = (1 + shift) / (k + shift)
+        return root * root  # not root**2: a product rounds the same way everywhere
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The step size of every parameter group."""
+        return [base * self.factor(self.last_epoch) for base in self.base_lrs]

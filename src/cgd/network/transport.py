@@ -1,0 +1,42 @@
+"""The seam between the protocol and whatever carries its frames.
+
+A transport connects one member with its peers. It carries whole frames, knows who sent each, and keeps the order of one
+sender's frames. It neither reads nor makes them. tests/contract.py holds the suite that every transport passes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from cgd.protocol.messages import PeerId
+
+
+class Transport(Protocol):
+    """One member's connection with its peers."""
+
+    @property
+    def me(self) -> PeerId:
+        """This member's name."""
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """The names of all members, this one among them."""
+
+    def send(self, to: PeerId, frame: bytes) -> bool:
+        """Send a frame, without waiting.
+
+        Returns:
+            False if the way to the peer is full at the moment: receive, then try again. A frame for a peer that has
+            closed is dropped, as a network would.
+        """
+
+    def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+        """The next frame and its sender; None when `timeout` seconds have passed without one.
+
+        Raises:
+            TransportError: this side is closed.
+        """
+
+    def close(self) -> None:
+        """Let go of everything; a second call does nothing."""

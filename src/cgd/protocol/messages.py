@@ -1,0 +1,246 @@
+"""What members say to each other, and how it looks as bytes.
+
+Messages are frozen and hold plain data. A frame is a fixed header and a body, parsed by hand and checked byte for byte;
+nothing a peer sends is ever unpickled or evaluated.
+
+    offset  bytes  field
+    0       3      "CGD"
+    3       1      version of this format
+    4       1      kind of message
+    5       16     session
+    21      8      number of the sum in the session, little-endian
+    29      8      length of the body, little-endian
+    37      …      body
+
+The sender is not in the frame: the transport knows it, and nobody can claim to be somebody else.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Literal
+
+from cgd.errors import FrameError
+
+PeerId = str
+"""A member's name, unique in its session."""
+
+Buffer = bytes | memoryview
+"""Ring elements as they travel: little-endian, one behind the other."""
+
+Sharing = Literal["expanded", "uniform"]
+Opening = Literal["mesh", "aggregator"]
+SHARINGS: tuple[Sharing, ...] = ("expanded", "uniform")
+OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator")
+
+VERSION = 1
+SESSION_BYTES = 16
+DIGEST_BYTES = 32
+MOST_DIMENSIONS = 64
+_MAGIC = b"CGD"
+_HEADER = struct.Struct("<3sBB16sQQ")
+_SPEC = struct.Struct("<BBBBB")
+
+
+class Reason(IntEnum):
+    """Why a member gives up a sum: a code, because a free text could carry a value."""
+
+    RANGE = 1
+    SETTINGS = 2
+    PEER = 3
+    STOPPED = 4
+
+    @property
+    def text(self) -> str:
+        """The reason in words, as the other members read it."""
+        return {
+            Reason.RANGE: "one of its values is not finite or beyond the bound (its own error says which)",
+            Reason.SETTINGS: "the members' settings for this sum differ",
+            Reason.PEER: "it saw a peer break the protocol",
+            Reason.STOPPED: "its program stopped during the sum",
+        }[self]
+
+
+@dataclass(frozen=True)
+class SumSpec:
+    """What all members of one sum must agree on before anything is shared."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    ring_bits: int
+    fraction_bits: int
+    sharing: Sharing
+    opening: Opening
+    aggregator: PeerId = ""
+
+    def differences(self, other: SumSpec) -> list[str]:
+        """What `other` has differently, in words."""
+        pairs = [(field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return [f"{name} {theirs!r} (here {ours!r})" for name, ours, theirs in pairs if ours != theirs]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """I am at this sum, under these settings."""
+
+    spec: SumSpec
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of my secret that is yours (uniform sharing)."""
+
+    words: Buffer
+
+
+@dataclass(frozen=True)
+class Subtotal:
+    """My subtotal, the part that you add up."""
+
+    words: Buffer
+
+
+@dataclass(frozen=True)
+class Total:
+    """The total of the part that I add up."""
+
+    words: Buffer
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """The digest of the whole total as I have it."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Abort:
+    """I cannot take part in this sum; later ones may go on."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Leave:
+    """I take part in no sum after this one."""
+
+
+Message = Ready | Share | Subtotal | Total | Confirm | Abort | Leave
+
+# The place in this tuple, from 1, is the kind's number on the wire.
+KINDS: tuple[type[Message], ...] = (Ready, Share, Subtotal, Total, Confirm, Abort, Leave)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message with the session and the number of the sum it belongs to."""
+
+    session: bytes
+    number: int
+    message: Message
+
+
+def to_bytes(frame: Frame) -> bytes:
+    """The frame as it travels."""
+    body = _body(frame.message)
+    length = memoryview(body).nbytes
+    kind = KINDS.index(type(frame.message)) + 1
+    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, length), body))
+
+
+def from_bytes(data: bytes, sender: PeerId) -> Frame:
+    """The frame that `sender` sent.
+
+    Raises:
+        FrameError: the bytes are not a frame of this version; it names the sender and what is wrong.
+    """
+    if len(data) < _HEADER.size:
+        raise FrameError(sender, f"sent {len(data)} bytes, a frame has at least {_HEADER.size}: truncated")
+    magic, version, kind, session, number, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise FrameError(sender, f"sent bytes that begin with {magic!r}, not a frame of cgd")
+    if version != VERSION:
+        raise FrameError(sender, f"speaks version {version} of the protocol, we speak {VERSION}; install the same cgd")
+    if not 1 <= kind <= len(KINDS):
+        raise FrameError(sender, f"sent a message of unknown kind {kind}")
+    body = memoryview(data)[_HEADER.size :]
+    if len(body) != length:
+        fault = "truncated" if len(body) < length else "oversized"
+        raise FrameError(sender, f"sent a frame of {len(body)} body bytes that declares {length}: {fault}")
+    try:
+        return Frame(session, number, _message(KINDS[kind - 1], body))
+    except (ValueError, struct.error) as error:
+        raise FrameError(sender, f"sent a malformed {KINDS[kind - 1].__name__}: {error}") from None
+
+
+def _body(message: Message) -> Buffer:
+    match message:
+        case Ready(spec):
+            return _spec_body(spec)
+        case Share(words) | Subtotal(words) | Total(words):
+            return words
+        case Confirm(digest):
+            return digest
+        case Abort(reason):
+            return bytes([reason])
+        case Leave():
+            return b""
+
+
+def _message(kind: type[Message], body: memoryview) -> Message:
+    if kind is Ready:
+        return Ready(_spec(bytes(body)))
+    if kind is Share or kind is Subtotal or kind is Total:
+        return kind(body)
+    if kind is Confirm:
+        _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
+        return Confirm(bytes(body))
+    if kind is Abort:
+        _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
+        return Abort(Reason(body[0]))
+    _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
+    return Leave()
+
+
+def _spec_body(spec: SumSpec) -> bytes:
+    names = [spec.dtype.encode(), spec.aggregator.encode()]
+    return b"".join(
+        (
+            _SPEC.pack(
+                spec.ring_bits,
+                spec.fraction_bits,
+                SHARINGS.index(spec.sharing),
+                OPENINGS.index(spec.opening),
+                len(spec.shape),
+            ),
+            struct.pack(f"<{len(spec.shape)}Q", *spec.shape),
+            *(bytes([len(name)]) + name for name in names),
+        )
+    )
+
+
+def _spec(body: bytes) -> SumSpec:
+    ring_bits, fraction_bits, sharing, opening, dimensions = _SPEC.unpack_from(body)
+    _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
+    _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
+    _expect(dimensions <= MOST_DIMENSIONS, f"{dimensions} dimensions, at most {MOST_DIMENSIONS}")
+    shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
+    dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
+    aggregator, rest = _name(rest)
+    _expect(not rest, f"{len(rest)} bytes too many")
+    return SumSpec(shape, dtype, ring_bits, fraction_bits, SHARINGS[sharing], OPENINGS[opening], aggregator)
+
+
+def _name(body: bytes) -> tuple[str, bytes]:
+    _expect(len(body) > 0 and len(body) > body[0], "a name is cut off")
+    name = body[1 : 1 + body[0]].decode()
+    _expect(name == "" or name.isprintable(), "a name has unprintable characters")
+    return name, body[1 + body[0] :]
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)

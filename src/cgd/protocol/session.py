@@ -1,0 +1,201 @@
+"""Several sums among the same members, one after the other, without I/O.
+
+A session gives each sum the next number, turns messages into frames and back, and keeps what belongs to the next sum
+until we are there. The rules:
+
+1. A frame of a sum that is over is stale and ignored.
+2. A peer may be one sum ahead of us. It can only say that it is ready or that it gives up: the barrier holds it there.
+   Two ahead is an error. So at most a handful of small messages wait.
+3. A sum that fails before we shared anything is over, and the next one may go on. One that fails later ends the
+   session: a peer may have finished it, so the members need not hold the same state any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import (
+    CGDError,
+    FrameError,
+    LocalProtocolError,
+    PeerAbortedError,
+    PeerLeftError,
+    ProtocolError,
+    RemoteProtocolError,
+    SettingsError,
+)
+from cgd.protocol.messages import Abort, Frame, Leave, Message, PeerId, Reason, SumSpec, from_bytes, to_bytes
+from cgd.protocol.secure_sum import SecureSum, State, check_members
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import numpy.typing as npt
+
+    from cgd.ring.sharing import ExpandedShares
+
+
+class Session:
+    """One member's side of a session: frames in by `receive`, frames out by `next_outgoing`.
+
+    Args:
+        me: this member's name.
+        members: the names of all members.
+        session: 16 bytes that tell this session from any other, the same for all members.
+        shares: the shares held in common with the peers, for `expanded` sharing.
+    """
+
+    def __init__(
+        self, me: PeerId, members: Collection[PeerId], session: bytes, shares: ExpandedShares | None = None
+    ) -> None:
+        check_members(me, members)
+        self.me = me
+        self.members = tuple(sorted(members))
+        self._session = session
+        self._shares = shares
+        self._sum: SecureSum | None = None
+        self._next = SecureSum(me, self.members, 1, shares)
+        self._outbox: deque[tuple[PeerId, int, Message]] = deque()
+        self._gone: dict[PeerId, int] = {}  # peers that left, with the last sum they took part in
+        self._ended: str | None = None
+
+    # What a driver calls.
+
+    def start(self, spec: SumSpec, secret: npt.NDArray[Any]) -> None:
+        """Begin the next sum with this member's secret.
+
+        Raises:
+            LocalProtocolError: the sum before is still running, or the session has ended.
+            RemoteProtocolError: a peer has left, gave this sum up, or is ready under other settings.
+        """
+        self._check_open()
+        current = self._step()
+        try:
+            for peer, last in self._gone.items():
+                self._check_presence(peer, last)
+            current.start(spec, secret)
+        except CGDError as error:
+            self._fail(error)
+            raise
+
+    def refuse(self, reason: Reason) -> None:
+        """Tell the others that we cannot take part in the next sum."""
+        self._check_open()
+        current = self._step()
+        current.fail()
+        self._tell_all(current.number, Abort(reason))
+
+    def receive(self, sender: PeerId, data: bytes) -> None:
+        """Take in one frame.
+
+        Raises:
+            RemoteProtocolError: the sender broke a rule, gave up, or left; the running sum has failed.
+        """
+        try:
+            self._receive(sender, from_bytes(data, sender))
+        except ProtocolError as error:
+            self._fail(error)
+            raise
+
+    def next_outgoing(self) -> tuple[PeerId, bytes] | None:
+        """The next frame to send and its recipient; None while there is nothing to send."""
+        if self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
+            return outgoing[0], to_bytes(Frame(self._session, self._sum.number, outgoing[1]))
+        if self._outbox:
+            to, number, message = self._outbox.popleft()
+            return to, to_bytes(Frame(self._session, number, message))
+        return None
+
+    def end(self, why: str) -> None:
+        """Take part in no further sum, and tell the others."""
+        if self._ended is not None:
+            return
+        self._ended = why
+        if self._sum is not None:
+            self._sum.fail()
+        self._tell_all(self._last_finished, Leave())
+
+    @property
+    def running(self) -> bool:
+        """Whether a sum is under way."""
+        return self._sum is not None and self._sum.state not in (State.FINISHED, State.FAILED)
+
+    @property
+    def number(self) -> int:
+        """The number of the latest sum; 0 before the first."""
+        return self._next.number - 1
+
+    @property
+    def total(self) -> npt.NDArray[Any]:
+        """The total of the latest sum, flat, as ring elements."""
+        if self._sum is None:
+            raise LocalProtocolError("no sum was started in this session")
+        return self._sum.total
+
+    @property
+    def waiting_for(self) -> tuple[str, frozenset[PeerId]]:
+        """What the running sum waits for, and the peers it has to come from."""
+        return self._sum.waiting_for if self._sum is not None else ("nothing", frozenset())
+
+    # How it works.
+
+    def _receive(self, sender: PeerId, frame: Frame) -> None:
+        if frame.session != self._session:
+            raise FrameError(sender, "sent a frame of another session; it must join this one anew")
+        if sender not in self.members or sender == self.me:
+            raise RemoteProtocolError(sender, f"is not a peer in this session ({', '.join(self.members)})")
+        if isinstance(frame.message, Leave):
+            self._gone.setdefault(sender, frame.number)
+            if self.running:
+                self._check_presence(sender, frame.number)
+        elif self._sum is not None and frame.number == self._sum.number:
+            self._sum.receive(sender, frame.message)
+        elif frame.number == self._next.number:
+            self._receive_early(sender, frame.message)
+        elif frame.number > self._next.number:
+            raise RemoteProtocolError(
+                sender, f"is at sum {frame.number} while we are at {self.number}: more than one ahead is impossible"
+            )
+
+    def _receive_early(self, sender: PeerId, message: Message) -> None:
+        with suppress(PeerAbortedError):  # of a sum we have not come to; its start raises it
+            self._next.receive(sender, message)
+
+    def _step(self) -> SecureSum:
+        if self.running:
+            raise LocalProtocolError(f"sum {self.number} is still running; one sum at a time")
+        self._sum = self._next
+        self._next = SecureSum(self.me, self.members, self._sum.number + 1, self._shares)
+        return self._sum
+
+    def _fail(self, error: CGDError) -> None:
+        """Rule 3."""
+        if self._sum is None or self._sum.state is State.FINISHED:
+            return
+        shared = self._sum.shared
+        self._sum.fail()
+        if shared:
+            self.end(str(error))
+        elif not isinstance(error, (PeerAbortedError, PeerLeftError)):  # those the others have heard of themselves
+            reason = Reason.SETTINGS if isinstance(error, SettingsError) else Reason.PEER
+            self._tell_all(self._sum.number, Abort(reason))
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise LocalProtocolError(f"this session has ended ({self._ended}); join again for further sums")
+
+    def _check_presence(self, peer: PeerId, last: int) -> None:
+        if last < self.number:
+            raise PeerLeftError(
+                peer, f"has left the session before sum {self.number}; wait until it is back, or start anew"
+            )
+
+    @property
+    def _last_finished(self) -> int:
+        finished = self._sum is not None and self._sum.state is State.FINISHED
+        return self.number if finished else max(0, self.number - 1)
+
+    def _tell_all(self, number: int, message: Message) -> None:
+        self._outbox.extend((peer, number, message) for peer in self.members if peer != self.me)

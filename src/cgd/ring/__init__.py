@@ -1,0 +1,6 @@
+"""Layer 1, arithmetic: floats as ring elements, and secret shares of them. numpy only."""
+
+from cgd.ring.fixed_point import FixedPoint
+from cgd.ring.sharing import ExpandedShares, reconstruct, split
+
+__all__ = ["ExpandedShares", "FixedPoint", "reconstruct", "split"]

@@ -1,0 +1,167 @@
+"""Floats as integers of the ring Z_2³² or Z_2⁶⁴.
+
+A secret share only hides what lives in a finite ring, so a gradient is rounded to a multiple of 2⁻ᶠ before it is
+shared. The rounding is the only error `cgd` makes: the sum of the integers is exact, and the same for everyone.
+
+The ring wraps around. That is what makes shares uniform, and what must never happen to a total, so the fraction bits f
+are derived from how many addends there are and how large each may be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cgd.errors import InputError, RangeError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+WORD_TYPES: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+"""The ring's element type by its bits; little-endian, as on the wire."""
+
+# Elements handled at a time: small enough for the processor's cache, large enough that Python's share is lost in it.
+CHUNK = 1 << 16
+
+# A fraction bit count travels in one byte, and 2⁻²⁵⁵ is finer than anybody needs.
+MOST_FRACTION_BITS = 255
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Floats ↔ ring: x is carried as the integer nearest to x·2^fraction_bits, modulo 2^ring_bits.
+
+    Attributes:
+        fraction_bits: the number of bits behind the binary point.
+        bound: the largest magnitude that `encode` accepts.
+        ring_bits: 32 or 64.
+
+    Example:
+        >>> import numpy as np
+        >>> fixed_point = FixedPoint.for_sum(addends=5, bound=1.0)
+        >>> fixed_point.fraction_bits
+        28
+        >>> words = fixed_point.encode(np.array([0.5, -0.25]))
+        >>> words
+        array([ 134217728, 4227858432], dtype=uint32)
+        >>> fixed_point.decode(words + words)
+        array([ 1. , -0.5])
+        >>> fixed_point.encode(np.array([0.5, 3.7]))
+        Traceback (most recent call last):
+        cgd.errors.RangeError: value at index (1,) is 3.7, beyond the bound 1; clip it, scale it down, or raise bound= \
+for every member (ring_bits=64 keeps the precision)
+    """
+
+    fraction_bits: int
+    bound: float
+    ring_bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.ring_bits not in WORD_TYPES:
+            raise InputError(f"ring_bits is {self.ring_bits}; choose 32 or 64")
+        if not 0 <= self.fraction_bits <= MOST_FRACTION_BITS:
+            raise InputError(f"fraction_bits is {self.fraction_bits}; it must be from 0 to {MOST_FRACTION_BITS}")
+        if not 0 < self.bound < math.inf:
+            raise InputError(f"bound is {self.bound}; it must be a positive, finite number")
+
+    @classmethod
+    def for_sum(cls, *, addends: int, bound: float, ring_bits: int = 32) -> FixedPoint:
+        """The finest fixed point under which `addends` values within ±`bound` cannot wrap around."""
+        return cls._finest(bound, _largest(ring_bits) // _checked(addends), addends, ring_bits)
+
+    @classmethod
+    def for_weighted_sum(cls, *, addends: int, bound: float, ring_bits: int = 32) -> FixedPoint:
+        """The same when every addend carries a weight and the weights sum to one.
+
+        The total then stays within ±`bound` whatever the number of addends (facts: sum or mean), so no bits are spent
+        on it, save one unit per addend for its rounding and for the rounding of its weight.
+        """
+        unit = 1 + (_largest(ring_bits) >> 51)
+        return cls._finest(bound, _largest(ring_bits) - _checked(addends) * unit, addends, ring_bits)
+
+    @classmethod
+    def for_integers(cls, *, addends: int) -> FixedPoint:
+        """Exact integers in Z_2⁶⁴: counts and histograms."""
+        return cls(fraction_bits=0, bound=_largest(64) // _checked(addends), ring_bits=64)
+
+    @classmethod
+    def _finest(cls, bound: float, room: int, addends: int, ring_bits: int) -> FixedPoint:
+        """The most fraction bits with which `bound` still encodes to at most `room`."""
+        if not 0 < bound < math.inf:
+            raise InputError(f"bound is {bound}; it must be a positive, finite number")
+        if room < 1 or bound > room:
+            raise InputError(
+                f"{addends} addends of up to {bound:g} do not fit a ring of {ring_bits} bits; "
+                + ("use ring_bits=64, or " if ring_bits == 32 else "")
+                + "scale the values down"
+            )
+        bits = min(MOST_FRACTION_BITS, room.bit_length() - math.frexp(bound)[1] + 1)
+        while math.ldexp(bound, bits) > room:  # exact: Python compares a float with an int without rounding
+            bits -= 1
+        return cls(fraction_bits=bits, bound=bound, ring_bits=ring_bits)
+
+    @property
+    def resolution(self) -> float:
+        """The step between neighbouring values; one addend is off by at most half of it."""
+        return math.ldexp(1.0, -self.fraction_bits)
+
+    def encode(self, values: npt.NDArray[Any], weight: float = 1.0) -> npt.NDArray[Any]:
+        """Round `values`·`weight` to ring elements of the same shape.
+
+        The range is checked before the weight is applied, so that the bound means the same for every member.
+
+        Raises:
+            RangeError: a value is NaN, infinite or beyond the bound.
+        """
+        if not 0 < weight <= 1:
+            raise InputError(f"weight is {weight}; it must be above 0 and at most 1")
+        flat = np.ascontiguousarray(values).reshape(-1)
+        words = np.empty(flat.shape, dtype=WORD_TYPES[self.ring_bits])
+        signed = words.view(f"<i{self.ring_bits // 8}")
+        integers = flat.dtype.kind in "iub" and self.fraction_bits == 0 and weight == 1
+        scale = math.ldexp(weight, self.fraction_bits)
+        scaled = np.empty(min(CHUNK, flat.size))
+        for start in range(0, flat.size, CHUNK):
+            chunk = flat[start : start + CHUNK]
+            self._check_range(chunk, start, np.shape(values))
+            if integers:
+                signed[start : start + CHUNK] = chunk
+                continue
+            rounded = np.multiply(chunk, scale, out=scaled[: chunk.size])
+            np.rint(rounded, out=rounded)
+            np.copyto(signed[start : start + CHUNK], rounded, casting="unsafe")
+        shaped: npt.NDArray[Any] = words.reshape(np.shape(values))
+        return shaped
+
+    def decode(self, words: npt.NDArray[Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+        """The values that ring elements stand for, rounded once to `dtype`."""
+        signed = words.view(f"<i{self.ring_bits // 8}")
+        if np.dtype(dtype).kind == "i":
+            return signed.astype(dtype)
+        decoded: npt.NDArray[Any] = np.multiply(signed, self.resolution, dtype=np.float64).astype(dtype, copy=False)
+        return decoded
+
+    def _check_range(self, chunk: npt.NDArray[Any], start: int, shape: tuple[int, ...]) -> None:
+        # Two reductions find any offender (a NaN passes through both); only an offender pays for the search.
+        if -self.bound <= chunk.min().item() and chunk.max().item() <= self.bound:
+            return
+        magnitude = np.abs(chunk.astype(np.float64))
+        first = int(np.flatnonzero(~(magnitude <= self.bound))[0])
+        index = tuple(int(i) for i in np.unravel_index(start + first, shape)) if shape else ()
+        raise RangeError(chunk[first].item(), index, self.bound)
+
+
+def _largest(ring_bits: int) -> int:
+    """The largest total a ring can hold: half of it is for negative numbers."""
+    if ring_bits not in WORD_TYPES:
+        raise InputError(f"ring_bits is {ring_bits}; choose 32 or 64")
+    return (1 << (ring_bits - 1)) - 1
+
+
+def _checked(addends: int) -> int:
+    if addends < 1:
+        raise InputError(f"addends is {addends}; a sum has at least one")
+    return addends

@@ -1,0 +1,138 @@
+"""Additive secret sharing: the paper's Shr and Rec (appendix A), and shares that need not be sent.
+
+A secret of the ring is split into shares that add up to it. Any proper subset of them is uniform: it says nothing. Two
+ways to have such shares:
+
+- `split` draws them from the operating system's generator, as the paper has it. Perfect secrecy; every share travels.
+- `ExpandedShares` lets a pair of members expand the same share from a key that only they have, with AES-CTR. One adds
+  it, the other subtracts it, so it cancels in the total and never travels. Secrecy as good as AES-128.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from cgd.errors import InputError, LocalProtocolError
+from cgd.ring.fixed_point import CHUNK, WORD_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+KEY_BYTES = 16
+BLOCK_BYTES = 16
+
+
+def split(secret: npt.NDArray[Any], shares: int) -> list[npt.NDArray[Any]]:
+    """Shr: split a ring array into `shares` arrays that add up to it, any `shares` − 1 of them uniform.
+
+    Example:
+        >>> import numpy as np
+        >>> secret = np.array([7, 4_000_000_000], dtype=np.uint32)
+        >>> reconstruct(split(secret, 3))
+        array([         7, 4000000000], dtype=uint32)
+    """
+    _check_ring(secret)
+    if shares < 2:
+        raise InputError(f"a secret cannot be split into {shares} share(s); ask for at least 2")
+    last = secret.copy()
+    parts = []
+    for _ in range(shares - 1):
+        share = uniform_words(secret.size, secret.dtype).reshape(secret.shape)
+        np.subtract(last, share, out=last)
+        parts.append(share)
+    return [*parts, last]
+
+
+def reconstruct(shares: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rec: add the shares up in the ring."""
+    if not shares:
+        raise InputError("there are no shares to reconstruct from")
+    _check_ring(shares[0])
+    total = shares[0].copy()
+    for share in shares[1:]:
+        if share.dtype != total.dtype or share.shape != total.shape:
+            raise InputError(
+                f"shares of one secret are alike; here {total.dtype}{list(total.shape)} "
+                f"and {share.dtype}{list(share.shape)}"
+            )
+        np.add(total, share, out=total)
+    return total
+
+
+def uniform_words(count: int, dtype: np.dtype[Any], random: Callable[[int], bytes] = os.urandom) -> npt.NDArray[Any]:
+    """`count` uniform ring elements from the operating system's generator."""
+    return np.frombuffer(random(count * dtype.itemsize), dtype=dtype)
+
+
+class ExpandedShares:
+    """The shares one member has in common with each of its peers, expanded from pair keys.
+
+    Of a pair, the member whose name sorts first adds the share and the other subtracts it: over all members every
+    share cancels. The shares of one `position` are used once; using them twice would show the difference of two
+    secrets, so an earlier position is refused.
+
+    Args:
+        me: this member's name.
+        keys: one secret key of 16 bytes for each peer, the same on both sides.
+
+    Example:
+        >>> import numpy as np
+        >>> ab, ac, bc = (os.urandom(16) for _ in range(3))
+        >>> keys = {"a": {"b": ab, "c": ac}, "b": {"a": ab, "c": bc}, "c": {"a": ac, "b": bc}}
+        >>> masked = [np.full(4, 5, dtype=np.uint32) for _ in keys]
+        >>> for (me, pair_keys), words in zip(keys.items(), masked):
+        ...     ExpandedShares(me, pair_keys).add_to(words, position=1)
+        >>> reconstruct(masked)
+        array([15, 15, 15, 15], dtype=uint32)
+    """
+
+    def __init__(self, me: str, keys: Mapping[str, bytes]) -> None:
+        for peer, key in keys.items():
+            if len(key) != KEY_BYTES:
+                raise InputError(f"the pair key with {peer} has {len(key)} bytes; it must have {KEY_BYTES}")
+        self._me = me
+        self._keys = dict(keys)
+        self._last_position = -1
+
+    def __repr__(self) -> str:
+        return f"ExpandedShares(me={self._me!r}, peers={sorted(self._keys)}, keys=<secret>)"
+
+    def add_to(self, words: npt.NDArray[Any], position: int) -> None:
+        """Add this position's shares to a one-dimensional ring array, in place.
+
+        Whatever the size and the number of peers, the extra memory is two cache-sized chunks.
+        """
+        _check_ring(words)
+        if position <= self._last_position:
+            raise LocalProtocolError(
+                f"the shares of position {position} may be spent already (last: {self._last_position}); "
+                "a position is used once, use a later one"
+            )
+        self._last_position = position
+        streams = [(self._me < peer, _stream(key, position)) for peer, key in self._keys.items()]
+        chunk_bytes = min(CHUNK, max(1, words.size)) * words.itemsize
+        zeros = memoryview(bytes(chunk_bytes))
+        buffer = np.empty(chunk_bytes + BLOCK_BYTES, dtype=np.uint8)  # update_into asks for one block more
+        share = buffer[:chunk_bytes].view(words.dtype)
+        for start in range(0, words.size, CHUNK):
+            chunk = words[start : start + CHUNK]
+            for adds, stream in streams:
+                stream.update_into(zeros[: chunk.nbytes], buffer)
+                (np.add if adds else np.subtract)(chunk, share[: chunk.size], out=chunk)
+
+
+def _stream(key: bytes, position: int) -> Any:
+    """AES-CTR at block 0 of a position: 2⁶⁴ blocks for each of 2⁶⁴ positions, no two alike under one key."""
+    counter = position.to_bytes(8, "big") + bytes(8)
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+
+
+def _check_ring(words: npt.NDArray[Any]) -> None:
+    if words.dtype not in WORD_TYPES.values():
+        raise InputError(f"{words.dtype} is not a ring; use uint32 or uint64 (FixedPoint.encode makes them)")
