@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,12 +54,13 @@ class LocalPeers(tuple[Peers, ...]):
         rows = list(zip(self, *(list(argument) for argument in arguments), strict=True))
         with ThreadPoolExecutor(max_workers=len(self), thread_name_prefix="cgd") as pool:
             futures = [pool.submit(function, *row) for row in rows]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = next((future for future in done if future.exception() is not None), None)
-            if failed is not None:
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:  # of a member, or an interrupt: the others must not wait for what will never come
                 self.close()
-                raise failed.exception() or AssertionError  # the second cannot be
-            return [future.result() for future in futures]
+                raise
+        return [future.result() for future in futures]
 
 
 def local_peers(

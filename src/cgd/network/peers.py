@@ -100,7 +100,7 @@ class Peers:
         self._transport = transport
         self._session = session
         self._busy = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._unsent: tuple[PeerId, bytes] | None = None
         if settings.aggregator and settings.aggregator not in self.members:
             names = ", ".join(self.members)
@@ -130,7 +130,9 @@ class Peers:
     ) -> None:
         self.close()
 
-    def sum(self, values: Array, *, weight: float | None = None) -> Array:
+    def sum(
+        self, values: Array, *, weight: float | None = None, bound: float | None = None, ring_bits: int | None = None
+    ) -> Array:
         """The sum of all members' `values`, the same bits for everyone.
 
         Floats go through the fixed point of the settings and come back in their own type. Integers are summed exactly
@@ -140,6 +142,8 @@ class Peers:
             values: an array or tensor, of the same shape and type at every member.
             weight: this member's weight, if it has one. The weights of all members must sum to 1; the total then stays
                 within the bound, and no precision is lost however many members there are.
+            bound: for this sum only, another bound than the settings have; the same at every member.
+            ring_bits: for this sum only, another ring.
 
         Raises:
             RangeError: a value is NaN, infinite or beyond the bound. Nothing was sent, and the others are told that
@@ -157,7 +161,7 @@ class Peers:
         with self._one_at_a_time():
             try:
                 array, dtype = _to_numpy(values)
-                fixed_point = self._fixed_point(array, weight)
+                fixed_point = self._fixed_point(array, weight, bound, ring_bits)
                 secret = fixed_point.encode(array, 1.0 if weight is None else weight).reshape(-1)
                 spec = self._spec(array, dtype, fixed_point)
             except InputError as error:
@@ -170,13 +174,17 @@ class Peers:
             return result
 
     def close(self) -> None:
-        """Leave: the others are told, and take part in no further sum with us. A second call does nothing."""
-        if self._closed:
+        """Leave: the others are told, and wait no longer for us. A second call does nothing.
+
+        It may be called while another thread is in a sum with these peers; that sum then fails.
+        """
+        if self._closed.is_set():
             return
-        self._closed = True
-        self._session.end("this member closed it")
-        self._say_farewell()
-        self._transport.close()
+        self._closed.set()
+        if self._busy.acquire(blocking=False):
+            self._depart()
+            self._busy.release()
+        self._transport.close()  # a sum in another thread wakes up from this, and departs by itself
 
     # How a sum is driven.
 
@@ -233,24 +241,38 @@ class Peers:
             while self._send_all() and time.monotonic() < deadline:
                 time.sleep(FULL_PAUSE_SECONDS)
 
+    def _depart(self) -> None:
+        self._session.end("this member closed it")
+        self._say_farewell()
+
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
+        if self._closed.is_set():
+            raise LocalProtocolError(f"the connection of {self.me} is closed; make new peers for further sums")
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
         try:
             yield
         finally:
+            if self._closed.is_set():
+                self._depart()
             self._busy.release()
 
     # How values become ring elements and back.
 
-    def _fixed_point(self, array: npt.NDArray[Any], weight: float | None) -> FixedPoint:
+    def _fixed_point(
+        self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None
+    ) -> FixedPoint:
         if array.dtype.kind != "f":
-            if weight is not None:
-                raise InputError("integers are summed exactly and take no weight; pass floats")
+            if (weight, bound, ring_bits) != (None, None, None):
+                raise InputError("integers are summed exactly, without weight, bound or ring_bits; pass floats")
             return FixedPoint.for_integers(addends=len(self))
         derive = FixedPoint.for_sum if weight is None else FixedPoint.for_weighted_sum
-        return derive(addends=len(self), bound=self.settings.bound, ring_bits=self.settings.ring_bits)
+        return derive(
+            addends=len(self),
+            bound=self.settings.bound if bound is None else bound,
+            ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
+        )
 
     def _spec(self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint) -> SumSpec:
         return SumSpec(

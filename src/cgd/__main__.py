@@ -1,0 +1,5 @@
+"""`python -m cgd` is `cgd`."""
+
+from cgd.cli import main
+
+main()

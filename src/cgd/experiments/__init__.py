@@ -1,0 +1,1 @@
+"""Layer 7, runs that end in tables and plots."""
