@@ -45,8 +45,8 @@ def options(
 
 @app.command()
 def demo(
-    participants: Annotated[int, typer.Option(min=3, help="How many hospitals train together.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps of gradient descent.")] = 300,
+    participants: Annotated[int, typer.Option(help="How many hospitals train together.")] = 5,
+    steps: Annotated[int, typer.Option(help="How many steps of gradient descent.")] = 300,
     dataset: Annotated[
         DatasetName, typer.Option(help="The data, embedded in scikit-learn.")
     ] = DatasetName.breast_cancer,

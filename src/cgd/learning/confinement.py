@@ -1,4 +1,4 @@
-"""Where a confined model starts: its private origin (paper, Alg. 1 and eq. 10).
+"""Where a confined model starts: its private origin (paper, Alg. 1 and section 4.2).
 
 Every participant draws w₁ˡ = δˡ·Rand from a seed of its own and never shows it. The seed and δˡ are all it takes to
 draw the origin again, bit for bit, so whoever keeps them can lose everything else.
@@ -134,8 +134,8 @@ def confine(
 ) -> Origin:
     """Give the model a private origin: every trainable parameter is drawn anew from N(0, δ²).
 
-    Frozen parameters (`requires_grad=False`) and buffers stay as they are. Build the optimiser afterwards: it takes the
-    parameters as it finds them for the origin.
+    Frozen parameters (`requires_grad=False`) and buffers stay as they are. Call it before the first step: an optimiser
+    takes the parameters as it finds them then for the origin.
 
     Args:
         model: any module.

@@ -7,6 +7,7 @@ gradient of the mean loss over everyone's samples and `lr` means what it means i
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from itertools import chain
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
     from cgd.learning.displacement import Rule
     from cgd.network.peers import Peers
+
+
+# What a group holds that need not be the same at every member.
+_LOCAL_OPTIONS = frozenset({"params", "param_names"})
 
 
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
@@ -144,7 +149,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
         vector = torch.cat([_flat_gradient(each, dtype) for each in parameters])
         try:
-            total = peers.sum(vector, weight=self.samples / groups[0]["total_samples"])
+            weight = self.samples / groups[0]["total_samples"]
+            total = peers.sum(vector, weight=weight, context=self._context(groups, parameters))
         except RangeError as error:
             raise self._located(error, parameters) from None
         pieces = torch.split(total, [each.numel() for each in parameters])
@@ -152,6 +158,19 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             each: piece.reshape(each.shape).to(each.device, _working_type(each))
             for each, piece in zip(parameters, pieces, strict=True)
         }
+
+    def _context(self, groups: list[dict[str, Any]], parameters: list[torch.Tensor]) -> str:
+        """What must be the same at every member for the displacements to stay the same bits.
+
+        It is compared before anything is shared, so that another lr, a missed step or a wrong checkpoint is told at
+        once and in words. All of it is known to all members anyway.
+        """
+        options = [{key: value for key, value in group.items() if key not in _LOCAL_OPTIONS} for group in groups]
+        state = hashlib.sha256(repr(options).encode())
+        for parameter in parameters:
+            state.update(self._state_of(parameter)["displacement"].cpu().contiguous().numpy().data)
+        shown = ", ".join(f"{key} {value}" for key, value in options[0].items())
+        return f"{type(self).__name__} with {shown}"[:150] + f", state {state.hexdigest()[:16]}"
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

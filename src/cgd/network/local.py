@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cgd.errors import PeerAbortedError, PeerLeftError
 from cgd.network.memory import connect
 from cgd.network.peers import Peers, SumSettings
 from cgd.protocol.messages import SESSION_BYTES, Opening, PeerId, Sharing
+from cgd.protocol.secure_sum import check_members
 from cgd.protocol.session import Session
 from cgd.ring.sharing import KEY_BYTES, ExpandedShares
 
@@ -57,10 +59,17 @@ class LocalPeers(tuple[Peers, ...]):
             try:
                 for future in as_completed(futures):
                     future.result()
-            except BaseException:  # of a member, or an interrupt: the others must not wait for what will never come
+            except BaseException as first:  # of a member, or an interrupt: the others must not wait in vain
                 self.close()
-                raise
+                wait(futures)
+                raise _cause(first, futures) from None
         return [future.result() for future in futures]
+
+
+def _cause(first: BaseException, futures: Sequence[Future[Any]]) -> BaseException:
+    """Of the errors of all members, one that is not merely about another's having given up."""
+    errors = [first, *(error for future in futures if (error := future.exception()) is not None)]
+    return next((error for error in errors if not isinstance(error, (PeerAbortedError, PeerLeftError))), first)
 
 
 def local_peers(
@@ -94,7 +103,8 @@ def local_peers(
         [array([3., 3.]), array([3., 3.]), array([3., 3.])]
     """
     names = [f"participant-{i + 1}" for i in range(members)] if isinstance(members, int) else list(members)
-    if opening == "aggregator" and aggregator is None and names:
+    check_members(names[0] if names else "", names)
+    if opening == "aggregator" and aggregator is None:
         aggregator = names[0]
     settings = SumSettings(bound, ring_bits, sharing, opening, aggregator or "")
     session = os.urandom(SESSION_BYTES)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cgd.errors import InputError, LocalProtocolError, MembershipError, PeerTimeoutError, RangeError, TransportError
-from cgd.protocol.messages import OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
+from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
 from cgd.ring.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
@@ -131,7 +131,13 @@ class Peers:
         self.close()
 
     def sum(
-        self, values: Array, *, weight: float | None = None, bound: float | None = None, ring_bits: int | None = None
+        self,
+        values: Array,
+        *,
+        weight: float | None = None,
+        bound: float | None = None,
+        ring_bits: int | None = None,
+        context: str = "",
     ) -> Array:
         """The sum of all members' `values`, the same bits for everyone.
 
@@ -144,6 +150,7 @@ class Peers:
                 within the bound, and no precision is lost however many members there are.
             bound: for this sum only, another bound than the settings have; the same at every member.
             ring_bits: for this sum only, another ring.
+            context: a short public text that must be the same at every member, or the sum is refused.
 
         Raises:
             RangeError: a value is NaN, infinite or beyond the bound. Nothing was sent, and the others are told that
@@ -163,7 +170,7 @@ class Peers:
                 array, dtype = _to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits)
                 secret = fixed_point.encode(array, 1.0 if weight is None else weight).reshape(-1)
-                spec = self._spec(array, dtype, fixed_point)
+                spec = self._spec(array, dtype, fixed_point, context)
             except InputError as error:
                 self._session.refuse(Reason.RANGE if isinstance(error, RangeError) else Reason.SETTINGS)
                 self._say_farewell()
@@ -274,7 +281,9 @@ class Peers:
             ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
         )
 
-    def _spec(self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint) -> SumSpec:
+    def _spec(self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint, context: str) -> SumSpec:
+        if not context.isprintable() or len(context.encode()) > LONGEST_NAME:
+            raise InputError(f"the context {context!r} must be printable and of at most {LONGEST_NAME} bytes")
         return SumSpec(
             shape=array.shape,
             dtype=dtype,
@@ -283,6 +292,7 @@ class Peers:
             sharing=self.settings.sharing,
             opening=self.settings.opening,
             aggregator=self.settings.aggregator,
+            context=context,
         )
 
 

@@ -1,7 +1,7 @@
 """The seam between the protocol and whatever carries its frames.
 
 A transport connects one member with its peers. It carries whole frames, knows who sent each, and keeps the order of one
-sender's frames. It neither reads nor makes them. tests/contract.py holds the suite that every transport passes.
+sender's frames. It neither reads nor makes them. Every transport passes the suite in tests/network/test_transport.py.
 """
 
 from __future__ import annotations

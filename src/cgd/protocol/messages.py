@@ -39,6 +39,7 @@ VERSION = 1
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
 MOST_DIMENSIONS = 64
+LONGEST_NAME = 255  # bytes; its length travels in one byte
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB16sQQ")
 _SPEC = struct.Struct("<BBBBB")
@@ -65,7 +66,11 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class SumSpec:
-    """What all members of one sum must agree on before anything is shared."""
+    """What all members of one sum must agree on before anything is shared.
+
+    `context` is whatever else the caller wants to be the same everywhere; an optimiser puts its settings and a digest
+    of the displacement there, so that members that have drifted apart notice before they share.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -74,6 +79,7 @@ class SumSpec:
     sharing: Sharing
     opening: Opening
     aggregator: PeerId = ""
+    context: str = ""
 
     def differences(self, other: SumSpec) -> list[str]:
         """What `other` has differently, in words."""
@@ -206,7 +212,7 @@ def _message(kind: type[Message], body: memoryview) -> Message:
 
 
 def _spec_body(spec: SumSpec) -> bytes:
-    names = [spec.dtype.encode(), spec.aggregator.encode()]
+    names = [spec.dtype.encode(), spec.aggregator.encode(), spec.context.encode()]
     return b"".join(
         (
             _SPEC.pack(
@@ -230,8 +236,9 @@ def _spec(body: bytes) -> SumSpec:
     shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
     dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
     aggregator, rest = _name(rest)
+    context, rest = _name(rest)
     _expect(not rest, f"{len(rest)} bytes too many")
-    return SumSpec(shape, dtype, ring_bits, fraction_bits, SHARINGS[sharing], OPENINGS[opening], aggregator)
+    return SumSpec(shape, dtype, ring_bits, fraction_bits, SHARINGS[sharing], OPENINGS[opening], aggregator, context)
 
 
 def _name(body: bytes) -> tuple[str, bytes]:

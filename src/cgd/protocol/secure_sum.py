@@ -42,7 +42,7 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.messages import Abort, Confirm, Message, PeerId, Ready, Share, Subtotal, SumSpec, Total
+from cgd.protocol.messages import LONGEST_NAME, Abort, Confirm, Message, PeerId, Ready, Share, Subtotal, SumSpec, Total
 from cgd.ring.fixed_point import WORD_TYPES
 from cgd.ring.sharing import ExpandedShares, uniform_words
 
@@ -246,6 +246,8 @@ class SecureSum:
                 if self.state is not State.IDLE:
                     self._compare(sender, spec)
             case Share(words):
+                if self._expanded:
+                    raise RemoteProtocolError(sender, "sent a Share, and the shares of this sum are expanded, not sent")
                 self._add(sender, message, words, self._subtotal)
             case Subtotal(words):
                 if self.me not in self._parts:
@@ -268,7 +270,7 @@ class SecureSum:
             raise SettingsError(
                 sender,
                 f"sums under other settings: {'; '.join(differences)}; "
-                "every member needs the same model shape, bound, ring_bits, sharing and opening",
+                "every member needs the same model, training settings, bound, ring_bits, sharing and opening",
             )
 
     def _add(self, sender: PeerId, message: Message, words: bytes | memoryview, to: npt.NDArray[Any]) -> None:
@@ -399,15 +401,18 @@ def check_members(me: PeerId, members: Collection[PeerId]) -> None:
     Raises:
         MembershipError: there are fewer than 3 members, a name is there twice, or `me` is not a member.
     """
-    if len(set(members)) != len(members):
-        raise MembershipError(f"a member is named twice: {', '.join(sorted(members))}")
-    if me not in members:
-        raise MembershipError(f"{me} is not a member of this sum ({', '.join(sorted(members))})")
     if len(members) < FEWEST_MEMBERS:
         raise MembershipError(
             f"{len(members)} member(s): two members show each other everything; "
             f"a secure sum needs at least {FEWEST_MEMBERS}"
         )
+    for name in members:
+        if not name.isprintable() or not 1 <= len(name.encode()) <= LONGEST_NAME:
+            raise MembershipError(f"{name!r} is no name for a member; use 1 to {LONGEST_NAME} printable characters")
+    if len(set(members)) != len(members):
+        raise MembershipError(f"a member is named twice: {', '.join(sorted(members))}")
+    if me not in members:
+        raise MembershipError(f"{me} is not a member of this sum ({', '.join(sorted(members))})")
 
 
 def parts(spec: SumSpec, members: Collection[PeerId]) -> dict[PeerId, slice]:

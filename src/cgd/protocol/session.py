@@ -166,6 +166,9 @@ class Session:
     def _step(self) -> SecureSum:
         if self.running:
             raise LocalProtocolError(f"sum {self.number} is still running; one sum at a time")
+        while self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
+            to, message = outgoing  # our last word in a sum that finished while we said it
+            self._outbox.append((to, self._sum.number, message))
         self._sum = self._next
         self._next = SecureSum(self.me, self.members, self._sum.number + 1, self._shares)
         return self._sum

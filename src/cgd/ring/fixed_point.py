@@ -76,8 +76,8 @@ for every member (ring_bits=64 keeps the precision)
     def for_weighted_sum(cls, *, addends: int, bound: float, ring_bits: int = 32) -> FixedPoint:
         """The same when every addend carries a weight and the weights sum to one.
 
-        The total then stays within ±`bound` whatever the number of addends (facts: sum or mean), so no bits are spent
-        on it, save one unit per addend for its rounding and for the rounding of its weight.
+        The total then stays within ±`bound` whatever the number of addends, so no bits are spent on it, save one unit
+        per addend for its rounding and for the rounding of its weight.
         """
         unit = 1 + (_largest(ring_bits) >> 51)
         return cls._finest(bound, _largest(ring_bits) - _checked(addends) * unit, addends, ring_bits)
@@ -130,7 +130,9 @@ for every member (ring_bits=64 keeps the precision)
             if integers:
                 signed[start : start + CHUNK] = chunk
                 continue
-            rounded = np.multiply(chunk, scale, out=scaled[: chunk.size])
+            rounded = scaled[: chunk.size]
+            np.copyto(rounded, chunk)  # to double precision first: a product of floats would round to theirs
+            rounded *= scale
             np.rint(rounded, out=rounded)
             np.copyto(signed[start : start + CHUNK], rounded, casting="unsafe")
         shaped: npt.NDArray[Any] = words.reshape(np.shape(values))

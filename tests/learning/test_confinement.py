@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from cgd import InputError, Origin, confine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEED = b"\xa7" * 32
+
+
+class Network(nn.Module):
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.first = nn.Linear(20, 30)
+        self.norm = nn.BatchNorm1d(30)
+        self.last = nn.Linear(30, classes)
+
+
+def bits(model: nn.Module) -> list[bytes]:
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+def test_the_origin_is_drawn_with_deviation_delta() -> None:
+    model = nn.Linear(300, 300)
+    confine(model, delta=0.05, seed=SEED)
+    values = model.weight.detach()
+    assert abs(float(values.mean())) < 5 * 0.05 / 300
+    assert float(values.std()) == pytest.approx(0.05, rel=0.01)
+
+
+def test_a_seed_redraws_the_same_bits() -> None:
+    one, two = Network(), Network()
+    origin = confine(one, seed=SEED)
+    origin.apply(two)
+    assert bits(one) == bits(two)
+    again = Network()
+    confine(again, seed=SEED)
+    assert bits(again) == bits(one)
+
+
+def test_without_a_seed_everyone_is_elsewhere() -> None:
+    torch.manual_seed(0)
+    one = Network()
+    first = confine(one)
+    torch.manual_seed(0)
+    two = Network()
+    second = confine(two)
+    assert first.seed != second.seed
+    assert not set(bits(one)) & set(bits(two))
+
+
+def test_frozen_parameters_and_buffers_stay() -> None:
+    model = Network()
+    model.first.requires_grad_(False)
+    frozen = model.first.weight.clone()
+    origin = confine(model)
+    assert torch.equal(model.first.weight, frozen)
+    assert "first.weight" not in origin.shapes
+    assert torch.equal(model.norm.get_buffer("running_var"), torch.ones(30))
+
+
+def test_a_parameters_origin_does_not_depend_on_the_others() -> None:
+    whole, head = Network(), Network()
+    head.first.requires_grad_(False)
+    confine(whole, seed=SEED)
+    confine(head, seed=SEED)
+    assert torch.equal(whole.last.weight, head.last.weight)
+
+
+def test_saved_and_loaded_it_draws_the_same(tmp_path: Path) -> None:
+    model, twin = Network(), Network()
+    confine(model, delta=0.02).save(tmp_path / "origin.json")
+    assert stat.S_IMODE((tmp_path / "origin.json").stat().st_mode) == 0o600
+    Origin.load(tmp_path / "origin.json").apply(twin)
+    assert bits(model) == bits(twin)
+
+
+def test_a_seed_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "origin.json"
+    confine(Network()).save(path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="never overwritten"):
+        confine(Network()).save(path)
+    assert path.read_bytes() == before
+
+
+def test_nothing_shows_the_seed() -> None:
+    origin = confine(Network(), seed=SEED)
+    for text in (repr(origin), str(origin)):
+        assert SEED.hex() not in text
+        assert repr(SEED) not in text
+        assert "seed" not in text
+    for wrong in (SEED[:-1], bytearray(SEED)):
+        with pytest.raises(InputError) as caught:
+            confine(Network(), seed=wrong)  # type: ignore[arg-type]
+        assert "a7" not in str(caught.value)
+
+
+def test_another_rand(tmp_path: Path) -> None:
+    def rand(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+        return 2 * torch.rand(shape, generator=generator) - 1
+
+    model, twin = Network(), Network()
+    origin = confine(model, delta=0.5, seed=SEED, rand=rand)
+    assert float(model.first.weight.detach().abs().max()) <= 0.5
+    origin.save(tmp_path / "origin.json")
+    with pytest.raises(InputError, match="needs the rand= it was drawn with"):
+        Origin.load(tmp_path / "origin.json")
+    Origin.load(tmp_path / "origin.json", rand=rand).apply(twin)
+    assert bits(model) == bits(twin)
+    with pytest.raises(InputError, match=r"rand gave a tensor of shape \(1,\)"):
+        confine(model, rand=lambda *_: torch.zeros(1))
+
+
+@pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), "0.1", True])
+def test_delta_must_be_a_positive_number(delta: object) -> None:
+    with pytest.raises(InputError, match="delta is"):
+        confine(Network(), delta=delta)  # type: ignore[arg-type]
+
+
+def test_a_seed_must_be_32_bytes() -> None:
+    with pytest.raises(InputError, match="has 5 bytes; it must have 32"):
+        confine(Network(), seed=b"short")
+    with pytest.raises(InputError, match=r"of type int.*secrets.token_bytes"):
+        confine(Network(), seed=42)  # type: ignore[arg-type]
+
+
+def test_another_model_is_refused_and_left_alone() -> None:
+    origin = confine(Network())
+    other = Network(classes=6)
+    before = bits(other)
+    with pytest.raises(InputError, match=r"last\.bias is \(6,\) in the model and \(5,\) in the origin"):
+        origin.apply(other)
+    assert bits(other) == before
+    with pytest.raises(InputError, match="no trainable parameter"):
+        confine(nn.ReLU())
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "something"}', "\x00"])
+def test_a_file_that_is_no_origin_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "origin.json").write_text(content)
+    with pytest.raises(InputError, match="is not an origin that cgd saved"):
+        Origin.load(tmp_path / "origin.json")
+
+
+def test_a_damaged_origin_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "origin.json"
+    confine(Network()).save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"seed": content["seed"][:-2]}))
+    with pytest.raises(InputError, match="is not an origin"):
+        Origin.load(path)

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import copy
+import io
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from cgd import (
+    ConfinedAdam,
+    ConfinedSGD,
+    InputError,
+    InverseSquareLR,
+    Peers,
+    RangeError,
+    RemoteProtocolError,
+    confine,
+    local_peers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.learning.optimizer import ConfinedOptimizer
+
+mse = nn.functional.mse_loss
+
+
+class Network(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4, dtype=dtype)
+        self.last = nn.Linear(4, 1, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(self.first(x).tanh())
+        return output
+
+
+def data(seed: int, samples: int = 8, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 3, generator=generator, dtype=dtype)
+    return x, x.sum(dim=1, keepdim=True).tanh()
+
+
+def descend(optimizer: torch.optim.Optimizer, model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        optimizer.step()
+
+
+makers: dict[str, Callable[..., ConfinedOptimizer]] = {
+    "sgd": lambda params, **more: ConfinedSGD(params, 0.2, **more),
+    "momentum": lambda params, **more: ConfinedSGD(params, 0.2, momentum=0.9, **more),
+    "adam": lambda params, **more: ConfinedAdam(params, 0.01, **more),
+}
+plain: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, 0.2),
+    "momentum": lambda params: torch.optim.SGD(params, 0.2, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, 0.01),
+}
+
+
+@pytest.mark.parametrize("kind", makers)
+def test_all_members_move_by_the_same_bits_and_stay_as_far_apart_as_they_began(kind: str) -> None:
+    def work(peers: Peers, seed: int) -> tuple[torch.Tensor, bool]:
+        model = Network()
+        confine(model, delta=0.1)
+        origins = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer = makers[kind](model.parameters(), peers=peers, samples=8)
+        descend(optimizer, model, *data(seed), steps=25)
+        pieces = torch.split(optimizer.displacement(), [origin.numel() for origin in origins])
+        placed = [origin + piece.reshape(origin.shape) for origin, piece in zip(origins, pieces, strict=True)]
+        exact = all(torch.equal(own, model_) for own, model_ in zip(placed, model.parameters(), strict=True))
+        return optimizer.displacement(), exact
+
+    with local_peers(4) as colony:
+        results = colony.run(work, range(4))
+    first = results[0][0]
+    assert first.abs().max() > 0.01
+    for displacement, exact in results:
+        assert displacement.numpy().tobytes() == first.numpy().tobytes()
+        assert exact
+
+
+@pytest.mark.parametrize("kind", makers)
+def test_the_rules_are_torchs(kind: str) -> None:
+    """With equal origins and data, a confined optimiser is torch's own on the pooled data, up to the fixed point."""
+    start = Network(torch.float64)
+    x, y = data(0, 24, torch.float64)
+
+    def work(peers: Peers, i: int) -> torch.Tensor:
+        model = copy.deepcopy(start)
+        optimizer = makers[kind](model.parameters(), peers=peers, samples=8)
+        descend(optimizer, model, x[8 * i : 8 * i + 8], y[8 * i : 8 * i + 8], steps=20)
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    with local_peers(3, bound=8.0, ring_bits=64) as colony:
+        confined = colony.run(work, range(3))[0]
+    pooled = copy.deepcopy(start)
+    descend(plain[kind](pooled.parameters()), pooled, x, y, steps=20)
+    expected = nn.utils.parameters_to_vector(pooled.parameters()).detach()
+    torch.testing.assert_close(confined, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", makers)
+def test_a_state_goes_through_a_file_and_on_to_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+    def work(peers: Peers, seed: int) -> None:
+        x, y = data(seed, dtype=dtype)
+        model = Network(dtype)
+        confine(model)
+        optimizer = makers[kind](model.parameters(), peers=peers, samples=8)
+        schedule = InverseSquareLR(optimizer, mu=0.1, steps=20)
+        for _ in range(5):
+            descend(optimizer, model, x, y, steps=1)
+            schedule.step()
+        file = io.BytesIO()
+        torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
+        file.seek(0)
+
+        other = Network(dtype)  # not even confined: the state brings the origin along
+        resumed = makers[kind](other.parameters(), peers=peers, samples=8)
+        rates = InverseSquareLR(resumed, mu=0.1, steps=20)
+        saved = torch.load(file, weights_only=True)
+        resumed.load_state_dict(saved["optimizer"])
+        rates.load_state_dict(saved["schedule"])
+        assert_same_bits(model, other)
+        sums = peers.traffic.sums
+        for _ in range(5):
+            descend(optimizer, model, x, y, steps=1)
+            schedule.step()
+            descend(resumed, other, x, y, steps=1)
+            rates.step()
+        assert peers.traffic.sums == sums + 10  # n is not asked for again
+        assert_same_bits(model, other)
+
+    with local_peers(3) as colony:
+        colony.run(work, range(3))
+
+
+def assert_same_bits(one: nn.Module, other: nn.Module) -> None:
+    for left, right in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_frozen_and_unused_parameters() -> None:
+    def work(peers: Peers, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        model = Network()
+        unused = nn.Parameter(torch.ones(2))
+        model.first.requires_grad_(False)
+        before = model.first.weight.clone()
+        optimizer = ConfinedSGD([*model.parameters(), unused], 0.2, peers=peers, samples=8)
+        descend(optimizer, model, *data(seed), steps=3)
+        assert torch.equal(model.first.weight, before)
+        assert torch.equal(unused, torch.ones(2))
+        model.first.requires_grad_(True)
+        descend(optimizer, model, *data(seed), steps=1)
+        assert not torch.equal(model.first.weight, before)
+        return optimizer.displacement(), model.first.bias
+
+    with local_peers(3) as colony:
+        results = colony.run(work, range(3))
+    assert all(torch.equal(results[0][0], displacement) for displacement, _ in results)
+
+
+def test_a_gradient_that_only_some_have_counts_for_all() -> None:
+    def work(peers: Peers) -> float:
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = ConfinedSGD([parameter], 1.0, peers=peers, samples=1)
+        if peers.me == "participant-1":
+            (3 * parameter).sum().backward()
+        optimizer.step()
+        return float(parameter.detach())
+
+    with local_peers(3) as colony:
+        assert colony.run(work) == pytest.approx([-1.0] * 3)
+
+
+def test_gradients_are_weighted_by_samples() -> None:
+    def work(peers: Peers, samples: int, slope: float) -> float:
+        parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = ConfinedSGD([parameter], 1.0, peers=peers, samples=samples)
+        (slope * parameter).sum().backward()
+        optimizer.step()
+        return -float(parameter.detach())
+
+    with local_peers(3) as colony:
+        results = colony.run(work, [10, 30, 60], [1.0, 2.0, -1.0])
+    assert results == pytest.approx([0.1 * 1 + 0.3 * 2 - 0.6] * 3, abs=3 * 2.0**-27)
+
+
+def test_parameter_groups_with_their_own_options_and_peers() -> None:
+    """A grid of 3 × 2: the first layer is summed within the column group, the rest over everyone."""
+    columns = [local_peers([f"r{row}c{column}" for row in range(3)]) for column in range(2)]
+    everyone = local_peers([f"r{row}c{column}" for column in range(2) for row in range(3)])
+
+    def work(peers: Peers, own: Peers, slope: float) -> tuple[float, float]:
+        first, rest = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        groups: list[dict[str, Any]] = [{"params": [first], "peers": own, "lr": 0.5}, {"params": [rest]}]
+        optimizer = ConfinedSGD(groups, 1.0, peers=peers, samples=4)
+        (slope * first + slope * rest).sum().backward()
+        optimizer.step()
+        assert "peers" not in optimizer.state_dict()["param_groups"][0]
+        return round(-float(first.detach()), 5), round(-float(rest.detach()), 5)
+
+    with everyone, columns[0], columns[1]:
+        results = everyone.run(work, [*columns[0], *columns[1]], [1, 2, 3, 4, 5, 6])
+    assert results == [(1.0, 3.5)] * 3 + [(2.5, 3.5)] * 3
+
+
+def test_a_closure_and_sparse_gradients() -> None:
+    def work(peers: Peers) -> float:
+        table = nn.Embedding(5, 2, sparse=True)
+        nn.init.zeros_(table.weight)
+        optimizer = ConfinedSGD(table.parameters(), 1.0, peers=peers, samples=1)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = table(torch.tensor([1])).sum()
+            loss.backward()
+            return loss
+
+        assert float(optimizer.step(closure).detach()) == 0.0
+        return float(table.weight.detach().sum())
+
+    with local_peers(3) as colony:
+        assert colony.run(work) == pytest.approx([-2.0] * 3)
+
+
+def test_a_bad_gradient_is_located_and_nothing_is_applied() -> None:
+    def work(peers: Peers) -> tuple[Exception | None, bool, bool]:
+        model = Network()
+        before = copy.deepcopy(model)
+        optimizer = ConfinedSGD(model.named_parameters(), 0.1, peers=peers, samples=8)
+        mse(model(data(0)[0]), data(0)[1]).backward()
+        if peers.me == "participant-2":
+            assert model.last.weight.grad is not None
+            model.last.weight.grad[0, 3] = float("nan")
+        error = None
+        try:
+            optimizer.step()
+        except (RangeError, RemoteProtocolError) as caught:
+            error = caught
+        untouched = all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
+        optimizer.zero_grad()
+        mse(model(data(0)[0]), data(0)[1]).backward()
+        optimizer.step()  # the colony goes on
+        moved = not all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
+        return error, untouched, moved
+
+    with local_peers(3) as colony:
+        results = colony.run(work)
+    assert all(untouched and moved for _, untouched, moved in results)
+    assert isinstance(results[1][0], RangeError)
+    assert "the gradient of parameter last.weight at index (0, 3) is nan" in str(results[1][0])
+    assert all("participant-2" in str(results[i][0]) for i in (0, 2))
+
+
+@pytest.mark.parametrize("odd", [{"lr": 0.1}, {"momentum": 0.5}])
+def test_other_training_settings_are_told_before_anything_is_shared(odd: dict[str, float]) -> None:
+    def work(peers: Peers) -> str:
+        parameter = nn.Parameter(torch.zeros(1))
+        settings = {"lr": 0.5, **(odd if peers.me == "participant-3" else {})}
+        optimizer = ConfinedSGD([parameter], peers=peers, samples=1, **settings)
+        parameter.sum().backward()
+        with pytest.raises(RemoteProtocolError) as caught:
+            optimizer.step()
+        assert float(parameter.detach()) == 0.0
+        return str(caught.value)
+
+    with local_peers(3) as colony:
+        results = colony.run(work)
+    ((key, value),) = odd.items()
+    assert any("participant-3: sums under other settings" in text and f"{key} {value}" in text for text in results)
+
+
+def test_a_member_that_missed_a_step_is_told() -> None:
+    def work(peers: Peers) -> str:
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = ConfinedSGD([parameter], 0.5, peers=peers, samples=1)
+        before = copy.deepcopy(optimizer.state_dict())
+        parameter.sum().backward()
+        optimizer.step()
+        if peers.me == "participant-1":
+            optimizer.load_state_dict(before | {"param_groups": optimizer.state_dict()["param_groups"]})
+        with pytest.raises(RemoteProtocolError) as caught:
+            optimizer.step()
+        return str(caught.value)
+
+    with local_peers(3) as colony:
+        assert any("participant-1" in text and ", state " in text for text in colony.run(work))
+
+
+@pytest.fixture
+def someone() -> Peers:
+    return local_peers(3)[0]
+
+
+@pytest.mark.parametrize("optimizer", [ConfinedSGD, ConfinedAdam])
+def test_weight_decay_is_refused_with_the_reason(optimizer: Callable[..., object], someone: Peers) -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    with pytest.raises(InputError, match="its own private weights"):
+        optimizer([parameter], 0.1, peers=someone, samples=1, weight_decay=0.01)
+    with pytest.raises(InputError, match="its own private weights"):
+        optimizer([{"params": [parameter], "weight_decay": 0.01}], 0.1, peers=someone, samples=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"samples": 0}, "samples is 0"),
+        ({"samples": 2.5}, "samples is 2.5"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], says: str, someone: Peers) -> None:
+    with pytest.raises(InputError, match=says):
+        ConfinedSGD([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, "samples": 1, "peers": someone, **settings})
+
+
+def test_integer_parameters_are_refused(someone: Peers) -> None:
+    with pytest.raises(InputError, match="torch.int64"):
+        ConfinedSGD([torch.zeros(1, dtype=torch.int64)], 0.1, peers=someone, samples=1)
+
+
+def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(someone: Peers) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = ConfinedSGD([parameter], 0.1, peers=someone, samples=1)
+    foreign = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.3, momentum=0.9)
+    foreign.param_groups[0]["params"][0].grad = torch.ones(2)
+    foreign.step()
+    with pytest.raises(InputError, match="does not fit a parameter of shape"):
+        optimizer.load_state_dict(foreign.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert torch.equal(parameter, torch.ones(2))

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cgd import FixedPoint, InputError, Peers, RangeError, local_peers
+from cgd.errors import (
+    FrameError,
+    LocalProtocolError,
+    MembershipError,
+    PeerAbortedError,
+    PeerLeftError,
+    PeerTimeoutError,
+    RemoteProtocolError,
+    SettingsError,
+    TransportError,
+)
+from cgd.network.memory import MemoryTransport, connect
+from cgd.network.peers import SumSettings
+from cgd.protocol.messages import OPENINGS, SHARINGS
+from cgd.protocol.session import Session
+from cgd.ring.sharing import ExpandedShares
+from support.wire import pair_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from cgd.network.local import LocalPeers
+    from cgd.protocol.messages import Opening, Sharing
+
+MEMBERS = ("a", "b", "c")
+
+
+def outcomes(colony: LocalPeers, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What every member gets: its result, or its error."""
+
+    def attempt(peers: Peers, *own: Any) -> Any:
+        try:
+            return function(peers, *own)
+        except Exception as error:
+            return error
+
+    return colony.run(attempt, *arguments)
+
+
+def custom_peers(transports: list[MemoryTransport], settings: list[SumSettings], timeout: float = 5.0) -> LocalPeers:
+    from cgd.network.local import LocalPeers
+
+    keys = pair_keys(MEMBERS)
+    session = os.urandom(16)
+    return LocalPeers(
+        Peers(transport, Session(me, MEMBERS, session, ExpandedShares(me, keys[me])), own, timeout)
+        for me, transport, own in zip(MEMBERS, transports, settings, strict=True)
+    )
+
+
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(-4, 4, width=32)),
+    st.sampled_from(SHARINGS),
+    st.sampled_from(OPENINGS),
+    st.sampled_from([32, 64]),
+)
+def test_everyone_gets_the_same_bits_in_its_own_kind_of_array(
+    values: npt.NDArray[Any], sharing: Sharing, opening: Opening, ring_bits: int
+) -> None:
+    fixed_point = FixedPoint.for_sum(addends=3, bound=4.0, ring_bits=ring_bits)
+    words = [fixed_point.encode(values * scale) for scale in (1.0, 0.5, -0.25)]
+    expected = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype), np.float32)
+    with local_peers(3, bound=4.0, sharing=sharing, opening=opening, ring_bits=ring_bits) as colony:
+        inputs = [values, torch.from_numpy(values * np.float32(0.5)), torch.from_numpy(values * np.float32(-0.25))]
+        first, second, third = colony.run(lambda peers, own: peers.sum(own), inputs)
+    assert isinstance(first, np.ndarray)
+    assert isinstance(second, torch.Tensor)
+    assert first.dtype == np.float32
+    assert second.dtype == third.dtype == torch.float32
+    assert first.tobytes() == second.numpy().tobytes() == third.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_float_type_comes_back_as_it_was(dtype: torch.dtype) -> None:
+    with local_peers(3) as colony:
+        totals = colony.run(lambda peers: peers.sum(torch.full((2, 3), 0.5, dtype=dtype)))
+    assert all(torch.equal(total, torch.full((2, 3), 1.5, dtype=dtype)) for total in totals)
+
+
+@pytest.mark.parametrize("values", [np.array([2**60, -5]), np.array([True, False]), np.array(7, dtype=np.uint8)])
+def test_integers_are_summed_exactly(values: npt.NDArray[Any]) -> None:
+    with local_peers(3) as colony:
+        totals = colony.run(lambda peers: peers.sum(values))
+    assert all(total.dtype == np.int64 and np.array_equal(total, 3 * values.astype(object)) for total in totals)
+
+
+def test_a_weighted_sum_keeps_its_precision() -> None:
+    with local_peers(4, bound=1.0) as colony:
+        totals = colony.run(lambda peers, weight: peers.sum(np.array([1.0]), weight=weight), [0.1, 0.2, 0.3, 0.4])
+    assert abs(totals[0][0] - 1.0) <= 4 * 2.0**-31
+
+
+def test_one_sum_may_have_its_own_bound() -> None:
+    with local_peers(3) as colony:
+        totals = colony.run(lambda peers: peers.sum(np.array([1e9]), bound=1e10, ring_bits=64))
+        assert [float(total[0]) for total in totals] == [3e9] * 3
+        assert isinstance(outcomes(colony, lambda peers: peers.sum(np.array([1e9])))[0], RangeError)
+
+
+def test_many_members_and_many_sums() -> None:
+    def work(peers: Peers) -> list[float]:
+        return [float(peers.sum(np.array([step / 10]))[0]) for step in range(20)]
+
+    with local_peers(12) as colony:
+        results = colony.run(work)
+        assert all(peers.traffic.sums == 20 for peers in colony)
+    assert all(result == results[0] for result in results)
+    assert results[0] == pytest.approx([1.2 * step for step in range(20)], abs=1e-6)
+
+
+def test_bytes_sent_are_two_vectors_with_mesh() -> None:
+    with local_peers(10) as colony:
+        colony.run(lambda peers: peers.sum(np.ones(100_000, dtype=np.float32)))
+        for peers in colony:
+            assert peers.traffic.bytes_sent <= 2.2 * 4 * 100_000
+
+
+# Bad input: who and what, nothing hangs, nothing is applied, and the next sum works.
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 17.0])
+def test_a_value_out_of_range_is_told_to_its_owner_in_full_and_to_the_others_without_the_value(bad: float) -> None:
+    values = [np.ones(3), np.array([1.0, bad, 1.0]), np.ones(3)]
+    with local_peers(MEMBERS) as colony:
+        own, offender, other = outcomes(colony, lambda peers, value: peers.sum(value), values)
+        assert isinstance(offender, RangeError)
+        assert (offender.index, offender.bound) == ((1,), 16.0)
+        for error in (own, other):
+            assert isinstance(error, PeerAbortedError)
+            assert error.peer == "b"
+            assert str(bad) not in str(error)
+        assert [float(total[0]) for total in colony.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (np.ones((3, 2), dtype=np.float32), r"shape \(3, 2\) \(here \(2, 3\)\)"),
+        (np.ones((2, 3)), r"dtype 'float64' \(here 'float32'\)"),
+        (np.ones((2, 3), dtype=np.int32), "dtype 'int64'"),
+    ],
+)
+def test_other_shapes_and_types_are_told(odd: npt.NDArray[Any], says: str) -> None:
+    even = np.ones((2, 3), dtype=np.float32)
+    with local_peers(MEMBERS) as colony:
+        results = outcomes(colony, lambda peers, value: peers.sum(value), [even, even, odd])
+        direct = [error for error in results[:2] if isinstance(error, SettingsError)]
+        assert direct
+        assert all(isinstance(error, RemoteProtocolError) for error in results)
+        for error in direct:
+            assert error.peer == "c"
+            with pytest.raises(SettingsError, match=says):
+                raise error
+        assert [float(total[0]) for total in colony.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        SumSettings(bound=1.0),
+        SumSettings(ring_bits=64),
+        SumSettings(sharing="uniform"),
+        SumSettings(opening="aggregator", aggregator="a"),
+    ],
+)
+def test_another_fixed_point_sharing_or_opening_is_told(odd: SumSettings) -> None:
+    with custom_peers(connect(MEMBERS), [SumSettings(), odd, SumSettings()]) as colony:
+        results = outcomes(colony, lambda peers: peers.sum(np.ones(4)))
+    assert all(isinstance(error, RemoteProtocolError) for error in results)
+    assert any(isinstance(error, SettingsError) and error.peer == "b" for error in (results[0], results[2]))
+
+
+def test_a_different_context_is_told() -> None:
+    contexts = ["lr 0.5", "lr 0.1", "lr 0.5"]
+    with local_peers(MEMBERS) as colony:
+        results = outcomes(colony, lambda peers, text: peers.sum(np.ones(1), context=text), contexts)
+    assert any("context 'lr 0.1' (here 'lr 0.5')" in str(error) for error in results)
+
+
+class MeddlingTransport:
+    """Changes the bulk frames that one member sends."""
+
+    def __init__(self, inner: MemoryTransport, change: Callable[[bytes], bytes]) -> None:
+        self.me, self.members = inner.me, inner.members
+        self._inner, self._change = inner, change
+
+    def send(self, to: str, frame: bytes) -> bool:
+        return self._inner.send(to, self._change(frame) if frame[4] == 3 else frame)
+
+    def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
+        return self._inner.receive(timeout)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda frame: frame[:-1], "truncated"),
+        (lambda frame: frame + b"x", "oversized"),
+        (lambda frame: frame[:3] + b"\x09" + frame[4:], "speaks version 9"),
+        (lambda frame: b"GET / HTTP/1.1" + frame, "not a frame of cgd"),
+        (lambda frame: frame[:4] + b"\x63" + frame[5:], "unknown kind 99"),
+        (lambda frame: frame[:5] + bytes(16) + frame[21:], "another session"),
+    ],
+)
+def test_a_bad_frame_names_its_sender_and_nobody_waits(change: Callable[[bytes], bytes], says: str) -> None:
+    transports: list[Any] = list(connect(MEMBERS))
+    transports[1] = MeddlingTransport(transports[1], change)
+    begun = time.monotonic()
+    with custom_peers(transports, [SumSettings()] * 3, timeout=30) as colony:
+        results = outcomes(colony, lambda peers: peers.sum(np.ones(9)))
+    assert time.monotonic() - begun < 20
+    assert all(isinstance(error, RemoteProtocolError) for error in results)
+    direct = [error for error in results if isinstance(error, FrameError)]
+    assert direct
+    assert all(error.peer == "b" and says in str(error) for error in direct)
+
+
+def test_a_silent_member_is_named() -> None:
+    with local_peers(MEMBERS, timeout=0.2) as colony:
+        results = outcomes(colony, lambda peers: None if peers.me == "c" else peers.sum(np.ones(1)))
+    timeouts = [error for error in results[:2] if isinstance(error, PeerTimeoutError)]
+    assert timeouts
+    assert all(error.peers == {"c"} for error in timeouts)
+    assert "no word from c for 0.2 s (missing: Ready of sum 1)" in str(timeouts[0])
+
+
+def test_a_member_that_leaves_is_named_at_once() -> None:
+    with local_peers(MEMBERS) as colony:
+        begun = time.monotonic()
+        results = outcomes(colony, lambda peers: peers.close() if peers.me == "c" else peers.sum(np.ones(1)))
+        assert time.monotonic() - begun < 20
+        assert all(isinstance(error, PeerLeftError) and error.peer == "c" for error in results[:2])
+        with pytest.raises(LocalProtocolError, match="is closed"):
+            colony[2].sum(np.ones(1))
+
+
+def test_closing_from_another_thread_stops_a_sum() -> None:
+    with local_peers(MEMBERS) as colony:
+        threading.Timer(0.1, colony[0].close).start()
+        with pytest.raises(TransportError, match="closed"):
+            colony[0].sum(np.ones(1))
+
+
+def test_run_raises_the_cause_and_not_its_consequences() -> None:
+    def work(peers: Peers) -> None:
+        if peers.me == "b":
+            raise ZeroDivisionError("in the training loop")
+        peers.sum(np.ones(1))
+
+    for _ in range(20):
+        with local_peers(MEMBERS) as colony, pytest.raises(ZeroDivisionError, match="in the training loop"):
+            colony.run(work)
+
+
+def test_two_sums_at_a_time_are_refused() -> None:
+    with local_peers(MEMBERS) as colony:
+        entered = threading.Thread(target=lambda: outcomes_of_one(colony[0]))
+        entered.start()
+        time.sleep(0.1)
+        with pytest.raises(LocalProtocolError, match="in a sum already"):
+            colony[0].sum(np.ones(1))
+        colony[0].close()
+        entered.join()
+
+
+def outcomes_of_one(peers: Peers) -> None:
+    with pytest.raises(TransportError):
+        peers.sum(np.ones(1))
+
+
+@pytest.mark.parametrize("members", [0, 1, 2, [], ["a", "b"]])
+def test_fewer_than_three_are_refused(members: int | list[str]) -> None:
+    with pytest.raises(MembershipError, match="at least 3"):
+        local_peers(members)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"bound": -1.0}, "bound is -1"),
+        ({"ring_bits": 16}, "choose 32 or 64"),
+        ({"sharing": "shamir"}, "choose one of expanded, uniform"),
+        ({"opening": "hub"}, "choose one of mesh, aggregator"),
+        ({"opening": "aggregator", "aggregator": "z"}, "aggregator 'z' is not a member"),
+        ({"aggregator": "a"}, "opening is 'mesh' and aggregator is 'a'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        local_peers(MEMBERS, **settings)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], np.array([1j]), np.array(["a"]), np.zeros(0)])
+def test_what_cannot_be_summed_is_refused_and_the_others_are_told(values: Any) -> None:
+    with local_peers(MEMBERS) as colony:
+        results = outcomes(colony, lambda peers, value: peers.sum(value), [np.ones(1), values, np.ones(1)])
+    assert isinstance(results[1], InputError)
+    assert all(isinstance(error, RemoteProtocolError) and error.peer == "b" for error in (results[0], results[2]))
+
+
+# On the wire.
+
+
+class TappedTransport:
+    """Keeps a copy of everything that is sent."""
+
+    def __init__(self, inner: MemoryTransport, tap: list[bytes]) -> None:
+        self.me, self.members = inner.me, inner.members
+        self._inner, self._tap = inner, tap
+
+    def send(self, to: str, frame: bytes) -> bool:
+        self._tap.append(frame)
+        return self._inner.send(to, frame)
+
+    def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
+        return self._inner.receive(timeout)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_no_frame_contains_an_encoded_gradient(sharing: Sharing, opening: Opening) -> None:
+    settings = SumSettings(sharing=sharing, opening=opening, aggregator="a" if opening == "aggregator" else "")
+    gradients = [np.random.default_rng(i).normal(size=300).astype(np.float32) for i in range(3)]
+    tap: list[bytes] = []
+    transports: list[Any] = [TappedTransport(transport, tap) for transport in connect(MEMBERS)]
+    with custom_peers(transports, [settings] * 3) as colony:
+        totals = colony.run(lambda peers, own: peers.sum(own), gradients)
+    fixed_point = FixedPoint.for_sum(addends=3, bound=16.0)
+    traces = [[fixed_point.encode(gradient), gradient, gradient.astype(np.float64)] for gradient in gradients]
+    for trace in (piece for kinds in traces for piece in kinds):
+        # Three neighbours in a row: by chance they turn up once in 2^96.
+        pieces = [trace[i : i + 3].tobytes() for i in range(len(trace) - 2)]
+        assert not any(piece in frame for frame in tap for piece in pieces)
+    words = np.add.reduce([fixed_point.encode(gradient) for gradient in gradients], dtype=np.uint32)
+    assert any(words[10:13].tobytes() in frame for frame in tap)  # the search does find what is there: the total
+    assert np.array_equal(fixed_point.decode(words, np.float32), totals[0])
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_memory_does_not_grow_with_the_number_of_members_squared(sharing: Sharing) -> None:
+    """All members of a process together stay within a few vectors each."""
+    size = 500_000
+    peaks = []
+    for count in (4, 16):
+        values = np.ones(size, dtype=np.float32)
+        with local_peers(count, sharing=sharing) as colony:
+            tracemalloc.start()
+            colony.run(lambda peers, own=values: float(peers.sum(own)[0]))
+            peaks.append(tracemalloc.get_traced_memory()[1] / count / (4 * size))
+            tracemalloc.stop()
+    inboxes = (16 << 20) / (4 * size)  # each may hold this many vectors
+    assert max(peaks) < 6 + inboxes

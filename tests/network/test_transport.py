@@ -1,0 +1,90 @@
+"""The contract of the seam: every transport passes this suite. A new one adds itself to `connectors`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd.errors import MembershipError, TransportError
+from cgd.network import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cgd.network.transport import Transport
+
+MEMBERS = ("a", "b", "c")
+connectors = {"memory": memory.connect}
+
+
+@pytest.fixture(params=connectors)
+def transports(request: pytest.FixtureRequest) -> Iterator[dict[str, Transport]]:
+    connect: Callable[[Sequence[str]], Sequence[Transport]] = connectors[request.param]
+    connected = dict(zip(MEMBERS, connect(MEMBERS), strict=True))
+    yield connected
+    for transport in connected.values():
+        transport.close()
+
+
+def test_it_knows_its_members(transports: dict[str, Transport]) -> None:
+    for name, transport in transports.items():
+        assert transport.me == name
+        assert transport.members == MEMBERS
+
+
+def test_frames_arrive_whole_with_their_sender(transports: dict[str, Transport]) -> None:
+    assert transports["a"].send("b", b"from a")
+    assert transports["c"].send("b", b"")
+    assert transports["a"].send("c", bytes(1_000_000))
+    received = {transports["b"].receive(5), transports["b"].receive(5)}
+    assert received == {("a", b"from a"), ("c", b"")}
+    assert transports["c"].receive(5) == ("a", bytes(1_000_000))
+
+
+def test_one_senders_frames_keep_their_order(transports: dict[str, Transport]) -> None:
+    for i in range(100):
+        assert transports["a"].send("b", bytes([i]))
+    assert [transports["b"].receive(5) for _ in range(100)] == [("a", bytes([i])) for i in range(100)]
+
+
+def test_receiving_waits_no_longer_than_told(transports: dict[str, Transport]) -> None:
+    begun = time.monotonic()
+    assert transports["a"].receive(0.05) is None
+    assert time.monotonic() - begun >= 0.05
+    assert transports["a"].receive(0.0) is None
+
+
+def test_a_frame_wakes_whoever_waits(transports: dict[str, Transport]) -> None:
+    threading.Timer(0.05, lambda: transports["a"].send("b", b"hello")).start()
+    assert transports["b"].receive(None) == ("a", b"hello")
+
+
+def test_a_full_way_says_so_and_loses_nothing(transports: dict[str, Transport]) -> None:
+    megabyte = bytes(1 << 20)
+    sent = 0
+    while sent < 1000 and transports["a"].send("b", megabyte):
+        sent += 1
+    assert 1 <= sent < 1000
+    assert transports["b"].receive(5) == ("a", megabyte)
+    assert transports["a"].send("b", b"now there is room")
+    received = [transports["b"].receive(5) for _ in range(sent)]
+    assert received == [("a", megabyte)] * (sent - 1) + [("a", b"now there is room")]
+
+
+def test_closing_wakes_and_refuses(transports: dict[str, Transport]) -> None:
+    threading.Timer(0.05, transports["a"].close).start()
+    with pytest.raises(TransportError, match="closed"):
+        transports["a"].receive(None)
+    with pytest.raises(TransportError, match="closed"):
+        transports["a"].receive(0.0)
+    transports["a"].close()
+    assert transports["b"].send("a", b"nobody reads this")
+
+
+def test_only_peers_can_be_sent_to(transports: dict[str, Transport]) -> None:
+    for stranger in ("x", "a"):
+        with pytest.raises(MembershipError, match=f"{stranger} is not a peer"):
+            transports["a"].send(stranger, b"")

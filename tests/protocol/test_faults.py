@@ -1,0 +1,226 @@
+"""What breaks the rules is told, names the peer, and leaves nobody waiting."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cgd.errors import (
+    FrameError,
+    InputError,
+    LocalProtocolError,
+    MembershipError,
+    PeerAbortedError,
+    PeerLeftError,
+    RemoteProtocolError,
+    SettingsError,
+)
+from cgd.protocol.messages import Frame, Ready, Reason, Share, Total, to_bytes
+from cgd.protocol.secure_sum import EXPECTED, TRANSITIONS, Event, SecureSum, State
+from cgd.protocol.session import Session
+from support.wire import Wire, names, random_secrets, ring_total, sessions, spec
+
+SESSION = b"s" * 16
+
+
+def started(count: int = 3, size: int = 4) -> dict[str, Session]:
+    colony = sessions(count)
+    for session, secret in zip(colony.values(), random_secrets(random.Random(0), count, size), strict=True):
+        session.start(spec(size), secret)
+    return colony
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_members_are_refused(count: int) -> None:
+    with pytest.raises(MembershipError, match="at least 3"):
+        Session("p0", names(count), SESSION)
+    with pytest.raises(MembershipError, match="at least 3"):
+        SecureSum("p0", names(count), 1)
+
+
+def test_members_must_be_members() -> None:
+    with pytest.raises(MembershipError, match="named twice"):
+        Session("a", ["a", "b", "b"], SESSION)
+    with pytest.raises(MembershipError, match="x is not a member"):
+        Session("x", ["a", "b", "c"], SESSION)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"shape": (5,)}, r"shape \(5,\) \(here \(4,\)\)"),
+        ({"fraction_bits": 24}, r"fraction_bits 24 \(here 20\)"),
+        ({"ring_bits": 64}, r"ring_bits 64 \(here 32\)"),
+        ({"dtype": "float64"}, "dtype 'float64'"),
+        ({"sharing": "uniform"}, "sharing 'uniform'"),
+        ({"opening": "aggregator", "aggregator": "p0"}, "opening 'aggregator'"),
+    ],
+)
+def test_other_settings_are_told_on_every_side_before_anything_is_shared(change: dict[str, object], says: str) -> None:
+    colony = sessions(3)
+    odd = replace(spec(4), **change)  # type: ignore[arg-type]
+    for name, session in colony.items():
+        mine = odd if name == "p1" else spec(4)
+        dtype = f"<u{mine.ring_bits // 8}"
+        session.start(mine, np.zeros(mine.shape, dtype=dtype))
+    wire = Wire(colony, random.Random(0))
+    errors: dict[str, RemoteProtocolError] = {}
+    wire.collect()
+    while wire.flying:
+        try:
+            wire.deliver_one()
+        except RemoteProtocolError as error:
+            errors.setdefault(wire.delivered[-1][1], error)
+        wire.collect()
+    assert set(errors) == set(colony)
+    seen_at_p0_or_p2 = [errors[name] for name in ("p0", "p2") if isinstance(errors[name], SettingsError)]
+    assert seen_at_p0_or_p2
+    for seen in seen_at_p0_or_p2:
+        assert seen.peer == "p1"
+        with pytest.raises(SettingsError, match=says):
+            raise seen
+    assert all(frame[4] in (1, 6) for _, _, frame in wire.delivered)  # Ready and Abort, nothing else
+
+
+def test_after_a_refused_sum_the_next_one_works() -> None:
+    colony = sessions(3)
+    rng = random.Random(0)
+    colony["p1"].refuse(Reason.RANGE)
+    wire = Wire(colony, rng)
+    for name in ("p0", "p2"):
+        colony[name].start(spec(4), np.zeros(4, dtype="<u4"))
+    wire.collect()
+    for name in ("p0", "p2"):
+        with pytest.raises(PeerAbortedError, match="p1: gave up sum 1: one of its values is not finite"):
+            while True:
+                wire.flying.sort(key=lambda each: each[:2] != ("p1", name))
+                sender, to, frame = wire.flying.pop(0)
+                colony[to].receive(sender, frame)
+    secrets = random_secrets(rng, 3, size=4)
+    for session, secret in zip(colony.values(), secrets, strict=True):
+        session.start(spec(4), secret.copy())
+    wire.run()
+    assert all(np.array_equal(session.total, ring_total(secrets)) for session in colony.values())
+
+
+def test_an_abort_that_comes_early_waits_for_its_sum() -> None:
+    colony = sessions(3)
+    colony["p1"].refuse(Reason.RANGE)
+    to, frame = next(out for out in iter(colony["p1"].next_outgoing, None) if out[0] == "p0")
+    colony[to].receive("p1", frame)
+    with pytest.raises(PeerAbortedError, match="p1: gave up sum 1"):
+        colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
+
+
+def test_a_fault_after_sharing_ends_the_session_for_all() -> None:
+    colony = started()
+    wire = Wire(colony, random.Random(0))
+    wire.run(until=lambda: any(frame[4] == 3 and sender == "p0" for sender, _, frame in wire.flying))
+    with pytest.raises(FrameError, match="p2: sent .* truncated"):
+        colony["p0"].receive("p2", b"CGD")
+    with pytest.raises(LocalProtocolError, match=r"this session has ended \(p2: sent"):
+        colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
+    wire.flying.clear()
+    wire.collect()
+    assert {(sender, to) for sender, to, _ in wire.flying if sender == "p0"} == {("p0", "p1"), ("p0", "p2")}
+    for sender, to, frame in wire.flying:
+        if sender == "p0":
+            with pytest.raises(PeerLeftError, match="p0: has left the session before sum 1"):
+                colony[to].receive(sender, frame)
+
+
+def test_whoever_leaves_after_a_sum_does_not_spoil_it() -> None:
+    colony = started()
+    wire = Wire(colony, random.Random(3))
+    wire.run(until=lambda: not all(session.running for session in colony.values()))
+    first = next(session for session in colony.values() if not session.running)
+    first.end("done")
+    wire.run()
+    assert all(not session.running and session.total.any() for session in colony.values())
+    other = next(session for session in colony.values() if session is not first)
+    with pytest.raises(PeerLeftError, match=f"{first.me}: has left the session before sum 2"):
+        other.start(spec(4), np.zeros(4, dtype="<u4"))
+
+
+@pytest.mark.parametrize("kind", [Share, Total])
+def test_what_comes_too_soon_is_an_error(kind: type[Share] | type[Total]) -> None:
+    colony = sessions(3)
+    frame = to_bytes(Frame(SESSION, 1, kind(bytes(16))))
+    with pytest.raises(RemoteProtocolError, match=f"p1: sent {kind.__name__} of sum 1 while we are IDLE: too soon"):
+        colony["p0"].receive("p1", frame)
+    with pytest.raises(RemoteProtocolError, match="p1: sent"):  # the sum that was spoilt does not begin
+        colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
+
+
+def test_two_sums_ahead_is_an_error() -> None:
+    colony = started()
+    with pytest.raises(RemoteProtocolError, match="p1: is at sum 3 while we are at 1"):
+        colony["p0"].receive("p1", to_bytes(Frame(SESSION, 3, Ready(spec(4)))))
+
+
+def test_another_session_and_strangers_are_refused() -> None:
+    colony = started()
+    with pytest.raises(FrameError, match="another session"):
+        colony["p0"].receive("p1", to_bytes(Frame(b"t" * 16, 1, Ready(spec(4)))))
+    with pytest.raises(RemoteProtocolError, match="mallory: is not a peer"):
+        started()["p0"].receive("mallory", to_bytes(Frame(SESSION, 1, Ready(spec(4)))))
+
+
+def test_vectors_of_the_wrong_length_are_refused() -> None:
+    colony = started()
+    wire = Wire(colony, random.Random(0))
+    wire.run(until=lambda: any(frame[4] == 3 and to == "p0" for _, to, frame in wire.flying))
+    sender, to, frame = next(each for each in wire.flying if each[1] == "p0" and each[2][4] == 3)
+    longer = frame[:29] + (len(frame) - 37 + 4).to_bytes(8, "little") + frame[37:] + bytes(4)
+    with pytest.raises(RemoteProtocolError, match=f"{sender}: sent a Subtotal of 12 bytes, not 8"):
+        colony[to].receive(sender, longer)
+
+
+def test_only_a_reducer_gets_subtotals_and_gives_totals() -> None:
+    for kind, frame_of, says in ((3, "p1", "we add up no part"), (4, "p1", "it adds up no part")):
+        colony = sessions(3)
+        for session in colony.values():
+            session.start(spec(4, opening="aggregator"), np.zeros(4, dtype="<u4"))
+        wire = Wire(colony, random.Random(0))
+        flying = wire.flying
+        wire.run(until=lambda flying=flying: all(frame[4] > 2 for _, _, frame in flying))  # type: ignore[misc]
+        body = bytes(16)
+        header = bytearray(to_bytes(Frame(SESSION, 1, Total(body))))
+        header[4] = kind
+        with pytest.raises(RemoteProtocolError, match=says):
+            colony["p2"].receive(frame_of, bytes(header))
+
+
+def test_calls_out_of_order_are_told() -> None:
+    session = sessions(3)["p0"]
+    with pytest.raises(LocalProtocolError, match="no sum was started"):
+        _ = session.total
+    session.start(spec(4), np.zeros(4, dtype="<u4"))
+    with pytest.raises(LocalProtocolError, match="still running"):
+        session.start(spec(4), np.zeros(4, dtype="<u4"))
+    with pytest.raises(LocalProtocolError, match="READYING; its total is there when"):
+        _ = session.total
+
+
+def test_a_secret_that_does_not_fit_the_settings_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match=r"the secret is uint32\[3\], the settings say uint32\[4\]"):
+        sessions(3)["p0"].start(spec(4), np.zeros(3, dtype="<u4"))
+    with pytest.raises(InputError, match="empty"):
+        sessions(3)["p0"].start(spec(0), np.zeros(0, dtype="<u4"))
+    with pytest.raises(MembershipError, match="aggregator 'x' is not a member"):
+        sessions(3)["p0"].start(spec(4, opening="aggregator", aggregator="x"), np.zeros(4, dtype="<u4"))
+    with pytest.raises(LocalProtocolError, match="needs the pair keys"):
+        SecureSum("p0", names(3), 1).start(spec(4), np.zeros(4, dtype="<u4"))
+
+
+def test_the_tables_are_whole() -> None:
+    ends = {State.FINISHED, State.FAILED}
+    assert set(EXPECTED) == set(State) - ends
+    assert {state for state, _ in TRANSITIONS} == set(State) - ends
+    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert all((state, Event.FAULT) in TRANSITIONS for state in EXPECTED)
+    reached = {State.IDLE} | set(TRANSITIONS.values())
+    assert reached == set(State)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgd.errors import FrameError
+from cgd.protocol.messages import (
+    KINDS,
+    OPENINGS,
+    SHARINGS,
+    Abort,
+    Confirm,
+    Frame,
+    Leave,
+    Message,
+    Ready,
+    Reason,
+    Share,
+    Subtotal,
+    SumSpec,
+    Total,
+    from_bytes,
+    to_bytes,
+)
+
+names = st.text(st.characters(categories=["L", "N", "P"]), max_size=20)
+specs = st.builds(
+    SumSpec,
+    shape=st.lists(st.integers(0, 2**64 - 1), max_size=5).map(tuple),
+    dtype=names,
+    ring_bits=st.sampled_from([32, 64]),
+    fraction_bits=st.integers(0, 255),
+    sharing=st.sampled_from(SHARINGS),
+    opening=st.sampled_from(OPENINGS),
+    aggregator=names,
+)
+messages = st.one_of(
+    st.builds(Ready, specs),
+    *(st.builds(kind, st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
+    st.builds(Confirm, st.binary(min_size=32, max_size=32)),
+    st.builds(Abort, st.sampled_from(Reason)),
+    st.just(Leave()),
+)
+frames = st.builds(Frame, st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1), messages)
+
+
+@given(frames)
+def test_frames_survive_the_wire(frame: Frame) -> None:
+    assert from_bytes(to_bytes(frame), "p1") == frame
+
+
+@given(frames, st.data())
+def test_a_cut_or_lengthened_frame_names_its_sender(frame: Frame, data: st.DataObject) -> None:
+    whole = to_bytes(frame)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    longer = whole + data.draw(st.binary(min_size=1, max_size=9))
+    for wrong, says in ((cut, "truncated"), (longer, "oversized")):
+        with pytest.raises(FrameError, match=says) as caught:
+            from_bytes(wrong, "hospital-c")
+        assert caught.value.peer == "hospital-c"
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_never_more_than_a_frame_error(garbage: bytes) -> None:
+    with pytest.raises(FrameError):
+        from_bytes(garbage, "p1")
+
+
+@given(frames, st.data())
+def test_a_changed_byte_is_a_frame_or_a_frame_error(frame: Frame, data: st.DataObject) -> None:
+    changed = bytearray(to_bytes(frame))
+    place = data.draw(st.integers(0, len(changed) - 1))
+    changed[place] ^= data.draw(st.integers(1, 255))
+    try:
+        assert isinstance(from_bytes(bytes(changed), "p1"), Frame)
+    except FrameError as error:
+        assert error.peer == "p1"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (0, 0x58, "not a frame of cgd"),
+        (3, 9, "speaks version 9 of the protocol, we speak 1"),
+        (4, 99, "unknown kind 99"),
+    ],
+)
+def test_header_faults_are_told(place: int, value: int, says: str) -> None:
+    changed = bytearray(to_bytes(Frame(bytes(16), 1, Leave())))
+    changed[place] = value
+    with pytest.raises(FrameError, match=says):
+        from_bytes(bytes(changed), "p1")
+
+
+def test_every_kind_has_its_own_number() -> None:
+    examples: list[Message] = [
+        Ready(SumSpec((1,), "float32", 32, 20, "uniform", "mesh")),
+        Share(b""),
+        Subtotal(b""),
+        Total(b""),
+        Confirm(bytes(32)),
+        Abort(Reason.RANGE),
+        Leave(),
+    ]
+    assert [type(example) for example in examples] == list(KINDS)
+    assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))
+
+
+def test_reasons_carry_no_value() -> None:
+    assert all(len(to_bytes(Frame(bytes(16), 1, Abort(reason)))) == 38 for reason in Reason)
+    assert all(reason.text for reason in Reason)

@@ -1,0 +1,156 @@
+"""What a coalition sees of one sum says nothing but the sum.
+
+Two kinds of evidence. The first is exact: for every run of the honest members with one input there is a run with
+another input of the same sum, under other random bits, in which the coalition sees the same frames, byte for byte. The
+map between the two is a shift of uniform words, so both runs are equally likely, and the views are the same in law.
+The second is statistical: what the real generators make looks uniform and looks the same for both inputs.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cgd.protocol.messages import OPENINGS, SHARINGS, Frame, Share, Subtotal, to_bytes
+from cgd.protocol.secure_sum import SecureSum, State
+from cgd.ring.sharing import ExpandedShares
+from support.wire import names, pair_keys, spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from cgd.protocol.messages import Opening, Sharing
+
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+
+# p0 … p3 conspire against p4 and p5: m − 2 of m = 6.
+MEMBERS = names(6)
+COALITION = frozenset(MEMBERS[:4])
+HONEST = MEMBERS[4:]
+SIZE = 12
+FALSE_ALARM = 1e-6
+
+
+class TapeShares(ExpandedShares):
+    """Expanded shares with the stream of some pairs read from a tape instead of from AES."""
+
+    def __init__(self, me: str, keys: dict[str, bytes], tape: dict[frozenset[str], Words]) -> None:
+        super().__init__(me, {peer: key for peer, key in keys.items() if frozenset({me, peer}) not in tape})
+        self._tape = {(pair - {me}).copy(): words for pair, words in tape.items() if me in pair}
+
+    def add_to(self, words: npt.NDArray[Any], position: int) -> None:
+        super().add_to(words, position)
+        for pair, stream in self._tape.items():
+            (peer,) = pair
+            words += stream if self._me < peer else -stream
+
+
+def run(members: dict[str, SecureSum], inputs: dict[str, Words], sharing: Sharing, opening: Opening) -> list[bytes]:
+    """Run one sum in a fixed order; everything the coalition receives."""
+    view = []
+    for name, each in members.items():
+        each.start(spec(SIZE, sharing, opening), inputs[name].copy())
+    while not all(each.state is State.FINISHED for each in members.values()):
+        for sender, each in members.items():
+            while (outgoing := each.next_outgoing()) is not None:
+                to, message = outgoing
+                if to in COALITION:
+                    view.append(f"{sender}>{to}".encode() + to_bytes(Frame(bytes(16), 1, message)))
+                members[to].receive(sender, message)
+    return view
+
+
+def two_inputs_of_one_sum(rng: random.Random) -> tuple[dict[str, Words], dict[str, Words], Words]:
+    def words() -> Words:
+        return np.frombuffer(rng.randbytes(4 * SIZE), dtype="<u4").copy()
+
+    one = {name: words() for name in MEMBERS}
+    shift = words()
+    other = one | {HONEST[0]: one[HONEST[0]] + shift, HONEST[1]: one[HONEST[1]] - shift}
+    return one, other, shift
+
+
+def tape_reader(tape: list[bytes]) -> Callable[[int], bytes]:
+    remaining = iter(tape)
+
+    def read(count: int) -> bytes:
+        piece = next(remaining)
+        assert len(piece) == count
+        return piece
+
+    return read
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_uniform_views_of_two_inputs_are_the_same_under_a_shift_of_the_random_bits(opening: Opening) -> None:
+    rng = random.Random(1)
+    one, other, shift = two_inputs_of_one_sum(rng)
+    tapes = {name: [rng.randbytes(4 * SIZE) for _ in MEMBERS[1:]] for name in MEMBERS}
+    # p4's last share goes to p5: there, and only there, is the change of p4's input taken up. p5 holds one more and
+    # its own input has one less.
+    shifted = {name: list(tape) for name, tape in tapes.items()}
+    last = np.frombuffer(tapes["p4"][-1], dtype="<u4") + shift
+    shifted["p4"][-1] = last.tobytes()
+    views = [
+        run({me: SecureSum(me, MEMBERS, 1, random=tape_reader(tape[me])) for me in MEMBERS}, inputs, "uniform", opening)
+        for inputs, tape in ((one, tapes), (other, shifted))
+    ]
+    assert views[0] == views[1]
+    unshifted = {me: SecureSum(me, MEMBERS, 1, random=tape_reader(tapes[me])) for me in MEMBERS}
+    assert run(unshifted, other, "uniform", opening) != views[0]  # the comparison can fail
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_expanded_views_of_two_inputs_are_the_same_under_a_shift_of_the_honest_pairs_stream(opening: Opening) -> None:
+    rng = random.Random(2)
+    one, other, shift = two_inputs_of_one_sum(rng)
+    keys = pair_keys(MEMBERS)
+    stream = np.frombuffer(rng.randbytes(4 * SIZE), dtype="<u4")
+    pair = frozenset(HONEST)
+
+    def view(inputs: dict[str, Words], tape: Words) -> list[bytes]:
+        members = {me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], {pair: tape})) for me in MEMBERS}
+        return run(members, inputs, "expanded", opening)
+
+    assert view(one, stream) == view(other, stream - shift)
+    assert view(one, stream) != view(other, stream)  # the comparison can fail
+
+
+def honest_words(inputs: dict[str, Words], sharing: Sharing, opening: Opening) -> Words:
+    """What the honest members send the coalition before anything is opened, with fresh secrets: one row of words."""
+    keys = pair_keys(MEMBERS)
+    members = {me: SecureSum(me, MEMBERS, 1, ExpandedShares(me, keys[me])) for me in MEMBERS}
+    sent: list[Words] = []
+    for name, each in members.items():
+        each.start(spec(SIZE, sharing, opening), inputs[name].copy())
+    while not all(each.state is State.FINISHED for each in members.values()):
+        for sender, each in members.items():
+            while (outgoing := each.next_outgoing()) is not None:
+                to, message = outgoing
+                if sender in HONEST and to in COALITION and isinstance(message, (Share, Subtotal)):
+                    sent.append(np.frombuffer(message.words, dtype="<u4"))
+                members[to].receive(sender, message)
+    return np.concatenate(sent)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_what_the_honest_send_looks_the_same_for_two_inputs(sharing: Sharing, opening: Opening) -> None:
+    """Two-sample chi-squared test over the top 4 bits of every word, and of differences between the honest members."""
+    runs = 400
+    one, other, _ = two_inputs_of_one_sum(random.Random(3))
+    samples = [np.stack([honest_words(inputs, sharing, opening) for _ in range(runs)]) for inputs in (one, other)]
+    p_values = []
+    for column in range(samples[0].shape[1]):
+        counts = [np.bincount(sample[:, column] >> 28, minlength=16) for sample in samples]
+        p_values += [stats.chi2_contingency(counts).pvalue, *(stats.chisquare(count).pvalue for count in counts)]
+    assert min(p_values) > FALSE_ALARM / len(p_values)
+    # And it would notice: what is sent if one honest member forgets its shares.
+    bare = [np.bincount(np.full(runs, inputs["p4"][0]) >> 28, minlength=16) for inputs in (one, other)]
+    assert stats.chisquare(bare[0]).pvalue < FALSE_ALARM

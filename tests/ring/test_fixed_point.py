@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cgd import FixedPoint, InputError, RangeError
+
+addends = st.integers(1, 100_000)
+bounds = st.floats(1e-6, 1e4)
+rings = st.sampled_from([32, 64])
+
+
+@given(addends, bounds, rings)
+def test_for_sum_is_the_finest_that_cannot_wrap(m: int, bound: float, ring_bits: int) -> None:
+    fixed_point = FixedPoint.for_sum(addends=m, bound=bound, ring_bits=ring_bits)
+    largest = 2 ** (ring_bits - 1) - 1
+    assert m * math.ceil(math.ldexp(bound, fixed_point.fraction_bits) - 0.5) <= largest
+    assert m * math.ldexp(bound, fixed_point.fraction_bits + 1) > largest - m
+
+
+@given(st.integers(1, 8), bounds, rings, st.data())
+def test_extreme_totals_do_not_wrap(m: int, bound: float, ring_bits: int, data: st.DataObject) -> None:
+    fixed_point = FixedPoint.for_sum(addends=m, bound=bound, ring_bits=ring_bits)
+    values = np.array(data.draw(st.lists(st.sampled_from([-bound, bound, 0.0]), min_size=m, max_size=m)))
+    total = fixed_point.encode(values).sum(dtype=f"u{ring_bits // 8}", keepdims=True)
+    assert abs(fixed_point.decode(total)[0] - math.fsum(values)) <= m * fixed_point.resolution / 2 + 1e-12 * bound
+
+
+@given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=50), bounds, rings, st.sampled_from([-1, 1]))
+def test_weighted_totals_do_not_wrap(samples: list[int], bound: float, ring_bits: int, sign: int) -> None:
+    fixed_point = FixedPoint.for_weighted_sum(addends=len(samples), bound=bound, ring_bits=ring_bits)
+    worst = np.array([sign * bound])
+    words = [fixed_point.encode(worst, weight=n / sum(samples)) for n in samples]
+    total = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype))[0]
+    assert abs(total - sign * bound) <= len(samples) * fixed_point.resolution / 2 + 1e-12 * bound
+
+
+def test_weights_cost_no_bits() -> None:
+    few = FixedPoint.for_weighted_sum(addends=3, bound=1.0)
+    many = FixedPoint.for_weighted_sum(addends=100_000, bound=1.0)
+    assert few.fraction_bits == many.fraction_bits == 30
+
+
+@given(hnp.arrays(np.float64, hnp.array_shapes(max_dims=3), elements=st.floats(-1, 1)), rings)
+def test_one_value_is_off_by_at_most_half_a_step(values: np.ndarray, ring_bits: int) -> None:
+    fixed_point = FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=ring_bits)
+    words = fixed_point.encode(values)
+    assert words.shape == values.shape
+    assert words.dtype == f"u{ring_bits // 8}"
+    assert np.all(np.abs(fixed_point.decode(words) - values) <= fixed_point.resolution / 2)
+
+
+@given(st.integers(0, 200_000), st.sampled_from([math.nan, math.inf, -math.inf, 1.5, -1.0000001]))
+def test_a_value_out_of_range_is_named(place: int, value: float) -> None:
+    values = np.zeros((2, 100_001))
+    values.flat[place] = value
+    with pytest.raises(RangeError) as caught:
+        FixedPoint.for_sum(addends=3, bound=1.0).encode(values)
+    assert np.array_equal(caught.value.value, value, equal_nan=True)
+    assert caught.value.index == np.unravel_index(place, values.shape)
+    assert caught.value.bound == 1.0
+    assert str(caught.value.index) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_the_rounding_is_the_only_error_in_any_precision(dtype: type, weight: float) -> None:
+    values: np.ndarray = np.random.default_rng(0).uniform(-1, 1, 1000).astype(dtype)
+    fixed_point = FixedPoint.for_weighted_sum(addends=3, bound=1.0)
+    exact = values.astype(np.float64) * weight
+    assert np.all(np.abs(fixed_point.decode(fixed_point.encode(values, weight)) - exact) <= fixed_point.resolution / 2)
+
+
+def test_the_bound_itself_fits_and_the_next_float_does_not() -> None:
+    fixed_point = FixedPoint.for_sum(addends=3, bound=0.1)
+    fixed_point.encode(np.array([0.1, -0.1]))
+    with pytest.raises(RangeError, match="beyond the bound"):
+        fixed_point.encode(np.array([np.nextafter(0.1, 1)]))
+    with pytest.raises(RangeError):  # the float32 nearest to 0.1 is above it
+        fixed_point.encode(np.array([0.1], dtype=np.float32))
+
+
+@given(hnp.arrays(np.int64, 5, elements=st.integers(-(2**60), 2**60)))
+def test_integers_are_exact(values: np.ndarray) -> None:
+    fixed_point = FixedPoint.for_integers(addends=5)
+    words = fixed_point.encode(values)
+    assert int(fixed_point.decode(words.sum(keepdims=True), np.int64)[0]) == sum(int(v) for v in values)
+
+
+def test_integers_out_of_range_are_refused() -> None:
+    with pytest.raises(RangeError):
+        FixedPoint.for_integers(addends=5).encode(np.array([2**62]))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: FixedPoint.for_sum(addends=0, bound=1.0), "addends is 0"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=0.0), "bound is 0"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=math.nan), "bound is nan"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=16), "ring_bits is 16; choose 32 or 64"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=1e10), "use ring_bits=64"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=1e30, ring_bits=64), "do not fit a ring of 64 bits"),
+        (lambda: FixedPoint(fraction_bits=300, bound=1.0), "fraction_bits is 300"),
+        (lambda: FixedPoint(fraction_bits=20, bound=1.0).encode(np.ones(1), weight=1.5), "weight is 1.5"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(call: object, says: str) -> None:
+    assert callable(call)
+    with pytest.raises(InputError, match=says):
+        call()

@@ -1,0 +1,85 @@
+"""A wire that tests can bend: frames fly in any order, arrive twice, late, early, or changed."""
+
+from __future__ import annotations
+
+import os
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cgd.protocol.messages import SumSpec
+from cgd.protocol.session import Session
+from cgd.ring.sharing import ExpandedShares
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from cgd.protocol.messages import Opening, Sharing
+
+
+def names(count: int) -> list[str]:
+    return [f"p{i}" for i in range(count)]
+
+
+def pair_keys(members: Sequence[str]) -> dict[str, dict[str, bytes]]:
+    keys: dict[str, dict[str, bytes]] = {member: {} for member in members}
+    for one, other in combinations(members, 2):
+        keys[one][other] = keys[other][one] = os.urandom(16)
+    return keys
+
+
+def sessions(count: int, session: bytes = b"s" * 16) -> dict[str, Session]:
+    members = names(count)
+    keys = pair_keys(members)
+    return {me: Session(me, members, session, ExpandedShares(me, keys[me])) for me in members}
+
+
+def spec(
+    size: int, sharing: Sharing = "expanded", opening: Opening = "mesh", ring_bits: int = 32, aggregator: str = "p0"
+) -> SumSpec:
+    return SumSpec((size,), "float32", ring_bits, 20, sharing, opening, aggregator if opening == "aggregator" else "")
+
+
+def random_secrets(rng: random.Random, count: int, size: int, ring_bits: int = 32) -> list[npt.NDArray[Any]]:
+    dtype = f"<u{ring_bits // 8}"
+    return [np.frombuffer(rng.randbytes(size * ring_bits // 8), dtype=dtype).copy() for _ in range(count)]
+
+
+def ring_total(secrets: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    total: npt.NDArray[Any] = np.sum(secrets, axis=0, dtype=secrets[0].dtype)
+    return total
+
+
+class Wire:
+    """Delivers the frames of sessions one at a time, in an order that `rng` decides."""
+
+    def __init__(self, members: dict[str, Session], rng: random.Random, copies: float = 0.0) -> None:
+        self.members = members
+        self.rng = rng
+        self.copies = copies
+        self.flying: list[tuple[str, str, bytes]] = []
+        self.delivered: list[tuple[str, str, bytes]] = []
+
+    def collect(self) -> None:
+        for sender, session in self.members.items():
+            while (outgoing := session.next_outgoing()) is not None:
+                self.flying.append((sender, *outgoing))
+
+    def deliver_one(self) -> None:
+        i = self.rng.randrange(len(self.flying))
+        sender, to, frame = self.flying[i]
+        if self.rng.random() >= self.copies:  # otherwise it stays in the air and arrives again
+            self.flying.pop(i)
+        self.delivered.append((sender, to, frame))
+        self.members[to].receive(sender, frame)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Deliver until nothing flies, or `until` says so."""
+        self.collect()
+        while self.flying and not until():
+            self.deliver_one()
+            self.collect()

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import cgd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cgd", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+
+
+def test_version_and_help_need_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from cgd.cli import app; app(['--help'], standalone_mode=False); "
+        "assert not {'torch', 'sklearn', 'matplotlib', 'numpy'} & set(sys.modules)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "demo" in finished.stdout
+    assert run("--version", cwd=tmp_path).stdout == f"cgd {cgd.__version__}\n"
+
+
+@pytest.mark.parametrize("dataset", ["breast-cancer", "digits"])
+def test_the_demo_ends_with_a_table_a_plot_and_the_numbers(dataset: str, tmp_path: Path) -> None:
+    finished = run(
+        "demo", "--dataset", dataset, "--steps", "60", "--participants", "4", "--json", "out.json", cwd=tmp_path
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "all data pooled" in finished.stdout
+    assert "Not revealed" in finished.stdout
+    assert "The curves are in cgd-demo.png" in finished.stdout
+    assert (tmp_path / "cgd-demo.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["cgd"] == cgd.__version__
+    assert len(result["participants"]) == 4
+    confined = [each["confined"]["accuracy"][-1] for each in result["participants"]]
+    alone = [each["alone"]["accuracy"][-1] for each in result["participants"]]
+    assert min(confined) > 0.85
+    if dataset == "breast-cancer":  # digits takes more steps until together is better than alone
+        assert sum(confined) > sum(alone)
+    for each in result["participants"]:
+        assert f"{each['confined']['loss'][-1]:.3f}" in finished.stdout
+        assert each["traffic"]["sums"] == 62  # statistics, n, and one for each step
+
+
+def test_the_seed_repeats_the_demo(tmp_path: Path) -> None:
+    results = []
+    for name in ("one.json", "two.json"):
+        assert run("demo", "--steps", "5", "--seed", "3", "--json", name, cwd=tmp_path).returncode == 0
+        results.append((tmp_path / name).read_text())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["demo", "--participants", "2"], "a secure sum needs at least 3"),
+        (["demo", "--steps", "0"], "steps is 0; train for at least 1"),
+        (["demo", "--participants", "300"], "do not suffice for 300 parts"),
+        (["demo", "--dataset", "mnist"], "mnist"),
+        (["demo", "--json", "nowhere/out.json"], "there is no folder nowhere"),
+        (["demo", "--plot", "."], "is a folder"),
+        (["dance"], "No such command"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments: Sequence[str], says: str, tmp_path: Path) -> None:
+    finished = run(*arguments, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert says in " ".join(finished.stderr.replace("│", " ").split())
+    assert "Traceback" not in finished.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_stops_the_demo_at_once_and_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cgd", "demo", "--steps", "1000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    time.sleep(8)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "Traceback" not in errors

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import ast
+import copy
+import importlib.util
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from cgd import ConfinedSGD, Peers, confine, local_peers
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+IN_100_LINES = EXAMPLES / "cgd_in_100_lines.py"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_runs(path: Path) -> None:
+    finished = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "held-out" in finished.stdout
+
+
+def test_it_is_100_lines_and_stands_alone() -> None:
+    source = IN_100_LINES.read_text()
+    assert len(source.splitlines()) <= 100
+    imported = {
+        alias.name.split(".")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in (node.names if isinstance(node, ast.Import) else [ast.alias(node.module or "")])
+    }
+    assert "cgd" not in imported
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_100_lines_agree_with_the_package_bit_for_bit() -> None:
+    example = load(IN_100_LINES)
+    generator = torch.Generator().manual_seed(0)
+    blocks = [
+        (torch.randn(samples, 6, generator=generator), torch.randint(3, (samples,), generator=generator))
+        for samples in (30, 20, 7)
+    ]
+    models = [example.confined_model(6, 3) for _ in blocks]
+    twins = copy.deepcopy(models)
+    for model, twin in zip(models, twins, strict=True):
+        confine(model).apply(twin)
+
+    participants: list[Any] = [example.Participant(x, y, model) for (x, y), model in zip(blocks, models, strict=True)]
+    example.train(participants, steps=20, lr=0.5)
+
+    def work(peers: Peers, block: tuple[torch.Tensor, torch.Tensor], model: torch.nn.Module) -> torch.Tensor:
+        optimizer = ConfinedSGD(model.parameters(), 0.5, peers=peers, samples=len(block[1]))
+        for _ in range(20):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(block[0]), block[1]).backward()
+            optimizer.step()
+        return optimizer.displacement()
+
+    with local_peers(3) as colony:
+        displacements = colony.run(work, blocks, twins)
+    for participant, twin, displacement in zip(participants, twins, displacements, strict=True):
+        assert torch.equal(participant.displacement, displacement)
+        for ours, theirs in zip(twin.parameters(), participant.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_examples_can_be_imported_without_running() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        runpy.run_path(str(path), run_name="imported")
