@@ -42,7 +42,7 @@ class Dataset:
 def load(name: str, seed: int) -> Dataset:
     """Load a data set by name; the seed decides which samples are held out.
 
-    Example:
+    Examples:
         >>> load("breast-cancer", seed=0).x.shape
         torch.Size([427, 30])
     """

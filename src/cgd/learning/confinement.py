@@ -146,7 +146,7 @@ def confine(
     Returns:
         The origin, to save and to draw again.
 
-    Example:
+    Examples:
         >>> import cgd, torch
         >>> model = torch.nn.Linear(2, 1)
         >>> origin = cgd.confine(model, delta=0.1)

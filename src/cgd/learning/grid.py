@@ -49,7 +49,7 @@ class Grid:
     Layers 2…N are summed over everyone. The first layer is summed within a column group, whose members hold the same
     features; the members of a row hold the same samples.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> grid = Grid(rows=3, columns=2)
         >>> blocks = grid.split(np.arange(40.0).reshape(10, 4), np.arange(10), seed=1)

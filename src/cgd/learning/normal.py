@@ -51,7 +51,7 @@ _ROOT_HALF = 0.7071067811865476
 def standard_normal(key: bytes, count: int) -> Floats:
     """`count` independent N(0, 1) numbers that only the holder of the key can draw.
 
-    Example:
+    Examples:
         >>> standard_normal(bytes(32), 3).round(6)
         array([0.093509, 0.069841, 0.593224])
     """

@@ -206,7 +206,7 @@ class ConfinedSGD(ConfinedOptimizer):
         momentum: the share of the last step that is taken again.
         weight_decay: refused, because it reads the private weights; here to say so.
 
-    Example:
+    Examples:
         >>> import cgd, torch
         >>> def train(peers, x, y):
         ...     model = torch.nn.Linear(1, 1, bias=False)

@@ -21,7 +21,7 @@ class InverseSquareLR(LRScheduler):
         steps: T, the number of steps in which α shrinks.
         hold: how many steps run with α before it begins to shrink.
 
-    Example:
+    Examples:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         >>> schedule = InverseSquareLR(optimizer, mu=0.1, steps=10, hold=2)

@@ -47,7 +47,7 @@ class LocalPeers(tuple[Peers, ...]):
         Like `map`, it takes one iterable for each further argument, with one element for each member. If a member
         fails, it leaves, the others stop waiting for it, and its error is raised.
 
-        Example:
+        Examples:
             >>> import cgd, numpy as np
             >>> with cgd.local_peers(3) as colony:
             ...     colony.run(lambda peers, n: int(peers.sum(np.array(n))), [10, 20, 30])
@@ -96,7 +96,7 @@ def local_peers(
     Raises:
         MembershipError: fewer than 3 members, or a name twice.
 
-    Example:
+    Examples:
         >>> import cgd, numpy as np
         >>> with cgd.local_peers(["a", "b", "c"]) as colony:
         ...     colony.run(lambda peers: peers.sum(np.ones(2)))

@@ -158,7 +158,7 @@ class Peers:
             RemoteProtocolError: a peer broke the rules, has other settings, gave up or left.
             PeerTimeoutError: a peer was silent for longer than `timeout`.
 
-        Example:
+        Examples:
             >>> import cgd, numpy as np
             >>> with cgd.local_peers(3) as colony:
             ...     totals = colony.run(lambda peers, value: peers.sum(np.array([value])), [0.5, 0.25, 1.0])

@@ -111,7 +111,7 @@ class SecureSum:
         shares: the shares held in common with the peers, for `expanded` sharing.
         random: where uniform shares come from.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> spec = SumSpec((2,), "float32", 32, 20, "uniform", "mesh")
         >>> sums = {name: SecureSum(name, "abc", number=1) for name in "abc"}
@@ -418,7 +418,7 @@ def check_members(me: PeerId, members: Collection[PeerId]) -> None:
 def parts(spec: SumSpec, members: Collection[PeerId]) -> dict[PeerId, slice]:
     """Who adds up which part of the flat vector; empty parts are left out.
 
-    Example:
+    Examples:
         >>> parts(SumSpec((5,), "float32", 32, 20, "uniform", "mesh"), ["a", "b", "c"])
         {'a': slice(0, 2, None), 'b': slice(2, 4, None), 'c': slice(4, 5, None)}
     """

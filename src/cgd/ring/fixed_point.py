@@ -39,7 +39,7 @@ class FixedPoint:
         bound: the largest magnitude that `encode` accepts.
         ring_bits: 32 or 64.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> fixed_point = FixedPoint.for_sum(addends=5, bound=1.0)
         >>> fixed_point.fraction_bits

@@ -31,7 +31,7 @@ BLOCK_BYTES = 16
 def split(secret: npt.NDArray[Any], shares: int) -> list[npt.NDArray[Any]]:
     """Shr: split a ring array into `shares` arrays that add up to it, any `shares` − 1 of them uniform.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> secret = np.array([7, 4_000_000_000], dtype=np.uint32)
         >>> reconstruct(split(secret, 3))
@@ -81,7 +81,7 @@ class ExpandedShares:
         me: this member's name.
         keys: one secret key of 16 bytes for each peer, the same on both sides.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> ab, ac, bc = (os.urandom(16) for _ in range(3))
         >>> keys = {"a": {"b": ab, "c": ac}, "b": {"a": ab, "c": bc}, "c": {"a": ac, "b": bc}}

@@ -1,0 +1,58 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: each makes .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+NEEDS := pyproject.toml constraints.txt
+
+.PHONY: help demo test check format bench docs docs-serve clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: .venv/installed  ## five hospitals train together (half a minute); a table and a plot
+	$(BIN)/cgd demo
+
+test: .venv/installed-dev  ## all tests
+	$(BIN)/python -m pytest --numprocesses 2
+
+check: .venv/installed-dev  ## linter, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/installed-dev  ## let the linter mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed  ## what a secure sum costs, as ratios
+	$(BIN)/python benchmarks/secure_sum.py
+
+docs: .venv/installed-docs  ## build the documentation into site/
+	$(BIN)/python docs/state_diagram.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: .venv/installed-docs  ## read the documentation in a browser
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+clean:  ## remove everything that was made here
+	rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis cgd-demo.png
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "cgd needs Python 3.11 or newer; make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: $(NEEDS) | .venv/bin/python
+	@echo 'Installing cgd into .venv (once; a minute or two) ...'
+	$(PIP) --editable .
+	@touch $@
+
+.venv/installed-dev: $(NEEDS) | .venv/bin/python
+	@echo 'Installing cgd and its test tools into .venv (once; a minute or two) ...'
+	$(PIP) --editable '.[dev]'
+	@touch $@ .venv/installed
+
+.venv/installed-docs: $(NEEDS) | .venv/bin/python
+	@echo 'Installing cgd and its documentation tools into .venv (once; a minute or two) ...'
+	$(PIP) --editable '.[docs]'
+	@touch $@ .venv/installed

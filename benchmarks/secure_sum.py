@@ -1,0 +1,163 @@
+"""What a secure sum costs one member: `make bench`.
+
+Times are ratios of two things measured in turns in the same run, the best of several: the machine may be busy. The
+floor of a share kind is what its random bits alone cost: AES-CTR (expanded) or the operating system's generator
+(uniform), once over the vector for each peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from rich.console import Console
+from rich.table import Table
+
+from cgd import FixedPoint
+from cgd.protocol.messages import SHARINGS, Confirm, Frame, Ready, Share, Subtotal, SumSpec, Total, to_bytes
+from cgd.protocol.secure_sum import SecureSum, State, parts
+from cgd.ring.sharing import KEY_BYTES, ExpandedShares, uniform_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from cgd.protocol.messages import Sharing
+
+MEMBERS = (3, 10, 30, 100)
+MOST_WORK, MOST_BYTES = 2.0, 2.2  # what we hold ourselves to: expanded shares, 10 members
+
+
+class Member:
+    """One of `count` members, with its gradient; the others are played as far as it notices them."""
+
+    def __init__(self, count: int, gradient: npt.NDArray[Any], sharing: Sharing) -> None:
+        self.count, self.gradient, self.sharing = count, gradient, sharing
+        self.names = [f"p{i:03d}" for i in range(count)]
+        self.zeros = memoryview(bytes(gradient.nbytes))  # what the others send, and what AES-CTR encrypts
+        self.buffer = bytearray(gradient.nbytes + 16)
+
+    def encode(self) -> npt.NDArray[Any]:
+        """From the gradient to the ring."""
+        fixed_point = FixedPoint.for_weighted_sum(addends=self.count, bound=16.0)
+        return fixed_point.encode(self.gradient, weight=1 / self.count)
+
+    def shares(self) -> ExpandedShares:
+        """The pair keys of this member."""
+        me, *others = self.names
+        return ExpandedShares(me, {peer: i.to_bytes(KEY_BYTES, "big") for i, peer in enumerate(others)})
+
+    def work(self) -> None:
+        """All that a member computes before it sends: encode, and hide."""
+        words = self.encode()
+        if self.sharing == "expanded":
+            self.shares().add_to(words, position=1)
+            return
+        for _ in range(self.count - 1):
+            np.subtract(words, uniform_words(words.size, words.dtype), out=words)
+
+    def floor(self) -> None:
+        """The random bits that this takes, and nothing else."""
+        for _ in range(self.count - 1):
+            if self.sharing == "expanded":
+                stream = Cipher(algorithms.AES(bytes(KEY_BYTES)), modes.CTR(bytes(16))).encryptor()
+                stream.update_into(self.zeros, self.buffer)
+            else:
+                os.urandom(self.gradient.nbytes)
+
+    def whole_sum(self) -> int:
+        """Go through a whole sum; the bytes sent, with all frames."""
+        me, *others = self.names
+        spec = SumSpec(self.gradient.shape, "float32", 32, 26, self.sharing, "mesh")
+        cut = parts(spec, self.names)
+        member = SecureSum(me, self.names, 1, self.shares())
+        digests: set[bytes] = set()
+
+        def words(part: slice) -> memoryview:
+            return self.zeros[: 4 * (part.stop - part.start)]
+
+        def sent() -> int:
+            count = 0
+            while (outgoing := member.next_outgoing()) is not None:
+                if isinstance(outgoing[1], Confirm):
+                    digests.add(outgoing[1].digest)
+                count += len(to_bytes(Frame(bytes(16), 1, outgoing[1])))
+            return count
+
+        member.start(spec, self.encode())
+        total = sent()
+        for peer in others:
+            member.receive(peer, Ready(spec))
+        total += sent()
+        for peer in others:
+            if self.sharing == "uniform":
+                member.receive(peer, Share(self.zeros))
+        total += sent()
+        for peer in others:
+            member.receive(peer, Subtotal(words(cut[me])))
+        total += sent()
+        for peer in others:
+            member.receive(peer, Total(words(cut[peer])))
+        total += sent()
+        (digest,) = digests
+        for peer in others:
+            member.receive(peer, Confirm(digest))
+        assert member.state is State.FINISHED
+        return total
+
+    def peak_memory(self) -> int:
+        """The most bytes allocated at a time during a whole sum."""
+        tracemalloc.start()
+        self.whole_sum()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+
+def best_of(repeats: int, *functions: Callable[[], object]) -> list[float]:
+    """The shortest time of each function, taken in turns so that all meet the same machine."""
+    shortest = [float("inf")] * len(functions)
+    for _ in range(repeats):
+        for i, function in enumerate(functions):
+            begun = time.perf_counter()
+            function()
+            shortest[i] = min(shortest[i], time.perf_counter() - begun)
+    return shortest
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--elements", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    gradient = np.random.default_rng(0).normal(0, 0.01, options.elements).astype(np.float32)
+
+    table = Table(title=f"One member's cost of one sum of {options.elements:,} floats, opening by mesh")
+    for heading in ("shares", "members", "work / floor", "bytes sent / vector", "peak memory / vector"):
+        table.add_column(heading, justify="right")
+    for sharing in SHARINGS:
+        for count in MEMBERS:
+            member = Member(count, gradient, sharing)
+            work, floor = best_of(options.repeats if count < 100 else 3, member.work, member.floor)
+            figures = (work / floor, member.whole_sum() / gradient.nbytes, member.peak_memory() / gradient.nbytes)
+            table.add_row(sharing, str(count), *(f"{figure:.2f}" for figure in figures))
+            if (sharing, count) == ("expanded", 10):
+                promised = figures
+    console = Console()
+    console.print(table)
+    verdicts = [
+        f"{what} {figure:.2f}, promised {most}: {'met' if figure <= most else 'MISSED'}"
+        for what, figure, most in zip(("work", "bytes"), promised, (MOST_WORK, MOST_BYTES), strict=False)
+    ]
+    console.print(f"Expanded shares, 10 members: {'; '.join(verdicts)}.", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What the documentation says can be run, and shows what the code does."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cgd
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    program = tmp_path / "page.py"
+    program.write_text("\n\n".join(blocks))
+    command = [sys.executable, "-W", "error", program]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_picture_of_the_states_is_the_one_the_tables_give() -> None:
+    spec = importlib.util.spec_from_file_location("state_diagram", ROOT / "docs" / "state_diagram.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it anew"
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md", "docs/getting-started.md", "docs/design.md"):
+        named = set(re.findall(r"`make ([a-z-]+)`", (ROOT / page).read_text()))
+        assert named <= targets, f"{page}: {named - targets}"
+
+
+def test_every_public_name_is_documented_and_has_a_docstring() -> None:
+    listed = set(re.findall(r"^::: cgd\.(\w+)$", (ROOT / "docs/api/index.md").read_text(), flags=re.MULTILINE))
+    errors = {name for name in cgd.__all__ if name.endswith("Error")}  # they are on a page of their own
+    assert listed == set(cgd.__all__) - errors - {"__version__"}
+    assert all(getattr(cgd, name).__doc__ for name in cgd.__all__ if name != "__version__")
+
+
+def test_the_lazy_names_are_those_for_the_type_checker() -> None:
+    source = ast.parse((ROOT / "src/cgd/__init__.py").read_text())
+    declared = {alias.asname for node in ast.walk(source) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert declared - {None} == set(cgd.__all__) - {"__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = cgd.nonsense
