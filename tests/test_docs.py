@@ -22,7 +22,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -
     assert blocks
     program = tmp_path / "page.py"
     program.write_text("\n\n".join(blocks))
-    command = [sys.executable, "-W", "error", program]
+    command = [sys.executable, "-W", "error", str(program)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgd.errors import DisagreementError, PeerAbortedError, PeerLeftError, RemoteProtocolError
+from cgd.errors import DisagreementError, PeerAbortedError, PeerLeftError
 from cgd.protocol.messages import OPENINGS, SHARINGS, Confirm, Total, from_bytes
 from support.wire import Wire, random_secrets, ring_total, sessions, spec
 
 if TYPE_CHECKING:
     from cgd.protocol.messages import Opening, Sharing
-    from cgd.protocol.session import Session
 
 members = st.integers(3, 8)
 sharings = st.sampled_from(SHARINGS)
@@ -83,19 +82,6 @@ def test_several_sums_with_stale_and_early_messages(count: int, sharing: Sharing
     assert all(done == expected for done in totals.values())
 
 
-def play_with_fault(colony: dict[str, Session], wire: Wire) -> dict[str, RemoteProtocolError]:
-    """Deliver everything, past the members that fail; their errors."""
-    errors: dict[str, RemoteProtocolError] = {}
-    wire.collect()
-    while wire.flying:
-        try:
-            wire.deliver_one()
-        except RemoteProtocolError as error:
-            errors.setdefault(wire.delivered[-1][1], error)
-        wire.collect()
-    return errors
-
-
 @given(members, sharings, openings, seeds, st.data())
 def test_a_mangled_header_gives_the_exact_total_or_an_error_that_names_the_peer(
     count: int, sharing: Sharing, opening: Opening, seed: int, data: st.DataObject
@@ -117,7 +103,7 @@ def test_a_mangled_header_gives_the_exact_total_or_an_error_that_names_the_peer(
         mangled = bytearray(frame)
         mangled[data.draw(st.integers(0, 36))] ^= data.draw(st.integers(1, 255))
         wire.flying[victim] = (sender, to, bytes(mangled))
-    errors = play_with_fault(colony, wire)
+    errors = wire.run_past_faults()
     for name, session in colony.items():
         if name in errors:
             # The one who got the mangled frame blames its sender; the others are told by those who gave up.
@@ -141,7 +127,7 @@ def test_a_reducer_that_tells_two_stories_is_caught_by_everybody(sharing: Sharin
     lie = next(i for i, each in enumerate(wire.flying) if _is_total(each, by="p0", to="p3"))
     sender, to, frame = wire.flying[lie]
     wire.flying[lie] = (sender, to, frame[:-1] + bytes([frame[-1] ^ 1]))
-    errors = play_with_fault(colony, wire)
+    errors = wire.run_past_faults()
     assert set(errors) == set(colony)
     assert all(not session.running for session in colony.values())
     assert isinstance(errors["p3"], DisagreementError)

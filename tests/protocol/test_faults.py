@@ -67,14 +67,7 @@ def test_other_settings_are_told_on_every_side_before_anything_is_shared(change:
         dtype = f"<u{mine.ring_bits // 8}"
         session.start(mine, np.zeros(mine.shape, dtype=dtype))
     wire = Wire(colony, random.Random(0))
-    errors: dict[str, RemoteProtocolError] = {}
-    wire.collect()
-    while wire.flying:
-        try:
-            wire.deliver_one()
-        except RemoteProtocolError as error:
-            errors.setdefault(wire.delivered[-1][1], error)
-        wire.collect()
+    errors = wire.run_past_faults()
     assert set(errors) == set(colony)
     seen_at_p0_or_p2 = [errors[name] for name in ("p0", "p2") if isinstance(errors[name], SettingsError)]
     assert seen_at_p0_or_p2

@@ -21,11 +21,11 @@ from cgd.ring.sharing import ExpandedShares
 from support.wire import names, pair_keys, spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
-    from cgd.protocol.messages import Opening, Sharing
+    from cgd.protocol.messages import Message, Opening, Sharing
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
@@ -51,19 +51,27 @@ class TapeShares(ExpandedShares):
             words += stream if self._me < peer else -stream
 
 
-def run(members: dict[str, SecureSum], inputs: dict[str, Words], sharing: Sharing, opening: Opening) -> list[bytes]:
-    """Run one sum in a fixed order; everything the coalition receives."""
-    view = []
+def exchange(
+    members: dict[str, SecureSum], inputs: dict[str, Words], sharing: Sharing, opening: Opening
+) -> Iterator[tuple[str, str, Message]]:
+    """Run one sum in a fixed order; every message with its sender and recipient."""
     for name, each in members.items():
         each.start(spec(SIZE, sharing, opening), inputs[name].copy())
     while not all(each.state is State.FINISHED for each in members.values()):
         for sender, each in members.items():
             while (outgoing := each.next_outgoing()) is not None:
                 to, message = outgoing
-                if to in COALITION:
-                    view.append(f"{sender}>{to}".encode() + to_bytes(Frame(bytes(16), 1, message)))
+                yield sender, to, message
                 members[to].receive(sender, message)
-    return view
+
+
+def view(members: dict[str, SecureSum], inputs: dict[str, Words], sharing: Sharing, opening: Opening) -> list[bytes]:
+    """Everything the coalition receives."""
+    return [
+        f"{sender}>{to}".encode() + to_bytes(Frame(bytes(16), 1, message))
+        for sender, to, message in exchange(members, inputs, sharing, opening)
+        if to in COALITION
+    ]
 
 
 def two_inputs_of_one_sum(rng: random.Random) -> tuple[dict[str, Words], dict[str, Words], Words]:
@@ -98,12 +106,12 @@ def test_uniform_views_of_two_inputs_are_the_same_under_a_shift_of_the_random_bi
     last = np.frombuffer(tapes["p4"][-1], dtype="<u4") + shift
     shifted["p4"][-1] = last.tobytes()
     views = [
-        run({me: SecureSum(me, MEMBERS, 1, random=tape_reader(tape[me])) for me in MEMBERS}, inputs, "uniform", opening)
+        view({me: SecureSum(me, MEMBERS, 1, random=tape_reader(tape[me])) for me in MEMBERS}, inputs, "uniform", opening)
         for inputs, tape in ((one, tapes), (other, shifted))
     ]
     assert views[0] == views[1]
     unshifted = {me: SecureSum(me, MEMBERS, 1, random=tape_reader(tapes[me])) for me in MEMBERS}
-    assert run(unshifted, other, "uniform", opening) != views[0]  # the comparison can fail
+    assert view(unshifted, other, "uniform", opening) != views[0]  # the comparison can fail
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
@@ -114,28 +122,23 @@ def test_expanded_views_of_two_inputs_are_the_same_under_a_shift_of_the_honest_p
     stream = np.frombuffer(rng.randbytes(4 * SIZE), dtype="<u4")
     pair = frozenset(HONEST)
 
-    def view(inputs: dict[str, Words], tape: Words) -> list[bytes]:
+    def view_of(inputs: dict[str, Words], tape: Words) -> list[bytes]:
         members = {me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], {pair: tape})) for me in MEMBERS}
-        return run(members, inputs, "expanded", opening)
+        return view(members, inputs, "expanded", opening)
 
-    assert view(one, stream) == view(other, stream - shift)
-    assert view(one, stream) != view(other, stream)  # the comparison can fail
+    assert view_of(one, stream) == view_of(other, stream - shift)
+    assert view_of(one, stream) != view_of(other, stream)  # the comparison can fail
 
 
 def honest_words(inputs: dict[str, Words], sharing: Sharing, opening: Opening) -> Words:
     """What the honest members send the coalition before anything is opened, with fresh secrets: one row of words."""
     keys = pair_keys(MEMBERS)
     members = {me: SecureSum(me, MEMBERS, 1, ExpandedShares(me, keys[me])) for me in MEMBERS}
-    sent: list[Words] = []
-    for name, each in members.items():
-        each.start(spec(SIZE, sharing, opening), inputs[name].copy())
-    while not all(each.state is State.FINISHED for each in members.values()):
-        for sender, each in members.items():
-            while (outgoing := each.next_outgoing()) is not None:
-                to, message = outgoing
-                if sender in HONEST and to in COALITION and isinstance(message, (Share, Subtotal)):
-                    sent.append(np.frombuffer(message.words, dtype="<u4"))
-                members[to].receive(sender, message)
+    sent: list[Words] = [
+        np.frombuffer(message.words, dtype="<u4").copy()
+        for sender, to, message in exchange(members, inputs, sharing, opening)
+        if sender in HONEST and to in COALITION and isinstance(message, (Share, Subtotal))
+    ]
     return np.concatenate(sent)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cgd.errors import RemoteProtocolError
 from cgd.protocol.messages import SumSpec
 from cgd.protocol.session import Session
 from cgd.ring.sharing import ExpandedShares
@@ -83,3 +84,15 @@ class Wire:
         while self.flying and not until():
             self.deliver_one()
             self.collect()
+
+    def run_past_faults(self) -> dict[str, RemoteProtocolError]:
+        """Deliver everything, past the members that fail; the first error of each."""
+        errors: dict[str, RemoteProtocolError] = {}
+        self.collect()
+        while self.flying:
+            try:
+                self.deliver_one()
+            except RemoteProtocolError as error:
+                errors.setdefault(self.delivered[-1][1], error)
+            self.collect()
+        return errors
