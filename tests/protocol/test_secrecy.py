@@ -8,7 +8,9 @@ The second is statistical: what the real generators make looks uniform and looks
 
 from __future__ import annotations
 
+import os
 import random
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 from scipy import stats
 
 from cgd.protocol.messages import OPENINGS, SHARINGS, Frame, Share, Subtotal, to_bytes
-from cgd.protocol.secure_sum import SecureSum, State
+from cgd.protocol.secure_sum import SecureSum, State, parts
 from cgd.ring.sharing import ExpandedShares
 from support.wire import names, pair_keys, spec
 
@@ -105,13 +107,13 @@ def test_uniform_views_of_two_inputs_are_the_same_under_a_shift_of_the_random_bi
     shifted = {name: list(tape) for name, tape in tapes.items()}
     last = np.frombuffer(tapes["p4"][-1], dtype="<u4") + shift
     shifted["p4"][-1] = last.tobytes()
-    views = [
-        view({me: SecureSum(me, MEMBERS, 1, random=tape_reader(tape[me])) for me in MEMBERS}, inputs, "uniform", opening)
-        for inputs, tape in ((one, tapes), (other, shifted))
-    ]
-    assert views[0] == views[1]
-    unshifted = {me: SecureSum(me, MEMBERS, 1, random=tape_reader(tapes[me])) for me in MEMBERS}
-    assert view(unshifted, other, "uniform", opening) != views[0]  # the comparison can fail
+
+    def view_of(inputs: dict[str, Words], tape: dict[str, list[bytes]]) -> list[bytes]:
+        members = {me: SecureSum(me, MEMBERS, 1, random=tape_reader(tape[me])) for me in MEMBERS}
+        return view(members, inputs, "uniform", opening)
+
+    assert view_of(one, tapes) == view_of(other, shifted)
+    assert view_of(one, tapes) != view_of(other, tapes)  # the comparison can fail
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
@@ -130,30 +132,57 @@ def test_expanded_views_of_two_inputs_are_the_same_under_a_shift_of_the_honest_p
     assert view_of(one, stream) != view_of(other, stream)  # the comparison can fail
 
 
-def honest_words(inputs: dict[str, Words], sharing: Sharing, opening: Opening) -> Words:
-    """What the honest members send the coalition before anything is opened, with fresh secrets: one row of words."""
+def residue(inputs: dict[str, Words], sharing: Sharing, opening: Opening, *, broken: bool) -> Words:
+    """What is left of p4's subtotal when the coalition takes away all that it knows.
+
+    That is p4's secret and what it has in common with p5 alone; `broken` leaves that out.
+    """
     keys = pair_keys(MEMBERS)
-    members = {me: SecureSum(me, MEMBERS, 1, ExpandedShares(me, keys[me])) for me in MEMBERS}
-    sent: list[Words] = [
-        np.frombuffer(message.words, dtype="<u4").copy()
-        for sender, to, message in exchange(members, inputs, sharing, opening)
-        if sender in HONEST and to in COALITION and isinstance(message, (Share, Subtotal))
-    ]
-    return np.concatenate(sent)
+    pair: dict[frozenset[str], Words] = {frozenset(HONEST): np.zeros(SIZE, dtype="<u4")} if broken else {}
+    members = {
+        me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], pair), random=source(silent_at=5 if broken else 0))
+        for me in MEMBERS
+    }
+    seen = np.zeros(SIZE, dtype="<u4")
+    visible = np.zeros(SIZE, dtype=bool)
+    cut = parts(spec(SIZE, sharing, opening), MEMBERS)
+    for sender, to, message in exchange(members, inputs, sharing, opening):
+        if isinstance(message, Share) and sender == "p4" and to in COALITION:
+            seen += np.frombuffer(message.words, dtype="<u4")
+        elif isinstance(message, Share) and sender in COALITION and to == "p4":
+            seen -= np.frombuffer(message.words, dtype="<u4")
+        elif isinstance(message, Subtotal) and sender == "p4" and to in COALITION:
+            seen[cut[to]] += np.frombuffer(message.words, dtype="<u4")
+            visible[cut[to]] = True
+    if sharing == "expanded":
+        known = np.zeros(SIZE, dtype="<u4")
+        ExpandedShares("p4", {peer: key for peer, key in keys["p4"].items() if peer in COALITION}).add_to(known, 1)
+        seen -= known
+    return seen[visible]
+
+
+def source(silent_at: int) -> Callable[[int], bytes]:
+    """The operating system's generator, but for one call that gives zeros: the share for the other honest member."""
+    calls = count(1)
+    return lambda size: bytes(size) if next(calls) == silent_at else os.urandom(size)
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_what_the_honest_send_looks_the_same_for_two_inputs(sharing: Sharing, opening: Opening) -> None:
-    """Two-sample chi-squared test over the top 4 bits of every word, and of differences between the honest members."""
-    runs = 400
+def test_what_the_coalition_cannot_explain_is_uniform_and_the_same_for_two_inputs(
+    sharing: Sharing, opening: Opening
+) -> None:
+    """Chi-squared tests over the top four bits of every word: against uniform, and of two inputs with one sum."""
     one, other, _ = two_inputs_of_one_sum(random.Random(3))
-    samples = [np.stack([honest_words(inputs, sharing, opening) for _ in range(runs)]) for inputs in (one, other)]
+    samples = [
+        np.stack([residue(inputs, sharing, opening, broken=False) for _ in range(400)]) for inputs in (one, other)
+    ]
+    assert samples[0].shape[1] >= 8
     p_values = []
     for column in range(samples[0].shape[1]):
         counts = [np.bincount(sample[:, column] >> 28, minlength=16) for sample in samples]
-        p_values += [stats.chi2_contingency(counts).pvalue, *(stats.chisquare(count).pvalue for count in counts)]
+        p_values += [stats.chi2_contingency(counts).pvalue, *(stats.chisquare(each).pvalue for each in counts)]
     assert min(p_values) > FALSE_ALARM / len(p_values)
-    # And it would notice: what is sent if one honest member forgets its shares.
-    bare = [np.bincount(np.full(runs, inputs["p4"][0]) >> 28, minlength=16) for inputs in (one, other)]
-    assert stats.chisquare(bare[0]).pvalue < FALSE_ALARM
+    # Without what the two honest members have in common, p4's secret itself is left: the test would notice.
+    bare = residue(one, sharing, opening, broken=True)
+    assert all(word in one["p4"] for word in bare)
