@@ -109,6 +109,7 @@ class Member:
         for peer in others:
             member.receive(peer, Confirm(digest))
         assert member.state is State.FINISHED
+        FixedPoint(fraction_bits=26, bound=16.0).decode(member.total, np.float32)
         return total
 
     def peak_memory(self) -> int:
@@ -157,6 +158,8 @@ def main() -> None:
         for what, figure, most in zip(("work", "bytes"), promised, (MOST_WORK, MOST_BYTES), strict=False)
     ]
     console.print(f"Expanded shares, 10 members: {'; '.join(verdicts)}.", highlight=False)
+    if options.elements == parser.get_default("elements") and any("MISSED" in verdict for verdict in verdicts):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,12 @@ def test_the_seed_repeats_the_demo(tmp_path: Path) -> None:
         (["demo", "--steps", "0"], "steps is 0; train for at least 1"),
         (["demo", "--participants", "300"], "do not suffice for 300 parts"),
         (["demo", "--dataset", "mnist"], "mnist"),
-        (["demo", "--json", "nowhere/out.json"], "there is no folder nowhere"),
-        (["demo", "--plot", "."], "is a folder"),
+        (["demo", "--json", "nowhere/out.json"], "nowhere/out.json cannot be written (No such file or directory)"),
+        (["demo", "--plot", "."], "cannot be written (Is a directory)"),
+        (["demo", "--plot", "curves.xyz"], "ends with .png"),
+        (["demo", "--json", "/proc/out.json"], "cannot be written"),
+        (["demo", "--participants", "-1"], "participants is -1"),
+        (["demo", "--participants", "100000"], "do not suffice for 100000 parts"),
         (["dance"], "No such command"),
     ],
 )
@@ -82,6 +86,14 @@ def test_bad_input_is_one_clear_error(arguments: Sequence[str], says: str, tmp_p
     assert says in " ".join(finished.stderr.replace("│", " ").split())
     assert "Traceback" not in finished.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_lost_when_the_reader_goes_away(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m cgd demo --steps 3 --json out.json | head -c 1"
+    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "Traceback" not in finished.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["settings"]["steps"] == 3
+    assert (tmp_path / "cgd-demo.png").exists()
 
 
 def test_an_interrupt_stops_the_demo_at_once_and_without_a_traceback(tmp_path: Path) -> None:

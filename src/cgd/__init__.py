@@ -14,15 +14,29 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cgd.errors import CGDError as CGDError
+    from cgd.errors import ClosedError as ClosedError
+    from cgd.errors import DisagreementError as DisagreementError
+    from cgd.errors import FrameError as FrameError
     from cgd.errors import InputError as InputError
+    from cgd.errors import LocalProtocolError as LocalProtocolError
+    from cgd.errors import MembershipError as MembershipError
+    from cgd.errors import PeerAbortedError as PeerAbortedError
+    from cgd.errors import PeerLeftError as PeerLeftError
+    from cgd.errors import PeerTimeoutError as PeerTimeoutError
+    from cgd.errors import ProtocolError as ProtocolError
     from cgd.errors import RangeError as RangeError
     from cgd.errors import RemoteProtocolError as RemoteProtocolError
+    from cgd.errors import SettingsError as SettingsError
+    from cgd.errors import TransportError as TransportError
+    from cgd.errors import UnconfinedWarning as UnconfinedWarning
+    from cgd.errors import WeightError as WeightError
     from cgd.learning.confinement import Origin as Origin
     from cgd.learning.confinement import confine as confine
     from cgd.learning.grid import Block as Block
     from cgd.learning.grid import Cell as Cell
     from cgd.learning.grid import Grid as Grid
     from cgd.learning.optimizer import ConfinedAdam as ConfinedAdam
+    from cgd.learning.optimizer import ConfinedOptimizer as ConfinedOptimizer
     from cgd.learning.optimizer import ConfinedSGD as ConfinedSGD
     from cgd.learning.schedule import InverseSquareLR as InverseSquareLR
     from cgd.network.local import LocalPeers as LocalPeers
@@ -33,10 +47,28 @@ if TYPE_CHECKING:
     from cgd.ring.sharing import split as split
 
 _HOME = {
-    "errors": ("CGDError", "InputError", "RangeError", "RemoteProtocolError"),
+    "errors": (
+        "CGDError",
+        "ClosedError",
+        "DisagreementError",
+        "FrameError",
+        "InputError",
+        "LocalProtocolError",
+        "MembershipError",
+        "PeerAbortedError",
+        "PeerLeftError",
+        "PeerTimeoutError",
+        "ProtocolError",
+        "RangeError",
+        "RemoteProtocolError",
+        "SettingsError",
+        "TransportError",
+        "UnconfinedWarning",
+        "WeightError",
+    ),
     "learning.confinement": ("Origin", "confine"),
     "learning.grid": ("Block", "Cell", "Grid"),
-    "learning.optimizer": ("ConfinedAdam", "ConfinedSGD"),
+    "learning.optimizer": ("ConfinedAdam", "ConfinedOptimizer", "ConfinedSGD"),
     "learning.schedule": ("InverseSquareLR",),
     "network.local": ("LocalPeers", "local_peers"),
     "network.peers": ("Peers",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -59,6 +60,8 @@ def demo(
     """Hospitals with uneven data train together by CGD, beside each alone and all data pooled."""
     for path in filter(None, (json_file, plot_file)):
         _check_writable(path)
+    if plot_file.suffix.lower() != ".png":
+        raise InputError(f"the plot is {plot_file}; it is a PNG, give it a name that ends with .png")
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -68,35 +71,45 @@ def demo(
 
     settings = experiment.DemoSettings(dataset.value, participants, steps, seed)
     console = Console()
+    progress_console = Console(stderr=True)  # so that standard output holds the results and nothing else
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=progress_console) as progress:
         tasks = {
             "pooled": progress.add_task("all data pooled", total=steps),
             "alone": progress.add_task("each alone", total=steps * participants),
             "together": progress.add_task("together, confined", total=steps * participants),
         }
         result = experiment.run(settings, advance=lambda part: progress.advance(tasks[part]))
-    console.print(demo_report.table(result))
-    console.print(demo_report.revealed(result), highlight=False)
-    demo_report.plot(result, plot_file)
-    console.print(f"The curves are in {plot_file}", soft_wrap=True)
+    # Files first: whatever becomes of the terminal, they are there.
+    written = [f"The curves are in {plot_file}"]
     if json_file is not None:
         json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n")
-        console.print(f"The results are in {json_file}", soft_wrap=True)
+        written.append(f"The results are in {json_file}")
+    demo_report.plot(result, plot_file)
+    console.print(demo_report.table(result))
+    console.print(demo_report.revealed(result), highlight=False)
+    console.print("\n".join(written), soft_wrap=True)
 
 
 def _check_writable(path: Path) -> None:
     """Refuse a file that cannot be written before an hour of work depends on it."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent}; make it first, or name another place")
+    existed = path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); name another place") from None
+    if not existed:
+        path.unlink()
 
 
 def main() -> None:
     """Run the command line; an error of ours is one line on standard error, not a traceback."""
     try:
         app()
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (CGDError, OSError) as error:
         typer.echo(f"cgd: {error}", err=True)
         sys.exit(2 if isinstance(error, InputError) else 1)

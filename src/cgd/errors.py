@@ -6,14 +6,18 @@
     │   └── MembershipError               too few members, or not the members of this sum
     ├── ProtocolError
     │   ├── LocalProtocolError            this side called the protocol out of order
-    │   └── RemoteProtocolError           a peer broke the rules; `.peer` names it
+    │   ├── WeightError                   the members' weights do not sum to one
+    │   └── RemoteProtocolError           a member broke the rules; `.peer` names it
     │       ├── FrameError                its bytes are not a frame of this protocol
-    │       ├── SettingsError             it sums under other settings than we do
+    │       ├── SettingsError             it sums under other settings than the rest
     │       ├── DisagreementError         it opened another total than we did
     │       ├── PeerAbortedError          it gave up this sum and said why
     │       └── PeerLeftError             it left the session
     └── TransportError
-        └── PeerTimeoutError              nothing came from `.peers` in time
+        ├── PeerTimeoutError              nothing came from `.peers` in time
+        └── ClosedError                   this side's connection is closed
+
+and one warning, UnconfinedWarning: a model is about to be trained that `confine` did not draw.
 
 A message states the fact, the value and the remedy. What travels to other members (the reason of an abort) never holds
 a value: values stay in the error of the member that owns them.
@@ -50,6 +54,9 @@ class RangeError(InputError):
         if value - value != 0:  # NaN and the infinities, without asking which
             fact = f"{where}{at} is {value}"
             remedy = "look for a diverging loss (lower lr) or bad input data before the sum"
+        elif isinstance(value, int):
+            fact = f"{where}{at} is {value}, beyond the bound {bound}"
+            remedy = "integers are summed exactly in 64 bits; scale them down, or pass floats"
         else:
             fact = f"{where}{at} is {value:.6g}, beyond the bound {bound:g}"
             remedy = "clip it, scale it down, or raise bound= for every member (ring_bits=64 keeps the precision)"
@@ -68,11 +75,15 @@ class LocalProtocolError(ProtocolError):
     """This side called the protocol out of order: a fault in the calling program."""
 
 
+class WeightError(ProtocolError):
+    """The members' weights do not sum to one, so the weighted sum is not used."""
+
+
 class RemoteProtocolError(ProtocolError):
-    """A peer broke the rules.
+    """A member broke the rules.
 
     Attributes:
-        peer: the name of that peer.
+        peer: the name of that member.
     """
 
     def __init__(self, peer: str, what: str) -> None:
@@ -85,7 +96,10 @@ class FrameError(RemoteProtocolError):
 
 
 class SettingsError(RemoteProtocolError):
-    """A peer sums under other settings than we do (shape, fixed point, sharing, opening)."""
+    """A member sums under other settings than the rest: shape, fixed point, sharing, opening, context.
+
+    All members name the same one; for that one, `peer` is its own name.
+    """
 
 
 class DisagreementError(RemoteProtocolError):
@@ -118,3 +132,11 @@ class PeerTimeoutError(TransportError):
             f"no word from {names} for {seconds:g} s (missing: {what}); "
             "see whether it still runs, or raise timeout= if its steps take longer"
         )
+
+
+class ClosedError(TransportError):
+    """This side's connection is closed."""
+
+
+class UnconfinedWarning(UserWarning):
+    """A model is trained from weights that `confine` did not draw: others may be able to guess them."""

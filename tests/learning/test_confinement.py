@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 from typing import TYPE_CHECKING
@@ -73,6 +74,20 @@ def test_a_parameters_origin_does_not_depend_on_the_others() -> None:
     confine(whole, seed=SEED)
     confine(head, seed=SEED)
     assert torch.equal(whole.last.weight, head.last.weight)
+
+
+def test_every_parameter_has_its_own_numbers() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    values = [parameter.detach().reshape(-1)[:8] for parameter in model.parameters() if confine(model, seed=SEED)]
+    assert not any(torch.equal(one, other) for i, one in enumerate(values) for other in values[i + 1 :])
+
+
+def test_an_origin_never_changes() -> None:
+    """Whoever kept only a seed depends on this digest: a change of it is a change of format."""
+    model = Network()
+    confine(model, delta=0.1, seed=SEED)
+    digest = hashlib.sha256(b"".join(bits(model))).hexdigest()
+    assert digest == "4ea3dd694a0f77a271c11760800e771f96bfb410bb67b4e293857eef5e5112a4"
 
 
 def test_saved_and_loaded_it_draws_the_same(tmp_path: Path) -> None:

@@ -18,12 +18,16 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.messages import Frame, Ready, Reason, Share, Total, to_bytes
+from cgd.protocol.messages import Frame, Leave, Message, Ready, Reason, Share, Subtotal, Total, from_bytes, to_bytes
 from cgd.protocol.secure_sum import EXPECTED, TRANSITIONS, Event, SecureSum, State
 from cgd.protocol.session import Session
 from support.wire import Wire, names, random_secrets, ring_total, sessions, spec
 
 SESSION = b"s" * 16
+
+
+def kind_of(frame: bytes) -> type[Message]:
+    return type(from_bytes(frame, "anyone").message)
 
 
 def started(count: int = 3, size: int = 4) -> dict[str, Session]:
@@ -51,9 +55,9 @@ def test_members_must_be_members() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"shape": (5,)}, r"shape \(5,\) \(here \(4,\)\)"),
-        ({"fraction_bits": 24}, r"fraction_bits 24 \(here 20\)"),
-        ({"ring_bits": 64}, r"ring_bits 64 \(here 32\)"),
+        ({"shape": (5,)}, r"shape \(5,\) instead of \(4,\)"),
+        ({"fraction_bits": 24}, "fraction_bits 24 instead of 20"),
+        ({"ring_bits": 64}, "ring_bits 64 instead of 32"),
         ({"dtype": "float64"}, "dtype 'float64'"),
         ({"sharing": "uniform"}, "sharing 'uniform'"),
         ({"opening": "aggregator", "aggregator": "p0"}, "opening 'aggregator'"),
@@ -69,13 +73,21 @@ def test_other_settings_are_told_on_every_side_before_anything_is_shared(change:
     wire = Wire(colony, random.Random(0))
     errors = wire.run_past_faults()
     assert set(errors) == set(colony)
-    seen_at_p0_or_p2 = [errors[name] for name in ("p0", "p2") if isinstance(errors[name], SettingsError)]
-    assert seen_at_p0_or_p2
-    for seen in seen_at_p0_or_p2:
-        assert seen.peer == "p1"
+    for name, error in errors.items():  # everybody names the same one, that one too
+        assert error.peer == "p1"
+        assert ("this member sums" in str(error)) == (name == "p1")
         with pytest.raises(SettingsError, match=says):
-            raise seen
-    assert all(frame[4] in (1, 6) for _, _, frame in wire.delivered)  # Ready and Abort, nothing else
+            raise error
+    assert {kind_of(frame) for _, _, frame in wire.delivered} == {Ready}
+
+
+def test_without_a_majority_everybody_still_names_the_same_ones() -> None:
+    colony = sessions(3)
+    for session, size in zip(colony.values(), (4, 5, 6), strict=True):
+        session.start(spec(size), np.zeros(size, dtype="<u4"))
+    errors = Wire(colony, random.Random(0)).run_past_faults()
+    assert {error.peer for error in errors.values()} == {"p1"}
+    assert all("(so do p2)" in str(error) for error in errors.values())
 
 
 def test_after_a_refused_sum_the_next_one_works() -> None:
@@ -111,7 +123,7 @@ def test_an_abort_that_comes_early_waits_for_its_sum() -> None:
 def test_a_fault_after_sharing_ends_the_session_for_all() -> None:
     colony = started()
     wire = Wire(colony, random.Random(0))
-    wire.run(until=lambda: any(frame[4] == 3 and sender == "p0" for sender, _, frame in wire.flying))
+    wire.run(until=lambda: any(kind_of(frame) is Subtotal and sender == "p0" for sender, _, frame in wire.flying))
     with pytest.raises(FrameError, match="p2: sent .* truncated"):
         colony["p0"].receive("p2", b"CGD")
     with pytest.raises(LocalProtocolError, match=r"this session has ended \(p2: sent"):
@@ -142,16 +154,58 @@ def test_whoever_leaves_after_a_sum_does_not_spoil_it() -> None:
 def test_what_comes_too_soon_is_an_error(kind: type[Share] | type[Total]) -> None:
     colony = sessions(3)
     frame = to_bytes(Frame(SESSION, 1, kind(bytes(16))))
-    with pytest.raises(RemoteProtocolError, match=f"p1: sent {kind.__name__} of sum 1 while we are IDLE: too soon"):
+    with pytest.raises(RemoteProtocolError, match=f"p1: sent {kind.__name__} of sum 1 while we are at 0: too soon"):
         colony["p0"].receive("p1", frame)
+    alone = SecureSum("p0", names(3), 1)
+    with pytest.raises(RemoteProtocolError, match=f"p1: sent {kind.__name__} of sum 1 while we are IDLE: too soon"):
+        alone.receive("p1", kind(bytes(16)))
     with pytest.raises(RemoteProtocolError, match="p1: sent"):  # the sum that was spoilt does not begin
-        colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
+        alone.start(spec(4), np.zeros(4, dtype="<u4"))
 
 
-def test_two_sums_ahead_is_an_error() -> None:
+def test_whoever_is_further_ahead_has_given_up_the_sums_between() -> None:
+    colony = sessions(3)
+    colony["p0"].receive("p1", to_bytes(Frame(SESSION, 3, Ready(spec(4)))))
+    for number in (1, 2):
+        with pytest.raises(PeerAbortedError, match=f"p1: gave up sum {number}: it is at a later sum already"):
+            colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
+    colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
+    assert colony["p0"].waiting_for == ("Ready", frozenset({"p2"}))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_member_that_refuses_and_goes_on_spoils_nothing(seed: int) -> None:
+    """It passes no barrier when it refuses, so it can be two sums ahead of a peer that waits for a last word."""
+    rng = random.Random(seed)
+    colony = sessions(4)
+    secrets = [random_secrets(rng, 4, size=6) for _ in range(2)]
+    wire = Wire(colony, rng)
+    for session, secret in zip(colony.values(), secrets[0], strict=True):
+        session.start(spec(6), secret.copy())
+    wire.run(until=lambda: not colony["p1"].running)
+    for _ in range(2):
+        colony["p1"].refuse(Reason.RANGE)
+    colony["p1"].start(spec(6), secrets[1][1].copy())
+    assert wire.run_past_faults() == {}
+    for name, secret in zip(colony, secrets[1], strict=True):
+        assert name == "p1" or np.array_equal(colony[name].total, ring_total(secrets[0]))
+        while name != "p1":
+            try:
+                colony[name].start(spec(6), secret.copy())
+                break
+            except PeerAbortedError as error:
+                assert error.peer == "p1"
+    assert wire.run_past_faults() == {}
+    assert all(np.array_equal(session.total, ring_total(secrets[1])) for session in colony.values())
+
+
+def test_whoever_did_not_finish_what_we_did_is_told() -> None:
     colony = started()
-    with pytest.raises(RemoteProtocolError, match="p1: is at sum 3 while we are at 1"):
-        colony["p0"].receive("p1", to_bytes(Frame(SESSION, 3, Ready(spec(4)))))
+    wire = Wire(colony, random.Random(0))
+    wire.run()
+    colony["p1"].receive("p0", to_bytes(Frame(SESSION, 0, Leave())))
+    with pytest.raises(PeerLeftError, match="it did not finish sum 1, which we did"):
+        colony["p1"].start(spec(4), np.zeros(4, dtype="<u4"))
 
 
 def test_another_session_and_strangers_are_refused() -> None:
@@ -165,8 +219,8 @@ def test_another_session_and_strangers_are_refused() -> None:
 def test_vectors_of_the_wrong_length_are_refused() -> None:
     colony = started()
     wire = Wire(colony, random.Random(0))
-    wire.run(until=lambda: any(frame[4] == 3 and to == "p0" for _, to, frame in wire.flying))
-    sender, to, frame = next(each for each in wire.flying if each[1] == "p0" and each[2][4] == 3)
+    wire.run(until=lambda: any(kind_of(frame) is Subtotal and to == "p0" for _, to, frame in wire.flying))
+    sender, to, frame = next(each for each in wire.flying if each[1] == "p0" and kind_of(each[2]) is Subtotal)
     longer = frame[:29] + (len(frame) - 37 + 4).to_bytes(8, "little") + frame[37:] + bytes(4)
     with pytest.raises(RemoteProtocolError, match=f"{sender}: sent a Subtotal of 12 bytes, not 8"):
         colony[to].receive(sender, longer)
@@ -205,8 +259,9 @@ def test_a_secret_that_does_not_fit_the_settings_is_refused() -> None:
         sessions(3)["p0"].start(spec(0), np.zeros(0, dtype="<u4"))
     with pytest.raises(MembershipError, match="aggregator 'x' is not a member"):
         sessions(3)["p0"].start(spec(4, opening="aggregator", aggregator="x"), np.zeros(4, dtype="<u4"))
-    with pytest.raises(LocalProtocolError, match="needs the pair keys"):
-        SecureSum("p0", names(3), 1).start(spec(4), np.zeros(4, dtype="<u4"))
+    for keys in (None, {}, {"p1": bytes(16)}):
+        with pytest.raises(LocalProtocolError, match="needs a pair key with every peer"):
+            Session("p0", names(3), SESSION, keys).start(spec(4), np.zeros(4, dtype="<u4"))
 
 
 def test_the_tables_are_whole() -> None:

@@ -46,6 +46,10 @@ class TapeShares(ExpandedShares):
         super().__init__(me, {peer: key for peer, key in keys.items() if frozenset({me, peer}) not in tape})
         self._tape = {(pair - {me}).copy(): words for pair, words in tape.items() if me in pair}
 
+    @property
+    def peers(self) -> frozenset[str]:
+        return super().peers.union(*self._tape)
+
     def add_to(self, words: npt.NDArray[Any], position: int) -> None:
         super().add_to(words, position)
         for pair, stream in self._tape.items():

@@ -81,8 +81,30 @@ def test_the_bound_itself_fits_and_the_next_float_does_not() -> None:
     fixed_point.encode(np.array([0.1, -0.1]))
     with pytest.raises(RangeError, match="beyond the bound"):
         fixed_point.encode(np.array([np.nextafter(0.1, 1)]))
-    with pytest.raises(RangeError):  # the float32 nearest to 0.1 is above it
-        fixed_point.encode(np.array([0.1], dtype=np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("bound", [0.1, 1e6])
+def test_a_value_clipped_to_the_bound_in_its_own_type_fits(dtype: type, bound: float) -> None:
+    """The float32 next to 0.1 lies above 0.1; it counts as 0.1, so that nothing can wrap around."""
+    fixed_point = FixedPoint.for_sum(addends=3, bound=bound, ring_bits=64)
+    clipped: np.ndarray = np.clip(np.array([-6e4, 6e4]), -bound, bound).astype(dtype)
+    decoded = fixed_point.decode(fixed_point.encode(clipped))
+    assert np.all(np.abs(decoded) <= bound)
+    assert np.allclose(decoded, clipped, rtol=1e-3)
+    with pytest.raises(RangeError):
+        fixed_point.encode(np.array([np.inf], dtype=dtype))
+    if bound < 1:
+        with pytest.raises(RangeError):
+            fixed_point.encode(np.nextafter(dtype(bound), dtype(1)).reshape(1))
+
+
+def test_the_margin_of_a_weighted_sum_is_needed() -> None:
+    """65,536 addends that all round up: without room for their roundings the total would be −2³¹."""
+    bound = (2**31 - 1) / 2**30
+    fixed_point = FixedPoint.for_weighted_sum(addends=65_536, bound=bound)
+    words = fixed_point.encode(np.full(65_536, bound), weight=1 / 65_536)
+    assert fixed_point.decode(words.sum(dtype=np.uint32, keepdims=True))[0] == pytest.approx(bound, rel=1e-4)
 
 
 @given(hnp.arrays(np.int64, 5, elements=st.integers(-(2**60), 2**60)))
@@ -93,8 +115,11 @@ def test_integers_are_exact(values: np.ndarray) -> None:
 
 
 def test_integers_out_of_range_are_refused() -> None:
-    with pytest.raises(RangeError):
-        FixedPoint.for_integers(addends=5).encode(np.array([2**62]))
+    largest = (2**63 - 1) // 5
+    FixedPoint.for_integers(addends=5).encode(np.array([largest, -largest]))
+    for value in (largest + 1, -largest - 1, 2**63 - 1):
+        with pytest.raises(RangeError, match="integers are summed exactly in 64 bits"):
+            FixedPoint.for_integers(addends=5).encode(np.array([0, value]))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +132,7 @@ def test_integers_out_of_range_are_refused() -> None:
         (lambda: FixedPoint.for_sum(addends=3, bound=1e10), "use ring_bits=64"),
         (lambda: FixedPoint.for_sum(addends=3, bound=1e30, ring_bits=64), "do not fit a ring of 64 bits"),
         (lambda: FixedPoint(fraction_bits=300, bound=1.0), "fraction_bits is 300"),
+        (lambda: FixedPoint(fraction_bits=30, bound=100.0), "does not fit a ring of 32 bits"),
         (lambda: FixedPoint(fraction_bits=20, bound=1.0).encode(np.ones(1), weight=1.5), "weight is 1.5"),
     ],
 )

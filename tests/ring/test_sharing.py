@@ -122,6 +122,14 @@ def test_extra_memory_is_bounded(peers: int) -> None:
     assert peak < 1_000_000  # the vector itself has 16 MB
 
 
+def test_sessions_have_different_shares() -> None:
+    keys = pair_keys(["a", "b", "c"])["a"]
+    first, second = np.zeros(1000, dtype=np.uint32), np.zeros(1000, dtype=np.uint32)
+    ExpandedShares("a", keys, b"one").add_to(first, 1)
+    ExpandedShares("a", keys, b"two").add_to(second, 1)
+    assert np.count_nonzero(first == second) <= 2
+
+
 def test_keys_are_not_shown() -> None:
     key = b"0123456789abcdef"
     assert "0123456789abcdef" not in repr(ExpandedShares("a", {"b": key}))

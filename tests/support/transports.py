@@ -23,5 +23,8 @@ class BentTransport:
     def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
         return self._inner.receive(timeout)
 
+    def wake(self) -> None:
+        self._inner.wake()
+
     def close(self) -> None:
         self._inner.close()

@@ -11,7 +11,6 @@ import numpy as np
 from cgd.errors import RemoteProtocolError
 from cgd.protocol.messages import SumSpec
 from cgd.protocol.session import Session
-from cgd.ring.sharing import ExpandedShares
 
 if TYPE_CHECKING:
     import random
@@ -36,7 +35,7 @@ def pair_keys(members: Sequence[str]) -> dict[str, dict[str, bytes]]:
 def sessions(count: int, session: bytes = b"s" * 16) -> dict[str, Session]:
     members = names(count)
     keys = pair_keys(members)
-    return {me: Session(me, members, session, ExpandedShares(me, keys[me])) for me in members}
+    return {me: Session(me, members, session, keys[me]) for me in members}
 
 
 def spec(

@@ -16,6 +16,7 @@ from cgd.learning.confinement import confine
 from cgd.learning.grid import Grid
 from cgd.learning.optimizer import ConfinedSGD
 from cgd.network.local import local_peers
+from cgd.protocol.secure_sum import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,12 @@ class DemoSettings:
     seed: int = 0
     lr: float = 0.5
     delta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.participants < FEWEST_MEMBERS:
+            raise InputError(f"participants is {self.participants}; a secure sum needs at least {FEWEST_MEMBERS}")
+        if self.steps < 1:
+            raise InputError(f"steps is {self.steps}; train for at least 1")
 
 
 @dataclass
@@ -91,16 +98,14 @@ def run(settings: DemoSettings, advance: Callable[[str], None] = lambda _: None)
         settings: what to run.
         advance: is called with "pooled", "alone" or "together" after each step of that part.
     """
-    if settings.steps < 1:
-        raise InputError(f"steps is {settings.steps}; train for at least 1")
     torch.set_num_threads(1)  # many small products: threads within them cost more than they bring
     names = [f"hospital-{i + 1}" for i in range(settings.participants)]
+    data = datasets.load(settings.dataset, settings.seed)
+    # Uneven shares: the second has half as many samples as the first, the third a third, …
+    shares = [1 / (i + 1) for i in range(settings.participants)]
+    grid = Grid(settings.participants)
+    blocks = list(grid.split(data.x, data.y, seed=settings.seed, row_shares=shares).values())
     with local_peers(names) as colony:
-        data = datasets.load(settings.dataset, settings.seed)
-        # Uneven shares: the second has half as many samples as the first, the third a third, …
-        shares = [1 / (i + 1) for i in range(settings.participants)]
-        grid = Grid(settings.participants)
-        blocks = list(grid.split(data.x, data.y, seed=settings.seed, row_shares=shares).values())
         scale = colony.run(agree_on_scale, blocks)[0]
         trial = Trial(settings, data, scale, advance)
         pooled = trial.plainly("pooled", data.x, data.y, "pooled")

@@ -10,6 +10,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.axes import Axes
+
     from cgd.experiments.demo import Curve, DemoResult
 
 
@@ -52,14 +54,17 @@ def plot(result: DemoResult, path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2)
+    marker = "o" if len(result.pooled.steps) < 10 else ""  # a line through one point cannot be seen
     for quantity, axis in zip(("loss", "accuracy"), axes, strict=True):
+
+        def draw(curve: Curve, style: str, label: str | None, quantity: str = quantity, axis: Axes = axis) -> None:
+            axis.plot(curve.steps, getattr(curve, quantity), style, marker=marker, lw=1.2, label=label)
+
         for i, each in enumerate(result.participants):
-            label = "alone, one line each" if i == 0 else None
-            axis.plot(each.alone.steps, getattr(each.alone, quantity), color="tab:orange", alpha=0.6, lw=1, label=label)
+            draw(each.alone, "tab:orange", "alone, one line each" if i == 0 else None)
         for i, each in enumerate(result.participants):
-            label = "confined, one line each" if i == 0 else None
-            axis.plot(each.confined.steps, getattr(each.confined, quantity), color="tab:blue", lw=1.2, label=label)
-        axis.plot(result.pooled.steps, getattr(result.pooled, quantity), "k--", lw=1.5, label="all data pooled")
+            draw(each.confined, "tab:blue", "confined, one line each" if i == 0 else None)
+        draw(result.pooled, "k--", "all data pooled")
         axis.set(xlabel="step", ylabel=f"held-out {quantity}")
         axis.grid(alpha=0.3)
     axes[0].set_yscale("log")

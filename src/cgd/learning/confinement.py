@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 32
 FORMAT = "cgd-origin-1"
+CONFINED = "_cgd_confined"
+"""The attribute by which an optimiser knows a parameter that starts from a private origin."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Origin:
         with torch.no_grad():
             for name, numbers in self.draw():
                 parameters[name].copy_(numbers)
+                setattr(parameters[name], CONFINED, True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. It is as secret as the model.

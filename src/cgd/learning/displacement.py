@@ -9,10 +9,13 @@ To be the same *bits* for everyone, on any processor, every operation here round
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from cgd.errors import InputError
 
 if TYPE_CHECKING:
     State = dict[str, Any]
@@ -32,6 +35,11 @@ class Descent:
     lr: float
     momentum: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
+
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
         """Move `displacement` in place by one step; `state` keeps the velocity."""
         velocity = gradient_sum
@@ -50,6 +58,11 @@ class AdamDescent:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+        if not all(0 <= beta < 1 for beta in self.betas) or not 0 < self.eps < math.inf:
+            raise InputError(f"betas are {self.betas} and eps is {self.eps}; betas must be in [0, 1) and eps above 0")
+
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
         """Move `displacement` in place by one step; `state` keeps the two moments."""
         if "mean" not in state:
@@ -64,3 +77,8 @@ class AdamDescent:
         square = state["square"] = state["square"] * beta_2 + gradient_sum * gradient_sum * (1.0 - beta_2)
         size = torch.sqrt(square * (1.0 / (1.0 - power_2))) + self.eps
         displacement -= mean * (1.0 / (1.0 - power_1)) / size * self.lr
+
+
+def _check_lr(lr: float) -> None:
+    if not 0 <= lr < math.inf:
+        raise InputError(f"lr is {lr}; it must be a finite number, at least 0")

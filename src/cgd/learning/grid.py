@@ -104,6 +104,9 @@ class Grid:
         Raises:
             InputError: the sizes do not fit, or somebody would be left with nothing.
         """
+        for data in (x, y):
+            if not isinstance(data, (np.ndarray, torch.Tensor)):
+                raise InputError(f"the data is a {type(data).__name__}; pass numpy arrays or torch tensors")
         if len(x) != len(y):
             raise InputError(f"there are {len(x)} samples and {len(y)} labels; they must be as many")
         if self.columns > 1 and x.ndim != 2:
@@ -135,5 +138,5 @@ def _cuts(count: int, parts: int, shares: Sequence[float] | None, of_what: str) 
         ends = np.rint(np.cumsum(shares) / np.sum(shares) * count).astype(int)
         sizes = np.diff(ends, prepend=0).tolist()
     if min(sizes) < 1:
-        raise InputError(f"{count} {of_what} do not suffice for {parts} parts {sizes}; each needs at least one")
+        raise InputError(f"{count} {of_what} do not suffice for {parts} parts of these shares; each needs at least one")
     return [0, *np.cumsum(sizes).tolist()]

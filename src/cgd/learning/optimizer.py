@@ -8,28 +8,28 @@ gradient of the mean loss over everyone's samples and `lr` means what it means i
 from __future__ import annotations
 
 import hashlib
-import math
+import warnings
 from abc import ABC, abstractmethod
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from cgd.errors import InputError, RangeError
+from cgd.errors import InputError, RangeError, UnconfinedWarning
+from cgd.learning.confinement import CONFINED
 from cgd.learning.displacement import AdamDescent, Descent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch.optim.optimizer import ParamsT
 
     from cgd.learning.displacement import Rule
     from cgd.network.peers import Peers
 
-
-# What a group holds that need not be the same at every member.
-_LOCAL_OPTIONS = frozenset({"params", "param_names"})
+# What a group keeps besides its options: how n was counted. None of it is set by the user.
+_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None}
 
 
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
@@ -37,9 +37,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     The origin of a parameter is its value at its first step. From then on its value is origin + displacement, whatever
     is written into it in between. Parameters that do not require a gradient take no part; one that has no gradient in
-    a step contributes zero, because a peer may have one. All members need the same parameters in the same order.
+    a step contributes zero, because a peer may have one. All members need the same parameters in the same order, and
+    the same options; both are compared in every step, with a digest of the displacement, before anything is shared.
 
-    A parameter group may name its own `peers` (in a grid, the first layer's are its column group).
+    A parameter group may name its own `peers` (in a grid, the first layer's are its column group). Groups with fewer
+    members are summed first, and nothing moves before the last sum is open: if anybody fails, nobody moves.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
@@ -48,22 +50,23 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self.samples = int(samples)
         self._default_peers = peers
         self._group_peers: list[Peers] = []
-        # n, opened once in the first step and kept in the state: a member that resumes must not ask again.
-        super().__init__(params, {**defaults, "total_samples": None})
+        self._options = sorted(defaults)  # torch adds some of its own to self.defaults
+        super().__init__(params, {**defaults, **_COUNTED})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may carry options of its own and its own `peers`."""
         group = dict(param_group)
         peers = group.pop("peers", self._default_peers)
         _refuse_weight_decay(group.pop("weight_decay", 0.0))
-        _check_lr(group.get("lr", self.defaults["lr"]))
+        self._rule({**self.defaults, **group})  # refuses options that make no sense
+        params = group["params"]
+        group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+        for each in group["params"]:
+            parameter = each[1] if isinstance(each, tuple) else each
+            if isinstance(parameter, torch.Tensor) and not parameter.is_floating_point():
+                raise InputError(f"a parameter is of type {parameter.dtype}; only floats can be summed and moved")
         super().add_param_group(group)
         self._group_peers.append(peers)
-        for parameter in self.param_groups[-1]["params"]:
-            if not parameter.is_floating_point():
-                raise InputError(
-                    f"a parameter is of type {parameter.dtype}; only floating-point parameters can be summed"
-                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -74,17 +77,25 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             RangeError: a gradient is NaN, infinite or beyond the bound of the peers.
-            RemoteProtocolError, PeerTimeoutError: see `Peers.sum`.
+            InputError: the members, or this participant's samples, are not those that n was counted with.
+            RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        rules = [self._rule(group) for group in self.param_groups]
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
-        for peers, groups in self._groups_by_peers():
-            gradient_sums |= self._sum(peers, groups)
-        for group in self.param_groups:
-            rule = self._rule(group)
+        waiting = self._groups_by_peers()
+        while waiting:
+            peers, groups = waiting.pop(0)
+            try:
+                gradient_sums |= self._sum(peers, groups)
+            except BaseException:
+                for other, _ in waiting:  # nobody shall wait for us in the sums that were to follow
+                    other.decline()
+                raise
+        for group, rule in zip(self.param_groups, rules, strict=True):
             for parameter in _trainable(group):
                 state = self._state_of(parameter)
                 rule.move(state["displacement"], gradient_sums[parameter], state)
@@ -102,18 +113,32 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         ]
         return torch.cat(parts)
 
+    def recount(self) -> None:
+        """Count samples and members anew in the next step. All members must call it before the same step.
+
+        It is needed after a participant's `samples` or the members have changed. Mind the members: if a step that was
+        taken with some members is taken again with others, the difference of the two sums is somebody's gradient. Go
+        on from the last step that was finished, never from one before.
+        """
+        for group in self.param_groups:
+            group.update(_COUNTED)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave: the parameters become its origin + displacement, bit for bit.
 
-        The state holds the private origin: keep it as secret as the model.
+        The state holds the private origin: keep it as secret as the model. Buffers (of batch normalisation, say) are
+        not parameters; save `model.state_dict()` beside it.
         """
+        for group in state_dict["param_groups"]:
+            if missing := {*self._options, *_COUNTED} - group.keys():
+                raise InputError(
+                    f"the state has no {', '.join(sorted(missing))}: it is not that of a {type(self).__name__}; "
+                    "load it into the kind of optimiser it was saved from"
+                )
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         ours = chain.from_iterable(group["params"] for group in self.param_groups)
-        pairs = [
-            (state_dict["state"][i], parameter)
-            for i, parameter in zip(saved, ours, strict=False)
-            if i in state_dict["state"]
-        ]
+        states = state_dict["state"]
+        pairs = [(states[i], parameter) for i, parameter in zip(saved, ours, strict=False) if i in states]
         for state, parameter in pairs:
             if "displacement" not in state or state["displacement"].shape != parameter.shape:
                 raise InputError(
@@ -124,28 +149,36 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         with torch.no_grad():
             for state, parameter in pairs:  # torch cast it to the parameter's type, which may be a coarser one
                 self.state[parameter] = {key: _copied(value, parameter.device) for key, value in state.items()}
-                if parameter.requires_grad:
-                    _place(parameter, self.state[parameter])
+                _place(parameter, self.state[parameter])
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a confined optimiser holds a live connection and cannot be copied; copy its state_dict()")
 
     @abstractmethod
     def _rule(self, group: dict[str, Any]) -> Rule:
-        """By which rule the displacement of this group moves."""
+        """By which rule the displacement of this group moves; refuses options that make no sense."""
 
-    def _groups_by_peers(self) -> Iterable[tuple[Peers, list[dict[str, Any]]]]:
-        """One sum for all groups that have the same peers."""
+    def _groups_by_peers(self) -> list[tuple[Peers, list[dict[str, Any]]]]:
+        """One sum for all groups that have the same peers, those with fewer members first."""
         together: dict[int, tuple[Peers, list[dict[str, Any]]]] = {}
         for peers, group in zip(self._group_peers, self.param_groups, strict=True):
             together.setdefault(id(peers), (peers, []))[1].append(group)
-        return together.values()
+        in_use = [(peers, groups) for peers, groups in together.values() if any(map(_trainable, groups))]
+        return sorted(in_use, key=lambda pair: len(pair[0]))
 
     def _sum(self, peers: Peers, groups: list[dict[str, Any]]) -> dict[torch.Tensor, torch.Tensor]:
+        """The weighted sum of all members' gradients of these groups."""
         parameters = [parameter for group in groups for parameter in _trainable(group)]
-        if not parameters:
-            return {}
+        try:
+            self._check_count(peers, groups)
+            self._warn_if_unconfined(parameters)
+        except BaseException:
+            peers.decline()
+            raise
         if groups[0]["total_samples"] is None:
             total_samples = int(peers.sum(np.array(self.samples)))
             for group in groups:
-                group["total_samples"] = total_samples
+                group.update(samples=self.samples, total_samples=total_samples, members=list(peers.members))
         dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
         vector = torch.cat([_flat_gradient(each, dtype) for each in parameters])
         try:
@@ -159,18 +192,52 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             for each, piece in zip(parameters, pieces, strict=True)
         }
 
+    def _check_count(self, peers: Peers, groups: list[dict[str, Any]]) -> None:
+        """Refuse to go on from a count that no longer holds."""
+        for group in groups:
+            if group["total_samples"] is None:
+                continue
+            if group["samples"] != self.samples:
+                raise InputError(
+                    f"samples is {self.samples} and was {group['samples']} when n was counted: the weights would not "
+                    "sum to one; give samples= as it was, or call recount() at every member"
+                )
+            if group["members"] != list(peers.members):
+                raise InputError(
+                    f"n was counted with {', '.join(group['members'])} and the members are {', '.join(peers.members)}; "
+                    "a step taken again with other members would show somebody's gradient. If the step after the last "
+                    "finished one is next, call recount() at every member; otherwise start anew"
+                )
+
+    def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
+        fresh = [parameter for parameter in parameters if parameter not in self.state]
+        if not all(getattr(parameter, CONFINED, False) for parameter in fresh):
+            warnings.warn(
+                "a model is trained that cgd.confine did not draw: whoever can guess its initial weights (they are the "
+                "same for everyone with the same torch seed) knows the model; call cgd.confine(model) first",
+                UnconfinedWarning,
+                stacklevel=6,
+            )
+
     def _context(self, groups: list[dict[str, Any]], parameters: list[torch.Tensor]) -> str:
         """What must be the same at every member for the displacements to stay the same bits.
 
         It is compared before anything is shared, so that another lr, a missed step or a wrong checkpoint is told at
-        once and in words. All of it is known to all members anyway.
+        once and in words. All of it is known to all members anyway; the options are ours, not what a user adds.
         """
-        options = [{key: value for key, value in group.items() if key not in _LOCAL_OPTIONS} for group in groups]
+        options = {key: [_plain(group[key]) for group in groups] for key in self._options}
+        everything = enumerate(chain.from_iterable(group["params"] for group in self.param_groups))
+        layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in everything if each.requires_grad]
+        model = hashlib.sha256(repr(layout).encode())
         state = hashlib.sha256(repr(options).encode())
         for parameter in parameters:
-            state.update(self._state_of(parameter)["displacement"].cpu().contiguous().numpy().data)
-        shown = ", ".join(f"{key} {value}" for key, value in options[0].items())
-        return f"{type(self).__name__} with {shown}"[:150] + f", state {state.hexdigest()[:16]}"
+            for key, value in sorted(self.state[parameter].items() if parameter in self.state else ()):
+                if key != "origin":
+                    state.update(key.encode())
+                    state.update(_bytes(value))
+        shown = ", ".join(f"{key} {' '.join(values)}" for key, values in options.items())
+        digests = f"model {model.hexdigest()[:12]}, state {state.hexdigest()[:12]}"
+        return f"{type(self).__name__} with {shown}"[:180] + f", {digests}"
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -235,12 +302,10 @@ class ConfinedSGD(ConfinedOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         _refuse_weight_decay(weight_decay)
-        if not 0 <= momentum < 1:
-            raise InputError(f"momentum is {momentum}; it must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "momentum": momentum}, peers=peers, samples=samples)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
-        return Descent(float(group["lr"]), group["momentum"])
+        return Descent(float(group["lr"]), float(group["momentum"]))
 
 
 class ConfinedAdam(ConfinedOptimizer):
@@ -252,7 +317,8 @@ class ConfinedAdam(ConfinedOptimizer):
         peers: the others.
         samples: n_l, the number of this participant's samples; the others learn only the sum of all.
         betas: how fast the two moments forget.
-        eps: keeps the division finite.
+        eps: keeps the division finite. Gradients smaller than the resolution of the sum (`Peers.resolution`) count as
+            zero; with gradients that small, use peers with ring_bits=64.
         weight_decay: refused, because it reads the private weights; here to say so.
     """
 
@@ -268,12 +334,11 @@ class ConfinedAdam(ConfinedOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         _refuse_weight_decay(weight_decay)
-        if not all(0 <= beta < 1 for beta in betas) or eps <= 0:
-            raise InputError(f"betas are {betas} and eps is {eps}; betas must be in [0, 1) and eps above 0")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, peers=peers, samples=samples)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
-        return AdamDescent(float(group["lr"]), group["betas"], group["eps"])
+        first, second = group["betas"]
+        return AdamDescent(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
 
 
 def _trainable(group: dict[str, Any]) -> list[torch.Tensor]:
@@ -301,9 +366,13 @@ def _copied(value: Any, device: torch.device) -> Any:
     return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def _check_lr(lr: Any) -> None:
-    if not 0 <= float(lr) < math.inf:
-        raise InputError(f"lr is {lr}; it must be a finite number, at least 0")
+def _plain(value: Any) -> str:
+    """An option as text that is equal if and only if the numbers are: 1, 1.0 and a tensor of it are the same."""
+    return "/".join(map(_plain, value)) if isinstance(value, (tuple, list)) else repr(float(value))
+
+
+def _bytes(value: Any) -> bytes | memoryview:
+    return value.cpu().contiguous().numpy().data if isinstance(value, torch.Tensor) else repr(value).encode()
 
 
 def _refuse_weight_decay(weight_decay: float) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+import threading
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cgd.errors import PeerAbortedError, PeerLeftError
+from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
 from cgd.network.memory import connect
-from cgd.network.peers import Peers, SumSettings
+from cgd.network.peers import FAREWELL_SECONDS, Peers, SumSettings
 from cgd.protocol.messages import SESSION_BYTES, Opening, PeerId, Sharing
 from cgd.protocol.secure_sum import check_members
 from cgd.protocol.session import Session
-from cgd.ring.sharing import KEY_BYTES, ExpandedShares
+from cgd.ring.sharing import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
 Result = TypeVar("Result")
+
+# How often `run` looks whether a member waits for one that has returned.
+LOOK_SECONDS = 0.2
 
 
 class LocalPeers(tuple[Peers, ...]):
@@ -45,7 +49,8 @@ class LocalPeers(tuple[Peers, ...]):
         """Call `function(peers, *arguments)` for every member, each in a thread of its own; the results in order.
 
         Like `map`, it takes one iterable for each further argument, with one element for each member. If a member
-        fails, it leaves, the others stop waiting for it, and its error is raised.
+        fails, all members are closed, other `Peers` among the arguments too, and its error is raised, with a note that
+        names it. A member whose function returns while another still needs it for a sum is closed, and the other told.
 
         Examples:
             >>> import cgd, numpy as np
@@ -53,23 +58,56 @@ class LocalPeers(tuple[Peers, ...]):
             ...     colony.run(lambda peers, n: int(peers.sum(np.array(n))), [10, 20, 30])
             [60, 60, 60]
         """
-        rows = list(zip(self, *(list(argument) for argument in arguments), strict=True))
-        with ThreadPoolExecutor(max_workers=len(self), thread_name_prefix="cgd") as pool:
-            futures = [pool.submit(function, *row) for row in rows]
-            try:
-                for future in as_completed(futures):
+        columns = [list(self), *(list(argument) for argument in arguments)]
+        if any(len(column) != len(self) for column in columns):
+            sizes = ", ".join(str(len(column)) for column in columns[1:])
+            raise InputError(f"{len(self)} members need {len(self)} elements of every argument; there are {sizes}")
+        rows = list(zip(*columns, strict=True))
+        futures: list[Future[Result]] = [Future() for _ in rows]
+        for future, row in zip(futures, rows, strict=True):
+            # Daemons: an interrupt must not wait for a member that computes, nor must the end of the program.
+            threading.Thread(target=_fulfil, args=(future, function, row), name=f"cgd-{row[0].me}", daemon=True).start()
+        try:
+            while (state := wait(futures, timeout=LOOK_SECONDS, return_when=FIRST_EXCEPTION)).not_done:
+                for future in state.done:
                     future.result()
-            except BaseException as first:  # of a member, or an interrupt: the others must not wait in vain
-                self.close()
-                wait(futures)
-                raise _cause(first, futures) from None
-        return [future.result() for future in futures]
+                self._dismiss_idle([future.done() for future in futures])
+            return [future.result() for future in futures]
+        except BaseException as error:
+            for peers in (each for row in rows for each in row if isinstance(each, Peers)):
+                peers.close()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            wait(futures, timeout=FAREWELL_SECONDS)
+            raise self._cause(futures) from None
+
+    def _dismiss_idle(self, returned: Sequence[bool]) -> None:
+        """Close the members that have returned and that another one waits for."""
+        furthest = max(peers.number for peers in self)
+        for peers, done in zip(self, returned, strict=True):
+            if done and peers.number < furthest:
+                peers.close()
+
+    def _cause(self, futures: Sequence[Future[Any]]) -> BaseException:
+        """Of the errors of all members, one that is not merely about another's having given up."""
+        errors = [
+            (peers.me, error)
+            for peers, future in zip(self, futures, strict=True)
+            if future.done() and (error := future.exception()) is not None
+        ]
+        consequences = (PeerAbortedError, PeerLeftError, ClosedError)
+        # Sorting keeps the order, and puts what was caused by others behind the rest, our own closing last.
+        errors.sort(key=lambda pair: isinstance(pair[1], consequences) + isinstance(pair[1], ClosedError))
+        name, error = errors[0]
+        error.add_note(f"This was raised at member {name}.")
+        return error
 
 
-def _cause(first: BaseException, futures: Sequence[Future[Any]]) -> BaseException:
-    """Of the errors of all members, one that is not merely about another's having given up."""
-    errors = [first, *(error for future in futures if (error := future.exception()) is not None)]
-    return next((error for error in errors if not isinstance(error, (PeerAbortedError, PeerLeftError))), first)
+def _fulfil(future: Future[Result], function: Callable[..., Result], row: Sequence[Any]) -> None:
+    try:
+        future.set_result(function(*row))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def local_peers(
@@ -102,6 +140,8 @@ def local_peers(
         ...     colony.run(lambda peers: peers.sum(np.ones(2)))
         [array([3., 3.]), array([3., 3.]), array([3., 3.])]
     """
+    if isinstance(members, (float, str)):
+        raise InputError(f"members is {members!r}; it is a whole number, or a list of names")
     names = [f"participant-{i + 1}" for i in range(members)] if isinstance(members, int) else list(members)
     check_members(names[0] if names else "", names)
     if opening == "aggregator" and aggregator is None:
@@ -112,6 +152,6 @@ def local_peers(
     for one, other in combinations(names, 2):
         keys[one][other] = keys[other][one] = secrets.token_bytes(KEY_BYTES)
     return LocalPeers(
-        Peers(transport, Session(name, names, session, ExpandedShares(name, keys[name])), settings, timeout)
+        Peers(transport, Session(name, names, session, keys[name]), settings, timeout)
         for name, transport in zip(names, connect(names), strict=True)
     )

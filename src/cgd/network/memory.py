@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cgd.errors import MembershipError, TransportError
+from cgd.errors import ClosedError, MembershipError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ class Inbox:
         self._changed = threading.Condition()
         self._frames: deque[tuple[PeerId, bytes]] = deque()
         self._bytes = 0
+        self._woken = False
         self._closed = False
 
     def put(self, sender: PeerId, frame: bytes) -> bool:
@@ -41,14 +42,21 @@ class Inbox:
     def get(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
         """Take the next frame, waiting for it at most `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._closed, timeout)
+            self._changed.wait_for(lambda: self._frames or self._woken or self._closed, timeout)
             if self._closed:
-                raise TransportError("this member's connection is closed")
+                raise ClosedError("this member's connection is closed; make new peers for further sums")
             if not self._frames:
+                self._woken = False
                 return None
             sender, frame = self._frames.popleft()
             self._bytes -= len(frame)
             return sender, frame
+
+    def wake(self) -> None:
+        """Let whoever waits go on."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Drop what is there and whatever comes."""
@@ -75,6 +83,10 @@ class MemoryTransport:
     def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
         """Take the next frame from our inbox; see `Transport.receive`."""
         return self._inboxes[self.me].get(timeout)
+
+    def wake(self) -> None:
+        """Let our `receive` return; see `Transport.wake`."""
+        self._inboxes[self.me].wake()
 
     def close(self) -> None:
         """Close our inbox."""

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from cgd.errors import InputError, LocalProtocolError, MembershipError, PeerTimeoutError, RangeError, TransportError
+from cgd.errors import (
+    ClosedError,
+    InputError,
+    LocalProtocolError,
+    MembershipError,
+    PeerTimeoutError,
+    RangeError,
+    TransportError,
+    WeightError,
+)
 from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
 from cgd.ring.fixed_point import FixedPoint
 
@@ -31,6 +40,8 @@ Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 FULL_PAUSE_SECONDS = 0.002
 # How long a member that gives up tries to tell the others.
 FAREWELL_SECONDS = 2.0
+# How far from one the sum of m weights may be, for each of them: they are rounded to the ring, and as quotients.
+WEIGHT_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,10 @@ class Peers:
         self._busy = threading.Lock()
         self._closed = threading.Event()
         self._unsent: tuple[PeerId, bytes] | None = None
+        if timeout is not None and timeout <= 0:
+            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
+        if transport.me != session.me:
+            raise MembershipError(f"the transport is that of {transport.me}, the session that of {session.me}")
         if settings.aggregator and settings.aggregator not in self.members:
             names = ", ".join(self.members)
             raise MembershipError(f"the aggregator {settings.aggregator!r} is not a member; name one of {names}")
@@ -115,6 +130,17 @@ class Peers:
     def members(self) -> tuple[PeerId, ...]:
         """The names of all members, in order."""
         return self._session.members
+
+    @property
+    def number(self) -> int:
+        """The number of the latest sum that this member began or declined; 0 before the first."""
+        return self._session.number
+
+    @property
+    def resolution(self) -> float:
+        """The step between neighbouring totals of a weighted sum, such as a gradient sum, under the settings."""
+        bound, ring_bits = self.settings.bound, self.settings.ring_bits
+        return FixedPoint.for_weighted_sum(addends=len(self), bound=bound, ring_bits=ring_bits).resolution
 
     def __len__(self) -> int:
         return len(self.members)
@@ -146,8 +172,8 @@ class Peers:
 
         Args:
             values: an array or tensor, of the same shape and type at every member.
-            weight: this member's weight, if it has one. The weights of all members must sum to 1; the total then stays
-                within the bound, and no precision is lost however many members there are.
+            weight: this member's weight, if it has one. The weights of all members must sum to 1, which is checked; the
+                total then stays within the bound, and the resolution does not depend on the number of members.
             bound: for this sum only, another bound than the settings have; the same at every member.
             ring_bits: for this sum only, another ring.
             context: a short public text that must be the same at every member, or the sum is refused.
@@ -157,6 +183,7 @@ class Peers:
                 this sum is off.
             RemoteProtocolError: a peer broke the rules, has other settings, gave up or left.
             PeerTimeoutError: a peer was silent for longer than `timeout`.
+            WeightError: the weights of all members do not sum to 1.
 
         Examples:
             >>> import cgd, numpy as np
@@ -170,28 +197,33 @@ class Peers:
                 array, dtype = _to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits)
                 secret = fixed_point.encode(array, 1.0 if weight is None else weight).reshape(-1)
-                spec = self._spec(array, dtype, fixed_point, context)
-            except InputError as error:
-                self._session.refuse(Reason.RANGE if isinstance(error, RangeError) else Reason.SETTINGS)
-                self._say_farewell()
+                if weight is not None:
+                    secret = np.append(secret, self._weighing(fixed_point).encode(np.array([weight])))
+                spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
+            except BaseException as error:
+                self._refuse(error)
                 raise
             total = self._run(spec, secret)
+            if weight is not None:
+                self._check_weights(self._weighing(fixed_point).decode(total[-1:]).item())
             self.traffic.sums += 1
-            result: Array = _from_numpy(fixed_point.decode(total, _decoded(dtype)).reshape(array.shape), values)
+            decoded = fixed_point.decode(total[: array.size], _decoded(dtype)).reshape(array.shape)
+            result: Array = _from_numpy(decoded, values)
             return result
+
+    def decline(self) -> None:
+        """Tell the others that we cannot take part in the next sum, so that nobody waits for us."""
+        with self._one_at_a_time():
+            self._refuse(None)
 
     def close(self) -> None:
         """Leave: the others are told, and wait no longer for us. A second call does nothing.
 
         It may be called while another thread is in a sum with these peers; that sum then fails.
         """
-        if self._closed.is_set():
-            return
         self._closed.set()
-        if self._busy.acquire(blocking=False):
-            self._depart()
-            self._busy.release()
-        self._transport.close()  # a sum in another thread wakes up from this, and departs by itself
+        self._depart_if_idle()
+        self._transport.wake()
 
     # How a sum is driven.
 
@@ -203,7 +235,7 @@ class Peers:
         except BaseException as error:
             if self._session.running:  # stopped from outside, or by a silent peer: nobody shall wait for us
                 self._session.end(f"{type(error).__name__} during a sum")
-            self._say_farewell()
+            self._say_what_is_left()
             raise
 
     def _drive(self) -> None:
@@ -217,9 +249,15 @@ class Peers:
             if received is not None:
                 heard = time.monotonic()
                 self._take(*received)
+            elif self._closed.is_set():
+                raise ClosedError(f"the connection of {self.me} was closed during a sum")
             elif self.timeout is not None and time.monotonic() - heard >= self.timeout:
+                if not self._session.running:
+                    return  # all have confirmed; what we could not send yet goes out with the next sum
                 what, missing = self._session.waiting_for
-                raise PeerTimeoutError(missing, self.timeout, f"{what} of sum {self._session.number}")
+                if self._unsent is not None:
+                    what, missing = "room for our frames", frozenset({self._unsent[0]})
+                raise PeerTimeoutError(missing, self.timeout, f"{what} in sum {self._session.number}")
 
     def _patience(self, heard: float) -> float | None:
         return None if self.timeout is None else max(0.0, heard + self.timeout - time.monotonic())
@@ -228,42 +266,74 @@ class Peers:
         """Send until nothing is left; True if a peer's inbox is full. The frame that did not fit is kept."""
         while (outgoing := self._unsent or self._session.next_outgoing()) is not None:
             self._unsent = outgoing
-            if not self._transport.send(*outgoing):
+            if not self._send(*outgoing):
                 return True
             self._unsent = None
-            self.traffic.frames_sent += 1
-            self.traffic.bytes_sent += len(outgoing[1])
         return False
+
+    def _send(self, to: PeerId, frame: bytes) -> bool:
+        if not self._transport.send(to, frame):
+            return False
+        self.traffic.frames_sent += 1
+        self.traffic.bytes_sent += len(frame)
+        return True
 
     def _take(self, sender: PeerId, frame: bytes) -> None:
         self.traffic.frames_received += 1
         self.traffic.bytes_received += len(frame)
         self._session.receive(sender, frame)
 
-    def _say_farewell(self) -> None:
-        """Tell the others, as well as can be, that we gave up or leave."""
+    def _refuse(self, error: BaseException | None) -> None:
+        reasons = {RangeError: Reason.RANGE, InputError: Reason.SETTINGS}
+        reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), Reason.STOPPED)
+        self._session.refuse(reason)
+        self._say_what_is_left()
+
+    def _say_what_is_left(self) -> None:
+        """Tell the others, as well as can be, that we gave up or leave; one that is full does not hold up the rest."""
+        left = [] if self._unsent is None else [self._unsent]
         self._unsent = None
+        left += iter(self._session.next_outgoing, None)
         deadline = time.monotonic() + FAREWELL_SECONDS
         with suppress(TransportError):
-            while self._send_all() and time.monotonic() < deadline:
+            while left := [outgoing for outgoing in left if not self._send(*outgoing)]:
+                if time.monotonic() > deadline:
+                    return
                 time.sleep(FULL_PAUSE_SECONDS)
 
-    def _depart(self) -> None:
-        self._session.end("this member closed it")
-        self._say_farewell()
+    def _depart_if_idle(self) -> None:
+        """Leave the session, unless a sum is running: then its thread does, as soon as it notices."""
+        if self._busy.acquire(blocking=False):
+            self._session.end("this member closed it")
+            self._say_what_is_left()
+            self._transport.close()
+            self._busy.release()
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
         if self._closed.is_set():
-            raise LocalProtocolError(f"the connection of {self.me} is closed; make new peers for further sums")
+            raise ClosedError(f"the connection of {self.me} is closed; make new peers for further sums")
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
         try:
             yield
         finally:
-            if self._closed.is_set():
-                self._depart()
             self._busy.release()
+            if self._closed.is_set():
+                self._depart_if_idle()
+
+    # How values become ring elements and back.
+
+    def _weighing(self, fixed_point: FixedPoint) -> FixedPoint:
+        """How weights themselves are summed: up to one from each member, without wrapping around."""
+        return FixedPoint.for_sum(addends=len(self), bound=1.0, ring_bits=fixed_point.ring_bits)
+
+    def _check_weights(self, total: float) -> None:
+        if abs(total - 1.0) > WEIGHT_TOLERANCE * len(self):
+            raise WeightError(
+                f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
+                "in training, some member's samples are not those that were counted: call recount() on every optimiser"
+            )
 
     # How values become ring elements and back.
 
@@ -281,7 +351,9 @@ class Peers:
             ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
         )
 
-    def _spec(self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint, context: str) -> SumSpec:
+    def _spec(
+        self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint, context: str, *, weighted: bool
+    ) -> SumSpec:
         if not context.isprintable() or len(context.encode()) > LONGEST_NAME:
             raise InputError(f"the context {context!r} must be printable and of at most {LONGEST_NAME} bytes")
         return SumSpec(
@@ -293,6 +365,7 @@ class Peers:
             opening=self.settings.opening,
             aggregator=self.settings.aggregator,
             context=context,
+            weighted=weighted,
         )
 
 
@@ -300,13 +373,18 @@ def _to_numpy(values: object) -> tuple[npt.NDArray[Any], str]:
     """The values as an array, and the name of the type in which their total comes back."""
     torch = sys.modules.get("torch")  # whoever holds a tensor has imported it; this layer need not
     if torch is not None and isinstance(values, torch.Tensor):
-        tensor = values.detach().cpu()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        array = (tensor.float() if dtype == "bfloat16" else tensor).numpy()
+        dtype = str(values.dtype).removeprefix("torch.")
+        try:
+            tensor = values.detach().cpu()
+            array = (tensor.float() if dtype == "bfloat16" else tensor).numpy()
+        except (TypeError, RuntimeError, NotImplementedError) as error:  # sparse, meta, …: torch says which
+            raise InputError(f"a tensor of {values.layout} {values.dtype} cannot be summed: {error}") from None
     elif isinstance(values, np.ndarray):
         array, dtype = values, values.dtype.name
     else:
         raise InputError(f"sum takes a numpy array or a torch tensor, not {type(values).__name__}; wrap it in one")
+    if array.size == 0:
+        raise InputError(f"an array of shape {array.shape} is empty; there is nothing to sum")
     if array.dtype.kind in "iub":
         return array, "int64"
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:

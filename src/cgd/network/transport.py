@@ -32,11 +32,14 @@ class Transport(Protocol):
         """
 
     def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
-        """The next frame and its sender; None when `timeout` seconds have passed without one.
+        """The next frame and its sender; None when `timeout` seconds have passed without one, or after `wake`.
 
         Raises:
-            TransportError: this side is closed.
+            ClosedError: this side is closed.
         """
+
+    def wake(self) -> None:
+        """Let a `receive` that waits, or else the next one, return at once. May be called from any thread."""
 
     def close(self) -> None:
         """Let go of everything; a second call does nothing."""

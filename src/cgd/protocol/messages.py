@@ -17,6 +17,7 @@ The sender is not in the frame: the transport knows it, and nobody can claim to 
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -42,7 +43,7 @@ MOST_DIMENSIONS = 64
 LONGEST_NAME = 255  # bytes; its length travels in one byte
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB16sQQ")
-_SPEC = struct.Struct("<BBBBB")
+_SPEC = struct.Struct("<BBBB?B")
 
 
 class Reason(IntEnum):
@@ -52,15 +53,17 @@ class Reason(IntEnum):
     SETTINGS = 2
     PEER = 3
     STOPPED = 4
+    AHEAD = 5
 
     @property
     def text(self) -> str:
         """The reason in words, as the other members read it."""
         return {
             Reason.RANGE: "one of its values is not finite or beyond the bound (its own error says which)",
-            Reason.SETTINGS: "the members' settings for this sum differ",
+            Reason.SETTINGS: "its values or settings cannot be summed (its own error says why)",
             Reason.PEER: "it saw a peer break the protocol",
-            Reason.STOPPED: "its program stopped during the sum",
+            Reason.STOPPED: "its program stopped before the sum",
+            Reason.AHEAD: "it is at a later sum already",
         }[self]
 
 
@@ -80,11 +83,17 @@ class SumSpec:
     opening: Opening
     aggregator: PeerId = ""
     context: str = ""
+    weighted: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of ring elements: the values', and one more for the weight if the addends have one."""
+        return math.prod(self.shape) + self.weighted
 
     def differences(self, other: SumSpec) -> list[str]:
         """What `other` has differently, in words."""
         pairs = [(field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
-        return [f"{name} {theirs!r} (here {ours!r})" for name, ours, theirs in pairs if ours != theirs]
+        return [f"{name} {theirs!r} instead of {ours!r}" for name, ours, theirs in pairs if ours != theirs]
 
 
 @dataclass(frozen=True)
@@ -220,6 +229,7 @@ def _spec_body(spec: SumSpec) -> bytes:
                 spec.fraction_bits,
                 SHARINGS.index(spec.sharing),
                 OPENINGS.index(spec.opening),
+                spec.weighted,
                 len(spec.shape),
             ),
             struct.pack(f"<{len(spec.shape)}Q", *spec.shape),
@@ -229,7 +239,7 @@ def _spec_body(spec: SumSpec) -> bytes:
 
 
 def _spec(body: bytes) -> SumSpec:
-    ring_bits, fraction_bits, sharing, opening, dimensions = _SPEC.unpack_from(body)
+    ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
     _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
     _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
     _expect(dimensions <= MOST_DIMENSIONS, f"{dimensions} dimensions, at most {MOST_DIMENSIONS}")
@@ -238,7 +248,8 @@ def _spec(body: bytes) -> SumSpec:
     aggregator, rest = _name(rest)
     context, rest = _name(rest)
     _expect(not rest, f"{len(rest)} bytes too many")
-    return SumSpec(shape, dtype, ring_bits, fraction_bits, SHARINGS[sharing], OPENINGS[opening], aggregator, context)
+    kinds = SHARINGS[sharing], OPENINGS[opening]
+    return SumSpec(shape, dtype, ring_bits, fraction_bits, *kinds, aggregator, context, weighted)
 
 
 def _name(body: bytes) -> tuple[str, bytes]:

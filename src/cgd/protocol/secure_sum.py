@@ -4,7 +4,8 @@ Every member l holds a secret vector x_l of the ring. At the end every member ho
 
 The rules:
 
-1. Nobody shares before everybody is ready under the same settings (`Ready`, the barrier).
+1. Nobody shares before everybody is ready under the same settings (`Ready`, the barrier). If they differ, all members
+   see it at the same time and name the same odd one.
 2. A member's subtotal is its secret with shares mixed in. `uniform`: it keeps one share of its secret, gives every peer
    another (`Share`), and adds those it is given. `expanded`: it adds the shares it has in common with its peers, which
    need not travel.
@@ -24,7 +25,6 @@ time.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import deque
 from contextlib import contextmanager
@@ -145,7 +145,7 @@ class SecureSum:
         self._fault: RemoteProtocolError | None = None
         self._shares = shares
         self._random = random
-        self._specs: dict[PeerId, SumSpec] = {}  # of the peers that were ready before us
+        self._specs: dict[PeerId, SumSpec] = {}
         self._seen: dict[type[Message], set[PeerId]] = {
             kind: set() for kind in (Ready, Share, Subtotal, Total, Confirm)
         }
@@ -158,7 +158,7 @@ class SecureSum:
         """Enter the sum with this member's secret, a flat ring array that the sum takes over.
 
         Raises:
-            SettingsError: a peer is ready under other settings.
+            SettingsError: all others are ready, and not all under the same settings.
             RemoteProtocolError: a peer gave this sum up before.
         """
         if self._fault is not None:
@@ -170,10 +170,9 @@ class SecureSum:
         self._parts = parts(spec, self.members)
         self._subtotal = secret
         self._total = np.zeros_like(secret)
+        self._specs[self.me] = spec
         with self._failing_on_fault():
             self._move(Event.START)
-            for peer, theirs in self._specs.items():
-                self._compare(peer, theirs)
             self._advance()
 
     def receive(self, sender: PeerId, message: Message) -> None:
@@ -243,8 +242,6 @@ class SecureSum:
                 raise PeerAbortedError(sender, f"gave up sum {self.number}: {reason.text}")
             case Ready(spec):
                 self._specs[sender] = spec
-                if self.state is not State.IDLE:
-                    self._compare(sender, spec)
             case Share(words):
                 if self._expanded:
                     raise RemoteProtocolError(sender, "sent a Share, and the shares of this sum are expanded, not sent")
@@ -265,11 +262,17 @@ class SecureSum:
                 raise RemoteProtocolError(sender, f"sent {type(message).__name__}, which is not part of a sum")
         self._seen[type(message)].add(sender)
 
-    def _compare(self, sender: PeerId, theirs: SumSpec) -> None:
-        if differences := self._spec.differences(theirs):
+    def _compare_settings(self) -> None:
+        """All specs are here: whoever differs from most is named, the same one at every member."""
+        specs = [self._specs[member] for member in self.members]
+        usual = max(specs, key=specs.count)  # the first of them if there is a draw
+        odd = [member for member in self.members if self._specs[member] != usual]
+        if odd:
+            who = "this member sums" if odd[0] == self.me else "sums"
+            more = f" (so do {', '.join(odd[1:])})" if odd[1:] else ""
             raise SettingsError(
-                sender,
-                f"sums under other settings: {'; '.join(differences)}; "
+                odd[0],
+                f"{who} under other settings than most: {'; '.join(usual.differences(self._specs[odd[0]]))}{more}; "
                 "every member needs the same model, training settings, bound, ring_bits, sharing and opening",
             )
 
@@ -311,6 +314,7 @@ class SecureSum:
             case State.READYING:
                 self._say_to_all(Ready(self._spec))
             case State.SHARING:
+                self._compare_settings()
                 self._share()
             case State.OPENING:
                 self._open()
@@ -380,15 +384,19 @@ class SecureSum:
             self._say(peer, message)
 
     def _check_secret(self, spec: SumSpec, secret: npt.NDArray[Any]) -> None:
-        size, dtype = math.prod(spec.shape), WORD_TYPES[spec.ring_bits]
+        size, dtype = spec.size, WORD_TYPES[spec.ring_bits]
         if secret.shape != (size,) or secret.dtype != dtype:
             raise LocalProtocolError(
                 f"the secret is {secret.dtype}{list(secret.shape)}, the settings say {dtype}{[size]}; encode it first"
             )
         if size == 0:
             raise InputError(f"a vector of shape {spec.shape} is empty; there is nothing to sum")
-        if spec.sharing == "expanded" and self._shares is None:
-            raise LocalProtocolError("expanded sharing needs the pair keys of this session; pass shares=")
+        held = self._shares.peers if self._shares is not None else frozenset()
+        if spec.sharing == "expanded" and held != set(self.others):
+            raise LocalProtocolError(
+                f"expanded sharing needs a pair key with every peer ({', '.join(self.others)}), "
+                f"and there are keys with {', '.join(sorted(held)) or 'nobody'}"
+            )
         if spec.opening == "aggregator" and spec.aggregator not in self.members:
             raise MembershipError(
                 f"the aggregator {spec.aggregator!r} is not a member; name one of {', '.join(self.members)}"
@@ -422,7 +430,7 @@ def parts(spec: SumSpec, members: Collection[PeerId]) -> dict[PeerId, slice]:
         >>> parts(SumSpec((5,), "float32", 32, 20, "uniform", "mesh"), ["a", "b", "c"])
         {'a': slice(0, 2, None), 'b': slice(2, 4, None), 'c': slice(4, 5, None)}
     """
-    size = math.prod(spec.shape)
+    size = spec.size
     if spec.opening == "aggregator":
         return {spec.aggregator: slice(0, size)}
     length, longer = divmod(size, len(members))

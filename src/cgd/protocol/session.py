@@ -1,11 +1,11 @@
 """Several sums among the same members, one after the other, without I/O.
 
-A session gives each sum the next number, turns messages into frames and back, and keeps what belongs to the next sum
+A session gives each sum the next number, turns messages into frames and back, and keeps what belongs to a later sum
 until we are there. The rules:
 
 1. A frame of a sum that is over is stale and ignored.
-2. A peer may be one sum ahead of us. It can only say that it is ready or that it gives up: the barrier holds it there.
-   Two ahead is an error. So at most a handful of small messages wait.
+2. A peer may be ahead of us, by one sum, or by more if it gave some up. All it can say from there is that it is ready
+   or that it gives up: the barrier holds it. Its latest word is kept, one for each peer; it is out of all sums before.
 3. A sum that fails before we shared anything is over, and the next one may go on. One that fails later ends the
    session: a peer may have finished it, so the members need not hold the same state any more.
 """
@@ -26,15 +26,14 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.messages import Abort, Frame, Leave, Message, PeerId, Reason, SumSpec, from_bytes, to_bytes
+from cgd.protocol.messages import Abort, Frame, Leave, Message, PeerId, Ready, Reason, SumSpec, from_bytes, to_bytes
 from cgd.protocol.secure_sum import SecureSum, State, check_members
+from cgd.ring.sharing import ExpandedShares
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     import numpy.typing as npt
-
-    from cgd.ring.sharing import ExpandedShares
 
 
 class Session:
@@ -44,21 +43,27 @@ class Session:
         me: this member's name.
         members: the names of all members.
         session: 16 bytes that tell this session from any other, the same for all members.
-        shares: the shares held in common with the peers, for `expanded` sharing.
+        pair_keys: for `expanded` sharing, the secret key of 16 bytes that we have in common with each peer.
     """
 
     def __init__(
-        self, me: PeerId, members: Collection[PeerId], session: bytes, shares: ExpandedShares | None = None
+        self,
+        me: PeerId,
+        members: Collection[PeerId],
+        session: bytes,
+        pair_keys: Mapping[PeerId, bytes] | None = None,
     ) -> None:
         check_members(me, members)
         self.me = me
         self.members = tuple(sorted(members))
+        self.number = 0
+        """The number of the latest sum; 0 before the first."""
         self._session = session
-        self._shares = shares
+        self._shares = None if pair_keys is None else ExpandedShares(me, pair_keys, session)
         self._sum: SecureSum | None = None
-        self._next = SecureSum(me, self.members, 1, shares)
+        self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
+        self._gone: dict[PeerId, int] = {}  # peers that left, with the last sum they finished
         self._outbox: deque[tuple[PeerId, int, Message]] = deque()
-        self._gone: dict[PeerId, int] = {}  # peers that left, with the last sum they took part in
         self._ended: str | None = None
 
     # What a driver calls.
@@ -70,11 +75,10 @@ class Session:
             LocalProtocolError: the sum before is still running, or the session has ended.
             RemoteProtocolError: a peer has left, gave this sum up, or is ready under other settings.
         """
-        self._check_open()
         current = self._step()
         try:
-            for peer, last in self._gone.items():
-                self._check_presence(peer, last)
+            for peer in self._gone:
+                self._check_presence(peer)
             current.start(spec, secret)
         except CGDError as error:
             self._fail(error)
@@ -82,7 +86,6 @@ class Session:
 
     def refuse(self, reason: Reason) -> None:
         """Tell the others that we cannot take part in the next sum."""
-        self._check_open()
         current = self._step()
         current.fail()
         self._tell_all(current.number, Abort(reason))
@@ -113,19 +116,15 @@ class Session:
         if self._ended is not None:
             return
         self._ended = why
+        finished = self._sum is not None and self._sum.state is State.FINISHED
         if self._sum is not None:
             self._sum.fail()
-        self._tell_all(self._last_finished, Leave())
+        self._tell_all(self.number if finished else max(0, self.number - 1), Leave())
 
     @property
     def running(self) -> bool:
         """Whether a sum is under way."""
         return self._sum is not None and self._sum.state not in (State.FINISHED, State.FAILED)
-
-    @property
-    def number(self) -> int:
-        """The number of the latest sum; 0 before the first."""
-        return self._next.number - 1
 
     @property
     def total(self) -> npt.NDArray[Any]:
@@ -149,28 +148,37 @@ class Session:
         if isinstance(frame.message, Leave):
             self._gone.setdefault(sender, frame.number)
             if self.running:
-                self._check_presence(sender, frame.number)
-        elif self._sum is not None and frame.number == self._sum.number:
+                self._check_presence(sender)
+        elif self._sum is not None and frame.number == self.number:
             self._sum.receive(sender, frame.message)
-        elif frame.number == self._next.number:
-            self._receive_early(sender, frame.message)
-        elif frame.number > self._next.number:
-            raise RemoteProtocolError(
-                sender, f"is at sum {frame.number} while we are at {self.number}: more than one ahead is impossible"
-            )
+        elif frame.number > self.number:
+            self._keep(sender, frame.number, frame.message)
 
-    def _receive_early(self, sender: PeerId, message: Message) -> None:
-        with suppress(PeerAbortedError):  # of a sum we have not come to; its start raises it
-            self._next.receive(sender, message)
+    def _keep(self, sender: PeerId, number: int, message: Message) -> None:
+        """Rule 2. Of two words about one sum, giving up is the later."""
+        if not isinstance(message, (Ready, Abort)):
+            raise RemoteProtocolError(
+                sender, f"sent {type(message).__name__} of sum {number} while we are at {self.number}: too soon"
+            )
+        known, word = self._ahead.get(sender, (0, None))
+        if number > known or (number == known and isinstance(word, Ready)):
+            self._ahead[sender] = (number, message)
 
     def _step(self) -> SecureSum:
+        """Go to the next sum, with what the peers that are ahead have said of it."""
+        if self._ended is not None:
+            raise LocalProtocolError(f"this session has ended ({self._ended}); join again for further sums")
         if self.running:
             raise LocalProtocolError(f"sum {self.number} is still running; one sum at a time")
         while self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
             to, message = outgoing  # our last word in a sum that finished while we said it
-            self._outbox.append((to, self._sum.number, message))
-        self._sum = self._next
-        self._next = SecureSum(self.me, self.members, self._sum.number + 1, self._shares)
+            self._outbox.append((to, self.number, message))
+        self.number += 1
+        self._sum = SecureSum(self.me, self.members, self.number, self._shares)
+        for peer, (number, word) in self._ahead.items():
+            if number >= self.number:
+                with suppress(PeerAbortedError):  # start raises it
+                    self._sum.receive(peer, word if number == self.number else Abort(Reason.AHEAD))
         return self._sum
 
     def _fail(self, error: CGDError) -> None:
@@ -181,24 +189,15 @@ class Session:
         self._sum.fail()
         if shared:
             self.end(str(error))
-        elif not isinstance(error, (PeerAbortedError, PeerLeftError)):  # those the others have heard of themselves
-            reason = Reason.SETTINGS if isinstance(error, SettingsError) else Reason.PEER
-            self._tell_all(self._sum.number, Abort(reason))
+        elif not isinstance(error, (PeerAbortedError, PeerLeftError, SettingsError)):  # which the others notice too
+            self._tell_all(self.number, Abort(Reason.PEER))
 
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            raise LocalProtocolError(f"this session has ended ({self._ended}); join again for further sums")
-
-    def _check_presence(self, peer: PeerId, last: int) -> None:
-        if last < self.number:
-            raise PeerLeftError(
-                peer, f"has left the session before sum {self.number}; wait until it is back, or start anew"
-            )
-
-    @property
-    def _last_finished(self) -> int:
-        finished = self._sum is not None and self._sum.state is State.FINISHED
-        return self.number if finished else max(0, self.number - 1)
+    def _check_presence(self, peer: PeerId) -> None:
+        last = self._gone[peer]
+        if last >= self.number:
+            return
+        behind = f"; it did not finish sum {self.number - 1}, which we did" if last < self.number - 1 else ""
+        raise PeerLeftError(peer, f"has left the session before sum {self.number}{behind}; start anew when it is back")
 
     def _tell_all(self, number: int, message: Message) -> None:
         self._outbox.extend((peer, number, message) for peer in self.members if peer != self.me)

@@ -66,6 +66,11 @@ for every member (ring_bits=64 keeps the precision)
             raise InputError(f"fraction_bits is {self.fraction_bits}; it must be from 0 to {MOST_FRACTION_BITS}")
         if not 0 < self.bound < math.inf:
             raise InputError(f"bound is {self.bound}; it must be a positive, finite number")
+        if math.ldexp(self.bound, self.fraction_bits) > _largest(self.ring_bits):
+            raise InputError(
+                f"{self.bound:g} with {self.fraction_bits} fraction bits does not fit a ring of {self.ring_bits} bits; "
+                "let for_sum derive the fraction bits"
+            )
 
     @classmethod
     def for_sum(cls, *, addends: int, bound: float, ring_bits: int = 32) -> FixedPoint:
@@ -126,12 +131,14 @@ for every member (ring_bits=64 keeps the precision)
         scaled = np.empty(min(CHUNK, flat.size))
         for start in range(0, flat.size, CHUNK):
             chunk = flat[start : start + CHUNK]
-            self._check_range(chunk, start, np.shape(values))
+            exceeds = self._check_range(chunk, start, np.shape(values))
             if integers:
                 signed[start : start + CHUNK] = chunk
                 continue
             rounded = scaled[: chunk.size]
             np.copyto(rounded, chunk)  # to double precision first: a product of floats would round to theirs
+            if exceeds:
+                np.clip(rounded, -self.bound, self.bound, out=rounded)
             rounded *= scale
             np.rint(rounded, out=rounded)
             np.copyto(signed[start : start + CHUNK], rounded, casting="unsafe")
@@ -143,15 +150,27 @@ for every member (ring_bits=64 keeps the precision)
         signed = words.view(f"<i{self.ring_bits // 8}")
         if np.dtype(dtype).kind == "i":
             return signed.astype(dtype)
-        decoded: npt.NDArray[Any] = np.multiply(signed, self.resolution, dtype=np.float64).astype(dtype, copy=False)
-        return decoded
+        values = np.empty(words.shape, dtype=dtype)
+        flat, out = signed.reshape(-1), values.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            out[start : start + CHUNK] = np.multiply(flat[start : start + CHUNK], self.resolution, dtype=np.float64)
+        return values
 
-    def _check_range(self, chunk: npt.NDArray[Any], start: int, shape: tuple[int, ...]) -> None:
+    def _check_range(self, chunk: npt.NDArray[Any], start: int, shape: tuple[int, ...]) -> bool:
+        """Refuse what is out of range; True if a value exceeds the bound by no more than the rounding of its type.
+
+        The float32 next to 0.1 lies above 0.1. Whoever clips float32 values to 0.1 gets it, and is within the bound.
+        """
+        limit = self.bound
+        if chunk.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                limit = min(float(np.float64(self.bound).astype(chunk.dtype)), np.finfo(chunk.dtype).max)
         # Two reductions find any offender (a NaN passes through both); only an offender pays for the search.
-        if -self.bound <= chunk.min().item() and chunk.max().item() <= self.bound:
-            return
-        magnitude = np.abs(chunk.astype(np.float64))
-        first = int(np.flatnonzero(~(magnitude <= self.bound))[0])
+        low, high = chunk.min().item(), chunk.max().item()
+        if -limit <= low and high <= limit:
+            return bool(low < -self.bound or high > self.bound)
+        outside = ~((chunk >= -limit) & (chunk <= limit))
+        first = int(np.flatnonzero(outside)[0])
         index = tuple(int(i) for i in np.unravel_index(start + first, shape)) if shape else ()
         raise RangeError(chunk[first].item(), index, self.bound)
 

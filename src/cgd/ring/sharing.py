@@ -10,6 +10,7 @@ ways to have such shares:
 
 from __future__ import annotations
 
+import hmac
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def split(secret: npt.NDArray[Any], shares: int) -> list[npt.NDArray[Any]]:
     last = secret.copy()
     parts = []
     for _ in range(shares - 1):
-        share = uniform_words(secret.size, secret.dtype).reshape(secret.shape)
+        share = uniform_words(secret.size, secret.dtype).reshape(secret.shape).copy()  # to be written to
         np.subtract(last, share, out=last)
         parts.append(share)
     return [*parts, last]
@@ -80,6 +81,7 @@ class ExpandedShares:
     Args:
         me: this member's name.
         keys: one secret key of 16 bytes for each peer, the same on both sides.
+        session: tells this use of the keys from any other; the same for all members.
 
     Examples:
         >>> import numpy as np
@@ -92,16 +94,24 @@ class ExpandedShares:
         array([15, 15, 15, 15], dtype=uint32)
     """
 
-    def __init__(self, me: str, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, me: str, keys: Mapping[str, bytes], session: bytes = b"") -> None:
         for peer, key in keys.items():
             if len(key) != KEY_BYTES:
                 raise InputError(f"the pair key with {peer} has {len(key)} bytes; it must have {KEY_BYTES}")
         self._me = me
-        self._keys = dict(keys)
+        # A key of its own for every session: positions begin anew there, and no share may come twice.
+        self._keys = {
+            peer: hmac.digest(key, b"cgd shares" + session, "sha256")[:KEY_BYTES] for peer, key in keys.items()
+        }
         self._last_position = -1
 
     def __repr__(self) -> str:
         return f"ExpandedShares(me={self._me!r}, peers={sorted(self._keys)}, keys=<secret>)"
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The peers that shares are held in common with."""
+        return frozenset(self._keys)
 
     def add_to(self, words: npt.NDArray[Any], position: int) -> None:
         """Add this position's shares to a one-dimensional ring array, in place.
