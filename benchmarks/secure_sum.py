@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cgd import FixedPoint
+from cgd.protocol.members import parts
 from cgd.protocol.messages import SHARINGS, Confirm, Frame, Ready, Share, Subtotal, SumSpec, Total, to_bytes
-from cgd.protocol.secure_sum import SecureSum, State, parts
+from cgd.protocol.secure_sum import SecureSum
+from cgd.protocol.states import State
 from cgd.ring.sharing import KEY_BYTES, ExpandedShares, uniform_words
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from cgd.protocol.messages import KINDS
-from cgd.protocol.secure_sum import EXPECTED, TRANSITIONS, State
+from cgd.protocol.states import EXPECTED, TRANSITIONS, State
 
 PICTURE = Path(__file__).parent / "images" / "secure-sum.svg"
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
 import threading
 import time
-import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,19 +28,15 @@ from cgd.network.local import LocalPeers
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
 from cgd.protocol.messages import OPENINGS, SHARINGS, Subtotal, from_bytes
-from cgd.protocol.session import Session
-from support.transports import BentTransport
-from support.wire import pair_keys
+from support.transports import MEMBERS, BentTransport, custom_peers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
     from cgd.network.transport import Transport
     from cgd.protocol.messages import Opening, Sharing
-
-MEMBERS = ("a", "b", "c")
 
 
 def outcomes(colony: LocalPeers, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -59,15 +53,6 @@ def outcomes(colony: LocalPeers, function: Callable[..., Any], *arguments: Any) 
 
 def is_subtotal(frame: bytes) -> bool:
     return isinstance(from_bytes(frame, "us").message, Subtotal)
-
-
-def custom_peers(transports: Sequence[Transport], settings: list[SumSettings], timeout: float = 5.0) -> LocalPeers:
-    keys = pair_keys(MEMBERS)
-    session = os.urandom(16)
-    return LocalPeers(
-        Peers(transport, Session(me, MEMBERS, session, keys[me]), own, timeout)
-        for me, transport, own in zip(MEMBERS, transports, settings, strict=True)
-    )
 
 
 @given(
@@ -331,61 +316,6 @@ def test_any_error_of_one_member_is_told_to_the_others(odd: dict[str, Any]) -> N
     assert all(isinstance(results[i], PeerAbortedError) and results[i].peer == "b" for i in (0, 2))
 
 
-# Members that run together.
-
-
-def test_run_raises_the_cause_and_not_its_consequences_and_names_the_member() -> None:
-    def work(peers: Peers) -> None:
-        if peers.me == "b":
-            raise ZeroDivisionError("in the training loop")
-        peers.sum(np.ones(1))
-
-    def nan(peers: Peers) -> None:
-        peers.sum(np.array([np.nan if peers.me == "b" else 1.0]))
-
-    for function, error in ((work, ZeroDivisionError), (nan, RangeError)):
-        for _ in range(50):
-            with local_peers(MEMBERS) as colony, pytest.raises(error) as caught:
-                colony.run(function)
-            assert caught.value.__notes__ == ["This was raised at member b."]
-
-
-def test_a_member_that_returns_too_early_is_named_at_once() -> None:
-    def work(peers: Peers) -> None:
-        for _ in range(3 if peers.me == "b" else 5):
-            peers.sum(np.ones(1))
-
-    begun = time.monotonic()
-    with local_peers(MEMBERS) as colony, pytest.raises(PeerLeftError, match="b: has left the session before sum 4"):
-        colony.run(work)
-    assert time.monotonic() - begun < 20
-
-
-def test_members_can_run_several_times() -> None:
-    with local_peers(MEMBERS) as colony:
-        for _ in range(20):
-            assert colony.run(lambda peers: float(peers.sum(np.ones(1))[0])) == [3.0] * 3
-
-
-def test_a_failure_closes_the_other_peers_among_the_arguments_too() -> None:
-    everyone, group = local_peers(MEMBERS), local_peers(MEMBERS)
-
-    def work(peers: Peers, own: Peers) -> None:
-        if peers.me == "b":
-            raise ZeroDivisionError
-        own.sum(np.ones(1))
-
-    begun = time.monotonic()
-    with everyone, group, pytest.raises(ZeroDivisionError):
-        everyone.run(work, group)
-    assert time.monotonic() - begun < 20
-
-
-def test_arguments_must_be_as_many_as_members() -> None:
-    with local_peers(MEMBERS) as colony, pytest.raises(InputError, match="3 members need 3 elements .* there are 2"):
-        colony.run(lambda peers, value: None, [1, 2])
-
-
 @pytest.mark.parametrize("members", [3.0, "abc"])
 def test_members_are_a_number_or_names(members: Any) -> None:
     with pytest.raises(InputError, match="a whole number, or a list of names"):
@@ -434,47 +364,3 @@ def test_what_cannot_be_summed_is_refused_and_the_others_are_told(values: Any) -
         assert isinstance(error, PeerAbortedError)
         assert error.peer == "b"
         assert "its values or settings cannot be summed" in str(error)
-
-
-# On the wire.
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("opening", OPENINGS)
-def test_no_frame_contains_an_encoded_gradient(sharing: Sharing, opening: Opening) -> None:
-    settings = SumSettings(sharing=sharing, opening=opening, aggregator="a" if opening == "aggregator" else "")
-    gradients = [np.random.default_rng(i).normal(size=300).astype(np.float32) for i in range(3)]
-    tap: list[bytes] = []
-
-    def keep(frame: bytes) -> bytes:
-        tap.append(frame)
-        return frame
-
-    transports: list[Transport] = [BentTransport(transport, keep) for transport in connect(MEMBERS)]
-    with custom_peers(transports, [settings] * 3) as colony:
-        totals = colony.run(lambda peers, own: peers.sum(own), gradients)
-    fixed_point = FixedPoint.for_sum(addends=3, bound=16.0)
-    traces = [[fixed_point.encode(gradient), gradient, gradient.astype(np.float64)] for gradient in gradients]
-    for trace in (piece for kinds in traces for piece in kinds):
-        # Three neighbours in a row: by chance they turn up once in 2^96.
-        pieces = [trace[i : i + 3].tobytes() for i in range(len(trace) - 2)]
-        assert not any(piece in frame for frame in tap for piece in pieces)
-    words = np.add.reduce([fixed_point.encode(gradient) for gradient in gradients], dtype=np.uint32)
-    assert any(words[10:13].tobytes() in frame for frame in tap)  # the search does find what is there: the total
-    assert np.array_equal(fixed_point.decode(words, np.float32), totals[0])
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_memory_does_not_grow_with_the_number_of_members_squared(sharing: Sharing) -> None:
-    """All members of a process together stay within a few vectors each."""
-    size = 500_000
-    peaks = []
-    for count in (4, 16):
-        values = np.ones(size, dtype=np.float32)
-        with local_peers(count, sharing=sharing) as colony:
-            tracemalloc.start()
-            colony.run(lambda peers, own=values: float(peers.sum(own)[0]))
-            peaks.append(tracemalloc.get_traced_memory()[1] / count / (4 * size))
-            tracemalloc.stop()
-    inboxes = (16 << 20) / (4 * size)  # each may hold this many vectors
-    assert max(peaks) < 6 + inboxes

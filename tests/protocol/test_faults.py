@@ -19,8 +19,9 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.protocol.messages import Frame, Leave, Message, Ready, Reason, Share, Subtotal, Total, from_bytes, to_bytes
-from cgd.protocol.secure_sum import EXPECTED, TRANSITIONS, Event, SecureSum, State
+from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.session import Session
+from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
 from support.wire import Wire, names, random_secrets, ring_total, sessions, spec
 
 SESSION = b"s" * 16

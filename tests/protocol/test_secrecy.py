@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cgd.protocol.members import parts
 from cgd.protocol.messages import OPENINGS, SHARINGS, Frame, Share, Subtotal, to_bytes
-from cgd.protocol.secure_sum import SecureSum, State, parts
+from cgd.protocol.secure_sum import SecureSum
+from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares
 from support.wire import names, pair_keys, spec
 

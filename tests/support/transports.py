@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from cgd import LocalPeers, Peers
+from cgd.protocol.session import Session
+from support.wire import pair_keys
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cgd.network.peers import SumSettings
     from cgd.network.transport import Transport
+
+MEMBERS = ("a", "b", "c")
 
 
 class BentTransport:
@@ -28,3 +36,12 @@ class BentTransport:
 
     def close(self) -> None:
         self._inner.close()
+
+
+def custom_peers(transports: Sequence[Transport], settings: list[SumSettings], timeout: float = 5.0) -> LocalPeers:
+    keys = pair_keys(MEMBERS)
+    session = os.urandom(16)
+    return LocalPeers(
+        Peers(transport, Session(me, MEMBERS, session, keys[me]), own, timeout)
+        for me, transport, own in zip(MEMBERS, transports, settings, strict=True)
+    )

@@ -16,7 +16,7 @@ from cgd.learning.confinement import confine
 from cgd.learning.grid import Grid
 from cgd.learning.optimizer import ConfinedSGD
 from cgd.network.local import local_peers
-from cgd.protocol.secure_sum import FEWEST_MEMBERS
+from cgd.protocol.members import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

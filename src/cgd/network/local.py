@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
 from cgd.network.memory import connect
 from cgd.network.peers import FAREWELL_SECONDS, Peers, SumSettings
+from cgd.protocol.members import check_members
 from cgd.protocol.messages import SESSION_BYTES, Opening, PeerId, Sharing
-from cgd.protocol.secure_sum import check_members
 from cgd.protocol.session import Session
 from cgd.ring.sharing import KEY_BYTES
 

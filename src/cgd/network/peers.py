@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from cgd.errors import (
     TransportError,
     WeightError,
 )
+from cgd.network.arrays import decoded_type, from_numpy, to_numpy
 from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
 from cgd.ring.fixed_point import FixedPoint
 
@@ -194,7 +194,7 @@ class Peers:
         """
         with self._one_at_a_time():
             try:
-                array, dtype = _to_numpy(values)
+                array, dtype = to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits)
                 secret = fixed_point.encode(array, 1.0 if weight is None else weight).reshape(-1)
                 if weight is not None:
@@ -207,8 +207,8 @@ class Peers:
             if weight is not None:
                 self._check_weights(self._weighing(fixed_point).decode(total[-1:]).item())
             self.traffic.sums += 1
-            decoded = fixed_point.decode(total[: array.size], _decoded(dtype)).reshape(array.shape)
-            result: Array = _from_numpy(decoded, values)
+            decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
+            result: Array = from_numpy(decoded, values)
             return result
 
     def decline(self) -> None:
@@ -367,38 +367,3 @@ class Peers:
             context=context,
             weighted=weighted,
         )
-
-
-def _to_numpy(values: object) -> tuple[npt.NDArray[Any], str]:
-    """The values as an array, and the name of the type in which their total comes back."""
-    torch = sys.modules.get("torch")  # whoever holds a tensor has imported it; this layer need not
-    if torch is not None and isinstance(values, torch.Tensor):
-        dtype = str(values.dtype).removeprefix("torch.")
-        try:
-            tensor = values.detach().cpu()
-            array = (tensor.float() if dtype == "bfloat16" else tensor).numpy()
-        except (TypeError, RuntimeError, NotImplementedError) as error:  # sparse, meta, …: torch says which
-            raise InputError(f"a tensor of {values.layout} {values.dtype} cannot be summed: {error}") from None
-    elif isinstance(values, np.ndarray):
-        array, dtype = values, values.dtype.name
-    else:
-        raise InputError(f"sum takes a numpy array or a torch tensor, not {type(values).__name__}; wrap it in one")
-    if array.size == 0:
-        raise InputError(f"an array of shape {array.shape} is empty; there is nothing to sum")
-    if array.dtype.kind in "iub":
-        return array, "int64"
-    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-        raise InputError(f"values of type {dtype} cannot be summed; use floats of up to 64 bits, or integers")
-    return array, dtype
-
-
-def _decoded(dtype: str) -> npt.DTypeLike:
-    return np.float32 if dtype == "bfloat16" else np.dtype(dtype)
-
-
-def _from_numpy(array: npt.NDArray[Any], like: Any) -> Any:
-    if isinstance(like, np.ndarray):
-        return array
-    torch = sys.modules["torch"]
-    tensor = torch.from_numpy(array).to(like.device)
-    return tensor.to(like.dtype) if like.is_floating_point() else tensor

@@ -17,9 +17,8 @@ The rules:
 5. The first message of a kind from a peer counts. A copy changes nothing. A message that the peer could not have sent
    yet if it followed the rules is an error that names it.
 
-`TRANSITIONS` says how the state moves and `EXPECTED` what may arrive; the picture in docs/design.md is drawn from them.
-Outgoing messages are made when they are pulled (`next_outgoing`), so that of m − 1 uniform shares one is in memory at a
-time.
+`states.py` says how the state moves and what may arrive, `members.py` who may take part and who adds up what. Outgoing
+messages are made when they are pulled (`next_outgoing`), so that of m − 1 uniform shares one is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ import hashlib
 import os
 from collections import deque
 from contextlib import contextmanager
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +40,9 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.messages import LONGEST_NAME, Abort, Confirm, Message, PeerId, Ready, Share, Subtotal, SumSpec, Total
+from cgd.protocol.members import check_members, parts
+from cgd.protocol.messages import Abort, Confirm, Message, PeerId, Ready, Share, Subtotal, SumSpec, Total
+from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
 from cgd.ring.fixed_point import WORD_TYPES
 from cgd.ring.sharing import ExpandedShares, uniform_words
 
@@ -50,55 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     import numpy.typing as npt
-
-FEWEST_MEMBERS = 3
-
-
-class State(Enum):
-    """Where a sum stands."""
-
-    IDLE = auto()
-    READYING = auto()
-    SHARING = auto()
-    OPENING = auto()
-    CONFIRMING = auto()
-    FINISHED = auto()
-    FAILED = auto()
-
-
-class Event(Enum):
-    """What moves it on."""
-
-    START = "start"
-    ALL_READY = "all ready"
-    ALL_SHARED = "all shares given and held"
-    ALL_OPENED = "all parts of the total here"
-    ALL_CONFIRMED = "all digests equal"
-    FAULT = "a fault, an abort"
-
-
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.IDLE, Event.START): State.READYING,
-    (State.READYING, Event.ALL_READY): State.SHARING,
-    (State.SHARING, Event.ALL_SHARED): State.OPENING,
-    (State.OPENING, Event.ALL_OPENED): State.CONFIRMING,
-    (State.CONFIRMING, Event.ALL_CONFIRMED): State.FINISHED,
-    (State.IDLE, Event.FAULT): State.FAILED,
-    (State.READYING, Event.FAULT): State.FAILED,
-    (State.SHARING, Event.FAULT): State.FAILED,
-    (State.OPENING, Event.FAULT): State.FAILED,
-    (State.CONFIRMING, Event.FAULT): State.FAILED,
-}
-
-# What a peer that follows the rules can be saying while we are in a state. It may be ahead of us, but nobody shares
-# before our Ready, and nobody has a total before our subtotal.
-EXPECTED: dict[State, frozenset[type[Message]]] = {
-    State.IDLE: frozenset({Ready, Abort}),
-    State.READYING: frozenset({Ready, Share, Subtotal, Abort}),
-    State.SHARING: frozenset({Share, Subtotal, Abort}),
-    State.OPENING: frozenset({Subtotal, Total, Confirm, Abort}),
-    State.CONFIRMING: frozenset({Confirm, Abort}),
-}
 
 
 class SecureSum:
@@ -401,47 +352,6 @@ class SecureSum:
             raise MembershipError(
                 f"the aggregator {spec.aggregator!r} is not a member; name one of {', '.join(self.members)}"
             )
-
-
-def check_members(me: PeerId, members: Collection[PeerId]) -> None:
-    """Refuse a sum that would hide nothing.
-
-    Raises:
-        MembershipError: there are fewer than 3 members, a name is there twice, or `me` is not a member.
-    """
-    if len(members) < FEWEST_MEMBERS:
-        raise MembershipError(
-            f"{len(members)} member(s): two members show each other everything; "
-            f"a secure sum needs at least {FEWEST_MEMBERS}"
-        )
-    for name in members:
-        if not name.isprintable() or not 1 <= len(name.encode()) <= LONGEST_NAME:
-            raise MembershipError(f"{name!r} is no name for a member; use 1 to {LONGEST_NAME} printable characters")
-    if len(set(members)) != len(members):
-        raise MembershipError(f"a member is named twice: {', '.join(sorted(members))}")
-    if me not in members:
-        raise MembershipError(f"{me} is not a member of this sum ({', '.join(sorted(members))})")
-
-
-def parts(spec: SumSpec, members: Collection[PeerId]) -> dict[PeerId, slice]:
-    """Who adds up which part of the flat vector; empty parts are left out.
-
-    Examples:
-        >>> parts(SumSpec((5,), "float32", 32, 20, "uniform", "mesh"), ["a", "b", "c"])
-        {'a': slice(0, 2, None), 'b': slice(2, 4, None), 'c': slice(4, 5, None)}
-    """
-    size = spec.size
-    if spec.opening == "aggregator":
-        return {spec.aggregator: slice(0, size)}
-    length, longer = divmod(size, len(members))
-    cuts = {}
-    start = 0
-    for i, member in enumerate(sorted(members)):
-        stop = start + length + (i < longer)
-        if stop > start:
-            cuts[member] = slice(start, stop)
-        start = stop
-    return cuts
 
 
 def _as_bytes(words: npt.NDArray[Any]) -> memoryview:

@@ -1,0 +1,54 @@
+"""Who may take part in a secure sum, and who adds up which part of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cgd.errors import MembershipError
+from cgd.protocol.messages import LONGEST_NAME, PeerId, SumSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+FEWEST_MEMBERS = 3
+
+
+def check_members(me: PeerId, members: Collection[PeerId]) -> None:
+    """Refuse a sum that would hide nothing.
+
+    Raises:
+        MembershipError: there are fewer than 3 members, a name is there twice, or `me` is not a member.
+    """
+    if len(members) < FEWEST_MEMBERS:
+        raise MembershipError(
+            f"{len(members)} member(s): two members show each other everything; "
+            f"a secure sum needs at least {FEWEST_MEMBERS}"
+        )
+    for name in members:
+        if not name.isprintable() or not 1 <= len(name.encode()) <= LONGEST_NAME:
+            raise MembershipError(f"{name!r} is no name for a member; use 1 to {LONGEST_NAME} printable characters")
+    if len(set(members)) != len(members):
+        raise MembershipError(f"a member is named twice: {', '.join(sorted(members))}")
+    if me not in members:
+        raise MembershipError(f"{me} is not a member of this sum ({', '.join(sorted(members))})")
+
+
+def parts(spec: SumSpec, members: Collection[PeerId]) -> dict[PeerId, slice]:
+    """Who adds up which part of the flat vector; empty parts are left out.
+
+    Examples:
+        >>> parts(SumSpec((5,), "float32", 32, 20, "uniform", "mesh"), ["a", "b", "c"])
+        {'a': slice(0, 2, None), 'b': slice(2, 4, None), 'c': slice(4, 5, None)}
+    """
+    size = spec.size
+    if spec.opening == "aggregator":
+        return {spec.aggregator: slice(0, size)}
+    length, longer = divmod(size, len(members))
+    cuts = {}
+    start = 0
+    for i, member in enumerate(sorted(members)):
+        stop = start + length + (i < longer)
+        if stop > start:
+            cuts[member] = slice(start, stop)
+        start = stop
+    return cuts
