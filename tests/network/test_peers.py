@@ -24,7 +24,6 @@ from cgd.errors import (
     SettingsError,
     WeightError,
 )
-from cgd.network.local import LocalPeers
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
 from cgd.protocol.messages import OPENINGS, SHARINGS, Subtotal, from_bytes
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.network.local import LocalPeers
     from cgd.network.transport import Transport
     from cgd.protocol.messages import Opening, Sharing
 
