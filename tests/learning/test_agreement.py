@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from cgd import CGDError, ConfinedAdam, ConfinedSGD, Peers, RemoteProtocolError, local_peers
+from cgd import (
+    CGDError,
+    ClosedError,
+    ConfinedAdam,
+    ConfinedSGD,
+    InputError,
+    Peers,
+    RemoteProtocolError,
+    local_peers,
+)
 from support.training import makers
 
 if TYPE_CHECKING:
@@ -255,3 +264,48 @@ def test_parameter_groups_with_their_own_options_and_peers() -> None:
     with everyone, columns[0], columns[1]:
         results = everyone.run(work, [*columns[0], *columns[1]], [1, 2, 3, 4, 5, 6])
     assert results == [(1.0, 3.5)] * 3 + [(2.5, 3.5)] * 3
+
+
+@pytest.mark.parametrize("fault", ["closure", "lr"])
+def test_a_step_that_fails_before_its_sum_is_told_to_the_others(fault: str) -> None:
+    def work(peers: Peers) -> tuple[str, float]:
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = ConfinedSGD([parameter], 1.0, peers=peers, samples=1)
+        bad = peers.me == "participant-2"
+
+        def closure() -> float:
+            parameter.grad = torch.ones(1)
+            if bad and fault == "closure":
+                raise ZeroDivisionError
+            return 0.0
+
+        if bad and fault == "lr":
+            optimizer.param_groups[0]["lr"] = float("nan")
+        said = "no error"
+        try:
+            optimizer.step(closure)
+        except (ZeroDivisionError, CGDError) as error:
+            said = f"{type(error).__name__}: {error}"
+        bad = False
+        optimizer.param_groups[0]["lr"] = 1.0
+        optimizer.step(closure)
+        return said, float(parameter.detach())
+
+    with local_peers(3) as colony:
+        results = colony.run(work)
+    assert [value for _, value in results] == pytest.approx([-1.0] * 3)
+    assert all("participant-2: gave up sum 1" in results[i][0] for i in (0, 2))
+
+
+def test_an_error_is_not_hidden_by_peers_that_are_closed() -> None:
+    column, everyone = local_peers(3), local_peers(4)
+    everyone.close()
+    first, rest = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    groups: list[dict[str, Any]] = [{"params": [first], "peers": column[0]}, {"params": [rest], "peers": everyone[0]}]
+    optimizer = ConfinedSGD(groups, 1.0, peers=everyone[0], samples=4)
+    column.close()
+    with pytest.raises(ClosedError, match="participant-1 is closed"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(InputError, match="lr is -1"):
+        optimizer.step()

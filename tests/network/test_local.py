@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -61,3 +62,36 @@ def test_a_failure_closes_the_other_peers_among_the_arguments_too() -> None:
 def test_arguments_must_be_as_many_as_members() -> None:
     with local_peers(MEMBERS) as colony, pytest.raises(InputError, match="3 members need 3 elements .* there are 2"):
         colony.run(lambda peers, value: None, [1, 2])
+
+
+def test_a_member_that_returns_while_others_need_it_elsewhere_is_named_at_once() -> None:
+    everyone, group = local_peers(MEMBERS), local_peers(MEMBERS)
+
+    def work(peers: Peers, own: Peers) -> None:
+        peers.sum(np.ones(1))
+        if peers.me != "b":
+            own.sum(np.ones(1))
+
+    begun = time.monotonic()
+    with everyone, group, pytest.raises(PeerLeftError, match="b: has left"):
+        everyone.run(work, group)
+    assert time.monotonic() - begun < 20
+
+
+def test_an_interrupt_of_the_caller_is_raised_as_it_is_and_at_once() -> None:
+    """As by Ctrl-C, or a signal's handler: here an exception from the list that `run` waits on."""
+
+    class Stop(BaseException):
+        pass
+
+    def stop(*_: object, **__: object) -> None:
+        raise Stop
+
+    released = threading.Event()
+    with local_peers(MEMBERS) as colony, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cgd.network.local.wait", stop)
+        begun = time.monotonic()
+        with pytest.raises(Stop):
+            colony.run(lambda peers: released.wait(30))
+        assert time.monotonic() - begun < 10
+        released.set()

@@ -207,7 +207,7 @@ def test_a_bad_frame_names_its_sender_and_nobody_waits(change: Callable[[bytes],
 
 def test_a_silent_member_is_named() -> None:
     with local_peers(MEMBERS, timeout=0.2) as colony:
-        results = outcomes(colony, lambda peers: None if peers.me == "c" else peers.sum(np.ones(1)))
+        results = outcomes(colony, lambda peers: time.sleep(2) if peers.me == "c" else peers.sum(np.ones(1)))
     timeouts = [error for error in results[:2] if isinstance(error, PeerTimeoutError)]
     assert timeouts
     assert all(error.peers == {"c"} for error in timeouts)

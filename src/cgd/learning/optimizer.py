@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from cgd.errors import InputError, RangeError, UnconfinedWarning
+from cgd.errors import CGDError, InputError, RangeError, UnconfinedWarning
 from cgd.learning.confinement import CONFINED
 from cgd.learning.displacement import AdamDescent, Descent
 
@@ -81,20 +82,19 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        rules = [self._rule(group) for group in self.param_groups]
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         waiting = self._groups_by_peers()
-        while waiting:
-            peers, groups = waiting.pop(0)
-            try:
-                gradient_sums |= self._sum(peers, groups)
-            except BaseException:
-                for other, _ in waiting:  # nobody shall wait for us in the sums that were to follow
-                    other.decline()
-                raise
+        try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            rules = [self._rule(group) for group in self.param_groups]
+            while waiting:
+                gradient_sums |= self._sum(*waiting.pop(0))
+        except BaseException:
+            for peers, _ in waiting:  # nobody shall wait for us in the sums that were to follow
+                _decline(peers)
+            raise
         for group, rule in zip(self.param_groups, rules, strict=True):
             for parameter in _trainable(group):
                 state = self._state_of(parameter)
@@ -173,7 +173,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             self._check_count(peers, groups)
             self._warn_if_unconfined(parameters)
         except BaseException:
-            peers.decline()
+            _decline(peers)
             raise
         if groups[0]["total_samples"] is None:
             total_samples = int(peers.sum(np.array(self.samples)))
@@ -339,6 +339,11 @@ class ConfinedAdam(ConfinedOptimizer):
     def _rule(self, group: dict[str, Any]) -> Rule:
         first, second = group["betas"]
         return AdamDescent(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
+
+
+def _decline(peers: Peers) -> None:
+    with suppress(CGDError):  # if they are closed already, the others know
+        peers.decline()
 
 
 def _trainable(group: dict[str, Any]) -> list[torch.Tensor]:

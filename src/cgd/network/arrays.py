@@ -21,7 +21,7 @@ def to_numpy(values: object) -> tuple[npt.NDArray[Any], str]:
         try:
             tensor = values.detach().cpu()
             array = (tensor.float() if dtype == "bfloat16" else tensor).numpy()
-        except (TypeError, RuntimeError, NotImplementedError) as error:  # sparse, meta, …: torch says which
+        except (TypeError, RuntimeError) as error:  # sparse, meta, …: torch says which
             raise InputError(f"a tensor of {values.layout} {values.dtype} cannot be summed: {error}") from None
     elif isinstance(values, np.ndarray):
         array, dtype = values, values.dtype.name

@@ -65,28 +65,20 @@ class LocalPeers(tuple[Peers, ...]):
         rows = list(zip(*columns, strict=True))
         futures: list[Future[Result]] = [Future() for _ in rows]
         for future, row in zip(futures, rows, strict=True):
-            # Daemons: an interrupt must not wait for a member that computes, nor must the end of the program.
-            threading.Thread(target=_fulfil, args=(future, function, row), name=f"cgd-{row[0].me}", daemon=True).start()
+            threading.Thread(target=_fulfil, args=(future, function, row), name=f"cgd-{row[0].me}").start()
         try:
             while (state := wait(futures, timeout=LOOK_SECONDS, return_when=FIRST_EXCEPTION)).not_done:
                 for future in state.done:
                     future.result()
-                self._dismiss_idle([future.done() for future in futures])
+                _dismiss_idle([(row, future.done()) for row, future in zip(rows, futures, strict=True)])
             return [future.result() for future in futures]
         except BaseException as error:
-            for peers in (each for row in rows for each in row if isinstance(each, Peers)):
+            for peers in (each for row in rows for each in _peers_in(row)):
                 peers.close()
-            if isinstance(error, KeyboardInterrupt):
-                raise
+            if not any(future.done() and future.exception() is error for future in futures):
+                raise  # an interrupt: not of a member, and not to be kept waiting by one
             wait(futures, timeout=FAREWELL_SECONDS)
             raise self._cause(futures) from None
-
-    def _dismiss_idle(self, returned: Sequence[bool]) -> None:
-        """Close the members that have returned and that another one waits for."""
-        furthest = max(peers.number for peers in self)
-        for peers, done in zip(self, returned, strict=True):
-            if done and peers.number < furthest:
-                peers.close()
 
     def _cause(self, futures: Sequence[Future[Any]]) -> BaseException:
         """Of the errors of all members, one that is not merely about another's having given up."""
@@ -101,6 +93,20 @@ class LocalPeers(tuple[Peers, ...]):
         name, error = errors[0]
         error.add_note(f"This was raised at member {name}.")
         return error
+
+
+def _peers_in(row: Sequence[Any]) -> list[Peers]:
+    return [each for each in row if isinstance(each, Peers)]
+
+
+def _dismiss_idle(rows: Sequence[tuple[Sequence[Any], bool]]) -> None:
+    """Close the peers of members that have returned and that another member waits for in a later sum."""
+    furthest: dict[bytes, int] = {}
+    for peers in (each for row, _ in rows for each in _peers_in(row)):
+        furthest[peers.session] = max(peers.number, furthest.get(peers.session, 0))
+    for peers in (each for row, returned in rows if returned for each in _peers_in(row)):
+        if peers.number < furthest[peers.session]:
+            peers.close()
 
 
 def _fulfil(future: Future[Result], function: Callable[..., Result], row: Sequence[Any]) -> None:

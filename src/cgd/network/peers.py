@@ -132,6 +132,11 @@ class Peers:
         return self._session.members
 
     @property
+    def session(self) -> bytes:
+        """What tells this session from any other; all its members have the same."""
+        return self._session.session
+
+    @property
     def number(self) -> int:
         """The number of the latest sum that this member began or declined; 0 before the first."""
         return self._session.number
@@ -314,6 +319,8 @@ class Peers:
         if self._closed.is_set():
             raise ClosedError(f"the connection of {self.me} is closed; make new peers for further sums")
         if not self._busy.acquire(blocking=False):
+            if self._closed.is_set():
+                raise ClosedError(f"the connection of {self.me} is being closed; make new peers for further sums")
             raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
         try:
             yield

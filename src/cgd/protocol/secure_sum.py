@@ -5,7 +5,7 @@ Every member l holds a secret vector x_l of the ring. At the end every member ho
 The rules:
 
 1. Nobody shares before everybody is ready under the same settings (`Ready`, the barrier). If they differ, all members
-   see it at the same time and name the same odd one.
+   see it when they have heard from all, and name the same odd one.
 2. A member's subtotal is its secret with shares mixed in. `uniform`: it keeps one share of its secret, gives every peer
    another (`Share`), and adds those it is given. `expanded`: it adds the shares it has in common with its peers, which
    need not travel.
@@ -249,7 +249,7 @@ class SecureSum:
     def _due(self) -> Event | None:
         """The event that has come about in this state, if any."""
         match self.state:
-            case State.READYING if self._all_here(Ready):
+            case State.READYING if not self._outbox and self._all_here(Ready):
                 return Event.ALL_READY
             case State.SHARING if not self._outbox and (self._expanded or self._all_here(Share)):
                 return Event.ALL_SHARED

@@ -60,7 +60,7 @@ class Session:
         self.members = tuple(sorted(members))
         self.number = 0
         """The number of the latest sum; 0 before the first."""
-        self._session = session
+        self.session = session
         self._shares = None if pair_keys is None else ExpandedShares(me, pair_keys, session)
         self._sum: SecureSum | None = None
         self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
@@ -107,10 +107,10 @@ class Session:
     def next_outgoing(self) -> tuple[PeerId, bytes] | None:
         """The next frame to send and its recipient; None while there is nothing to send."""
         if self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
-            return outgoing[0], to_bytes(Frame(self._session, self._sum.number, outgoing[1]))
+            return outgoing[0], to_bytes(Frame(self.session, self._sum.number, outgoing[1]))
         if self._outbox:
             to, number, message = self._outbox.popleft()
-            return to, to_bytes(Frame(self._session, number, message))
+            return to, to_bytes(Frame(self.session, number, message))
         return None
 
     def end(self, why: str) -> None:
@@ -143,7 +143,7 @@ class Session:
     # How it works.
 
     def _receive(self, sender: PeerId, frame: Frame) -> None:
-        if frame.session != self._session:
+        if frame.session != self.session:
             raise FrameError(sender, "sent a frame of another session; it must join this one anew")
         if sender not in self.members or sender == self.me:
             raise RemoteProtocolError(sender, f"is not a peer in this session ({', '.join(self.members)})")
