@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,6 @@ import cgd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -96,11 +96,19 @@ def test_nothing_is_lost_when_the_reader_goes_away(tmp_path: Path) -> None:
     assert (tmp_path / "cgd-demo.png").exists()
 
 
-def test_an_interrupt_stops_the_demo_at_once_and_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cgd", "demo", "--steps", "1000000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    time.sleep(8)
-    os.kill(process.pid, signal.SIGINT)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of a process in /proc")
+def test_an_interrupt_stops_members_in_training_at_once_and_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cgd", "demo", "--steps", "1000", "--participants", "8"]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=one_thread
+    )
+    tasks = Path(f"/proc/{process.pid}/task")
+    while len(list(tasks.iterdir())) < 10:  # the eight members have begun
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0
     assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +77,3 @@ def test_the_100_lines_agree_with_the_package_bit_for_bit() -> None:
         assert torch.equal(participant.displacement, displacement)
         for ours, theirs in zip(twin.parameters(), participant.model.parameters(), strict=True):
             assert torch.equal(ours, theirs)
-
-
-def test_examples_can_be_imported_without_running() -> None:
-    for path in EXAMPLES.glob("*.py"):
-        runpy.run_path(str(path), run_name="imported")
