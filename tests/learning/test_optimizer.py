@@ -212,22 +212,55 @@ def test_a_bad_gradient_is_located_and_nothing_is_applied() -> None:
 # Confinement.
 
 
-def test_a_model_that_was_not_confined_is_warned_of() -> None:
-    def work(peers: Peers, confined: bool) -> int:
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_model_that_was_not_confined_is_warned_of(confined: bool) -> None:
+    def work(peers: Peers) -> None:
         model = Network()
         if confined:
             confine(model)
         optimizer = ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=8)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            descend(optimizer, model, *data(0), steps=2)
-        return sum(issubclass(each.category, UnconfinedWarning) for each in caught)
+        for _ in range(2):
+            mse(model(data(0)[0]), data(0)[1]).backward()
+            optimizer.step()
 
-    for confined, expected in ((True, 0), (False, 1)):
-        with local_peers(3) as colony:
-            # warnings are caught for the whole process: look at one member at a time
-            counts = colony.run(lambda peers, confined=confined: work(peers, confined))
-        assert (sum(counts) > 0) == (expected > 0)
+    with local_peers(3) as colony, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        colony.run(work)
+    unconfined = [each for each in caught if issubclass(each.category, UnconfinedWarning)]
+    assert len(unconfined) == (0 if confined else 3)  # once for each member
+    assert all(each.filename == __file__ for each in unconfined)  # it points at the step of the caller
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=8),
+    ],
+)
+def test_torchs_schedulers_drive_the_displacement(build: Callable[..., torch.optim.lr_scheduler.LRScheduler]) -> None:
+    def work(peers: Peers) -> tuple[torch.Tensor, list[float]]:
+        parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = makers["momentum"]([parameter], peers=peers, samples=1)
+        twin = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.float64))], 0.2, momentum=0.9)
+        schedules = [build(optimizer), build(twin)]
+        rates = []
+        for _ in range(6):
+            for each, schedule in zip((optimizer, twin), schedules, strict=True):
+                each.param_groups[0]["params"][0].grad = torch.ones(1, dtype=torch.float64)
+                each.step()
+                schedule.step()
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+        # With m = 3 the sum of three thirds is off by less than three steps of the ring.
+        difference = optimizer.displacement() - twin.param_groups[0]["params"][0].detach()
+        assert float(difference.abs()) < 1e-6
+        return optimizer.displacement(), rates
+
+    with local_peers(3) as colony:
+        results = colony.run(work)
+    assert all(torch.equal(results[0][0], displacement) for displacement, _ in results)
+    assert len(set(results[0][1])) > 1
 
 
 def test_a_first_step_that_fails_does_not_settle_the_origin() -> None:

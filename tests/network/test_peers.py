@@ -300,6 +300,20 @@ def test_weights_that_do_not_sum_to_one_are_told_to_everyone(weights: tuple[floa
         assert [float(total[0]) for total in colony.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
 
 
+@pytest.mark.parametrize(("count", "ring_bits"), [(3, 32), (7, 32), (1000, 32), (5000, 32), (3, 64), (100_000, 64)])
+def test_honest_weights_pass_and_one_wrong_one_does_not(count: int, ring_bits: int) -> None:
+    """Equal weights are rounded all in the same direction, which is the worst that can happen."""
+    weighing = FixedPoint.for_sum(addends=count, bound=1.0, ring_bits=ring_bits)
+    peers = local_peers(3)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Peers, "__len__", lambda _: count)
+        words = weighing.encode(np.full(count, 1 / count))
+        honest = words.sum(dtype=words.dtype, keepdims=True)
+        peers._check_weights(honest, weighing)
+        with pytest.raises(WeightError):
+            peers._check_weights(honest + weighing.encode(np.array([0.02])), weighing)
+
+
 def test_a_weight_at_some_members_only_is_told() -> None:
     with local_peers(MEMBERS) as colony:
         results = outcomes(colony, lambda peers, weight: peers.sum(np.ones(2), weight=weight), [0.5, 0.5, None])
@@ -332,6 +346,7 @@ def test_fewer_than_three_are_refused(members: int | list[str]) -> None:
     ("settings", "says"),
     [
         ({"bound": -1.0}, "bound is -1"),
+        ({"bound": 1e10}, "use ring_bits=64"),
         ({"ring_bits": 16}, "choose 32 or 64"),
         ({"sharing": "shamir"}, "choose one of expanded, uniform"),
         ({"opening": "hub"}, "choose one of mesh, aggregator"),

@@ -169,9 +169,12 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     def _sum(self, peers: Peers, groups: list[dict[str, Any]]) -> dict[torch.Tensor, torch.Tensor]:
         """The weighted sum of all members' gradients of these groups."""
         parameters = [parameter for group in groups for parameter in _trainable(group)]
+        dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
         try:
             self._check_count(peers, groups)
             self._warn_if_unconfined(parameters)
+            vector = torch.cat([_flat_gradient(each, dtype) for each in parameters])
+            context = self._context(groups, parameters)
         except BaseException:
             _decline(peers)
             raise
@@ -179,11 +182,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             total_samples = int(peers.sum(np.array(self.samples)))
             for group in groups:
                 group.update(samples=self.samples, total_samples=total_samples, members=list(peers.members))
-        dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
-        vector = torch.cat([_flat_gradient(each, dtype) for each in parameters])
         try:
-            weight = self.samples / groups[0]["total_samples"]
-            total = peers.sum(vector, weight=weight, context=self._context(groups, parameters))
+            total = peers.sum(vector, weight=self.samples / groups[0]["total_samples"], context=context)
         except RangeError as error:
             raise self._located(error, parameters) from None
         pieces = torch.split(total, [each.numel() for each in parameters])
@@ -363,7 +363,7 @@ def _flat_gradient(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _place(parameter: torch.Tensor, state: dict[str, Any]) -> None:
-    """W = origin + displacement: the one place where a private weight is written."""
+    """The parameter is origin + displacement: the one place where a private weight is written."""
     parameter.copy_(state["origin"] + state["displacement"])
 
 

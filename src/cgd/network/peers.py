@@ -22,7 +22,7 @@ from cgd.errors import (
 )
 from cgd.network.arrays import decoded_type, from_numpy, to_numpy
 from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
-from cgd.ring.fixed_point import FixedPoint
+from cgd.ring.fixed_point import WORD_TYPES, FixedPoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,8 @@ Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 FULL_PAUSE_SECONDS = 0.002
 # How long a member that gives up tries to tell the others.
 FAREWELL_SECONDS = 2.0
-# How far from one the sum of m weights may be, for each of them: they are rounded to the ring, and as quotients.
-WEIGHT_TOLERANCE = 1e-6
+# How far a weight n_l/n in double precision may be from the true quotient.
+QUOTIENT_ROUNDING = 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SumSettings:
     aggregator: PeerId = ""
 
     def __post_init__(self) -> None:
-        FixedPoint(fraction_bits=0, bound=self.bound, ring_bits=self.ring_bits)  # refuses what is not a ring or bound
+        FixedPoint.for_weighted_sum(addends=1, bound=self.bound, ring_bits=self.ring_bits)  # refuses what cannot be
         if self.sharing not in SHARINGS:
             raise InputError(f"sharing is {self.sharing!r}; choose one of {', '.join(SHARINGS)}")
         if self.opening not in OPENINGS:
@@ -201,16 +201,17 @@ class Peers:
             try:
                 array, dtype = to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits)
-                secret = fixed_point.encode(array, 1.0 if weight is None else weight).reshape(-1)
-                if weight is not None:
-                    secret = np.append(secret, self._weighing(fixed_point).encode(np.array([weight])))
                 spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
+                secret = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
+                fixed_point.encode(array, 1.0 if weight is None else weight, out=secret[: array.size])
+                if weight is not None:
+                    self._weighing(spec).encode(np.array([weight]), out=secret[-1:])
             except BaseException as error:
                 self._refuse(error)
                 raise
             total = self._run(spec, secret)
             if weight is not None:
-                self._check_weights(self._weighing(fixed_point).decode(total[-1:]).item())
+                self._check_weights(total[-1:], self._weighing(spec))
             self.traffic.sums += 1
             decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
             result: Array = from_numpy(decoded, values)
@@ -331,19 +332,6 @@ class Peers:
 
     # How values become ring elements and back.
 
-    def _weighing(self, fixed_point: FixedPoint) -> FixedPoint:
-        """How weights themselves are summed: up to one from each member, without wrapping around."""
-        return FixedPoint.for_sum(addends=len(self), bound=1.0, ring_bits=fixed_point.ring_bits)
-
-    def _check_weights(self, total: float) -> None:
-        if abs(total - 1.0) > WEIGHT_TOLERANCE * len(self):
-            raise WeightError(
-                f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
-                "in training, some member's samples are not those that were counted: call recount() on every optimiser"
-            )
-
-    # How values become ring elements and back.
-
     def _fixed_point(
         self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None
     ) -> FixedPoint:
@@ -357,6 +345,19 @@ class Peers:
             bound=self.settings.bound if bound is None else bound,
             ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
         )
+
+    def _weighing(self, spec: SumSpec) -> FixedPoint:
+        """How weights themselves are summed: up to one from each member, without wrapping around."""
+        return FixedPoint.for_sum(addends=len(self), bound=1.0, ring_bits=spec.ring_bits)
+
+    def _check_weights(self, words: npt.NDArray[Any], weighing: FixedPoint) -> None:
+        total = weighing.decode(words).item()
+        # Each weight is off by half a step of the ring at most, and by the rounding of a quotient.
+        if abs(total - 1.0) > len(self) * (weighing.resolution / 2 + QUOTIENT_ROUNDING):
+            raise WeightError(
+                f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
+                "in training, some member's samples are not those that were counted: call recount() on every optimiser"
+            )
 
     def _spec(
         self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint, context: str, *, weighted: bool

@@ -209,8 +209,6 @@ class SecureSum:
                 self._digests[sender] = digest
                 if self.state is State.CONFIRMING:
                     self._check_digest(sender, digest)
-            case _:
-                raise RemoteProtocolError(sender, f"sent {type(message).__name__}, which is not part of a sum")
         self._seen[type(message)].add(sender)
 
     def _compare_settings(self) -> None:

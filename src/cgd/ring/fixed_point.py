@@ -113,8 +113,10 @@ for every member (ring_bits=64 keeps the precision)
         """The step between neighbouring values; one addend is off by at most half of it."""
         return math.ldexp(1.0, -self.fraction_bits)
 
-    def encode(self, values: npt.NDArray[Any], weight: float = 1.0) -> npt.NDArray[Any]:
-        """Round `values`·`weight` to ring elements of the same shape.
+    def encode(
+        self, values: npt.NDArray[Any], weight: float = 1.0, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
+        """Round `values`·`weight` to ring elements of the same shape, in `out` (flat) if it is given.
 
         The range is checked before the weight is applied, so that the bound means the same for every member.
 
@@ -124,7 +126,7 @@ for every member (ring_bits=64 keeps the precision)
         if not 0 < weight <= 1:
             raise InputError(f"weight is {weight}; it must be above 0 and at most 1")
         flat = np.ascontiguousarray(values).reshape(-1)
-        words = np.empty(flat.shape, dtype=WORD_TYPES[self.ring_bits])
+        words = np.empty(flat.shape, dtype=WORD_TYPES[self.ring_bits]) if out is None else out
         signed = words.view(f"<i{self.ring_bits // 8}")
         integers = flat.dtype.kind in "iub" and self.fraction_bits == 0 and weight == 1
         scale = math.ldexp(weight, self.fraction_bits)
