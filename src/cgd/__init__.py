@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cgd.errors import CGDError as CGDError
     from cgd.errors import ClosedError as ClosedError
     from cgd.errors import DisagreementError as DisagreementError
+    from cgd.errors import DivergenceError as DivergenceError
     from cgd.errors import FrameError as FrameError
     from cgd.errors import InputError as InputError
     from cgd.errors import LocalProtocolError as LocalProtocolError
@@ -45,12 +46,20 @@ if TYPE_CHECKING:
     from cgd.ring.fixed_point import FixedPoint as FixedPoint
     from cgd.ring.sharing import reconstruct as reconstruct
     from cgd.ring.sharing import split as split
+    from cgd.simulation.colony import Colony as Colony
+    from cgd.simulation.history import Evaluation as Evaluation
+    from cgd.simulation.history import History as History
+    from cgd.simulation.history import Spread as Spread
+    from cgd.simulation.modules import Ring as Ring
+    from cgd.simulation.participants import participant_seed as participant_seed
+    from cgd.simulation.simulate import simulate as simulate
 
 _HOME = {
     "errors": (
         "CGDError",
         "ClosedError",
         "DisagreementError",
+        "DivergenceError",
         "FrameError",
         "InputError",
         "LocalProtocolError",
@@ -74,6 +83,11 @@ _HOME = {
     "network.peers": ("Peers",),
     "ring.fixed_point": ("FixedPoint",),
     "ring.sharing": ("reconstruct", "split"),
+    "simulation.colony": ("Colony",),
+    "simulation.history": ("Evaluation", "History", "Spread"),
+    "simulation.modules": ("Ring",),
+    "simulation.participants": ("participant_seed",),
+    "simulation.simulate": ("simulate",),
 }
 _MODULE_OF = {name: f"cgd.{module}" for module, names in _HOME.items() for name in names}
 

@@ -4,6 +4,7 @@
     ├── InputError (also a ValueError)    what you passed cannot be used; nothing was sent
     │   ├── RangeError                    a value does not fit the fixed point
     │   └── MembershipError               too few members, or not the members of this sum
+    ├── DivergenceError                   a training loss is no longer finite
     ├── ProtocolError
     │   ├── LocalProtocolError            this side called the protocol out of order
     │   ├── WeightError                   the members' weights do not sum to one
@@ -65,6 +66,10 @@ class RangeError(InputError):
 
 class MembershipError(InputError):
     """Too few members for a secure sum, or not its members."""
+
+
+class DivergenceError(CGDError):
+    """A training loss is no longer finite."""
 
 
 class ProtocolError(CGDError):

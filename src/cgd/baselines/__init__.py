@@ -1,5 +1,7 @@
-"""Layer 6, what CGD is compared with: plain functions on the same data and models."""
+"""Layer 6, what CGD is compared with: plain functions on the same data, models and measures."""
 
-from cgd.baselines.plain import train_plainly
+from cgd.baselines.federated import federated_sgd
+from cgd.baselines.plain import centralised, local
+from cgd.baselines.setting import Setting, Trained
 
-__all__ = ["train_plainly"]
+__all__ = ["Setting", "Trained", "centralised", "federated_sgd", "local"]

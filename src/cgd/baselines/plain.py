@@ -4,36 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from cgd.baselines.setting import Learner, Trained, descend
+from cgd.learning.confinement import confine
+from cgd.learning.grid import Cell
+from cgd.simulation.participants import participant_seed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from cgd.baselines.setting import Setting
 
 
-def train_plainly(
-    model: torch.nn.Module,
-    loss_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    steps: int,
-    lr: float,
-    after_step: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Train a model by full-batch gradient descent.
+def centralised(setting: Setting) -> Trained:
+    """Train one model on all samples with all features, the baseline of every comparison.
+
+    It starts where participant r0c0 of a colony without columns would start.
+    """
+    model = setting.build_model()
+    delta = setting.delta(Cell(0, 0)) if callable(setting.delta) else setting.delta
+    confine(model, delta, participant_seed(setting.seed, Cell(0, 0)))
+    return descend(setting, {"centralised": Learner(model, *setting.pooled())})
+
+
+def local(setting: Setting, sample: int | None = None) -> Trained:
+    """Train participants' models on their own data alone, from the origins they have in CGD.
 
     Args:
-        model: is trained in place.
-        loss_function: of predictions and labels, a mean over the samples.
-        x: the samples.
-        y: their labels.
-        steps: how many.
-        lr: the step size.
-        after_step: is called with the number of each step done, from 1.
+        setting: what to train.
+        sample: how many participants, drawn at random; all of them by default.
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        loss_function(model(x), y).backward()
-        optimizer.step()
-        after_step(step)
+    participants = setting.participants()
+    cells = list(participants.grid.cells)
+    if sample is not None:
+        chosen = np.random.default_rng(setting.seed).permutation(len(cells))[:sample]
+        cells = [cells[i] for i in sorted(chosen)]
+    nowhere = torch.zeros(participants.layout.size, dtype=participants.dtype)
+    learners = {}
+    for cell in cells:
+        end = sum(participants.blocks[Cell(0, column)].x.shape[1] for column in range(cell.column + 1))
+        width = participants.blocks[cell].x.shape[1]
+        features = slice(end - width, end) if participants.grid.columns > 1 else None
+        learners[str(cell)] = Learner(participants.model(cell, nowhere), *participants.data(cell), features)
+    return descend(setting, learners)

@@ -1,4 +1,4 @@
-"""The data sets that come with scikit-learn, ready to train on."""
+"""Data sets by name, ready to train on: those that come with scikit-learn, and those in MNIST's layout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
+from cgd.experiments import idx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
     import numpy.typing as npt
 
 HELD_OUT = 0.25
+EMBEDDED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
+NAMES = (*EMBEDDED, *idx.SOURCES)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification task as it comes, with a part held out."""
+    """A task as it comes, with a part held out. Labels are classes (whole numbers) or values to predict (floats)."""
 
     name: str
     x: torch.Tensor
@@ -35,27 +38,63 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
-        return int(self.y.max()) + 1
+        """The number of classes; 0 if values are to be predicted."""
+        return 0 if self.y.is_floating_point() else int(self.y.max()) + 1
+
+    def scaled(self) -> Dataset:
+        """In single precision, with features of about the same size: bytes over 255, other features standardised."""
+        if self.x.dtype == torch.uint8:
+            x, held_out = self.x.float() / 255, self.held_out_x.float() / 255
+        else:
+            mean, deviation = self.x.mean(dim=0), self.x.std(dim=0, correction=0)
+            deviation = torch.where(deviation > 0, deviation, 1.0)
+            x, held_out = (((each - mean) / deviation).float() for each in (self.x, self.held_out_x))
+        y, held_out_y = self.y, self.held_out_y
+        if y.is_floating_point():
+            mean, deviation = y.mean(), y.std(correction=0)
+            y, held_out_y = (((each - mean) / deviation).float().reshape(-1, 1) for each in (y, held_out_y))
+        return Dataset(self.name, x, y, held_out, held_out_y)
+
+    def first(self, samples: int) -> Dataset:
+        """The same with the first so many samples to train on.
+
+        Raises:
+            InputError: there are not so many.
+        """
+        if not 1 <= samples <= len(self.x):
+            raise InputError(f"samples is {samples}; {self.name} has {len(self.x)} to train on")
+        return Dataset(self.name, self.x[:samples], self.y[:samples], self.held_out_x, self.held_out_y)
 
 
-def load(name: str, seed: int) -> Dataset:
-    """Load a data set by name; the seed decides which samples are held out.
+def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
+    """Load a data set by name.
+
+    Args:
+        name: one of NAMES.
+        seed: decides which samples are held out, where that is not fixed.
+        data_dir: where to look first for files.
+
+    Raises:
+        InputError: there is no such data set, its files are nowhere, or they are damaged.
 
     Examples:
         >>> load("breast-cancer", seed=0).x.shape
         torch.Size([427, 30])
     """
+    if name in idx.SOURCES:
+        x, y, held_out_x, held_out_y = (torch.from_numpy(each.copy()) for each in idx.load(name, data_dir).values())
+        return Dataset(name, x.flatten(1), y.long(), held_out_x.flatten(1), held_out_y.long())
+    if name not in EMBEDDED:
+        raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
     from sklearn import datasets as embedded
 
-    loaders: dict[str, Callable[..., tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {
-        "breast-cancer": embedded.load_breast_cancer,
-        "digits": embedded.load_digits,
-    }
-    if name not in loaders:
-        raise InputError(f"there is no data set {name!r}; choose one of {', '.join(loaders)}")
-    arrays = loaders[name](return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(arrays[0]))
+    features, labels = getattr(embedded, f"load_{name.replace('-', '_')}")(return_X_y=True)
+    return _held_out(name, features, labels, seed)
+
+
+def _held_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) -> Dataset:
+    order = np.random.default_rng(seed).permutation(len(x))
     held_out, training = np.split(order, [round(HELD_OUT * len(order))])
-    x, y = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]).long()
-    return Dataset(name, x[training], y[training], x[held_out], y[held_out])
+    samples = torch.from_numpy(x)
+    labels = torch.from_numpy(y) if y.dtype.kind == "f" else torch.from_numpy(y).long()
+    return Dataset(name, samples[training], labels[training], samples[held_out], labels[held_out])

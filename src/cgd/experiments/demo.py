@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import cgd
-from cgd.baselines import train_plainly
 from cgd.errors import InputError
 from cgd.experiments import datasets
 from cgd.learning.confinement import confine
@@ -163,29 +162,25 @@ class Trial:
     def plainly(self, name: str, x: torch.Tensor, y: torch.Tensor, part: str) -> Curve:
         """Train on this data alone."""
         model = self.build(name)
-        curve = Curve()
-        train_plainly(
-            model,
-            loss_function,
-            self.scale(x),
-            y,
-            steps=self.settings.steps,
-            lr=self.settings.lr,
-            after_step=lambda step: self._record(model, curve, step, part),
-        )
-        return curve
+        return self._train(model, torch.optim.SGD(model.parameters(), self.settings.lr), x, y, part)
 
     def together(self, peers: Peers, block: Block) -> Curve:
-        """Train one participant's confined model with the others: the loop of any user of cgd."""
+        """Train one participant's confined model with the others."""
         model = self.build(peers.me)
-        curve = Curve()
-        x = self.scale(block.x)
         optimizer = ConfinedSGD(model.parameters(), self.settings.lr, peers=peers, samples=block.samples)
+        return self._train(model, optimizer, block.x, block.y, "together")
+
+    def _train(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, part: str
+    ) -> Curve:
+        """The loop of any user of torch, whoever the optimiser talks to."""
+        curve = Curve()
+        scaled = self.scale(x)
         for step in range(1, self.settings.steps + 1):
             optimizer.zero_grad()
-            loss_function(model(x), block.y).backward()
+            loss_function(model(scaled), y).backward()
             optimizer.step()
-            self._record(model, curve, step, "together")
+            self._record(model, curve, step, part)
         return curve
 
     def _record(self, model: torch.nn.Module, curve: Curve, step: int, part: str) -> None:

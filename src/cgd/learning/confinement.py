@@ -21,7 +21,7 @@ from cgd.errors import InputError
 from cgd.learning.normal import standard_normal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     Rand = Callable[[torch.Size, torch.Generator], torch.Tensor]
 
@@ -47,9 +47,11 @@ class Origin:
     seed: bytes = field(repr=False)
     rand: Rand | None = field(default=None, repr=False)
 
-    def draw(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The origin of one parameter after the other, with its name, in double precision."""
+    def draw(self, only: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """The origin of one parameter after the other (of all, or only of some), with its name, in double precision."""
         for name, shape in self.shapes.items():
+            if only is not None and name not in only:
+                continue
             # A stream for each name: a parameter's origin does not depend on which others take part.
             key = hmac.digest(self.seed, f"cgd origin {name}".encode(), "sha256")
             if self.rand is None:
@@ -113,7 +115,7 @@ class Origin:
                 raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
             custom = content["rand"] != "normal"
             shapes = {str(name): tuple(int(size) for size in shape) for name, shape in content["shapes"].items()}
-            origin = cls(_check_delta(content["delta"]), shapes, _check_seed(bytes.fromhex(content["seed"])), rand)
+            origin = cls(check_delta(content["delta"]), shapes, _check_seed(bytes.fromhex(content["seed"])), rand)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is not an origin that cgd saved: {error}") from None
         if custom != (rand is not None):
@@ -164,7 +166,7 @@ def confine(
     if not shapes:
         raise InputError("the model has no trainable parameter; set requires_grad on what shall be trained")
     seed = secrets.token_bytes(SEED_BYTES) if seed is None else _check_seed(seed)
-    origin = Origin(_check_delta(delta), shapes, seed, rand)
+    origin = Origin(check_delta(delta), shapes, seed, rand)
     origin.apply(model)
     return origin
 
@@ -173,7 +175,8 @@ def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _check_delta(delta: Any) -> float:
+def check_delta(delta: Any) -> float:
+    """A standard deviation, or an error that says so."""
     if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < math.inf:
         raise InputError(f"delta is {delta!r}; it is a standard deviation, a positive number (0 would confine nothing)")
     return float(delta)

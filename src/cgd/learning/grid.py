@@ -115,16 +115,21 @@ class Grid:
         rows = np.split(order, _cuts(len(x), self.rows, row_shares, "samples")[1:-1])
         cuts = _cuts(x.shape[1], self.columns, column_shares, "features") if self.columns > 1 else []
         blocks = {}
-        for cell in self.cells:
-            chosen = rows[cell.row] if isinstance(x, np.ndarray) else torch.from_numpy(rows[cell.row])
-            own = x[chosen] if self.columns == 1 else x[chosen][:, cuts[cell.column] : cuts[cell.column + 1]]
-            labels = y[rows[cell.row]] if isinstance(y, np.ndarray) else y[torch.from_numpy(rows[cell.row])]
-            blocks[cell] = Block(cell, own, labels)
+        for row, chosen in enumerate(rows):
+            own, labels = _chosen(x, chosen), _chosen(y, chosen)
+            for column in range(self.columns):
+                cell = Cell(row, column)
+                part = own if self.columns == 1 else own[:, cuts[column] : cuts[column + 1]]
+                blocks[cell] = Block(cell, part, labels)
         return blocks
 
     def _check(self, cell: Cell) -> None:
         if not (0 <= cell.row < self.rows and 0 <= cell.column < self.columns):
             raise InputError(f"{cell} is not in a grid of {self.rows} × {self.columns}")
+
+
+def _chosen(data: Data, chosen: npt.NDArray[Any]) -> Data:
+    return data[chosen] if isinstance(data, np.ndarray) else data[torch.from_numpy(chosen)]
 
 
 def _cuts(count: int, parts: int, shares: Sequence[float] | None, of_what: str) -> list[int]:

@@ -12,6 +12,23 @@ if TYPE_CHECKING:
     import torch
 
 
+def inverse_square(step: int, mu: float, steps: int, hold: int = 0) -> float:
+    """α_k/α for the step with this number, from 0; the arguments are those of `InverseSquareLR`.
+
+    Raises:
+        InputError: mu, steps or hold make no sense.
+    """
+    if not 0 <= mu < float("inf"):
+        raise InputError(f"mu is {mu}; it must be a finite number, at least 0 (0 for a fixed step)")
+    if steps < 1 or hold < 0:
+        raise InputError(f"steps is {steps} and hold is {hold}; steps must be at least 1 and hold at least 0")
+    if mu == 0 or step < hold:
+        return 1.0
+    k, shift = step - hold + 1, mu * steps
+    root = (1 + shift) / (k + shift)
+    return root * root  # not root**2: a product rounds the same way everywhere
+
+
 class InverseSquareLR(LRScheduler):
     """α_k = α·((1 + μT)/(k + μT))²: the paper's α/(k + μT)², scaled so that the first step is α.
 
@@ -35,20 +52,13 @@ class InverseSquareLR(LRScheduler):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, mu: float, steps: int, hold: int = 0) -> None:
-        if not 0 <= mu < float("inf"):
-            raise InputError(f"mu is {mu}; it must be a finite number, at least 0 (0 for a fixed step)")
-        if steps < 1 or hold < 0:
-            raise InputError(f"steps is {steps} and hold is {hold}; steps must be at least 1 and hold at least 0")
+        inverse_square(0, mu, steps, hold)  # refuses what makes no sense
         self.mu, self.steps, self.hold = mu, steps, hold
         super().__init__(optimizer)
 
     def factor(self, step: int) -> float:
         """α_k/α for the step with this number, from 0."""
-        if self.mu == 0 or step < self.hold:
-            return 1.0
-        k, shift = step - self.hold + 1, self.mu * self.steps
-        root = (1 + shift) / (k + shift)
-        return root * root  # not root**2: a product rounds the same way everywhere
+        return inverse_square(step, self.mu, self.steps, self.hold)
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """The step size of every parameter group."""

@@ -1,0 +1,44 @@
+"""Federated SGD: everybody holds the same model, and the model moves by the weighted sum of all gradients.
+
+In our terms it is a colony whose members have one common origin, so it is simulated by the same code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cgd.simulation.simulate import simulate
+
+if TYPE_CHECKING:
+    from cgd.baselines.setting import Setting
+    from cgd.simulation.colony import Colony
+    from cgd.simulation.participants import Mode
+
+
+def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "towers") -> Colony:
+    """Train one common model on everybody's data without moving the data.
+
+    Args:
+        setting: what to train.
+        secure: whether gradients are summed by secret sharing, so that a server sees the sum only. Then they go through
+            the fixed point of the ring; without it, the server sees everybody's own gradient.
+        mode: how the members of a row go together, if there are several columns.
+    """
+    return simulate(
+        setting.build_model,
+        setting.blocks,
+        steps=setting.steps,
+        lr=setting.lr,
+        delta=setting.delta,
+        loss=setting.loss,
+        mode=mode,
+        seed=setting.seed,
+        common_origin=True,
+        arithmetic="ring" if secure else "float",
+        test=setting.test,
+        evaluate_every=setting.evaluate_every,
+        sample=1,  # all have the same model
+        checkpoint=setting.checkpoint,
+        progress=False,
+        on_step=setting.on_step,
+    )

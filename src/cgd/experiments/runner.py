@@ -1,0 +1,209 @@
+"""From a run to its result: a JSON file that is written once, and a checkpoint while it is under way."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import cgd
+from cgd import baselines
+from cgd.errors import InputError
+from cgd.experiments import datasets
+from cgd.experiments.spec import RunSpec
+from cgd.learning.grid import Grid
+from cgd.simulation.checkpoint import write_whole
+from cgd.simulation.history import History
+from cgd.simulation.participants import participant_seed
+from cgd.simulation.simulate import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cgd.experiments.datasets import Dataset
+    from cgd.learning.grid import Cell
+    from cgd.simulation.history import Evaluation
+
+    OnStep = Callable[[int, History], None]
+
+FORMAT = "cgd-result-1"
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "elu": nn.ELU,
+    "softplus": nn.Softplus,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run."""
+
+    spec: RunSpec
+    history: History
+    version: str
+    extra: dict[str, Any]
+
+    @property
+    def last(self) -> Evaluation:
+        """The evaluation after the last step."""
+        return self.history.evaluations[-1]
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as plain data, without times or places: the same run gives the same bytes."""
+        return {
+            "format": FORMAT,
+            "cgd": self.version,
+            "spec": self.spec.as_json(),
+            **self.extra,
+            "history": _rounded(self.history.as_json()),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """The result in a file.
+
+        Raises:
+            InputError: it is no result.
+        """
+        try:
+            content = json.loads(path.read_text())
+            if content.pop("format") != FORMAT:
+                raise ValueError("another format")
+            spec = RunSpec.from_table(content.pop("spec"), path.name)
+            history = History.from_json(content.pop("history"))
+            return cls(spec, history, content.pop("cgd"), content)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is not a result that cgd wrote ({error}); move it away to run it anew") from None
+
+
+class Store:
+    """A folder of results, one file for each run; whichever experiment asks for a run finds it there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, spec: RunSpec) -> Path:
+        """Where the result of this run is or will be."""
+        return self.folder / f"{spec.slug}.json"
+
+    def checkpoint(self, spec: RunSpec) -> Path:
+        """Where the run stands while it is under way."""
+        return self.folder / ".checkpoints" / f"{spec.slug}.pt"
+
+    def get(self, spec: RunSpec) -> Result | None:
+        """The result of this run, if it is there."""
+        path = self.path(spec)
+        return Result.read(path) if path.exists() else None
+
+    def run(self, spec: RunSpec, data_dir: Path | None = None, on_step: OnStep = lambda *_: None) -> Result:
+        """The result of this run: the one that is there, or a new one; goes on from a checkpoint."""
+        found = self.get(spec)
+        if found is not None:
+            return found
+        checkpoint = self.checkpoint(spec)
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        result = execute(spec, data_dir, checkpoint, on_step)
+        write_whole(self.path(spec), (json.dumps(result.as_json(), indent=None) + "\n").encode())
+        checkpoint.unlink(missing_ok=True)
+        return Result.read(self.path(spec))
+
+
+def execute(
+    spec: RunSpec, data_dir: Path | None = None, checkpoint: Path | None = None, on_step: OnStep = lambda *_: None
+) -> Result:
+    """Run it."""
+    data = _loaded(spec.data, spec.seed, data_dir)
+    if spec.samples:
+        data = data.first(spec.samples)
+    setting = baselines.Setting(
+        build_model=lambda: build_model(spec, data),
+        blocks=Grid(spec.rows, spec.columns).split(data.x, data.y, seed=spec.seed),
+        steps=spec.steps,
+        lr=spec.lr,
+        delta=deltas(spec),
+        loss=nn.functional.cross_entropy if data.classes else nn.functional.mse_loss,
+        seed=spec.seed,
+        test=(data.held_out_x, data.held_out_y),
+        evaluate_every=max(1, spec.steps // spec.evaluations),
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
+    if spec.method in ("fedsgd", "secure-fedsgd"):
+        colony = baselines.federated_sgd(setting, secure=spec.method == "secure-fedsgd", mode=spec.mode)  # type: ignore[arg-type]
+        return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
+    if spec.method == "cgd":
+        colony = simulate(
+            setting.build_model,
+            setting.blocks,
+            steps=spec.steps,
+            lr=spec.lr,
+            delta=setting.delta,
+            loss=setting.loss,
+            mode=spec.mode,  # type: ignore[arg-type]
+            mu=spec.mu,
+            hold=spec.hold,
+            seed=spec.seed,
+            arithmetic=spec.arithmetic,  # type: ignore[arg-type]
+            test=setting.test,
+            evaluate_every=setting.evaluate_every,
+            sample=spec.sample,
+            checkpoint=checkpoint,
+            progress=False,
+            on_step=on_step,
+        )
+        return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
+    trained = baselines.centralised(setting) if spec.method == "centralised" else baselines.local(setting, spec.sample)
+    return Result(spec, trained.history, cgd.__version__, {})
+
+
+def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:
+    """The fully-connected network of a run."""
+    layers: list[nn.Module] = []
+    widths = (data.features, *spec.hidden, data.classes or 1)
+    for wide_in, wide_out in itertools.pairwise(widths):
+        layers += [nn.Linear(wide_in, wide_out, bias=spec.bias), ACTIVATIONS[spec.activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def deltas(spec: RunSpec) -> float | Callable[[Cell], float]:
+    """δ for all, or a function that gives everybody its own, drawn once."""
+    if not isinstance(spec.delta, tuple):
+        return spec.delta
+    low, high = spec.delta
+
+    def own(cell: Cell) -> float:
+        return float(np.random.default_rng([*participant_seed(spec.seed, cell)]).uniform(low, high))
+
+    return own
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, seed: int, data_dir: Path | None) -> Dataset:
+    return datasets.load(name, seed, data_dir).scaled()
+
+
+def _digest(displacement: dict[str, torch.Tensor]) -> str:
+    state = hashlib.sha256()
+    for part in displacement.values():
+        state.update(part.contiguous().numpy().data)
+    return state.hexdigest()
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits: what a curve shows, in a file that stays small."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value

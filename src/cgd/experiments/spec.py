@@ -1,0 +1,247 @@
+"""What is to be run: one run, and an experiment of several, as they are written in TOML files."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from cgd.errors import InputError
+from cgd.experiments.datasets import NAMES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "dp-sgd"]
+METHODS: tuple[str, ...] = get_args(Method)
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "elu", "softplus")
+Scale = Literal["quick", "paper"]
+SCALES: tuple[str, ...] = get_args(Scale)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run. The names are those of `cgd.simulate`, where it has them.
+
+    Attributes:
+        method: how to train.
+        data: the name of a data set.
+        samples: how many of its samples to train on, the first ones; 0 for all.
+        rows: m^h.
+        columns: m^v.
+        mode: how a row goes together.
+        hidden: the widths of the hidden layers; none for a linear model.
+        activation: between the layers.
+        bias: whether layers have biases.
+        delta: δ, or the two ends of the range from which everybody draws its own.
+        steps: T.
+        lr: α.
+        mu: μ.
+        hold: the steps before α shrinks.
+        seed: decides the split of the data and the origins.
+        sample: how many participants are evaluated (in `local`: trained).
+        evaluations: how often, over the run.
+        arithmetic: "float" or "ring".
+        epsilon: the privacy of dp-sgd.
+        dp_delta: its probability of failure.
+        batch: its expected batch size.
+        clip: its largest norm of a sample's gradient.
+    """
+
+    method: str = "cgd"
+    data: str = "digits"
+    samples: int = 0
+    rows: int = 1
+    columns: int = 1
+    mode: str = "towers"
+    hidden: tuple[int, ...] = (256,)
+    activation: str = "relu"
+    bias: bool = True
+    delta: float | tuple[float, float] = 0.1
+    steps: int = 500
+    lr: float = 0.5
+    mu: float = 0.0
+    hold: int = 0
+    seed: int = 0
+    sample: int = 10
+    evaluations: int = 50
+    arithmetic: str = "float"
+    epsilon: float = 0.0
+    dp_delta: float = 1e-5
+    batch: int = 256
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("method", self.method, METHODS)
+        _one_of("data", self.data, NAMES)
+        _one_of("mode", self.mode, ("towers", "joint"))
+        _one_of("activation", self.activation, ACTIVATIONS)
+        _one_of("arithmetic", self.arithmetic, ("float", "ring"))
+        at_least = {
+            "samples": 0,
+            "rows": 1,
+            "columns": 1,
+            "steps": 1,
+            "hold": 0,
+            "sample": 1,
+            "evaluations": 1,
+            "batch": 1,
+        }
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if any(width < 1 for width in self.hidden):
+            raise InputError(f"hidden is {list(self.hidden)}; every layer needs at least one unit")
+        if isinstance(self.delta, tuple) and not (len(self.delta) == 2 and 0 < self.delta[0] < self.delta[1]):
+            raise InputError(f"delta is {list(self.delta)}; a range has two ends, 0 < low < high")
+        if self.hold > self.steps:
+            raise InputError(
+                f"hold is {self.hold} and steps is {self.steps}; α must be held for no longer than the run"
+            )
+        if self.method == "dp-sgd" and not self.epsilon > 0:
+            raise InputError(f"epsilon is {self.epsilon}; dp-sgd needs the privacy it shall give, above 0")
+
+    @property
+    def slug(self) -> str:
+        """A file name that is the same for the same run, and readable."""
+        grid = "" if self.method in ("centralised", "dp-sgd") else f"-{self.rows}x{self.columns}"
+        mode = f"-{self.mode}" if self.columns > 1 and self.method != "local" else ""
+        delta = "-".join(f"{each:g}" for each in self.delta) if isinstance(self.delta, tuple) else f"{self.delta:g}"
+        private = f"-eps{self.epsilon:g}" if self.method == "dp-sgd" else ""
+        # Of what differs from the defaults, so that a setting added later does not rename old results.
+        special = {name: value for name, value in self.as_json().items() if value != _json(_DEFAULTS[name])}
+        digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The run as plain data."""
+        return {name: _json(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any], where: str) -> RunSpec:
+        """A run from a table of a TOML or JSON file.
+
+        Raises:
+            InputError: a name is unknown or a value is of the wrong type.
+        """
+        values = {}
+        for name, value in table.items():
+            if name not in _DEFAULTS:
+                raise InputError(f"{where}: there is no setting {name!r}{_similar(name, _DEFAULTS)}")
+            values[name] = _typed(name, value, where)
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+
+_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(RunSpec) if each.default is not MISSING}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run as a part of an experiment: its label, its place, and what the paper reports of it."""
+
+    label: str
+    run: RunSpec
+    group: str = ""
+    reported: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper, or a setting of a user's own.
+
+    Attributes:
+        name: what it is called on the command line.
+        title: one line.
+        about: what to know about it.
+        show: how it is drawn.
+        entries: its runs, by scale.
+    """
+
+    name: str
+    title: str
+    about: str
+    show: str
+    entries: dict[str, tuple[Entry, ...]]
+
+
+SHOWS = ("table", "curves", "gaps", "sweep", "regret")
+
+
+def read(path: Path) -> Experiment:
+    """Read an experiment from a TOML file.
+
+    Raises:
+        InputError: it cannot be read, or holds what is not known.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); name a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    known = ("title", "about", "show", "common", "scale", "run")
+    for key in content:
+        if key not in known:
+            raise InputError(f"{path.name}: there is no table {key!r}{_similar(key, known)}")
+    show = content.get("show", "curves")
+    _one_of("show", show, SHOWS)
+    scales = content.get("scale", {"paper": {}})
+    for scale in scales:
+        _one_of("scale", scale, SCALES)
+    runs = content.get("run", [])
+    if not isinstance(runs, list) or not runs:
+        raise InputError(f"{path.name} has no run; write one or more [[run]] tables")
+    common = content.get("common", {})
+    entries = {
+        scale: tuple(_entry(path.name, number, run, common, changes) for number, run in enumerate(runs, start=1))
+        for scale, changes in scales.items()
+    }
+    about = " ".join(content.get("about", "").split())
+    return Experiment(path.stem, content.get("title", path.stem), about, show, entries)
+
+
+def _entry(where: str, number: int, run: dict[str, Any], common: dict[str, Any], changes: dict[str, Any]) -> Entry:
+    """A [[run]] with what it has in common with the others and what the scale changes.
+
+    The run has the last word, but what a table `quick` or `paper` inside it says counts at that scale only.
+    """
+    own = {key: value for key, value in run.items() if key not in ("label", "group", "reported")}
+    spec = RunSpec.from_table({**common, **own, **changes}, f"{where}, run {number}")
+    reported = {key: float(value) for key, value in run.get("reported", {}).items()}
+    return Entry(run.get("label", f"run {number}"), spec, run.get("group", ""), reported)
+
+
+def _typed(name: str, value: Any, where: str) -> Any:
+    default = _DEFAULTS[name]
+    if name == "delta" and isinstance(value, list):
+        return tuple(float(each) for each in value)
+    if isinstance(default, tuple):
+        if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
+            return tuple(value)
+        raise InputError(f"{where}: {name} is {value!r}; it is a list of whole numbers")
+    if isinstance(default, float) and type(value) in (int, float):
+        return float(value)
+    if type(value) is not type(default):
+        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
+        raise InputError(f"{where}: {name} is {value!r}; it is {kind}")
+    return value
+
+
+def _json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _one_of(what: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{what} is {value!r}{_similar(str(value), choices)}; choose one of {', '.join(choices)}")
+
+
+def _similar(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,103 @@
+"""Columns of features (paper, Alg. 2): what the members of a row do when each holds some features of its samples.
+
+Two modes. In `towers`, Algorithm 2 as printed, everyone has a network on its own features; nothing but gradient sums is
+opened in training, and for a prediction the row adds its log-probabilities (`late_fusion`). In `joint`, the row adds
+the pre-activations of layer 1, so that everyone's layers 2…N see all features (`JointFirstLayer`).
+
+`joint` opens those pre-activations to the row. Displacements are public, so one colluder in each column recovers
+the row's raw records from two steps: Δz = Σ_j X_j·ΔD_j. Use it to reproduce the paper's tables, not on real records.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    from cgd.network.peers import Peers
+
+
+def split_first_layer(model: nn.Module) -> tuple[nn.Linear, nn.Sequential]:
+    """The first layer of a network, and the rest of it.
+
+    Raises:
+        InputError: the model is no `nn.Sequential` that begins with an `nn.Linear`.
+    """
+    if not isinstance(model, nn.Sequential) or len(model) == 0 or not isinstance(model[0], nn.Linear):
+        raise InputError(
+            f"the model is a {type(model).__name__}; columns of features need a torch.nn.Sequential that begins with a "
+            "torch.nn.Linear, which is then cut by columns"
+        )
+    return model[0], nn.Sequential(*list(model)[1:])
+
+
+def narrow(model: nn.Module, features: int) -> nn.Sequential:
+    """The same network with a first layer for so many features: the tower of a participant that holds these.
+
+    Examples:
+        >>> narrow(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), 7)[0]
+        Linear(in_features=7, out_features=256, bias=True)
+    """
+    first, _ = split_first_layer(model)
+    tower: nn.Sequential = copy.deepcopy(model)  # type: ignore[assignment]
+    bias = first.bias is not None
+    tower[0] = nn.Linear(features, first.out_features, bias, device=first.weight.device, dtype=first.weight.dtype)
+    return tower
+
+
+class JointFirstLayer(nn.Module):
+    """A first layer over all features of a row: each member multiplies its own, and the row opens the sum.
+
+    **The row's members can recover each other's raw records from it**, see the top of this module.
+
+    Args:
+        first: this member's part of the layer.
+        row: the members that hold the same samples.
+        bound: the largest magnitude of a pre-activation.
+    """
+
+    def __init__(self, first: nn.Linear, row: Peers, *, bound: float = 64.0) -> None:
+        super().__init__()
+        self.first, self.bound = first, bound
+        self._row = row
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all members' pre-activations; the gradient flows into this member's own."""
+        output: torch.Tensor = _RowSum.apply(self.first(x), self._row, self.bound)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _RowSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, row: Peers, bound: float) -> torch.Tensor:  # noqa: ARG004
+        return row.sum(own.detach(), bound=bound, context="joint pre-activations")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ARG004
+        return gradient, None, None  # z is own + what the others gave
+
+
+def late_fusion(outputs: torch.Tensor, row: Peers, *, bound: float = 128.0) -> torch.Tensor:
+    """Log-probabilities of the whole row: the sum of all towers' own, normalised. The row opens the sum alone.
+
+    Args:
+        outputs: this member's outputs before the softmax, samples × classes.
+        row: the members that hold the same samples.
+        bound: log-probabilities below −bound count as −bound.
+    """
+    return fuse([row.sum(log_probabilities(outputs, bound), bound=bound, context="late fusion")])
+
+
+def log_probabilities(outputs: torch.Tensor, bound: float = 128.0) -> torch.Tensor:
+    """What one tower adds to the row's sum."""
+    return outputs.detach().log_softmax(dim=1).clamp(min=-bound)
+
+
+def fuse(towers: list[torch.Tensor]) -> torch.Tensor:
+    """The row's log-probabilities from those of its towers."""
+    return torch.stack(towers).sum(dim=0).log_softmax(dim=1)

@@ -1,0 +1,1 @@
+"""Layer 5, the whole colony in one process."""

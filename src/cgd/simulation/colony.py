@@ -1,0 +1,137 @@
+"""A simulated colony: everybody's origin, one displacement, and so everybody's model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cgd.errors import InputError
+from cgd.learning.grid import Cell
+from cgd.learning.vertical import fuse, log_probabilities, split_first_layer
+from cgd.simulation.history import Evaluation
+from cgd.simulation.participants import as_input, as_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cgd.learning.confinement import Origin
+    from cgd.simulation.history import History
+    from cgd.simulation.modules import Loss
+    from cgd.simulation.participants import Participants
+
+
+class Colony:
+    """What `simulate` returns.
+
+    Attributes:
+        history: the course of the run.
+        steps: how many steps were taken.
+    """
+
+    def __init__(self, participants: Participants, displacement: torch.Tensor, history: History, loss: Loss) -> None:
+        self._participants, self._displacement, self._loss = participants, displacement, loss
+        self.history = history
+
+    def __repr__(self) -> str:
+        grid = self._participants.grid
+        mode = f", {self._participants.mode}" if grid.columns > 1 else ""
+        return f"Colony({grid.rows} × {grid.columns}{mode}, {self.steps} steps)"
+
+    def __len__(self) -> int:
+        return len(self._participants.blocks)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return len(self.history.training_loss)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Everybody's place."""
+        return self._participants.grid.cells
+
+    def displacement(self, cell: Cell = Cell(0, 0)) -> dict[str, torch.Tensor]:
+        """The common displacement of the parameters of a participant's model.
+
+        It is the same for all of a column group, and for layers 2…N for everyone.
+        """
+        return {
+            name: part.clone()
+            for name, part in self._participants.layout.views(self._displacement, cell.column).items()
+        }
+
+    def origin(self, cell: Cell) -> Origin:
+        """A participant's private origin."""
+        return self._participants.origin(cell)
+
+    def model(self, cell: Cell) -> torch.nn.Module:
+        """A participant's confined model. In a grid it takes the features of the participant's column."""
+        return self._participants.model(cell, self._displacement)
+
+    @torch.no_grad()
+    def outputs(self, cell: Cell, x: Any) -> torch.Tensor:
+        """What a participant's model says of samples with all features.
+
+        In `towers` it sees those of its own column. In `joint` its row adds up the pre-activations of layer 1 for it.
+        """
+        x = as_input(x, self._participants.dtype)
+        model = self.model(cell).eval()
+        if self._participants.grid.columns == 1:
+            output: torch.Tensor = model(x)
+            return output
+        if self._participants.mode == "towers":
+            return self._tower(model, cell, x)
+        rest = split_first_layer(model)[1]
+        return rest(self._pre_activations(cell.row, x))
+
+    @torch.no_grad()
+    def fused_outputs(self, row: int, x: Any) -> torch.Tensor:
+        """Log-probabilities of a whole row in `towers`, by late fusion, for samples with all features.
+
+        Raises:
+            InputError: the rows of this colony do not fuse.
+        """
+        if self._participants.grid.columns == 1 or self._participants.mode != "towers":
+            raise InputError(
+                "there is nothing to fuse: only the towers of a row with several columns add their outputs"
+            )
+        x = as_input(x, self._participants.dtype)
+        peers = self._participants.grid.row_peers(Cell(row, 0))
+        return fuse([log_probabilities(self._tower(self.model(cell).eval(), cell, x)) for cell in peers])
+
+    def evaluate(self, x: Any, y: Any, cells: Sequence[Cell], rows: Sequence[int] = ()) -> Evaluation:
+        """Losses and accuracies of some participants (and fused ones of some rows) on these samples."""
+        labels = as_labels(y, self._participants.dtype)
+        own = [self._judge(self.outputs(cell, x), labels) for cell in cells]
+        fused = [self._judge(self.fused_outputs(row, x), labels) for row in rows]
+        return Evaluation(
+            self.steps,
+            [loss for loss, _ in own],
+            [accuracy for _, accuracy in own if accuracy is not None],
+            [loss for loss, _ in fused],
+            [accuracy for _, accuracy in fused if accuracy is not None],
+        )
+
+    def sample(self, count: int, seed: int = 0) -> list[Cell]:
+        """So many participants, drawn at random; all of them if there are no more."""
+        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
+        return [self.cells[i] for i in sorted(chosen)]
+
+    def _tower(self, model: torch.nn.Module, cell: Cell, x: torch.Tensor) -> torch.Tensor:
+        widths = [self._participants.blocks[Cell(0, c)].x.shape[1] for c in range(cell.column + 1)]
+        output: torch.Tensor = model(x[:, sum(widths[:-1]) : sum(widths)])
+        return output
+
+    def _pre_activations(self, row: int, x: torch.Tensor) -> torch.Tensor:
+        """Σ_j x_j·w_ij + b_ij over the row, as one product with its first layers side by side."""
+        firsts = [split_first_layer(self.model(cell))[0] for cell in self._participants.grid.row_peers(Cell(row, 0))]
+        z = x @ torch.cat([first.weight for first in firsts], dim=1).T
+        return z if firsts[0].bias is None else z + torch.stack([first.bias for first in firsts]).sum(dim=0)
+
+    def _judge(self, outputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float | None]:
+        loss = float(self._loss(outputs, labels))
+        if labels.is_floating_point() or outputs.ndim != 2:
+            return loss, None
+        return loss, float((outputs.argmax(dim=1) == labels).float().mean())

@@ -1,0 +1,262 @@
+"""The fast engine: colonies of fully-connected networks in single precision, by the compiled kernels.
+
+What makes it cheap (paper's notation, D the displacement): x·(w₁ˡ + D) = x·w₁ˡ + x·D, and the first part never changes.
+With added pre-activations it is computed once for all samples, whatever the number of participants; in `towers` every
+participant's own features are so few that its first layer is put together on the fly.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cgd.learning.grid import Cell
+from cgd.simulation import kernels
+from cgd.simulation.participants import as_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+
+    from cgd.simulation.participants import Participants
+
+    Floats = npt.NDArray[np.float32]
+
+SHARDS = 16
+ACTIVATIONS = {
+    nn.Identity: kernels.IDENTITY,
+    nn.ReLU: kernels.RELU,
+    nn.Tanh: kernels.TANH,
+    nn.Sigmoid: kernels.SIGMOID,
+}
+LOSSES = {nn.functional.cross_entropy: kernels.CROSS_ENTROPY, nn.functional.mse_loss: kernels.SQUARED_ERROR}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A stack of fully-connected layers as the kernels want it."""
+
+    widths: tuple[int, ...]
+    first_bias: bool
+    biased: tuple[bool, ...]
+    activation: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Network | None:
+        """None if the model is anything else."""
+        if not isinstance(model, nn.Sequential) or model.training is False:
+            return None
+        linear = [each for each in list(model)[::2] if type(each) is nn.Linear]
+        kinds = {ACTIVATIONS.get(type(each)) for each in list(model)[1::2]} or {kernels.IDENTITY}
+        activation = kinds.pop()
+        if 2 * len(linear) - 1 != len(model) or kinds or activation is None:
+            return None
+        if not all(each.requires_grad and each.dtype == torch.float32 for each in model.parameters()):
+            return None
+        biased = tuple(each.bias is not None for each in linear)
+        return cls(tuple(each.out_features for each in linear), biased[0], biased[1:], activation)
+
+
+@dataclass
+class _Chunk:
+    """Some rows of the grid with what their participants keep of their origins, if there is room for it."""
+
+    rows: range
+    origins: tuple[Floats, Floats] | None = None
+
+
+class FusedEngine:
+    """Gradient sums of a colony of fully-connected networks.
+
+    Args:
+        participants: the colony.
+        network: its networks, as `Network.of` sees them.
+        loss: a key of LOSSES.
+        memory: how many bytes origins may take; the rest is drawn again in every step.
+    """
+
+    def __init__(self, participants: Participants, network: Network, loss: Callable[..., Any], memory: float) -> None:
+        self._participants, self._network = participants, network
+        self._loss = LOSSES[loss]
+        self._towers = participants.mode == "towers" and participants.grid.columns > 1
+        x = _rows(participants)
+        self._cuts = np.cumsum(
+            [0, *(participants.blocks[Cell(0, c)].x.shape[1] for c in range(participants.grid.columns))]
+        )
+        self._features = x.shape[1]
+        self._data = _compressed(x)
+        self._targets = _targets(participants, network.widths[-1], self._loss)
+        self._row_cuts = np.cumsum([0, *participants.samples])
+        self._net = (
+            np.array(network.widths),
+            np.array([*network.biased, False]),  # never empty: numba wants to know its type
+            network.activation,
+            self._loss,
+        )
+        self._head_size = _head_size(network)
+        self._chunks = list(self._cut(memory))
+        fixed = (0, 0) if self._towers else (len(x), network.widths[0])
+        self._fixed = np.zeros(fixed, np.float32)
+        for chunk in self._chunks:
+            origins = self._origins(chunk.rows, x)
+            if self._bytes_kept + sum(each.nbytes for each in origins) <= memory:
+                chunk.origins = origins
+
+    @property
+    def _bytes_kept(self) -> int:
+        return sum(each.nbytes for chunk in self._chunks if chunk.origins for each in chunk.origins)
+
+    def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The gradient of the mean loss over all samples with respect to the displacement, and that loss.
+
+        Layers that are summed over everyone are averaged over the columns, as by the weights of the optimiser.
+        """
+        first, first_bias, head = self._unpack(displacement.numpy())
+        kernel = kernels.towers_gradient if self._towers else kernels.joint_gradient
+        totals, loss = [np.zeros_like(each, dtype=np.float64) for each in (first, first_bias, head)], 0.0
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for chunk in self._chunks:
+                firsts, heads = chunk.origins or self._origins(chunk.rows, None)
+                shared = (
+                    self._row_cuts,
+                    self._cuts,
+                    self._data,
+                    self._targets,
+                    firsts if self._towers else self._fixed,
+                )
+                arguments = (*shared, first, first_bias, heads, chunk.rows.start, head, self._net)
+                start, end = self._row_cuts[chunk.rows.start], self._row_cuts[chunk.rows.stop]
+                # As many shards on every machine: the order of additions, and so the last bits, depend on them.
+                ends = np.linspace(start, end, min(SHARDS, end - start) + 1).astype(int)
+                run = partial(_run, kernel, arguments)
+                for *parts, part_loss in pool.map(run, ends[:-1], ends[1:]):
+                    loss += part_loss
+                    for total, part in zip(totals, parts, strict=True):
+                        total += part
+        samples, columns = self._participants.total_samples, self._participants.grid.columns
+        if self._loss == kernels.SQUARED_ERROR:
+            loss += columns * float(np.square(self._targets, dtype=np.float64).sum()) / self._targets.shape[1]
+        gradient = self._pack(totals[0] / samples, totals[1] / samples, totals[2] / (samples * columns))
+        return torch.from_numpy(gradient), loss / (samples * columns)
+
+    def state(self) -> dict[str, Any]:
+        """What changes from step to step besides the displacement: nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+
+    def _cut(self, memory: float) -> Iterator[_Chunk]:
+        """Chunks of rows whose origins take a part of the memory each, so that one can be drawn beside those kept."""
+        grid = self._participants.grid
+        per_row = 4 * grid.columns * self._head_size
+        if self._towers:
+            per_row += 4 * self._network.widths[0] * (self._features + grid.columns * self._network.first_bias)
+        many = grid.rows if per_row * grid.rows <= memory else max(1, int(memory / 4 / max(per_row, 1)))
+        for start in range(0, grid.rows, many):
+            yield _Chunk(range(start, min(start + many, grid.rows)))
+
+    def _origins(self, rows: range, x: Floats | None) -> tuple[Floats, Floats]:
+        """Draw the origins of some rows: those of layer 1 (in `towers`) and of the heads.
+
+        With the samples given, what layer 1 makes of them goes to `_fixed`.
+        """
+        grid, width = self._participants.grid, self._network.widths[0]
+        heads = np.empty((len(rows) * grid.columns, self._head_size), np.float32)
+        deep = self._features + grid.columns * self._network.first_bias
+        firsts = np.empty((len(rows) if self._towers else 0, deep, width), np.float32)
+        layer = np.empty((deep, width), np.float32)
+        for i, row in enumerate(rows):
+            own = firsts[i] if self._towers else layer
+            for column in range(grid.columns):
+                drawn = self._participants.origin(Cell(row, column)).draw(
+                    None if self._needs_first(x) else self._head_names
+                )
+                head = heads[i * grid.columns + column]
+                at = 0
+                for name, numbers in drawn:
+                    if name == "0.weight":
+                        own[self._cuts[column] : self._cuts[column + 1]] = numbers.numpy().T
+                    elif name == "0.bias":
+                        own[self._features + column] = numbers.numpy()
+                    else:
+                        head[at : at + numbers.numel()] = numbers.numpy().reshape(-1)
+                        at += numbers.numel()
+            if x is not None and not self._towers:
+                begin, end = self._row_cuts[row], self._row_cuts[row + 1]
+                np.matmul(x[begin:end], layer[: self._features], out=self._fixed[begin:end])
+                self._fixed[begin:end] += layer[self._features :].sum(axis=0)
+        return firsts, heads
+
+    def _needs_first(self, x: Floats | None) -> bool:
+        return self._towers or x is not None
+
+    @property
+    def _head_names(self) -> frozenset[str]:
+        return frozenset(self._participants.layout.columns[0]) - {"0.weight", "0.bias"}
+
+    def _unpack(self, flat: Floats) -> tuple[Floats, Floats, Floats]:
+        """The displacement as the kernels want it: layer 1 by features, its biases by columns, and the heads."""
+        layout, width = self._participants.layout, self._network.widths[0]
+        columns = self._participants.grid.columns
+        first = np.empty((self._features, width), np.float32)
+        bias = np.empty((columns if self._network.first_bias else 0, width), np.float32)
+        for column in range(columns):
+            views = layout.columns[column]
+            first[self._cuts[column] : self._cuts[column + 1]] = flat[views["0.weight"][0]].reshape(width, -1).T
+            if self._network.first_bias:
+                bias[column] = flat[views["0.bias"][0]]
+        return first, bias, flat[len(flat) - self._head_size :]
+
+    def _pack(self, first: npt.NDArray[Any], bias: npt.NDArray[Any], head: npt.NDArray[Any]) -> Floats:
+        layout = self._participants.layout
+        flat = np.empty(layout.size, np.float32)
+        for column in range(self._participants.grid.columns):
+            views = layout.columns[column]
+            flat[views["0.weight"][0]] = first[self._cuts[column] : self._cuts[column + 1]].T.reshape(-1)
+            if self._network.first_bias:
+                flat[views["0.bias"][0]] = bias[column]
+        flat[layout.size - self._head_size :] = head
+        return flat
+
+
+def _run(kernel: Callable[..., Any], arguments: tuple[Any, ...], start: int, end: int) -> Any:
+    return kernel(start, end, *arguments)
+
+
+def _head_size(network: Network) -> int:
+    sizes = zip(network.widths, network.widths[1:], network.biased, strict=False)
+    return sum(wide_in * wide_out + biased * wide_out for wide_in, wide_out, biased in sizes)
+
+
+def _rows(participants: Participants) -> Floats:
+    """All samples with all features, row after row."""
+    blocks, grid = participants.blocks, participants.grid
+    rows = [
+        np.concatenate([np.asarray(blocks[Cell(row, column)].x, np.float32) for column in range(grid.columns)], axis=1)
+        for row in range(grid.rows)
+    ]
+    return np.concatenate(rows)
+
+
+def _compressed(x: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Floats]:
+    """Where each sample begins, its features that are not zero, and their values."""
+    used = x != 0  # NaN counts as not zero and will show
+    begins = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
+    return begins, np.nonzero(used)[1].astype(np.int32), x[used]
+
+
+def _targets(participants: Participants, outputs: int, loss: int) -> Floats:
+    blocks, grid = participants.blocks, participants.grid
+    y = torch.cat([as_labels(blocks[Cell(row, 0)].y, torch.float32) for row in range(grid.rows)])
+    if loss == kernels.CROSS_ENTROPY and not y.is_floating_point():
+        y = nn.functional.one_hot(y, outputs).float()
+    targets: Floats = y.reshape(len(y), outputs).contiguous().numpy()
+    return targets

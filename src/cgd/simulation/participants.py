@@ -1,0 +1,226 @@
+"""Who is in a simulated colony: blocks of data, private origins, and where each parameter lies in the displacement."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from cgd.errors import InputError
+from cgd.learning.confinement import Origin, check_delta
+from cgd.learning.grid import Cell, Grid
+from cgd.learning.vertical import narrow, split_first_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cgd.learning.grid import Block
+
+    Delta = float | Callable[[Cell], float]
+
+Mode = Literal["towers", "joint"]
+
+
+def participant_seed(seed: int, cell: Cell) -> bytes:
+    """The 32 bytes from which the participant's origin is drawn in a simulation with this seed.
+
+    `cgd.confine(model, delta, seed=participant_seed(seed, cell))` gives the same origin to a real participant.
+    """
+    return hmac.digest(f"cgd colony {seed}".encode(), str(cell).encode(), "sha256")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parameters lie in the flat displacement: first each column's first layer, then what all have in common.
+
+    With one column everything is common.
+    """
+
+    columns: tuple[dict[str, tuple[slice, tuple[int, ...]]], ...]
+    cuts: tuple[int, ...]
+    size: int
+
+    @property
+    def shared(self) -> slice:
+        """What is summed over everyone."""
+        return slice(self.cuts[-1], self.size)
+
+    def column(self, column: int) -> slice:
+        """What is summed within this column group."""
+        return slice(self.cuts[column], self.cuts[column + 1])
+
+    def views(self, flat: torch.Tensor, column: int) -> dict[str, torch.Tensor]:
+        """The parts of `flat` that belong to the parameters of a participant of this column."""
+        return {name: flat[place].view(shape) for name, (place, shape) in self.columns[column].items()}
+
+    @classmethod
+    def of(cls, models: list[torch.nn.Module]) -> Layout:
+        """The layout for one model for each column."""
+        shapes = [{n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad} for model in models]
+        first = ("0.weight", "0.bias") if len(models) > 1 else ()
+        places: list[dict[str, tuple[slice, tuple[int, ...]]]] = [{} for _ in models]
+        at, cuts = 0, [0]
+        for column, own in enumerate(shapes):
+            for name in filter(own.__contains__, first):
+                end = at + int(np.prod(own[name]))
+                places[column][name] = (slice(at, end), own[name])
+                at = end
+            if first:
+                cuts.append(at)
+        for name in shapes[0]:
+            if name not in first:
+                end = at + int(np.prod(shapes[0][name]))
+                for own_places in places:
+                    own_places[name] = (slice(at, end), shapes[0][name])
+                at = end
+        ordered = tuple({name: place[name] for name in own} for own, place in zip(shapes, places, strict=True))
+        return cls(ordered, tuple(cuts), at)
+
+
+class Participants:
+    """The participants of a simulated colony.
+
+    Attributes:
+        grid: their places.
+        blocks: their data.
+        mode: how the members of a row go together, if there are several columns.
+        models: one model for each column, as it was built.
+        layout: where their parameters lie in the displacement.
+        samples: the number of samples of each row.
+        dtype: the type of the parameters.
+
+    With a common origin everybody starts from the same weights: that is federated SGD, not CGD.
+    """
+
+    def __init__(
+        self,
+        build_model: Callable[[], torch.nn.Module],
+        blocks: Mapping[Cell, Block],
+        mode: Mode = "towers",
+        delta: Delta = 0.1,
+        seed: int = 0,
+        *,
+        common_origin: bool = False,
+    ) -> None:
+        if mode not in ("towers", "joint"):
+            raise InputError(f"the mode is {mode!r}; choose towers or joint")
+        if not blocks:
+            raise InputError("there are no blocks; cgd.Grid(rows, columns).split(x, y) makes them")
+        self.grid = _grid_of(blocks)
+        self.blocks, self.mode, self.seed = blocks, mode, seed
+        self._delta, self._common_origin = delta, common_origin
+        self.samples = [blocks[Cell(row, 0)].samples for row in range(self.grid.rows)]
+        whole = build_model()
+        if self.grid.columns > 1:
+            widths = [blocks[Cell(0, column)].x.shape[1] for column in range(self.grid.columns)]
+            first, _ = split_first_layer(whole)
+            if first.in_features != sum(widths):
+                raise InputError(
+                    f"the model takes {first.in_features} features and the columns hold {sum(widths)}; "
+                    "build the model for all of them, it is cut by columns"
+                )
+            self.models: list[torch.nn.Module] = [narrow(whole, width) for width in widths]
+        else:
+            self.models = [whole]
+        self.dtype = _type_of(whole)
+        self.layout = Layout.of(self.models)
+        self._shapes = [{name: shape for name, (_, shape) in own.items()} for own in self.layout.columns]
+        for column in range(self.grid.columns):
+            self.origin(Cell(0, column))  # refuses a delta that makes no sense
+
+    @property
+    def total_samples(self) -> int:
+        """n, the number of samples of all rows."""
+        return sum(self.samples)
+
+    def delta(self, cell: Cell) -> float:
+        """δˡ of this participant."""
+        return self._delta(cell) if callable(self._delta) else self._delta
+
+    def origin(self, cell: Cell) -> Origin:
+        """The private origin of this participant."""
+        if cell not in self.blocks:
+            raise InputError(f"{cell} is not in a grid of {self.grid.rows} × {self.grid.columns}")
+        drawn_for = Cell(0, cell.column) if self._common_origin else cell
+        seed = participant_seed(self.seed, drawn_for)
+        return Origin(check_delta(self.delta(drawn_for)), self._shapes[cell.column], seed)
+
+    def drawn(self, cell: Cell) -> dict[str, torch.Tensor]:
+        """The participant's origin in the type of the model."""
+        return {name: numbers.to(self.dtype) for name, numbers in self.origin(cell).draw()}
+
+    def model(self, cell: Cell, displacement: torch.Tensor) -> torch.nn.Module:
+        """The participant's confined model: its origin plus the displacement."""
+        origin, moved = self.drawn(cell), self.layout.views(displacement, cell.column)
+        model = copy.deepcopy(self.models[cell.column])
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, numbers in origin.items():
+                parameters[name].copy_(numbers + moved[name])
+        return model
+
+    def data(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
+        """The participant's samples in the type of the model, and their labels."""
+        block = self.blocks[cell]
+        return as_input(block.x, self.dtype), as_labels(block.y, self.dtype)
+
+    def digest(self) -> str:
+        """Of everything that decides a run, besides its settings: data, models, deltas, seed."""
+        known = (self.grid, self.mode, self.seed, self._common_origin, str(self.models[0]))
+        state = hashlib.sha256(repr(known).encode())
+        for cell, block in self.blocks.items():
+            state.update(repr((cell, self.delta(cell))).encode())
+            state.update(np.ascontiguousarray(np.asarray(block.x)).data)
+            state.update(np.ascontiguousarray(np.asarray(block.y)).data)
+        return state.hexdigest()
+
+
+def as_input(x: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Samples as a tensor; floats in the type of the model."""
+    tensor = torch.as_tensor(x)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def as_labels(y: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Labels as a tensor: classes as long integers, numbers in the type of the model."""
+    tensor = torch.as_tensor(y)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
+
+
+def _type_of(model: torch.nn.Module) -> torch.dtype:
+    """The type of the parameters that are trained."""
+    types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if not types:
+        raise InputError("the model has no trainable parameter; set requires_grad on what shall be trained")
+    if len(types) > 1 or not types <= {torch.float32, torch.float64}:
+        names = ", ".join(sorted(map(str, types)))
+        raise InputError(f"the parameters are of type {names}; a simulation wants all float32 or all float64")
+    return types.pop()
+
+
+def _grid_of(blocks: Mapping[Cell, Block]) -> Grid:
+    """The grid that these blocks fill; they must fit together."""
+    grid = Grid(1 + max(cell.row for cell in blocks), 1 + max(cell.column for cell in blocks))
+    if set(blocks) != set(grid.cells):
+        missing = next((cell for cell in grid.cells if cell not in blocks), None)
+        raise InputError(f"the blocks do not fill a grid of {grid.rows} × {grid.columns}: {missing} is missing")
+    for one, other in pairwise(grid.cells):
+        first, second = blocks[one], blocks[other]
+        if len(second.x) != second.samples or second.samples == 0:
+            raise InputError(
+                f"{other} has {len(second.x)} samples and {second.samples} labels; give as many, at least one"
+            )
+        if one.row == other.row and second.y is not first.y and not np.array_equal(first.y, second.y):
+            raise InputError(
+                f"{one} and {other} are in one row and have different labels; a row holds the same samples"
+            )
+        above = blocks[Cell(0, other.column)].x.shape[1:]
+        if second.x.shape[1:] != above:
+            raise InputError(f"{other} has features of shape {tuple(second.x.shape[1:])}, its column {tuple(above)}")
+    return grid

@@ -1,0 +1,228 @@
+"""`simulate`: a whole colony in one process (paper, Algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch.nn import functional
+
+from cgd.errors import DivergenceError, InputError
+from cgd.learning.displacement import Descent
+from cgd.learning.schedule import inverse_square
+from cgd.simulation import checkpoint as checkpoints
+from cgd.simulation.colony import Colony
+from cgd.simulation.history import History
+from cgd.simulation.modules import ModuleEngine, Ring
+from cgd.simulation.participants import Participants
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from cgd.learning.displacement import Rule
+    from cgd.learning.grid import Block, Cell
+    from cgd.simulation.modules import Loss
+    from cgd.simulation.participants import Delta, Mode
+
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+FUSED_ROWS = 4
+
+
+class Engine(Protocol):
+    """How the gradient sums of a colony are computed."""
+
+    def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The gradient of Σ_l (n_l/n)·F_l(origin_l + D) with respect to D, and that loss."""
+
+    def state(self) -> dict[str, Any]:
+        """What changes from step to step besides the displacement."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+
+
+def simulate(
+    build_model: Callable[[], torch.nn.Module],
+    blocks: Mapping[Cell, Block],
+    *,
+    steps: int,
+    lr: float,
+    delta: Delta = 0.1,
+    loss: Loss = functional.cross_entropy,
+    mode: Mode = "towers",
+    shared: Literal["mean", "sum"] | None = None,
+    rule: Callable[[float], Rule] = Descent,
+    mu: float = 0.0,
+    hold: int = 0,
+    seed: int = 0,
+    common_origin: bool = False,
+    arithmetic: Literal["float", "ring"] = "float",
+    ring: Ring | None = None,
+    engine: Literal["auto", "modules"] = "auto",
+    test: tuple[Any, Any] | None = None,
+    evaluate_every: int | None = None,
+    sample: int = 8,
+    checkpoint: str | os.PathLike[str] | None = None,
+    memory: float = 4e9,
+    progress: bool = True,
+    on_step: Callable[[int, History], None] = lambda *_: None,
+) -> Colony:
+    """Train a whole colony in one process: everybody's private model, as the real participants would end up with it.
+
+    Args:
+        build_model: makes the model, for all features; with several columns, a `torch.nn.Sequential` that begins with
+            a `torch.nn.Linear`, which is cut by columns.
+        blocks: everybody's data, from `Grid.split`.
+        steps: T, the number of steps; every step uses all samples.
+        lr: α, the step size.
+        delta: δ, the standard deviation of the origins; a function of the cell gives everyone its own.
+        loss: of outputs and labels, a mean over the samples.
+        mode: how the members of a row go together, see `cgd.learning.vertical`.
+        shared: whether a step of layers 2…N takes the mean of the columns' gradients or their sum; by default the
+            mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing.
+        rule: how a step of a given size moves the displacement: `Descent`, `AdamDescent`, or a partial of these.
+        mu: μ of the step size, see `InverseSquareLR`; 0 for a fixed one.
+        hold: how many steps run with α before it shrinks.
+        seed: decides all origins, see `participant_seed`.
+        common_origin: whether everybody starts from the same weights, as in federated SGD, without confinement.
+        arithmetic: "float", or "ring" for the bits of the real protocol.
+        ring: the fixed point of "ring".
+        engine: "auto" takes compiled kernels for fully-connected networks in single precision; "modules" never does.
+        test: held-out samples and labels; without them nobody is evaluated.
+        evaluate_every: how many steps lie between evaluations; by default a hundredth of all.
+        sample: how many participants are evaluated, drawn at random.
+        checkpoint: a file that is written every 20 seconds and at the end; if it exists, the run resumes from it.
+        memory: how many bytes origins may take; what does not fit is drawn again in every step.
+        progress: whether to show a bar.
+        on_step: is called after each step with its number and the history.
+
+    Raises:
+        InputError: the model, the blocks or a setting cannot be used, or the checkpoint is of another run.
+        RangeError: in the ring, a gradient is beyond the bound.
+        DivergenceError: the loss is no longer finite; the last checkpoint is from before.
+
+    Examples:
+        >>> import cgd, torch
+        >>> x = torch.randn(120, 2, generator=torch.Generator().manual_seed(0))
+        >>> blocks = cgd.Grid(rows=40).split(x, (x.sum(dim=1) > 0).long())
+        >>> colony = cgd.simulate(lambda: torch.nn.Linear(2, 2), blocks, steps=50, lr=1.0, progress=False)
+        >>> colony
+        Colony(40 × 1, 50 steps)
+        >>> colony.history.training_loss[-1] < 0.2
+        True
+        >>> colony.model(cgd.Cell(3, 0))
+        Linear(in_features=2, out_features=2, bias=True)
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise InputError(f"steps is {steps!r}; it is a whole number, at least 0")
+    if arithmetic not in ("float", "ring") or engine not in ("auto", "modules") or shared not in (None, "mean", "sum"):
+        raise InputError(
+            f"arithmetic is {arithmetic!r}, engine {engine!r} and shared {shared!r}; choose float or ring, "
+            "auto or modules, mean or sum"
+        )
+    if ring is not None and arithmetic != "ring":
+        raise InputError("a ring is given and arithmetic is 'float'; say arithmetic='ring'")
+    every = max(1, steps // 100) if evaluate_every is None else evaluate_every
+    if every < 1 or sample < 1:
+        raise InputError(f"evaluate_every is {every} and sample is {sample}; both must be at least 1")
+    participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
+    shared = shared or ("sum" if mode == "towers" else "mean")
+    shared_lr = lr * (participants.grid.columns if shared == "sum" else 1)
+    shrinking = max(1, steps - hold)
+    inverse_square(0, mu, shrinking, hold)  # refuses what makes no sense, as does the rule
+    rule(lr)
+    computed = _engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
+
+    settings = {
+        "data and models": participants.digest()[:16],
+        "lr": repr((lr, shared_lr)),
+        "rule": repr(rule(lr)),
+        "loss": getattr(loss, "__qualname__", repr(loss)),
+        "schedule": repr((mu, hold, shrinking) if mu else "fixed"),
+        "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else type(computed).__name__,
+        "evaluation": repr((every, sample) if test is not None else None),
+    }
+    path = None if checkpoint is None else Path(checkpoint)
+    displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
+    history = History()
+    states: list[dict[str, Any]] = [{}, {}]
+    saved = None if path is None else checkpoints.load(path, settings)
+    if saved is not None:
+        displacement, states = saved["displacement"], saved["rule"]
+        history = History.from_json(saved["history"])
+        computed.load_state(saved["engine"])
+    colony = Colony(participants, displacement, history, loss)
+    own, common = slice(0, participants.layout.shared.start), participants.layout.shared
+    cells = colony.sample(sample, seed)
+    rows = (
+        sorted({cell.row for cell in cells})[:FUSED_ROWS] if mode == "towers" and participants.grid.columns > 1 else []
+    )
+    history.participants[:] = map(str, cells)
+
+    def evaluate() -> None:
+        done = history.evaluations and history.evaluations[-1].step == colony.steps
+        if test is not None and not done and (colony.steps % every == 0 or colony.steps == steps):
+            history.evaluations.append(colony.evaluate(*test, cells, rows))
+
+    def save() -> None:
+        if path is not None:
+            state = {"displacement": displacement, "rule": states, "engine": computed.state()}
+            checkpoints.save(path, settings, {**state, "history": history.as_json()})
+
+    with _bar(progress, steps, colony.steps) as advance:
+        evaluate()
+        last_saved = time.monotonic()
+        for step in range(colony.steps, steps):
+            gradient_sum, value = computed.gradient_sum(displacement)
+            if not math.isfinite(value):
+                raise DivergenceError(f"the training loss is {value} at step {step + 1}; lower lr (it is {lr})")
+            factor = inverse_square(step, mu, shrinking, hold)
+            rule(lr * factor).move(displacement[own], gradient_sum[own], states[0])
+            rule(shared_lr * factor).move(displacement[common], gradient_sum[common], states[1])
+            history.training_loss.append(value)
+            evaluate()
+            if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
+                save()
+                last_saved = time.monotonic()
+            on_step(step + 1, history)
+            advance(history)
+        save()
+    return colony
+
+
+def _engine(participants: Participants, loss: Loss, arithmetic: str, ring: Ring, engine: str, memory: float) -> Engine:
+    if arithmetic == "float" and engine == "auto":
+        from cgd.simulation.fused import LOSSES, FusedEngine, Network
+
+        network = Network.of(participants.models[0])
+        if network is not None and loss in LOSSES:
+            return FusedEngine(participants, network, loss, memory)
+    return ModuleEngine(participants, loss, ring if arithmetic == "ring" else None, memory)
+
+
+@contextmanager
+def _bar(shown: bool, steps: int, done: int) -> Iterator[Callable[[History], None]]:
+    """A progress bar with the latest figures, on standard error."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("simulating", total=steps, completed=done)
+
+        def advance(history: History) -> None:
+            said = f"loss {history.training_loss[-1]:.4f}"
+            if history.evaluations and history.evaluations[-1].accuracy:
+                accuracy = history.evaluations[-1].accuracy
+                said += f", accuracy {sum(accuracy) / len(accuracy):.2%}"
+            bar.update(task, advance=1, description=said)
+
+        yield advance
