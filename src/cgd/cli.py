@@ -7,12 +7,18 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import cgd
 from cgd.errors import CGDError, InputError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from cgd.experiments.runner import OnStep, Store
+    from cgd.experiments.spec import Entry, Experiment
 
 app = typer.Typer(
     help="Federated learning in which nobody shares data or a model.",
@@ -27,6 +33,13 @@ class DatasetName(StrEnum):
 
     breast_cancer = "breast-cancer"
     digits = "digits"
+
+
+class Scale(StrEnum):
+    """How large the experiments are."""
+
+    quick = "quick"
+    paper = "paper"
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,16 +77,13 @@ def demo(
         raise InputError(f"the plot is {plot_file}; it is a PNG, give it a name that ends with .png")
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from cgd.experiments import demo as experiment
     from cgd.experiments import demo_report
 
     settings = experiment.DemoSettings(dataset.value, participants, steps, seed)
     console = Console()
-    progress_console = Console(stderr=True)  # so that standard output holds the results and nothing else
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console) as progress:
+    with _progress() as progress:
         tasks = {
             "pooled": progress.add_task("all data pooled", total=steps),
             "alone": progress.add_task("each alone", total=steps * participants),
@@ -89,6 +99,93 @@ def demo(
     console.print(demo_report.table(result))
     console.print(demo_report.revealed(result), highlight=False)
     console.print("\n".join(written), soft_wrap=True)
+
+
+DataDir = Annotated[Path | None, typer.Option(help="Where to look first for data sets (then: CGD_DATA, caches).")]
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="`list`, `report`, `all`, or an experiment such as table-3.")],
+    scale: Annotated[Scale, typer.Option(help="A few minutes in all, or the paper's sizes.")] = Scale.quick,
+    resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on from what is there, or begin anew.")] = True,
+    out: Annotated[Path, typer.Option(help="Where results are kept, below a folder for each scale.")] = Path("results"),
+    data_dir: DataDir = None,
+) -> None:
+    """Check the paper: run its MNIST experiments, show ours beside the paper's.
+
+    Results are kept as JSON files and never computed twice. A run that was interrupted, even killed, goes on from its
+    last checkpoint.
+    """
+    from rich.console import Console
+
+    from cgd.experiments import reproduce as paper
+    from cgd.experiments.runner import Store
+
+    console = Console()
+    store = Store(out / scale.value)
+    if what == "list":
+        console.print(paper.listing(out))
+        return
+    if what == "report":
+        console.print(f"The page is {paper.report(scale.value, store)}", soft_wrap=True)
+        return
+    chosen = paper.experiments().values() if what == "all" else [paper.get(what)]
+    for experiment in chosen:
+        if scale.value in experiment.entries:
+            _run_experiment(experiment, scale.value, store, data_dir, fresh=not resume)
+
+
+@app.command()
+def simulate(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to run; docs/simulation.md says how.")],
+    scale: Annotated[Scale | None, typer.Option(help="If the file has several.")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on from what is there, or begin anew.")] = True,
+    out: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("cgd-simulation"),
+    data_dir: DataDir = None,
+) -> None:
+    """Simulate colonies of your own: everything a TOML file describes, as a table, a plot and JSON files."""
+    from cgd.experiments import spec
+    from cgd.experiments.runner import Store
+
+    experiment = spec.read(spec_file)
+    chosen = scale.value if scale else next(iter(experiment.entries))
+    _run_experiment(experiment, chosen, Store(out), data_dir, fresh=not resume)
+
+
+def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: Path | None, *, fresh: bool) -> None:
+    """Run what is missing, then show the table and draw the plot."""
+    from rich.console import Console
+
+    from cgd.experiments import reproduce as paper
+
+    entries = paper.entries_of(experiment, scale)
+    store.prepare([entry.run for entry in entries], fresh=fresh)
+    with _progress() as progress:
+        tasks = {
+            entry.run: progress.add_task(f"{entry.group} {entry.label}".strip(), total=entry.run.steps)
+            for entry in entries
+        }
+
+        def watch(entry: Entry) -> OnStep:
+            return lambda step, _: progress.update(tasks[entry.run], completed=step)
+
+        outcome = paper.run(experiment, scale, store, data_dir, watch)
+    console = Console()
+    console.print(outcome.sheet.for_terminal())
+    picture = outcome.plot(store.folder / "plots")
+    if picture is not None:
+        console.print(f"The plot is {picture}", soft_wrap=True)
+    console.print(f"The results are in {store.folder}", soft_wrap=True)
+
+
+def _progress() -> Progress:
+    """Bars on standard error, so that standard output holds the results and nothing else."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
 
 
 def _check_writable(path: Path) -> None:

@@ -39,19 +39,19 @@ class Dataset:
     @property
     def classes(self) -> int:
         """The number of classes; 0 if values are to be predicted."""
-        return 0 if self.y.is_floating_point() else int(self.y.max()) + 1
+        # Also of the held-out part: the first few samples may miss a class.
+        return 0 if self.y.is_floating_point() else int(torch.cat((self.y, self.held_out_y)).max()) + 1
 
     def scaled(self) -> Dataset:
         """In single precision, with features of about the same size: bytes over 255, other features standardised."""
         if self.x.dtype == torch.uint8:
             x, held_out = self.x.float() / 255, self.held_out_x.float() / 255
         else:
-            mean, deviation = self.x.mean(dim=0), self.x.std(dim=0, correction=0)
-            deviation = torch.where(deviation > 0, deviation, 1.0)
+            mean, deviation = _moments(self.x)
             x, held_out = (((each - mean) / deviation).float() for each in (self.x, self.held_out_x))
         y, held_out_y = self.y, self.held_out_y
         if y.is_floating_point():
-            mean, deviation = y.mean(), y.std(correction=0)
+            mean, deviation = _moments(y)
             y, held_out_y = (((each - mean) / deviation).float().reshape(-1, 1) for each in (y, held_out_y))
         return Dataset(self.name, x, y, held_out, held_out_y)
 
@@ -62,7 +62,9 @@ class Dataset:
             InputError: there are not so many.
         """
         if not 1 <= samples <= len(self.x):
-            raise InputError(f"samples is {samples}; {self.name} has {len(self.x)} to train on")
+            raise InputError(
+                f"samples is {samples}; {self.name} has {len(self.x)} to train on, choose from 1 to {len(self.x)}"
+            )
         return Dataset(self.name, self.x[:samples], self.y[:samples], self.held_out_x, self.held_out_y)
 
 
@@ -75,7 +77,7 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
         data_dir: where to look first for files.
 
     Raises:
-        InputError: there is no such data set, its files are nowhere, or they are damaged.
+        InputError: there is no such data set, its files are nowhere, or they are damaged; or the seed is negative.
 
     Examples:
         >>> load("breast-cancer", seed=0).x.shape
@@ -86,6 +88,8 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
         return Dataset(name, x.flatten(1), y.long(), held_out_x.flatten(1), held_out_y.long())
     if name not in EMBEDDED:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
+    if seed < 0:
+        raise InputError(f"seed is {seed}; it must be at least 0")
     from sklearn import datasets as embedded
 
     features, labels = getattr(embedded, f"load_{name.replace('-', '_')}")(return_X_y=True)
@@ -98,3 +102,11 @@ def _held_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) ->
     samples = torch.from_numpy(x)
     labels = torch.from_numpy(y) if y.dtype.kind == "f" else torch.from_numpy(y).long()
     return Dataset(name, samples[training], labels[training], samples[held_out], labels[held_out])
+
+
+def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the deviation of every column, by which it is standardised; of a constant, the constant and 1."""
+    # A constant need not have a deviation of 0: its mean may be off by a rounding.
+    constant = values.amax(dim=0) == values.amin(dim=0)
+    mean = torch.where(constant, values[0], values.mean(dim=0))
+    return mean, torch.where(constant, 1.0, values.std(dim=0, correction=0))

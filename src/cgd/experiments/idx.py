@@ -10,7 +10,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -75,13 +75,17 @@ def load(name: str, data_dir: Path | None = None) -> dict[str, npt.NDArray[np.ui
         InputError: it is nowhere and cannot be fetched, or a file is damaged.
     """
     source = SOURCES[name]
-    return {file: _read(source, file, data_dir) for file in source.md5}
+    found = {file: _find(source, file, data_dir) for file in source.md5}
+    missing = [file for file, array in found.items() if array is None]
+    fetched = {file: _fetch(source, missing[number:], data_dir) for number, file in enumerate(missing)}
+    return {file: fetched[file] if array is None else array for file, array in found.items()}
 
 
 def folders(source: Source, data_dir: Path | None) -> Iterator[Path]:
     """Where the data set may lie, the first choice first."""
     named = [Path(folder) for folder in (data_dir, os.environ.get("CGD_DATA")) if folder]
-    system = [Path(folder) for folder in os.environ.get("XDG_DATA_DIRS", "/usr/local/share:/usr/share").split(":")]
+    shares = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+    system = [Path(folder) for folder in shares.split(":") if folder]
     for parent in (*named, cache(), *system, *(folder / "datasets" for folder in system)):
         for folder in source.folders:
             yield parent / folder
@@ -93,13 +97,14 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cgd"
 
 
-def _read(source: Source, file: str, data_dir: Path | None) -> npt.NDArray[np.uint8]:
+def _find(source: Source, file: str, data_dir: Path | None) -> npt.NDArray[np.uint8] | None:
     for folder in folders(source, data_dir):
         for path in (folder / f"{file}.gz", folder / file):
-            if path.is_file():
-                return parse(_checked(source, file, _content(path), path), path)
-    content = _fetch(source, file, data_dir)
-    return parse(content, source.mirrors[0])
+            if os.path.isfile(path):  # Path.is_file fails where we may not look
+                content = _content(path)
+                if not _of_another(source, folder, file, content):
+                    return parse(_checked(source, file, content, path), path)
+    return None
 
 
 def _content(path: Path) -> bytes:
@@ -110,8 +115,19 @@ def _content(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read ({error}); delete it and get it anew") from None
 
 
+def _of_another(source: Source, folder: Path, file: str, content: bytes) -> bool:
+    """Whether this is a file of another data set (all name them alike), in a folder not named after this one."""
+    if any(folder.match(each) for each in source.folders):
+        return False
+    return _md5(content) in {other.md5.get(file) for other in SOURCES.values() if other.name != source.name}
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
 def _checked(source: Source, file: str, content: bytes, path: object) -> bytes:
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    found = _md5(content)
     if found != source.md5[file]:
         raise InputError(
             f"{path} is not the published file: its md5, decompressed, is {found}, not {source.md5[file]}; "
@@ -123,6 +139,9 @@ def _checked(source: Source, file: str, content: bytes, path: object) -> bytes:
 def parse(content: bytes, where: object) -> npt.NDArray[np.uint8]:
     """An array from idx bytes: two zeros, the type (8: bytes), the number of dimensions, their sizes, the values.
 
+    Raises:
+        InputError: they are something else, too few or too many.
+
     Examples:
         >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "here")
         array([7, 9], dtype=uint8)
@@ -130,32 +149,43 @@ def parse(content: bytes, where: object) -> npt.NDArray[np.uint8]:
     dimensions = content[3] if len(content) > 3 else 0
     start = 4 + 4 * dimensions
     shape = np.frombuffer(content[4:start], ">u4").astype(int).tolist() if len(content) >= start else []
-    if content[:3] != b"\x00\x00\x08" or not shape or len(content) != start + math.prod(shape):
-        raise InputError(f"{where} is not an idx file of bytes; delete it and get it anew")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    try:
+        if content[:3] != b"\x00\x00\x08" or not shape or len(content) != start + math.prod(shape):
+            raise ValueError
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    except ValueError:  # also numpy's, of dimensions beyond its own
+        raise InputError(f"{where} is not an idx file of bytes; delete it and get it anew") from None
 
 
-def _fetch(source: Source, file: str, data_dir: Path | None) -> bytes:
-    """Download a file into the cache; only one that is the published one gets there."""
-    failures = []
+def _fetch(source: Source, missing: list[str], data_dir: Path | None) -> npt.NDArray[np.uint8]:
+    """Download the first missing file into the cache; only one that is the published one gets there."""
+    from http.client import HTTPException
+
+    file, failures = missing[0], []
     for mirror in source.mirrors:
         url = f"{mirror}/{file}.gz"
         try:
             packed = _download(url)
             content = _checked(source, file, gzip.decompress(packed), url)
-        except (OSError, EOFError, zlib.error, InputError) as error:
+        except (OSError, EOFError, zlib.error, HTTPException, InputError) as error:
             failures.append(f"{url}: {error}")
             continue
-        path = cache() / source.folders[0] / f"{file}.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, packed)
-        return content
+        _keep(cache() / source.folders[0] / f"{file}.gz", packed)
+        return parse(content, url)
     wanted = data_dir or os.environ.get("CGD_DATA") or cache()
-    files = ", ".join(f"{each}.gz" for each in source.md5)
+    files = ", ".join(f"{each}.gz" for each in missing)
     raise InputError(
         f"the data set {source.name} is not on this machine and cannot be fetched ({'; '.join(failures)}). "
         f"Put {files} into {Path(wanted) / source.folders[0]}, or name the folder above it with --data-dir or CGD_DATA"
     )
+
+
+def _keep(path: Path, packed: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, packed)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error}); name a folder for it with XDG_CACHE_HOME") from None
 
 
 def _download(url: str) -> bytes:
@@ -165,14 +195,16 @@ def _download(url: str) -> bytes:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    pieces = []
+    received = bytearray()
     with (
         urlopen(url, timeout=TIMEOUT) as response,  # noqa: S310 - the mirrors above, and the content is checked
         Progress(*columns, console=Console(file=sys.stderr)) as bar,
     ):
-        length: Any = response.headers.get("Content-Length")
-        task = bar.add_task(url.rsplit("/", 1)[-1], total=int(length) if length else None)
+        length: int | None = response.length  # None if the server does not say
+        task = bar.add_task(url.rsplit("/", 1)[-1], total=length)
         while piece := response.read(1 << 16):
-            pieces.append(piece)
+            received += piece
             bar.advance(task, len(piece))
-    return b"".join(pieces)
+    if length is not None and len(received) != length:
+        raise ConnectionError(f"the connection was cut after {len(received)} of {length} bytes")
+    return bytes(received)

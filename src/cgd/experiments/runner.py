@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import nn
 import cgd
 from cgd import baselines
 from cgd.errors import InputError
-from cgd.experiments import datasets
+from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
 from cgd.learning.grid import Grid
 from cgd.simulation.checkpoint import write_whole
@@ -25,9 +25,10 @@ from cgd.simulation.participants import participant_seed
 from cgd.simulation.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from cgd.baselines import Setting
     from cgd.experiments.datasets import Dataset
     from cgd.learning.grid import Cell
     from cgd.simulation.history import Evaluation
@@ -106,15 +107,30 @@ class Store:
         path = self.path(spec)
         return Result.read(path) if path.exists() else None
 
+    def prepare(self, specs: Collection[RunSpec], *, fresh: bool = False) -> None:
+        """Make the folder; with `fresh`, forget what is there of these runs.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        try:
+            (self.folder / ".checkpoints").mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / ".checkpoints" / "writable", b"")
+        except OSError as error:
+            raise InputError(f"{self.folder} cannot be written ({error.strerror}); name another place") from None
+        for spec in specs if fresh else ():
+            self.path(spec).unlink(missing_ok=True)
+            self.checkpoint(spec).unlink(missing_ok=True)
+
     def run(self, spec: RunSpec, data_dir: Path | None = None, on_step: OnStep = lambda *_: None) -> Result:
         """The result of this run: the one that is there, or a new one; goes on from a checkpoint."""
         found = self.get(spec)
         if found is not None:
             return found
         checkpoint = self.checkpoint(spec)
-        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        self.prepare([spec])
         result = execute(spec, data_dir, checkpoint, on_step)
-        write_whole(self.path(spec), (json.dumps(result.as_json(), indent=None) + "\n").encode())
+        write_whole(self.path(spec), (json.dumps(result.as_json()) + "\n").encode())
         checkpoint.unlink(missing_ok=True)
         return Result.read(self.path(spec))
 
@@ -134,37 +150,63 @@ def execute(
         delta=deltas(spec),
         loss=nn.functional.cross_entropy if data.classes else nn.functional.mse_loss,
         seed=spec.seed,
-        test=(data.held_out_x, data.held_out_y),
+        test=(data.held_out_x, data.held_out_y) if spec.measure == "held-out" else (data.x, data.y),
         evaluate_every=max(1, spec.steps // spec.evaluations),
         checkpoint=checkpoint,
         on_step=on_step,
     )
-    if spec.method in ("fedsgd", "secure-fedsgd"):
-        colony = baselines.federated_sgd(setting, secure=spec.method == "secure-fedsgd", mode=spec.mode)  # type: ignore[arg-type]
-        return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
-    if spec.method == "cgd":
-        colony = simulate(
-            setting.build_model,
-            setting.blocks,
-            steps=spec.steps,
-            lr=spec.lr,
-            delta=setting.delta,
-            loss=setting.loss,
-            mode=spec.mode,  # type: ignore[arg-type]
-            mu=spec.mu,
-            hold=spec.hold,
-            seed=spec.seed,
-            arithmetic=spec.arithmetic,  # type: ignore[arg-type]
-            test=setting.test,
-            evaluate_every=setting.evaluate_every,
-            sample=spec.sample,
-            checkpoint=checkpoint,
-            progress=False,
-            on_step=on_step,
+    return _METHODS[spec.method](spec, setting)
+
+
+def _cgd(spec: RunSpec, setting: Setting) -> Result:
+    colony = simulate(
+        setting.build_model,
+        setting.blocks,
+        steps=setting.steps,
+        lr=setting.lr,
+        delta=setting.delta,
+        loss=setting.loss,
+        mode=spec.mode,  # type: ignore[arg-type]
+        mu=spec.mu,
+        hold=spec.hold,
+        seed=setting.seed,
+        arithmetic=spec.arithmetic,  # type: ignore[arg-type]
+        test=setting.test,
+        evaluate_every=setting.evaluate_every,
+        sample=spec.sample,
+        checkpoint=setting.checkpoint,
+        progress=False,
+        on_step=setting.on_step,
+    )
+    extra = {"displacement": _digest(colony.displacement())}
+    if spec.measure == "training" and not spec.hidden and spec.columns == 1:
+        return Result(
+            spec, colony.history, cgd.__version__, {**extra, "theory": asdict(theory.measure(setting, colony))}
         )
-        return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
-    trained = baselines.centralised(setting) if spec.method == "centralised" else baselines.local(setting, spec.sample)
-    return Result(spec, trained.history, cgd.__version__, {})
+    return Result(spec, colony.history, cgd.__version__, extra)
+
+
+def _federated(spec: RunSpec, setting: Setting) -> Result:
+    secure = spec.method == "secure-fedsgd"
+    colony = baselines.federated_sgd(setting, secure=secure, mode=spec.mode)  # type: ignore[arg-type]
+    return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
+
+
+def _centralised(spec: RunSpec, setting: Setting) -> Result:
+    return Result(spec, baselines.centralised(setting).history, cgd.__version__, {})
+
+
+def _local(spec: RunSpec, setting: Setting) -> Result:
+    return Result(spec, baselines.local(setting, spec.sample).history, cgd.__version__, {})
+
+
+_METHODS = {
+    "cgd": _cgd,
+    "centralised": _centralised,
+    "local": _local,
+    "fedsgd": _federated,
+    "secure-fedsgd": _federated,
+}
 
 
 def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -44,6 +45,7 @@ class RunSpec:
         seed: decides the split of the data and the origins.
         sample: how many participants are evaluated (in `local`: trained).
         evaluations: how often, over the run.
+        measure: on "held-out" samples, or on the "training" samples of all, for the regret of Theorem 1.
         arithmetic: "float" or "ring".
         epsilon: the privacy of dp-sgd.
         dp_delta: its probability of failure.
@@ -68,6 +70,7 @@ class RunSpec:
     seed: int = 0
     sample: int = 10
     evaluations: int = 50
+    measure: str = "held-out"
     arithmetic: str = "float"
     epsilon: float = 0.0
     dp_delta: float = 1e-5
@@ -75,17 +78,22 @@ class RunSpec:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            # A whole number becomes a float where a float is meant: equal runs have equal slugs.
+            object.__setattr__(self, each.name, _typed(each.name, getattr(self, each.name)))
         _one_of("method", self.method, METHODS)
         _one_of("data", self.data, NAMES)
         _one_of("mode", self.mode, ("towers", "joint"))
         _one_of("activation", self.activation, ACTIVATIONS)
         _one_of("arithmetic", self.arithmetic, ("float", "ring"))
+        _one_of("measure", self.measure, ("held-out", "training"))
         at_least = {
             "samples": 0,
             "rows": 1,
             "columns": 1,
             "steps": 1,
             "hold": 0,
+            "seed": 0,
             "sample": 1,
             "evaluations": 1,
             "batch": 1,
@@ -95,14 +103,24 @@ class RunSpec:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if any(width < 1 for width in self.hidden):
             raise InputError(f"hidden is {list(self.hidden)}; every layer needs at least one unit")
-        if isinstance(self.delta, tuple) and not (len(self.delta) == 2 and 0 < self.delta[0] < self.delta[1]):
-            raise InputError(f"delta is {list(self.delta)}; a range has two ends, 0 < low < high")
+        if isinstance(self.delta, tuple):
+            if not (len(self.delta) == 2 and 0 < self.delta[0] < self.delta[1] < math.inf):
+                raise InputError(f"delta is {list(self.delta)}; a range has two ends, 0 < low < high, both finite")
+        elif not 0 < self.delta < math.inf:
+            raise InputError(f"delta is {self.delta}; it is a standard deviation, a finite number above 0")
+        for name in ("lr", "mu", "epsilon"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
         if self.hold > self.steps:
             raise InputError(
                 f"hold is {self.hold} and steps is {self.steps}; α must be held for no longer than the run"
             )
         if self.method == "dp-sgd" and not self.epsilon > 0:
             raise InputError(f"epsilon is {self.epsilon}; dp-sgd needs the privacy it shall give, above 0")
+        if not 0 < self.dp_delta < 1:
+            raise InputError(f"dp_delta is {self.dp_delta}; it is a probability, above 0 and below 1")
+        if not 0 < self.clip < math.inf:
+            raise InputError(f"clip is {self.clip}; it must be a finite number above 0")
 
     @property
     def slug(self) -> str:
@@ -125,15 +143,16 @@ class RunSpec:
         """A run from a table of a TOML or JSON file.
 
         Raises:
-            InputError: a name is unknown or a value is of the wrong type.
+            InputError: a name is unknown, or a value is of the wrong type or makes no sense.
         """
-        values = {}
-        for name, value in table.items():
+        for name in table:
             if name not in _DEFAULTS:
-                raise InputError(f"{where}: there is no setting {name!r}{_similar(name, _DEFAULTS)}")
-            values[name] = _typed(name, value, where)
+                raise InputError(
+                    f"{where}: there is no setting {name!r}{_similar(name, _DEFAULTS)}; "
+                    f"choose one of {', '.join(_DEFAULTS)}"
+                )
         try:
-            return cls(**values)
+            return cls(**table)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 
@@ -180,57 +199,103 @@ def read(path: Path) -> Experiment:
         InputError: it cannot be read, or holds what is not known.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}); name a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
+        raise InputError(f"{path} is not TOML: {error}; mend it there") from None
     known = ("title", "about", "show", "common", "scale", "run")
     for key in content:
         if key not in known:
-            raise InputError(f"{path.name}: there is no table {key!r}{_similar(key, known)}")
+            raise InputError(
+                f"{path.name}: there is no table {key!r}{_similar(key, known)}; choose one of {', '.join(known)}"
+            )
     show = content.get("show", "curves")
-    _one_of("show", show, SHOWS)
-    scales = content.get("scale", {"paper": {}})
+    _one_of(f"{path.name}: show", show, SHOWS)
+    scales = _table(content, "scale", path.name) or {"paper": {}}
     for scale in scales:
-        _one_of("scale", scale, SCALES)
+        _one_of(f"{path.name}: scale", scale, SCALES)
+        _table(scales, scale, f"{path.name}: scale")
     runs = content.get("run", [])
-    if not isinstance(runs, list) or not runs:
-        raise InputError(f"{path.name} has no run; write one or more [[run]] tables")
-    common = content.get("common", {})
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        found = "has no run" if runs == [] else "has a run that is not in a list of tables"
+        raise InputError(f"{path.name} {found}; write one or more [[run]] tables, in double brackets")
+    common = _table(content, "common", path.name)
     entries = {
-        scale: tuple(_entry(path.name, number, run, common, changes) for number, run in enumerate(runs, start=1))
-        for scale, changes in scales.items()
+        scale: tuple(_entry(path.name, number, run, common, scales, scale) for number, run in enumerate(runs, start=1))
+        for scale in scales
     }
-    about = " ".join(content.get("about", "").split())
-    return Experiment(path.stem, content.get("title", path.stem), about, show, entries)
+    about = " ".join(_text(content, "about", "", path.name).split())
+    return Experiment(path.stem, _text(content, "title", path.stem, path.name), about, show, entries)
 
 
-def _entry(where: str, number: int, run: dict[str, Any], common: dict[str, Any], changes: dict[str, Any]) -> Entry:
+def _entry(
+    file: str, number: int, run: dict[str, Any], common: dict[str, Any], scales: dict[str, Any], scale: str
+) -> Entry:
     """A [[run]] with what it has in common with the others and what the scale changes.
 
     The run has the last word, but what a table `quick` or `paper` inside it says counts at that scale only.
     """
-    own = {key: value for key, value in run.items() if key not in ("label", "group", "reported")}
-    spec = RunSpec.from_table({**common, **own, **changes}, f"{where}, run {number}")
-    reported = {key: float(value) for key, value in run.get("reported", {}).items()}
-    return Entry(run.get("label", f"run {number}"), spec, run.get("group", ""), reported)
+    where = f"{file}, run {number}"
+    for other in SCALES:
+        if other in run and other not in scales:
+            raise InputError(f"{where}: there is no scale {other!r} to change; write [scale.{other}], it may be empty")
+    own = {key: value for key, value in run.items() if key not in ("label", "group", "reported", *SCALES)}
+    settings = {**common, **scales[scale], **own, **_table(run, scale, where)}
+    spec = RunSpec.from_table(settings, where if len(scales) == 1 else f"{where}, scale {scale}")
+    reported = _table(run, "reported", where)
+    for key, value in reported.items():
+        if not _is_number(value):
+            raise InputError(f"{where}: reported {key} is {value!r}; it is a number")
+    return Entry(
+        _text(run, "label", f"run {number}", where),
+        spec,
+        _text(run, "group", "", where),
+        {key: _float(value) for key, value in reported.items()},
+    )
 
 
-def _typed(name: str, value: Any, where: str) -> Any:
+def _table(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    found = content.get(name, {})
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: {name} is {found!r}; it is a table of settings")
+    return found
+
+
+def _text(content: dict[str, Any], name: str, default: str, where: str) -> str:
+    found = content.get(name, default)
+    if not isinstance(found, str):
+        raise InputError(f"{where}: {name} is {found!r}; it is a text, write it in quotes")
+    return found
+
+
+def _typed(name: str, value: Any) -> Any:
     default = _DEFAULTS[name]
-    if name == "delta" and isinstance(value, list):
-        return tuple(float(each) for each in value)
+    if name == "delta" and isinstance(value, (list, tuple)):
+        if not all(_is_number(each) for each in value):
+            raise InputError(f"delta is {list(value)}; it is a number, or a list of two")
+        return tuple(_float(each) for each in value)
     if isinstance(default, tuple):
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
             return tuple(value)
-        raise InputError(f"{where}: {name} is {value!r}; it is a list of whole numbers")
-    if isinstance(default, float) and type(value) in (int, float):
-        return float(value)
+        raise InputError(f"{name} is {value!r}; it is a list of whole numbers")
+    if isinstance(default, float) and _is_number(value):
+        return _float(value)
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise InputError(f"{where}: {name} is {value!r}; it is {kind}")
+        raise InputError(f"{name} is {value!r}; it is {kind}")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value) + 0.0  # -0.0 becomes 0.0, which equals it
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf if value > 0 else -math.inf
 
 
 def _json(value: Any) -> Any:

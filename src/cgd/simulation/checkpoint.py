@@ -38,8 +38,7 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
         before = content["settings"]
     except Exception as error:
         raise InputError(
-            f"{path} is not a checkpoint that cgd wrote ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            "move it away to start anew"
+            f"{path} is not a checkpoint that cgd wrote ({type(error).__name__}); move it away to start anew"
         ) from None
     changed = sorted(key for key in before.keys() | settings if before.get(key) != settings.get(key))
     if changed:

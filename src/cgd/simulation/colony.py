@@ -52,14 +52,10 @@ class Colony:
         """Everybody's place."""
         return self._participants.grid.cells
 
-    def displacement(self, cell: Cell = Cell(0, 0)) -> dict[str, torch.Tensor]:
-        """The common displacement of the parameters of a participant's model.
-
-        It is the same for all of a column group, and for layers 2…N for everyone.
-        """
+    def displacement(self, column: int = 0) -> dict[str, torch.Tensor]:
+        """The common displacement of the parameters of everybody in this column; of layers 2…N it is everyone's."""
         return {
-            name: part.clone()
-            for name, part in self._participants.layout.views(self._displacement, cell.column).items()
+            name: part.clone() for name, part in self._participants.layout.views(self._displacement, column).items()
         }
 
     def origin(self, cell: Cell) -> Origin:
@@ -78,13 +74,13 @@ class Colony:
         """
         x = as_input(x, self._participants.dtype)
         model = self.model(cell).eval()
-        if self._participants.grid.columns == 1:
-            output: torch.Tensor = model(x)
-            return output
-        if self._participants.mode == "towers":
+        if self._participants.grid.columns > 1 and self._participants.mode == "towers":
             return self._tower(model, cell, x)
-        rest = split_first_layer(model)[1]
-        return rest(self._pre_activations(cell.row, x))
+        if self._participants.grid.columns > 1:
+            _, model = split_first_layer(model)
+            x = self._pre_activations(cell.row, x)
+        output: torch.Tensor = model(x)
+        return output
 
     @torch.no_grad()
     def fused_outputs(self, row: int, x: Any) -> torch.Tensor:

@@ -48,7 +48,8 @@ class ModuleEngine:
         self._models = participants.models
         room = int(memory / (participants.layout.size * 8))
         self._origins = {cell: participants.drawn(cell) for cell in participants.grid.cells[:room]}
-        self._buffers = {cell: _buffers_of(self._models[cell.column]) for cell in participants.grid.cells}
+        # Taken before the models are used, and for everybody: the models are shared out again and again.
+        participants.buffers |= {cell: _buffers_of(self._models[cell.column]) for cell in participants.grid.cells}
         self._step = 0
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -73,14 +74,14 @@ class ModuleEngine:
 
     def state(self) -> dict[str, Any]:
         """What changes from step to step besides the displacement: buffers, such as running means."""
-        return {"step": self._step, "buffers": {str(cell): values for cell, values in self._buffers.items() if values}}
+        buffers = {str(cell): values for cell, values in self._participants.buffers.items() if values}
+        return {"step": self._step, "buffers": buffers}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """The counterpart of `state`."""
         self._step = state["step"]
-        for cell in self._buffers:
-            if str(cell) in state["buffers"]:
-                self._buffers[cell] = state["buffers"][str(cell)]
+        for cell in self._participants.grid.cells:
+            self._participants.buffers[cell] = state["buffers"].get(str(cell), {})
 
     def _sum(self, place: slice, addends: int, dtype: torch.dtype) -> _Sum:
         size = place.stop - place.start
@@ -103,7 +104,7 @@ class ModuleEngine:
         x, y = self._participants.data(cell)
         value = self._loss(model(x), y)
         value.backward()
-        self._buffers[cell] = _buffers_of(model)
+        self._participants.buffers[cell] = _buffers_of(model)
         return self._flat(model, cell), float(value.detach())
 
     def _jointly(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
@@ -148,7 +149,7 @@ class ModuleEngine:
                 if name in moved:
                     parameter.copy_(origin[name] + moved[name])
                     parameter.grad = None
-            for name, values in self._buffers[cell].items():
+            for name, values in self._participants.buffers[cell].items():
                 model.get_buffer(name).copy_(values)
         # What the model draws by itself (dropout) depends on the step and the participant alone, so a run can resume.
         place = hash((self._participants.seed, self._step, cell.row, cell.column)) & 0xFFFF_FFFF

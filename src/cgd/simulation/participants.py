@@ -94,6 +94,7 @@ class Participants:
         layout: where their parameters lie in the displacement.
         samples: the number of samples of each row.
         dtype: the type of the parameters.
+        buffers: everybody's own buffers, such as running means, if the model has any and they have changed.
 
     With a common origin everybody starts from the same weights: that is federated SGD, not CGD.
     """
@@ -130,6 +131,7 @@ class Participants:
             self.models = [whole]
         self.dtype = _type_of(whole)
         self.layout = Layout.of(self.models)
+        self.buffers: dict[Cell, dict[str, torch.Tensor]] = {}
         self._shapes = [{name: shape for name, (_, shape) in own.items()} for own in self.layout.columns]
         for column in range(self.grid.columns):
             self.origin(Cell(0, column))  # refuses a delta that makes no sense
@@ -163,6 +165,8 @@ class Participants:
         with torch.no_grad():
             for name, numbers in origin.items():
                 parameters[name].copy_(numbers + moved[name])
+            for name, values in self.buffers.get(cell, {}).items():
+                model.get_buffer(name).copy_(values)
         return model
 
     def data(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,200 @@
+"""The paper's experiments: which there are, running them, and the page that shows what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from cgd.errors import InputError
+from cgd.experiments import plots, spec, tables
+from cgd.experiments.runner import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cgd.experiments.runner import OnStep, Result
+    from cgd.experiments.spec import Entry, Experiment
+
+    Watch = Callable[[Entry], OnStep]
+
+HALF_A_POINT = 0.005
+_INTRODUCTION = """\
+Built by `cgd reproduce report --scale {scale}` from the results beside this page; nothing is trained for it.
+Losses and accuracies are on the 10,000 test images after the last step. The paper gives the worst participant's; ours
+are the mean over the participants that were evaluated, drawn at random, and the worst of them. *ours − paper* is the
+difference of our mean accuracy to the paper's, in points."""
+
+
+def experiments() -> dict[str, Experiment]:
+    """All experiments of the paper, by name."""
+    folder = resources.files("cgd.experiments") / "paper"
+    files = sorted((Path(str(file)) for file in folder.iterdir() if file.name.endswith(".toml")), key=_in_order)
+    return {file.stem: spec.read(file) for file in files}
+
+
+def get(name: str) -> Experiment:
+    """An experiment by name.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    known = experiments()
+    if name not in known:
+        raise InputError(f"there is no experiment {name!r}; `cgd reproduce list` shows them: {', '.join(known)}")
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment with the results that are there."""
+
+    experiment: Experiment
+    scale: str
+    found: list[tuple[Entry, Result | None]]
+
+    @property
+    def done(self) -> list[tuple[Entry, Result]]:
+        """Those that have run."""
+        return [(entry, result) for entry, result in self.found if result is not None]
+
+    @property
+    def sheet(self) -> tables.Sheet:
+        """The table."""
+        return tables.sheet(self.experiment, self.found)
+
+    def plot(self, folder: Path) -> Path | None:
+        """Draw the picture into a folder; None if the experiment has none."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.experiment.name}.png"
+        return path if plots.draw(self.experiment, self.done, path) else None
+
+
+def entries_of(experiment: Experiment, scale: str) -> tuple[Entry, ...]:
+    """The runs of an experiment at this scale.
+
+    Raises:
+        InputError: it does not have this scale.
+    """
+    if scale not in experiment.entries:
+        known = ", ".join(experiment.entries)
+        raise InputError(f"{experiment.name} has no scale {scale!r}; choose one of {known}")
+    return experiment.entries[scale]
+
+
+def look_up(experiment: Experiment, scale: str, store: Store) -> Outcome:
+    """What is there of an experiment, without running anything."""
+    return Outcome(experiment, scale, [(entry, store.get(entry.run)) for entry in entries_of(experiment, scale)])
+
+
+def run(experiment: Experiment, scale: str, store: Store, data_dir: Path | None, watch: Watch) -> Outcome:
+    """Run what is not there yet."""
+    found: list[tuple[Entry, Result | None]] = [
+        (entry, store.run(entry.run, data_dir, watch(entry))) for entry in entries_of(experiment, scale)
+    ]
+    return Outcome(experiment, scale, found)
+
+
+def listing(out: Path) -> Table:
+    """All experiments, and how much of each has been run."""
+    table = Table("name", "what", *(f"{scale} runs" for scale in spec.SCALES))
+    for name, experiment in experiments().items():
+        there = []
+        for scale in spec.SCALES:
+            entries = experiment.entries.get(scale, ())
+            ready = sum(Store(out / scale).path(entry.run).exists() for entry in entries)
+            there.append(f"{ready} of {len(entries)}" if entries else "")
+        table.add_row(name, experiment.title, *there)
+    return table
+
+
+def report(scale: str, store: Store) -> Path:
+    """One page with everything that has run at this scale, the paper beside ours; returns its path."""
+    outcomes = [look_up(each, scale, store) for each in experiments().values() if scale in each.entries]
+    parts = ["# The paper's MNIST results, and ours", _INTRODUCTION.format(scale=scale), _twins(outcomes)]
+    for outcome in outcomes:
+        parts += list(_section(outcome, store.folder))
+    page = store.folder / "report.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    return page
+
+
+def _section(outcome: Outcome, folder: Path) -> Iterator[str]:
+    experiment = outcome.experiment
+    yield f"## {experiment.title}"
+    yield experiment.about
+    if not outcome.done:
+        yield f"Not run yet: `cgd reproduce {experiment.name} --scale {outcome.scale}`."
+        return
+    if experiment.show != "curves":
+        yield outcome.sheet.for_page()
+    picture = outcome.plot(folder / "plots")
+    if picture is not None:
+        yield f"![{experiment.title}](plots/{picture.name})"
+    yield "\n".join(f"- {each}" for each in _findings(outcome))
+
+
+def _findings(outcome: Outcome) -> Iterator[str]:
+    """What the table says, in sentences."""
+    if outcome.experiment.show == "curves":
+        return
+    far = [
+        f"{_called(entry)} ({100 * (_accuracy(result) - entry.reported['accuracy']):+.2f})"
+        for entry, result in outcome.done
+        if "accuracy" in entry.reported and abs(_accuracy(result) - entry.reported["accuracy"]) > HALF_A_POINT
+    ]
+    if any("accuracy" in entry.reported for entry, _ in outcome.done):
+        yield f"More than half a point from the paper: {', '.join(far) if far else 'none'}."
+    if outcome.experiment.show == "sweep":
+        for group in dict.fromkeys(entry.group for entry, _ in outcome.done):
+            own = [(entry, result) for entry, result in outcome.done if entry.group == group]
+            ours = sorted(own, key=lambda pair: -_accuracy(pair[1]))
+            said = f"{group}, best first: {' > '.join(entry.label for entry, _ in ours)}"
+            theirs = sorted(
+                (pair for pair in own if "accuracy" in pair[0].reported), key=lambda p: -p[0].reported["accuracy"]
+            )
+            if len(theirs) == len(own):
+                same = [entry.label for entry, _ in theirs] == [entry.label for entry, _ in ours]
+                order = " > ".join(entry.label for entry, _ in theirs)
+                said += "; the paper has the same order" if same else f"; the paper has {order}"
+            yield f"{said}."
+    missing = [_called(entry) for entry, result in outcome.found if result is None]
+    if missing:
+        yield f"Not run at this scale: {', '.join(missing)}."
+
+
+def _twins(outcomes: list[Outcome]) -> str:
+    """`joint` grids beside the colonies with the same rows and one column."""
+    runs = {entry.run: (entry, result) for outcome in outcomes for entry, result in outcome.done}
+    rows = []
+    for run, (_, result) in runs.items():
+        if run.method != "cgd" or run.mode != "joint" or run.columns == 1:
+            continue
+        for other, (_, twin) in runs.items():
+            if other.columns == 1 and (other.rows, other.delta, other.method) == (run.rows, run.delta, run.method):
+                ours, theirs = _accuracy(result), _accuracy(twin)
+                delta = "own" if isinstance(run.delta, tuple) else f"{run.delta:g}"
+                row = (f"{run.rows}×{run.columns}", delta, f"{100 * ours:.2f} %", f"{100 * theirs:.2f} %")
+                rows.append((*row, f"{100 * (ours - theirs):+.2f}"))
+    if not rows:
+        return ""
+    header = ("joint grid", "δ", "accuracy", "m^h×1 twin", "difference, points")
+    return "## Joint grids beside their m^h×1 twins\n\n" + tables.Sheet("", header, tuple(rows)).for_page()
+
+
+def _called(entry: Entry) -> str:
+    return f"{entry.group} {entry.label}".strip()
+
+
+def _accuracy(result: Result) -> float:
+    return fmean(result.last.accuracy)
+
+
+def _in_order(file: Path) -> tuple[bool, bool, str]:
+    """Tables first, then figures, then what is ours."""
+    return (not file.stem.startswith("table"), not file.stem.startswith("figure"), file.stem)

@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cgd import InputError
+from cgd.experiments import spec
+from cgd.experiments.datasets import NAMES
+from cgd.experiments.spec import RunSpec
+
+PAPER = sorted((Path(spec.__file__).parent / "paper").glob("*.toml"))
+
+
+def positive(highest: float = 1e6) -> st.SearchStrategy[float]:
+    return st.floats(0, highest, exclude_min=True)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> RunSpec:
+    method = draw(st.sampled_from(spec.METHODS))
+    steps = draw(st.integers(1, 10**6))
+    low, high = draw(positive()), draw(positive())
+    return RunSpec(
+        method=method,
+        data=draw(st.sampled_from(NAMES)),
+        samples=draw(st.integers(0, 10**5)),
+        rows=draw(st.integers(1, 1000)),
+        columns=draw(st.integers(1, 100)),
+        mode=draw(st.sampled_from(["towers", "joint"])),
+        hidden=tuple(draw(st.lists(st.integers(1, 1000), max_size=3))),
+        activation=draw(st.sampled_from(spec.ACTIVATIONS)),
+        bias=draw(st.booleans()),
+        delta=(low, high) if low < high else low,
+        steps=steps,
+        lr=draw(st.one_of(st.integers(0, 9), st.floats(0, 10))),
+        mu=draw(st.floats(0, 10)),
+        hold=draw(st.integers(0, steps)),
+        seed=draw(st.integers(0, 2**70)),
+        sample=draw(st.integers(1, 100)),
+        evaluations=draw(st.integers(1, 1000)),
+        arithmetic=draw(st.sampled_from(["float", "ring"])),
+        epsilon=draw(positive() if method == "dp-sgd" else st.floats(0, 10)),
+        dp_delta=draw(st.floats(0, 1, exclude_min=True, exclude_max=True)),
+        batch=draw(st.integers(1, 1000)),
+        clip=draw(positive()),
+    )
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# One run
+
+
+@given(specs())
+def test_a_run_survives_json(one: RunSpec) -> None:
+    again = RunSpec.from_table(json.loads(json.dumps(one.as_json())), "here")
+    assert again == one
+    assert again.slug == one.slug
+    assert hash(again) == hash(one)
+
+
+@given(specs(), specs(), st.sampled_from([each.name for each in fields(RunSpec)]))
+def test_equal_runs_have_one_slug_and_others_another(one: RunSpec, other: RunSpec, name: str) -> None:
+    assert (one.slug == other.slug) == (one == other)
+    try:
+        changed = replace(one, **{name: getattr(other, name)})
+    except InputError:  # such as hold beyond the steps of the other
+        assume(False)
+    assert (changed.slug == one.slug) == (changed == one)
+    assert re.fullmatch(r"[a-z0-9.+-]{1,200}", changed.slug)
+
+
+def test_old_results_are_found_again() -> None:
+    """Results lie under these names: a change of them is a change of format."""
+    table_8 = {"data": "mnist", "bias": False, "mode": "joint", "rows": 1000, "steps": 2000}
+    assert RunSpec.from_table(table_8, "").slug == "mnist-cgd-1000x1-d0.1-t2000-4cea957b"
+    private = RunSpec("dp-sgd", "mnist", rows=7, columns=2, hidden=(), delta=(0.05, 0.2), epsilon=3)
+    assert private.slug == "mnist-dp-sgd-towers-d0.05-0.2-eps3-t500-83a02e98"
+
+
+def test_a_default_that_is_spelled_out_changes_no_slug() -> None:
+    assert RunSpec.from_table(RunSpec().as_json(), "").slug == RunSpec().slug == "digits-cgd-1x1-d0.1-t500-44136fa3"
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (RunSpec(lr=1), RunSpec(lr=1.0)),
+        (RunSpec(lr=0.0), RunSpec(lr=-0.0)),
+        (RunSpec(delta=(1, 2)), RunSpec(delta=(1.0, 2.0))),
+    ],
+)
+def test_numbers_that_are_equal_make_equal_slugs(one: RunSpec, same: RunSpec) -> None:
+    assert one == same
+    assert one.slug == same.slug
+
+
+@pytest.mark.parametrize(
+    ("table", "attribute", "value"),
+    [
+        ({"lr": 1}, "lr", 1.0),
+        ({"delta": 2}, "delta", 2.0),
+        ({"delta": [1, 2.5]}, "delta", (1.0, 2.5)),
+        ({"hidden": []}, "hidden", ()),
+        ({"hidden": [3, 4]}, "hidden", (3, 4)),
+        ({"steps": 7, "hold": 7}, "hold", 7),
+        ({"lr": 0}, "lr", 0.0),
+    ],
+)
+def test_what_a_table_may_say(table: dict[str, Any], attribute: str, value: Any) -> None:
+    found = getattr(RunSpec.from_table(table, "here"), attribute)
+    assert found == value
+    assert repr(found) == repr(value)  # of the same type, inside a tuple too
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    # names
+    ({"stepz": 5}, "there is no setting 'stepz' (did you mean 'steps'?); choose one of method, data, samples, rows"),
+    ({"Rows": 5}, "there is no setting 'Rows' (did you mean 'rows'?)"),
+    ({"xyzzy": 5}, "there is no setting 'xyzzy'; choose one of"),
+    ({"label": "in common"}, "there is no setting 'label'"),
+    # types
+    ({"rows": True}, "rows is True; it is a whole number"),
+    ({"rows": 2.0}, "rows is 2.0; it is a whole number"),
+    ({"rows": "2"}, "rows is '2'; it is a whole number"),
+    ({"bias": 1}, "bias is 1; it is true or false"),
+    ({"lr": True}, "lr is True; it is a number"),
+    ({"lr": "0.5"}, "lr is '0.5'; it is a number"),
+    ({"lr": [0.5]}, "lr is [0.5]; it is a number"),
+    ({"method": 3}, "method is 3; it is a text"),
+    ({"data": ["iris"]}, "data is ['iris']; it is a text"),
+    ({"hidden": 256}, "hidden is 256; it is a list of whole numbers"),
+    ({"hidden": [2.5]}, "hidden is [2.5]; it is a list of whole numbers"),
+    ({"hidden": [True]}, "hidden is [True]; it is a list of whole numbers"),
+    ({"delta": True}, "delta is True; it is a number"),
+    ({"delta": "big"}, "delta is 'big'; it is a number"),
+    ({"delta": ["a", "b"]}, "delta is ['a', 'b']; it is a number, or a list of two"),
+    ({"delta": [True, 2]}, "delta is [True, 2]; it is a number, or a list of two"),
+    ({"delta": [[1], [2]]}, "delta is [[1], [2]]; it is a number, or a list of two"),
+    # choices
+    ({"method": "cdg"}, "method is 'cdg' (did you mean 'cgd'?); choose one of cgd, centralised, local, fedsgd"),
+    ({"data": "mnits"}, "data is 'mnits' (did you mean 'mnist'?); choose one of breast-cancer"),
+    ({"mode": "tower"}, "mode is 'tower' (did you mean 'towers'?); choose one of towers, joint"),
+    ({"activation": "swish"}, "activation is 'swish'; choose one of relu, tanh"),
+    ({"arithmetic": "double"}, "arithmetic is 'double'; choose one of float, ring"),
+    # values
+    ({"samples": -1}, "samples is -1; it must be at least 0"),
+    ({"rows": 0}, "rows is 0; it must be at least 1"),
+    ({"columns": 0}, "columns is 0; it must be at least 1"),
+    ({"steps": 0}, "steps is 0; it must be at least 1"),
+    ({"sample": 0}, "sample is 0; it must be at least 1"),
+    ({"evaluations": 0}, "evaluations is 0; it must be at least 1"),
+    ({"batch": 0}, "batch is 0; it must be at least 1"),
+    ({"seed": -1}, "seed is -1; it must be at least 0"),
+    ({"hold": -1}, "hold is -1; it must be at least 0"),
+    ({"hold": 501}, "hold is 501 and steps is 500; α must be held for no longer than the run"),
+    ({"hidden": [3, 0]}, "hidden is [3, 0]; every layer needs at least one unit"),
+    ({"delta": 0}, "delta is 0.0; it is a standard deviation, a finite number above 0"),
+    ({"delta": -0.1}, "delta is -0.1; it is a standard deviation, a finite number above 0"),
+    ({"delta": math.nan}, "delta is nan; it is a standard deviation, a finite number above 0"),
+    ({"delta": math.inf}, "delta is inf; it is a standard deviation, a finite number above 0"),
+    ({"delta": [-0.1, 0.1]}, "delta is [-0.1, 0.1]; a range has two ends, 0 < low < high, both finite"),
+    ({"delta": [0.2, 0.1]}, "delta is [0.2, 0.1]; a range has two ends"),
+    ({"delta": [0.1]}, "delta is [0.1]; a range has two ends"),
+    ({"delta": []}, "delta is []; a range has two ends"),
+    ({"delta": [1, 2, 3]}, "delta is [1.0, 2.0, 3.0]; a range has two ends"),
+    ({"delta": [1, math.inf]}, "delta is [1.0, inf]; a range has two ends, 0 < low < high, both finite"),
+    ({"delta": [math.nan, 1]}, "delta is [nan, 1.0]; a range has two ends"),
+    ({"lr": -0.5}, "lr is -0.5; it must be a finite number, at least 0"),
+    ({"lr": math.nan}, "lr is nan; it must be a finite number, at least 0"),
+    ({"lr": 10**400}, "lr is inf; it must be a finite number, at least 0"),
+    ({"lr": -(10**400)}, "lr is -inf; it must be a finite number, at least 0"),
+    ({"mu": -1}, "mu is -1.0; it must be a finite number, at least 0"),
+    ({"mu": math.inf}, "mu is inf; it must be a finite number, at least 0"),
+    ({"epsilon": -1}, "epsilon is -1.0; it must be a finite number, at least 0"),
+    ({"method": "dp-sgd"}, "epsilon is 0.0; dp-sgd needs the privacy it shall give, above 0"),
+    ({"method": "dp-sgd", "epsilon": math.nan}, "epsilon is nan; it must be a finite number"),
+    ({"dp_delta": 0}, "dp_delta is 0.0; it is a probability, above 0 and below 1"),
+    ({"dp_delta": 1}, "dp_delta is 1.0; it is a probability, above 0 and below 1"),
+    ({"clip": 0}, "clip is 0.0; it must be a finite number above 0"),
+    ({"clip": math.nan}, "clip is nan; it must be a finite number above 0"),
+]
+
+
+@pytest.mark.parametrize(("table", "says"), WRONG)
+def test_what_a_table_may_not_say(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        RunSpec.from_table(table, "mine.toml, run 3")
+    assert str(caught.value).startswith(f"mine.toml, run 3: {says}")
+
+
+def test_a_run_made_in_python_is_checked_like_one_in_a_file() -> None:
+    with pytest.raises(InputError, match="^rows is '2'; it is a whole number$"):
+        RunSpec(rows="2")  # type: ignore[arg-type]
+
+
+VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(), st.floats(), st.sampled_from([10**400, "", "cgd", "quick", "a b"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["loss", "rows", "lr"]), inner),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from([each.name for each in fields(RunSpec)]), VALUES, max_size=3))
+def test_no_value_leads_to_another_error(table: dict[str, Any]) -> None:
+    try:
+        again = RunSpec.from_table(table, "here")
+    except InputError as error:
+        assert str(error).startswith("here: ")
+    else:
+        assert RunSpec.from_table(again.as_json(), "here") == again
+
+
+# A file
+
+EXAMPLE = """
+title = "Two ways"
+about = \"\"\"
+Of training – on
+wine.
+\"\"\"
+show = "table"
+
+[common]
+data = "wine"
+steps = 1000
+rows = 3
+
+[scale.quick]
+steps = 50
+samples = 90
+
+[scale.paper]
+
+[[run]]
+label = "CGD"
+group = "3×1"
+reported = { loss = 1, accuracy = 0.9 }
+
+[[run]]
+method = "fedsgd"
+rows = 5
+samples = 80
+quick = { lr = 0.25, samples = 70 }
+"""
+
+
+def test_a_file(tmp_path: Path) -> None:
+    found = spec.read(write(tmp_path, EXAMPLE))
+    assert (found.name, found.title, found.show) == ("mine", "Two ways", "table")
+    assert found.about == "Of training – on wine."
+    assert list(found.entries) == ["quick", "paper"]
+    for entries in found.entries.values():
+        assert [entry.label for entry in entries] == ["CGD", "run 2"]
+        assert [entry.group for entry in entries] == ["3×1", ""]
+        assert [entry.reported for entry in entries] == [{"loss": 1.0, "accuracy": 0.9}, {}]
+    assert [entry.run for entry in found.entries["paper"]] == [
+        RunSpec(data="wine", steps=1000, rows=3),
+        RunSpec(method="fedsgd", data="wine", steps=1000, rows=5, samples=80),
+    ]
+
+
+def test_the_scale_changes_what_is_common_and_the_run_has_the_last_word(tmp_path: Path) -> None:
+    assert [entry.run for entry in spec.read(write(tmp_path, EXAMPLE)).entries["quick"]] == [
+        RunSpec(data="wine", steps=50, rows=3, samples=90),
+        RunSpec(method="fedsgd", data="wine", steps=50, rows=5, samples=70, lr=0.25),
+    ]
+
+
+@pytest.mark.parametrize("scale", ["", "[scale]\n"])
+def test_the_smallest_file(scale: str, tmp_path: Path) -> None:
+    found = spec.read(write(tmp_path, f"{scale}[[run]]"))
+    assert (found.name, found.title, found.about, found.show) == ("mine", "mine", "", "curves")
+    assert found.entries == {"paper": (spec.Entry("run 1", RunSpec()),)}
+
+
+BROKEN = {
+    "[[run]\n": "mine.toml is not TOML: ",
+    "a = 1\na = 2\n": "mine.toml is not TOML: ",
+    f"[[run]]\nrows = {'9' * 5000}": "mine.toml is not TOML: ",
+    f"a = {'[' * 5000}": "mine.toml is not TOML: ",
+    "": "mine.toml has no run; write one or more [[run]] tables",
+    "title = 'x'\nrun = []": "mine.toml has no run; write one or more [[run]] tables",
+    "[run]\nrows = 3": "mine.toml has a run that is not in a list of tables; write one or more [[run]] tables",
+    "run = [1, 2]": "mine.toml has a run that is not in a list of tables; write",
+    "[[runs]]": "mine.toml: there is no table 'runs' (did you mean 'run'?); choose one of title, about, show",
+    "rows = 3\n[[run]]": "mine.toml: there is no table 'rows'",
+    "common = 3\n[[run]]": "mine.toml: common is 3; it is a table of settings",
+    "[[common]]\nrows = 3\n[[run]]": "mine.toml: common is [{'rows': 3}]; it is a table of settings",
+    "scale = 'quick'\n[[run]]": "mine.toml: scale is 'quick'; it is a table of settings",
+    "scale.quick = 50\n[[run]]": "mine.toml: scale: quick is 50; it is a table of settings",
+    "[scale.qick]\n[[run]]": "mine.toml: scale is 'qick' (did you mean 'quick'?); choose one of quick, paper",
+    "show = 'tabel'\n[[run]]": "mine.toml: show is 'tabel' (did you mean 'table'?); choose one of table, curves",
+    "show = ['table']\n[[run]]": "mine.toml: show is ['table']",
+    "title = 8\n[[run]]": "mine.toml: title is 8; it is a text, write it in quotes",
+    "about = true\n[[run]]": "mine.toml: about is True; it is a text, write it in quotes",
+    "[[run]]\nlabel = 8": "mine.toml, run 1: label is 8; it is a text, write it in quotes",
+    "[[run]]\n[[run]]\ngroup = [1]": "mine.toml, run 2: group is [1]; it is a text, write it in quotes",
+    "[[run]]\nreported = 0.9": "mine.toml, run 1: reported is 0.9; it is a table of settings",
+    "[[run]]\nreported.loss = 'low'": "mine.toml, run 1: reported loss is 'low'; it is a number",
+    "[[run]]\nreported.loss = true": "mine.toml, run 1: reported loss is True; it is a number",
+    "[[run]]\nquick.rows = 3": "mine.toml, run 1: there is no scale 'quick' to change; write [scale.quick]",
+    "[[run]]\npaper = 3": "mine.toml, run 1: paper is 3; it is a table of settings",
+    "[common]\nrowz = 3\n[[run]]": "mine.toml, run 1: there is no setting 'rowz' (did you mean 'rows'?)",
+    "[[run]]\n[[run]]\nrows = 0": "mine.toml, run 2: rows is 0; it must be at least 1",
+    "[[run]]\nlr = nan": "mine.toml, run 1: lr is nan; it must be a finite number",
+    "[[run]]\nlr = 2001-01-01": "mine.toml, run 1: lr is datetime.date(2001, 1, 1); it is a number",
+    "[scale.paper]\n[scale.quick]\nsteps = 5\n[[run]]\nhold = 9": "mine.toml, run 1, scale quick: hold is 9 and steps",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BROKEN.items(), ids=range(len(BROKEN)))
+def test_a_file_that_cannot_be_used(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        spec.read(write(tmp_path, text))
+    assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(says)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.toml", tmp_path):
+        with pytest.raises(InputError, match=rf"^{re.escape(str(path))} cannot be read \(.*\); name a TOML file$"):
+            spec.read(path)
+    (tmp_path / "latin.toml").write_bytes("title = 'Größe'\n[[run]]".encode("latin-1"))
+    with pytest.raises(InputError, match="latin.toml cannot be read"):
+        spec.read(tmp_path / "latin.toml")
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value) if isinstance(value, (bool, str)) else repr(value)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["title", "about", "show", "common", "scale", "run"]), VALUES),
+    st.lists(st.dictionaries(st.sampled_from(["label", "group", "reported", "quick", "paper", "lr"]), VALUES)),
+)
+def test_no_file_leads_to_another_error(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any], runs: list[dict[str, Any]]
+) -> None:
+    whole = {**content, "run": runs} if runs else content
+    path = write(tmp_path_factory.mktemp("any"), "\n".join(f"{key} = {toml(each)}" for key, each in whole.items()))
+    try:
+        found = spec.read(path)
+    except InputError as error:
+        assert "mine.toml" in str(error)
+        assert "not TOML" not in str(error)
+    else:
+        assert found.entries
+
+
+# The paper's
+
+
+def test_the_papers_experiments_are_there() -> None:
+    assert {"table-3", "table-8"} <= {path.stem for path in PAPER}
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_the_papers_experiments_can_be_read(path: Path) -> None:
+    found = spec.read(path)
+    assert found.title != found.name
+    assert "paper" in found.entries
+    for entries in found.entries.values():
+        runs = {entry.run.slug: entry.run for entry in entries}
+        assert all(runs[entry.run.slug] == entry.run for entry in entries)
+        assert len({(entry.group, entry.label) for entry in entries}) == len(entries)

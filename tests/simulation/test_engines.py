@@ -1,0 +1,122 @@
+"""The compiled kernels compute what autograd computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cgd import Grid
+from cgd.simulation.fused import FusedEngine, Network
+from cgd.simulation.modules import ModuleEngine
+from cgd.simulation.participants import Participants
+from support.networks import FEATURES, blocks, fully_connected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PLENTY = 1e9
+
+
+def compare(
+    build: Callable[[], nn.Module], of: Any, mode: Any, loss: Any = functional.cross_entropy, memory: float = PLENTY
+) -> None:
+    """Gradient and loss of both engines at a random displacement; the reference computes in double precision."""
+    participants = Participants(build, of, mode, 0.5, seed=3)
+    network = Network.of(participants.models[0])
+    assert network is not None
+    displacement = 0.3 * torch.randn(participants.layout.size, generator=torch.Generator().manual_seed(1))
+    fast, fast_loss = FusedEngine(participants, network, loss, memory).gradient_sum(displacement)
+    exact = Participants(lambda: build().double(), of, mode, 0.5, seed=3)
+    slow, slow_loss = ModuleEngine(exact, loss, None, PLENTY).gradient_sum(displacement.double())
+    assert slow.abs().max() > 0.01
+    # Origins are rounded to single precision in one and not in the other, and so are a few dozen products and sums.
+    assert float((fast.double() - slow).abs().max() / slow.abs().max()) < 3e-6
+    assert fast_loss == pytest.approx(slow_loss, rel=3e-6)
+
+
+@pytest.mark.parametrize("mode", ["towers", "joint"])
+@pytest.mark.parametrize("grid", [(1, 1), (7, 1), (5, 4)])
+@pytest.mark.parametrize("widths", [(3,), (8, 6), (9, 7, 5, 3)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_fused_equals_autograd(mode: str, grid: tuple[int, int], widths: tuple[int, ...], bias: bool) -> None:
+    compare(fully_connected(FEATURES, *widths, bias=bias), blocks(*grid), mode)
+
+
+@pytest.mark.parametrize("mode", ["towers", "joint"])
+@pytest.mark.parametrize("activation", [nn.Identity, nn.Tanh, nn.Sigmoid])
+def test_activations(mode: str, activation: type[nn.Module]) -> None:
+    compare(fully_connected(FEATURES, 8, 6, 3, activation=activation), blocks(4, 3), mode)
+
+
+@pytest.mark.parametrize("mode", ["towers", "joint"])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_squared_errors(mode: str, columns: int) -> None:
+    x = torch.randn(40, FEATURES, generator=torch.Generator().manual_seed(0))
+    x[::3] = 0  # samples without any feature go through a tower as one
+    split = Grid(4, columns).split(x, torch.stack([x.sum(dim=1), x.prod(dim=1)], dim=1))
+    compare(fully_connected(FEATURES, 8, 2, activation=nn.Tanh), split, mode, functional.mse_loss)
+
+
+@pytest.mark.parametrize("mode", ["towers", "joint"])
+def test_more_samples_in_a_row_than_in_a_tile(mode: str) -> None:
+    compare(fully_connected(FEATURES, 70, 33, 11), blocks(2, 3, count=401), mode)
+
+
+@pytest.mark.parametrize("mode", ["towers", "joint"])
+def test_origins_that_do_not_fit_the_memory_are_drawn_again(mode: str) -> None:
+    compare(fully_connected(FEATURES, 8, 3), blocks(9, 2), mode, memory=2000)
+    compare(fully_connected(FEATURES, 8, 3), blocks(9, 2), mode, memory=0)
+
+
+def test_uneven_rows_are_weighted_by_their_samples() -> None:
+    x = torch.randn(50, FEATURES, generator=torch.Generator().manual_seed(5))
+    split = Grid(3).split(x, (x[:, 0] > 0).long(), row_shares=(40, 9, 1))
+    compare(fully_connected(FEATURES, 8, 2), split, "towers")
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    participants = Participants(fully_connected(FEATURES, 16, 3), blocks(20, 3), "joint", 0.1)
+    network = Network.of(participants.models[0])
+    assert network is not None
+    engine = FusedEngine(participants, network, functional.cross_entropy, PLENTY)
+    before = torch.get_num_threads()
+    sums = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            sums.append(engine.gradient_sum(torch.full((participants.layout.size,), 0.1))[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*sums)
+
+
+def test_a_nan_in_the_data_shows() -> None:
+    x = torch.ones(9, 2)
+    x[4, 1] = float("nan")
+    participants = Participants(fully_connected(2, 4, 2), Grid(3).split(x, torch.zeros(9, dtype=torch.long)))
+    network = Network.of(participants.models[0])
+    assert network is not None
+    engine = FusedEngine(participants, network, functional.cross_entropy, PLENTY)
+    gradient, loss = engine.gradient_sum(torch.zeros(participants.layout.size))
+    assert loss != loss
+    assert gradient.isnan().any()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(2, 2),
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+        nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(2, 2, dtype=torch.float64)),
+        nn.Sequential(nn.Conv1d(2, 2, 1)),
+        nn.Sequential(nn.Linear(2, 2)).requires_grad_(False),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_left_to_the_modules(model: nn.Module) -> None:
+    assert Network.of(model) is None

@@ -1,0 +1,135 @@
+"""In the ring, the simulator gives the bits of real participants who run the secure-sum protocol."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from cgd import Cell, ConfinedAdam, ConfinedSGD, Grid, confine, local_peers, participant_seed, simulate
+from cgd.learning.displacement import AdamDescent, Descent
+from cgd.learning.vertical import JointFirstLayer, late_fusion, narrow
+from support.networks import CLASSES, FEATURES, blocks, fully_connected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd import Block, ConfinedOptimizer, LocalPeers, Peers
+    from cgd.learning.displacement import Rule
+
+STEPS, LR, DELTA, SEED = 6, 0.3, 0.2, 4
+build = fully_connected(FEATURES, 8, CLASSES)
+
+
+def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows(rule: str, dtype: torch.dtype) -> None:
+    split = blocks(4, count=30)
+    make: dict[str, Callable[..., ConfinedOptimizer]] = {
+        "sgd": partial(ConfinedSGD, lr=LR),
+        "momentum": partial(ConfinedSGD, lr=LR, momentum=0.9),
+        "adam": partial(ConfinedAdam, lr=LR),
+    }
+    rules: dict[str, Callable[[float], Rule]] = {
+        "sgd": Descent,
+        "momentum": partial(Descent, momentum=0.9),
+        "adam": AdamDescent,
+    }
+    make_model = fully_connected(FEATURES, 8, CLASSES, dtype=dtype)
+
+    def train(peers: Peers, block: Block) -> dict[str, torch.Tensor]:
+        model = make_model()
+        confine(model, DELTA, participant_seed(SEED, block.cell))
+        optimizer = make[rule](model.parameters(), peers=peers, samples=block.samples)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(block.x.to(dtype)), block.y).backward()
+            optimizer.step()
+        return dict(model.named_parameters())
+
+    with local_peers(4) as peers:
+        real = peers.run(train, split.values())
+    colony = simulate(
+        make_model,
+        split,
+        steps=STEPS,
+        lr=LR,
+        delta=DELTA,
+        seed=SEED,
+        rule=rules[rule],
+        arithmetic="ring",
+        progress=False,
+    )
+    for cell, parameters in zip(split, real, strict=True):
+        assert same_bits(dict(colony.model(cell).named_parameters()), parameters)
+
+
+def grid_of_peers(grid: Grid, stack: ExitStack) -> tuple[LocalPeers, list[Peers], list[Peers]]:
+    """Everyone, and for each cell its own peers in its column group and in its row."""
+    everyone = stack.enter_context(local_peers(list(map(str, grid.cells))))
+    own: dict[tuple[str, int], LocalPeers] = {}
+    for column in range(grid.columns):
+        own["column", column] = stack.enter_context(local_peers([str(c) for c in grid.column_peers(Cell(0, column))]))
+    for row in range(grid.rows):
+        own["row", row] = stack.enter_context(local_peers([str(c) for c in grid.row_peers(Cell(row, 0))]))
+    columns = [own["column", cell.column][cell.row] for cell in grid.cells]
+    rows = [own["row", cell.row][cell.column] for cell in grid.cells]
+    return everyone, columns, rows
+
+
+@pytest.mark.parametrize("mode", ["towers", "joint"])
+def test_grids(mode: Any) -> None:
+    grid = Grid(3, 3)
+    split = blocks(3, 3, count=20)
+    test_x = torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(9))
+
+    def train(everyone: Peers, column: Peers, row: Peers, block: Block) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        model = narrow(build(), block.x.shape[1])
+        confine(model, DELTA, participant_seed(SEED, block.cell))
+        rest = list(model[1:].parameters())
+        groups: list[dict[str, Any]] = [
+            {"params": list(model[0].parameters()), "peers": column},
+            {"params": rest, "lr": LR * (grid.columns if mode == "towers" else 1)},
+        ]
+        optimizer = ConfinedSGD(groups, LR, peers=everyone, samples=block.samples)
+        first = JointFirstLayer(model[0], row) if mode == "joint" else model[0]  # type: ignore[arg-type]
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            functional.cross_entropy(model[1:](first(block.x)), block.y).backward()
+            optimizer.step()
+        own = test_x[:, 4 * block.cell.column : 4 * block.cell.column + 4]
+        with torch.no_grad():
+            outputs = late_fusion(model(own), row) if mode == "towers" else model[1:](first(own))
+        return dict(model.named_parameters()), outputs
+
+    with ExitStack() as stack:
+        everyone, columns, rows = grid_of_peers(grid, stack)
+        real = everyone.run(train, columns, rows, split.values())
+    colony = simulate(
+        build, split, steps=STEPS, lr=LR, delta=DELTA, seed=SEED, mode=mode, arithmetic="ring", progress=False
+    )
+    for cell, (parameters, outputs) in zip(grid.cells, real, strict=True):
+        assert same_bits(dict(colony.model(cell).named_parameters()), parameters)
+        simulated = colony.fused_outputs(cell.row, test_x) if mode == "towers" else colony.outputs(cell, test_x)
+        assert torch.allclose(simulated, outputs, atol=1e-5)  # the opened sum was rounded to the ring
+
+
+def test_the_ring_is_not_the_float() -> None:
+    """The control: without the fixed point the bits differ, so the comparisons above compare something."""
+    arithmetics: tuple[Any, Any] = ("ring", "float")
+    ring, plain = (
+        simulate(build, blocks(3), steps=3, lr=LR, arithmetic=arithmetic, engine="modules", progress=False)
+        for arithmetic in arithmetics
+    )
+    assert not same_bits(ring.displacement(), plain.displacement())
+    assert all(
+        torch.allclose(ring.displacement()[name], plain.displacement()[name], atol=1e-6) for name in ring.displacement()
+    )
