@@ -25,8 +25,9 @@ format: .venv/installed-dev  ## let the linter mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## what a secure sum costs, as ratios
+bench: .venv/installed  ## what a secure sum and a simulated step cost, as ratios
 	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/simulation.py
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py
@@ -36,7 +37,7 @@ docs-serve: .venv/installed-docs  ## read the documentation in a browser
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean:  ## remove everything that was made here
-	rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis cgd-demo.png
+	rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis cgd-demo.png cgd-bench.png
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "cgd needs Python 3.11 or newer; make PYTHON=python3.12 ...")'

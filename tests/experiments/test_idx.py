@@ -192,7 +192,7 @@ DAMAGES = {
     "cut in the header": (PACKED["test-images"][:5], "cannot be read"),
     "empty": (b"", "is not the published file"),
     "no gzip": (PLAIN["test-images"], "cannot be read"),
-    "damaged in the middle": (PACKED["test-images"][:12] + b"\xff\xff\xff" + PACKED["test-images"][15:], "cannot be"),
+    "damaged in the middle": (PACKED["test-images"][:10] + b"\xff" + PACKED["test-images"][11:], "invalid block type"),
 }
 
 

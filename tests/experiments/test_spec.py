@@ -253,7 +253,7 @@ reported = { loss = 1, accuracy = 0.9 }
 method = "fedsgd"
 rows = 5
 samples = 80
-quick = { lr = 0.25, samples = 70 }
+quick = { lr = 0.25, rows = 4 }
 """
 
 
@@ -275,7 +275,7 @@ def test_a_file(tmp_path: Path) -> None:
 def test_the_scale_changes_what_is_common_and_the_run_has_the_last_word(tmp_path: Path) -> None:
     assert [entry.run for entry in spec.read(write(tmp_path, EXAMPLE)).entries["quick"]] == [
         RunSpec(data="wine", steps=50, rows=3, samples=90),
-        RunSpec(method="fedsgd", data="wine", steps=50, rows=5, samples=70, lr=0.25),
+        RunSpec(method="fedsgd", data="wine", steps=50, rows=4, samples=80, lr=0.25),
     ]
 
 
@@ -317,6 +317,11 @@ BROKEN = {
     "[[run]]\n[[run]]\nrows = 0": "mine.toml, run 2: rows is 0; it must be at least 1",
     "[[run]]\nlr = nan": "mine.toml, run 1: lr is nan; it must be a finite number",
     "[[run]]\nlr = 2001-01-01": "mine.toml, run 1: lr is datetime.date(2001, 1, 1); it is a number",
+    "like = 3": "mine.toml: like is 3; it is a text, write it in quotes",
+    "like = 'mine'": "mine.toml: like is 'mine', which is like this one; name a file with runs",
+    "like = 'nowhere'": "nowhere.toml cannot be read",
+    "like = 'nowhere/at-all'": "nowhere/at-all.toml cannot be read",
+    "like = 'mine'\n[[run]]": "mine.toml: there is no 'run' beside `like`",
     "[scale.paper]\n[scale.quick]\nsteps = 5\n[[run]]\nhold = 9": "mine.toml, run 1, scale quick: hold is 9 and steps",
 }
 
@@ -335,6 +340,19 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes("title = 'Größe'\n[[run]]".encode("latin-1"))
     with pytest.raises(InputError, match="latin.toml cannot be read"):
         spec.read(tmp_path / "latin.toml")
+
+
+def test_a_file_may_show_runs_of_another(tmp_path: Path) -> None:
+    write(tmp_path, EXAMPLE).rename(tmp_path / "theirs.toml")
+    theirs = spec.read(tmp_path / "theirs.toml")
+    ours = spec.read(write(tmp_path, "like = 'theirs'\nonly = 'CGD'\nshow = 'gaps'"))
+    assert (ours.name, ours.title, ours.about, ours.show) == ("mine", theirs.title, theirs.about, "gaps")
+    assert ours.entries == {scale: entries[:1] for scale, entries in theirs.entries.items()}
+    with pytest.raises(InputError, match="mine.toml: no run of theirs has 'PGD' in its group and label"):
+        spec.read(write(tmp_path, "like = 'theirs'\nonly = 'PGD'"))
+    (tmp_path / "theirs.toml").write_text("like = 'mine'")
+    with pytest.raises(InputError, match="theirs.toml: like is 'mine', which is like this one; name a file with runs"):
+        spec.read(write(tmp_path, "like = 'theirs'"))
 
 
 def toml(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from cgd.errors import InputError
-from cgd.experiments import plots, spec, tables
+from cgd.experiments import plots, spec, tables, theory
 from cgd.experiments.runner import Store
 
 if TYPE_CHECKING:
@@ -163,9 +163,45 @@ def _findings(outcome: Outcome) -> Iterator[str]:
                 order = " > ".join(entry.label for entry, _ in theirs)
                 said += "; the paper has the same order" if same else f"; the paper has {order}"
             yield f"{said}."
+    if outcome.experiment.show == "regret":
+        yield from _of_the_theorem(outcome.done)
     missing = [_called(entry) for entry, result in outcome.found if result is None]
     if missing:
         yield f"Not run at this scale: {', '.join(missing)}."
+
+
+def _of_the_theorem(done: list[tuple[Entry, Result]]) -> Iterator[str]:
+    """Does the regret behave as Theorem 1 says?"""
+    share = []
+    for entry, result in done:
+        known = theory.Theory(**result.extra["theory"])
+        worst = max(theory.regret(result.history, known.optimum)[-1])
+        share.append(worst / sum(known.terms(entry.run.steps, entry.run.mu, entry.run.lr).values()))
+    yield (
+        f"R lies {'below' if max(share) < 1 else 'NOT always below'} the bound: it is at most {max(share):.1%} of the "
+        "sum of the bound's terms with the constants of the proof."
+    )
+    fixed = sorted(
+        (max(result.extra["theory"]["epsilon"]), max(result.last.loss) - result.extra["theory"]["optimum"])
+        for entry, result in done
+        if entry.run.mu == 0
+    )
+    if len(fixed) > 1:
+        (small, low), (large, high) = fixed[0], fixed[-1]
+        yield (
+            f"With a fixed step, F(w_T) − F(w_*) grows {high / low:.1f} times while ε grows {large / small:.0f} times; "
+            "near the minimum the loss is quadratic in the distance from it, and the bound is linear."
+        )
+    for entry, result in done:
+        if entry.group == "as printed":
+            known = theory.Theory(**result.extra["theory"])
+            start = max(result.history.evaluations[0].loss) - known.optimum
+            worst = max(theory.regret(result.history, known.optimum)[-1])
+            yield (
+                f"With the step as printed, R is {worst:.3g} after {entry.run.steps} steps and was {start:.3g} before "
+                "the first: α·Σ1/(k+μT)² falls like α/(μT), so the longer the run, the less the models move. The terms "
+                "in μ vanish with T, R does not."
+            )
 
 
 def _twins(outcomes: list[Outcome]) -> str:

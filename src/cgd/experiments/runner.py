@@ -15,11 +15,12 @@ from torch import nn
 
 import cgd
 from cgd import baselines
+from cgd.baselines.private import dp_sgd
 from cgd.errors import InputError
 from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
 from cgd.learning.grid import Grid
-from cgd.simulation.checkpoint import write_whole
+from cgd.simulation.checkpoint import check_place, write_whole
 from cgd.simulation.history import History
 from cgd.simulation.participants import participant_seed
 from cgd.simulation.simulate import simulate
@@ -113,11 +114,7 @@ class Store:
         Raises:
             InputError: the folder cannot be written.
         """
-        try:
-            (self.folder / ".checkpoints").mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / ".checkpoints" / "writable", b"")
-        except OSError as error:
-            raise InputError(f"{self.folder} cannot be written ({error.strerror}); name another place") from None
+        check_place(self.folder / ".checkpoints" / "any")
         for spec in specs if fresh else ():
             self.path(spec).unlink(missing_ok=True)
             self.checkpoint(spec).unlink(missing_ok=True)
@@ -200,12 +197,19 @@ def _local(spec: RunSpec, setting: Setting) -> Result:
     return Result(spec, baselines.local(setting, spec.sample).history, cgd.__version__, {})
 
 
+def _private(spec: RunSpec, setting: Setting) -> Result:
+    trained = dp_sgd(setting, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
+    extra = {"epsilon_spent": trained.epsilon_spent, "noise_multiplier": trained.noise_multiplier}
+    return Result(spec, trained.history, cgd.__version__, extra)
+
+
 _METHODS = {
     "cgd": _cgd,
     "centralised": _centralised,
     "local": _local,
     "fedsgd": _federated,
     "secure-fedsgd": _federated,
+    "dp-sgd": _private,
 }
 
 

@@ -115,6 +115,12 @@ class RunSpec:
             raise InputError(
                 f"hold is {self.hold} and steps is {self.steps}; α must be held for no longer than the run"
             )
+        for name in ("mu", "hold", "arithmetic"):
+            if self.method != "cgd" and getattr(self, name) != _DEFAULTS[name]:
+                raise InputError(
+                    f"{name} is {getattr(self, name)} and the method is {self.method}; only cgd has it, set it in the "
+                    "runs of that method"
+                )
         if self.method == "dp-sgd" and not self.epsilon > 0:
             raise InputError(f"epsilon is {self.epsilon}; dp-sgd needs the privacy it shall give, above 0")
         if not 0 < self.dp_delta < 1:
@@ -192,8 +198,8 @@ class Experiment:
 SHOWS = ("table", "curves", "gaps", "sweep", "regret")
 
 
-def read(path: Path) -> Experiment:
-    """Read an experiment from a TOML file.
+def read(path: Path, before: tuple[Path, ...] = ()) -> Experiment:
+    """Read an experiment from a TOML file (`before`: the files that refer to it by `like`).
 
     Raises:
         InputError: it cannot be read, or holds what is not known.
@@ -204,6 +210,8 @@ def read(path: Path) -> Experiment:
         raise InputError(f"{path} cannot be read ({error}); name a TOML file") from None
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
         raise InputError(f"{path} is not TOML: {error}; mend it there") from None
+    if "like" in content:
+        return _like(path, content, (*before, path))
     known = ("title", "about", "show", "common", "scale", "run")
     for key in content:
         if key not in known:
@@ -227,6 +235,29 @@ def read(path: Path) -> Experiment:
     }
     about = " ".join(_text(content, "about", "", path.name).split())
     return Experiment(path.stem, _text(content, "title", path.stem, path.name), about, show, entries)
+
+
+def _like(path: Path, content: dict[str, Any], before: tuple[Path, ...]) -> Experiment:
+    """An experiment that shows the runs of another file beside it in another way, or some of them."""
+    known = ("title", "about", "show", "like", "only")
+    for key in content:
+        if key not in known:
+            raise InputError(f"{path.name}: there is no {key!r} beside `like`{_similar(key, known)}")
+    beside = path.parent / f"{_text(content, 'like', '', path.name)}.toml"
+    if beside in before:
+        raise InputError(f"{path.name}: like is {content['like']!r}, which is like this one; name a file with runs")
+    other = read(beside, before)
+    show = content.get("show", other.show)
+    _one_of(f"{path.name}: show", show, SHOWS)
+    only = _text(content, "only", "", path.name)
+    entries = {
+        scale: tuple(entry for entry in own if only in f"{entry.group} {entry.label}")
+        for scale, own in other.entries.items()
+    }
+    if not all(entries.values()):
+        raise InputError(f"{path.name}: no run of {other.name} has {only!r} in its group and label")
+    about = " ".join(_text(content, "about", other.about, path.name).split())
+    return Experiment(path.stem, _text(content, "title", other.title, path.name), about, show, entries)
 
 
 def _entry(

@@ -34,7 +34,7 @@ class Sheet:
         """Drawn by rich."""
         table = Table(title=self.title)
         for number, name in enumerate(self.header):
-            table.add_column(name, justify="left" if number < 2 else "right")
+            table.add_column(name, justify="left" if number < 2 else "right", no_wrap=number == 0)
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -51,29 +51,39 @@ def sheet(experiment: Experiment, found: Found) -> Sheet:
         return _gaps(experiment, found)
     if experiment.show == "regret":
         return _regrets(experiment, found)
-    header = (
-        "grid", "method", "evaluated", "loss", "worst", "accuracy", "worst", "deviation",
-        "paper: loss", "paper: accuracy", "ours − paper",
-    )  # fmt: skip
+    header: tuple[str, ...] = (
+        "grid",
+        "method",
+        "evaluated",
+        "loss (worst)",
+        "accuracy (worst)",
+        "± sd",
+        "paper",
+        "ours − paper",
+    )
     rows = [row for entry, result in found for row in _rows(entry, result)]
+    if not any(entry.reported for entry, _ in found):
+        header, rows = header[:-2], [row[:-2] for row in rows]
     return Sheet(experiment.title, header, tuple(rows))
 
 
 def _rows(entry: Entry, result: Result | None) -> list[tuple[str, ...]]:
-    paper_loss, paper_accuracy = entry.reported.get("loss"), entry.reported.get("accuracy")
-    reported = (_number(paper_loss), _percent(paper_accuracy))
+    paper = " / ".join(filter(None, (_number(entry.reported.get("loss")), _percent(entry.reported.get("accuracy")))))
     if result is None:
-        return [(entry.group, entry.label, MISSING, *[""] * 5, *reported, "")]
+        return [(entry.group, entry.label, MISSING, "", "", "", paper, "")]
     last = result.last
     several = bool(last.fused_accuracy)
     label = f"{entry.label}, {ALONE}" if several else entry.label
     evaluated = f"{len(last.loss)} of {_participants(result)}"
-    judged = _judged(last.loss, last.accuracy)
-    rows = [(entry.group, label, evaluated, *judged, *reported, _difference(last.accuracy, paper_accuracy))]
+    difference = _difference(last.accuracy, entry.reported.get("accuracy"))
+    rows: list[tuple[str, ...]] = [
+        (entry.group, label, evaluated, *_judged(last.loss, last.accuracy), paper, difference)
+    ]
     if several:
         evaluated = f"{len(last.fused_loss)} rows of {result.spec.rows}"
-        judged = _judged(last.fused_loss, last.fused_accuracy)
-        rows.append((entry.group, f"{entry.label}, {FUSED}", evaluated, *judged, "", "", ""))
+        rows.append(
+            (entry.group, f"{entry.label}, {FUSED}", evaluated, *_judged(last.fused_loss, last.fused_accuracy), "", "")
+        )
     return rows
 
 
@@ -115,17 +125,16 @@ def _participants(result: Result) -> int:
     return 1 if spec.method in ("centralised", "dp-sgd") else spec.rows * spec.columns
 
 
-def _judged(losses: list[float], accuracies: list[float]) -> tuple[str, ...]:
+def _judged(losses: list[float], accuracies: list[float]) -> tuple[str, str, str]:
     loss = Spread.of_losses(losses)
+    losses_told = f"{loss.mean:.3f} ({loss.worst:.3f})"
     if not accuracies:
-        return (_number(loss.mean), _number(loss.worst), "", "", "")
+        return losses_told, "", ""
     accuracy = Spread.of_accuracies(accuracies)
     return (
-        _number(loss.mean),
-        _number(loss.worst),
-        _percent(accuracy.mean),
-        _percent(accuracy.worst),
-        _percent(accuracy.deviation),
+        losses_told,
+        f"{100 * accuracy.mean:.2f} % ({100 * accuracy.worst:.2f} %)",
+        f"{100 * accuracy.deviation:.2f}",
     )
 
 

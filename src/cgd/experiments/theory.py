@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from cgd.baselines import Setting
@@ -40,9 +41,12 @@ class Theory:
     lipschitz: float
 
     def terms(self, steps: int, mu: float, lr: float) -> dict[str, float]:
-        """The three terms of the bound after so many steps, with the constants of the proof."""
+        """The three terms of the bound after so many steps, with the constants of the proof.
+
+        Our first step is lr, so the paper's α is lr·(1 + μT)².
+        """
         shift = mu * steps + 1
-        drift = 2 * lr * self.gradient * self.distance * self.lipschitz
+        drift = 2 * lr * shift**2 * self.gradient * self.distance * self.lipschitz
         return {
             "ε": self.distance * self.lipschitz * max(self.epsilon),
             "1/(μT+1)": drift / shift,
@@ -73,6 +77,8 @@ def measure(setting: Setting, colony: Colony) -> Theory:
 def minimise(setting: Setting, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
     """w_* and F(w_*), by a quasi-Newton method in double precision."""
     model = setting.build_model().double()
+    for parameter in model.parameters():  # from zero: of all minimisers the nearest to zero is found
+        nn.init.zeros_(parameter)
     optimizer = torch.optim.LBFGS(
         model.parameters(), max_iter=20_000, tolerance_grad=CLOSE, tolerance_change=1e-14, line_search_fn="strong_wolfe"
     )

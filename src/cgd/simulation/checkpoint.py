@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 FORMAT = "cgd-checkpoint-1"
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where no checkpoint can be written, before hours of work depend on it.
+
+    Raises:
+        InputError: its folder cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path.with_name(f".{path.name}.try"), b"")
+        path.with_name(f".{path.name}.try").unlink()
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); name another place") from None
+
+
 def save(path: Path, settings: dict[str, str], state: dict[str, Any]) -> None:
     """Write a checkpoint; whenever the process dies, the file is the old one or the new one."""
     buffer = io.BytesIO()
@@ -38,7 +52,7 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
         before = content["settings"]
     except Exception as error:
         raise InputError(
-            f"{path} is not a checkpoint that cgd wrote ({type(error).__name__}); move it away to start anew"
+            f"{path} is not a checkpoint that cgd wrote ({_first_line(error)}); move it away to start anew"
         ) from None
     changed = sorted(key for key in before.keys() | settings if before.get(key) != settings.get(key))
     if changed:
@@ -49,7 +63,7 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file in one step."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.new")  # always the same name: what a killed process left is overwritten
     try:
         with beside.open("wb") as file:
             file.write(content)
@@ -58,3 +72,7 @@ def write_whole(path: Path, content: bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -148,6 +148,8 @@ def simulate(
         "evaluation": repr((every, sample) if test is not None else None),
     }
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None:
+        checkpoints.check_place(path)
     displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
     history = History()
     states: list[dict[str, Any]] = [{}, {}]

@@ -1,0 +1,160 @@
+"""What an iteration of a simulated colony costs: `make bench`.
+
+Each case runs in a process of its own, in turns with an iteration of centralised full-batch training by torch on the
+same data. Times are ratios of the best of each: the machine may be busy. The data are MNIST's 60,000 images where they
+are found, else random images of the same shape, of which a fifth of the pixels are not zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional
+
+from cgd import Grid, InputError
+from cgd.experiments import datasets
+from cgd.simulation.fused import FusedEngine, Network
+from cgd.simulation.participants import Participants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.simulation.participants import Mode
+
+GIGABYTE = 1e9
+MOST_MEMORY = 6.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A colony, and what we hold its cost to: at most so many times a centralised iteration."""
+
+    rows: int
+    columns: int
+    mode: Mode
+    most: float | None = None
+
+    @property
+    def name(self) -> str:
+        """How it is called in the table."""
+        return f"{self.rows}×{self.columns}" + (f" {self.mode}" if self.columns > 1 else "")
+
+
+CASES = (
+    Case(1, 1, "joint"),
+    Case(10, 1, "joint"),
+    Case(100, 1, "joint"),
+    Case(1000, 1, "joint", 1.3),
+    Case(10_000, 1, "joint"),
+    Case(1000, 112, "joint", 5.0),
+    Case(1000, 112, "towers", 5.0),
+)
+
+
+def load() -> tuple[str, torch.Tensor, torch.Tensor]:
+    """The name of the data, samples and labels."""
+    try:
+        data = datasets.load("mnist").scaled()
+    except InputError:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(60_000, 784, generator=generator) * (torch.rand(60_000, 784, generator=generator) < 0.19)
+        return "random images", x, torch.arange(60_000) % 10
+    return "MNIST", data.x, data.y
+
+
+def build() -> nn.Sequential:
+    """The paper's network."""
+    return nn.Sequential(nn.Linear(784, 256, bias=False), nn.ReLU(), nn.Linear(256, 10, bias=False))
+
+
+def measure(case: Case, repeats: int, results: Any) -> None:
+    """Runs in a process of its own: the ratio of the two times, the time itself, and the peak of the memory."""
+    name, x, y = load()
+    participants = Participants(build, Grid(case.rows, case.columns).split(x, y), case.mode)
+    started = time.perf_counter()
+    network = Network.of(participants.models[0])
+    assert network is not None
+    engine = FusedEngine(participants, network, functional.cross_entropy, 4 * GIGABYTE)
+    set_up = time.perf_counter() - started
+    displacement = torch.zeros(participants.layout.size)
+    model = build()
+
+    def centralised() -> None:
+        model.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+
+    def colony() -> None:
+        engine.gradient_sum(displacement)
+
+    colony()  # compiles
+    both = [(seconds(centralised), seconds(colony)) for _ in range(repeats)]
+    reference, own = (min(times) for times in zip(*both, strict=True))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
+    results.put((name, own / reference, own, set_up / reference, memory / GIGABYTE))
+
+
+def seconds(function: Callable[[], None]) -> float:
+    """How long it takes."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def plot(ratios: dict[int, float], path: Path) -> None:
+    """The cost against the number of rows, on the same data."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(list(ratios), list(ratios.values()), "o-")
+    axes.axhline(1.0, color="black", linestyle=":", label="centralised, torch")
+    axes.set(xscale="log", xlabel="participants", ylabel="iteration / centralised iteration", ylim=(0, None))
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def main() -> None:
+    """Measure all cases, print them, draw the plot, and fail if a promise is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7, help="how often each is timed")
+    parser.add_argument("--plot", type=Path, default=Path("cgd-bench.png"), help="where the picture goes")
+    options = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    table = Table("colony", "iteration / centralised", "promise", "set-up / centralised iteration", "peak memory, GB")
+    missed, ratios, data = [], {}, ""
+    for case in CASES:
+        results = context.SimpleQueue()
+        process = context.Process(target=measure, args=(case, options.repeats, results))
+        process.start()
+        data, ratio, _, set_up, memory = results.get()
+        process.join()
+        if case.columns == 1:
+            ratios[case.rows] = ratio
+        promise = "" if case.most is None else f"≤ {case.most:g}"
+        table.add_row(case.name, f"{ratio:.2f}", promise, f"{set_up:.0f}", f"{memory:.1f}")
+        if (case.most is not None and ratio > case.most) or memory > MOST_MEMORY:
+            missed.append(f"{case.name}: {ratio:.2f} times, {memory:.1f} GB")
+    table.title = f"one iteration on {data}, {torch.get_num_threads()} threads"
+    Console().print(table)
+    plot(ratios, options.plot)
+    print(f"The plot is {options.plot}")
+    if missed:
+        raise SystemExit(f"missed: {'; '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

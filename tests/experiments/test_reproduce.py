@@ -1,0 +1,208 @@
+"""From a file to results, tables, plots and the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd import InputError
+from cgd.experiments import reproduce, spec, tables
+from cgd.experiments.runner import Result, Store, execute
+from cgd.experiments.spec import RunSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.experiments.runner import OnStep
+    from cgd.experiments.spec import Entry, Experiment
+    from cgd.simulation.history import History
+
+FILE = """
+title = "A study"
+about = "For a test."
+show = "{show}"
+
+[common]
+data = "iris"
+hidden = [8]
+steps = 30
+evaluations = 3
+
+[scale.quick]
+[scale.paper]
+steps = 40
+
+[[run]]
+label = "pooled"
+method = "centralised"
+reported = {{ loss = 0.3, accuracy = 0.90 }}
+
+[[run]]
+label = "CGD"
+group = "5×1"
+rows = 5
+delta = 0.01
+reported = {{ loss = 0.5, accuracy = 0.20 }}
+
+[[run]]
+label = "towers"
+group = "5×2"
+rows = 5
+columns = 2
+delta = [0.01, 0.1]
+
+[[run]]
+label = "alone"
+group = "5×1"
+method = "local"
+rows = 5
+sample = 3
+"""
+
+
+def experiment(folder: Path, show: str = "table") -> Experiment:
+    path = folder / "study.toml"
+    path.write_text(FILE.format(show=show))
+    return spec.read(path)
+
+
+def unwatched(entry: Entry) -> OnStep:
+    return lambda *_: None
+
+
+def test_from_a_file_to_a_table(tmp_path: Path) -> None:
+    study, store = experiment(tmp_path), Store(tmp_path / "results")
+    steps: dict[str, int] = {}
+
+    def watch(entry: Entry) -> OnStep:
+        def on_step(step: int, history: History) -> None:
+            steps[entry.label] = step
+
+        return on_step
+
+    outcome = reproduce.run(study, "quick", store, None, watch)
+    assert steps == {"pooled": 30, "CGD": 30, "towers": 30, "alone": 30}
+    rows = outcome.sheet.rows
+    assert [row[:3] for row in rows] == [
+        ("", "pooled", "1 of 1"),
+        ("5×1", "CGD", "5 of 5"),
+        ("5×2", f"towers, {tables.ALONE}", "10 of 10"),
+        ("5×2", f"towers, {tables.FUSED}", "4 rows of 5"),
+        ("5×1", "alone", "3 of 5"),
+    ]
+    result = outcome.done[1][1]
+    assert rows[1][3].startswith(f"{sum(result.last.loss) / 5:.3f} (")
+    assert f"({100 * min(result.last.accuracy):.2f} %)" in rows[1][4]
+    assert rows[1][6] == "0.500 / 20.00 %"
+    assert float(rows[1][7]) == pytest.approx(100 * (sum(result.last.accuracy) / 5 - 0.2), abs=0.01)
+    page = outcome.sheet.for_page().splitlines()
+    assert len(page) == 2 + len(rows)
+    assert page[0].count("|") == len(outcome.sheet.header) + 1
+
+
+def test_nothing_is_trained_twice(tmp_path: Path) -> None:
+    study, store = experiment(tmp_path), Store(tmp_path / "results")
+    reproduce.run(study, "quick", store, None, unwatched)
+    before = {path.name: path.read_bytes() for path in store.folder.glob("*.json")}
+    assert len(before) == 4
+
+    def refuse(entry: Entry) -> OnStep:
+        def on_step(step: int, history: History) -> None:
+            raise AssertionError(f"{entry.label} was trained again")
+
+        return on_step
+
+    again = reproduce.run(experiment(tmp_path, "curves"), "quick", store, None, refuse)
+    assert again.plot(tmp_path / "plots") == tmp_path / "plots" / "study.png"
+    assert reproduce.look_up(study, "paper", store).done == []
+    store.prepare([entry.run for entry in study.entries["quick"]], fresh=True)
+    assert list(store.folder.glob("*.json")) == []
+    with pytest.raises(AssertionError, match="pooled was trained again"):
+        reproduce.run(study, "quick", store, None, refuse)
+    reproduce.run(study, "quick", store, None, unwatched)
+    assert {path.name: path.read_bytes() for path in store.folder.glob("*.json")} == before
+
+
+@pytest.mark.parametrize("show", ["curves", "sweep"])
+def test_plots(show: str, tmp_path: Path) -> None:
+    outcome = reproduce.run(experiment(tmp_path, show), "quick", Store(tmp_path / "results"), None, unwatched)
+    picture = outcome.plot(tmp_path)
+    assert picture is not None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
+
+
+def test_the_result_is_plain_and_holds_what_is_needed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = RunSpec(data="iris", rows=4, hidden=(5,), steps=12, evaluations=4)
+    result = store.run(run)
+    content = json.loads(store.path(run).read_text())
+    assert content["spec"] == run.as_json()
+    assert content["cgd"]
+    assert len(content["history"]["training_loss"]) == 12
+    assert [each["step"] for each in content["history"]["evaluations"]] == [0, 3, 6, 9, 12]
+    assert len(content["displacement"]) == 64
+    assert Result.read(store.path(run)) == result
+    assert str(tmp_path) not in store.path(run).read_text()
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = RunSpec(data="iris", steps=2)
+    for content in ("", "{}", '{"format": "other"}', "[1]"):
+        store.path(run).write_text(content)
+        with pytest.raises(InputError, match="is not a result that cgd wrote"):
+            store.run(run)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        Store(tmp_path / "file").run(RunSpec(data="iris", steps=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rows": 200}, "112 samples do not suffice for 200 parts"),
+        ({"columns": 9}, "4 features do not suffice for 9 parts"),
+        ({"samples": 1000}, "samples is 1000"),
+    ],
+)
+def test_data_that_do_not_suffice(settings: dict[str, int], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        execute(RunSpec(data="iris", steps=2, **settings))  # type: ignore[arg-type]
+
+
+def test_all_experiments_of_the_paper_are_there() -> None:
+    known = reproduce.experiments()
+    assert {"table-3", "table-4", "table-7", "table-8"} < set(known)
+    assert {"figure-4", "figure-6", "figure-7", "figure-8", "figure-9"} < set(known)
+    for each in known.values():
+        assert set(each.entries) == set(spec.SCALES)
+        assert each.about
+    with pytest.raises(InputError, match="no experiment 'table-9'.*table-8"):
+        reproduce.get("table-9")
+    with pytest.raises(InputError, match="has no scale 'huge'"):
+        reproduce.entries_of(known["table-3"], "huge")
+
+
+def test_theorem_1_on_a_small_run(tmp_path: Path) -> None:
+    """The regret, the bound and the page's sentences; R must lie below the bound."""
+    store = Store(tmp_path)
+    study = reproduce.get("theory")
+    outcome = reproduce.run(study, "quick", store, None, unwatched)
+    for entry, result in outcome.done:
+        known = result.extra["theory"]
+        assert known["optimum"] == pytest.approx(0.0458, abs=5e-4)  # by another solver, without regularisation
+        assert min(min(each.loss) for each in result.history.evaluations) > known["optimum"]
+        if entry.group == "fixed step":
+            # A normal vector of 15 numbers, minus the mean of ten such.
+            assert max(known["epsilon"]) == pytest.approx(entry.run.delta * 13.5**0.5, rel=0.4)  # type: ignore[operator]
+    page = reproduce.report("quick", store).read_text()
+    assert "R lies below the bound" in page
+    assert "Not run yet: `cgd reproduce table-3 --scale quick`" in page
+    assert (tmp_path / "plots" / "theory.png").exists()
+    assert page == reproduce.report("quick", store).read_text()
