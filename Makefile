@@ -31,6 +31,7 @@ bench: .venv/installed  ## what a secure sum and a simulated step cost, as ratio
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py
+	rm -rf docs/results && mkdir docs/results && cp -r results/paper/report.md results/paper/plots docs/results
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-serve: .venv/installed-docs  ## read the documentation in a browser

@@ -25,6 +25,7 @@ from torch.nn import functional
 from cgd import Grid, InputError
 from cgd.experiments import datasets
 from cgd.simulation.fused import FusedEngine, Network
+from cgd.simulation.kernels import CROSS_ENTROPY
 from cgd.simulation.participants import Participants
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def measure(case: Case, repeats: int, results: Any) -> None:
     started = time.perf_counter()
     network = Network.of(participants.models[0])
     assert network is not None
-    engine = FusedEngine(participants, network, functional.cross_entropy, 4 * GIGABYTE)
+    engine = FusedEngine(participants, network, CROSS_ENTROPY, 4 * GIGABYTE)
     set_up = time.perf_counter() - started
     displacement = torch.zeros(participants.layout.size)
     model = build()

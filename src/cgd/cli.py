@@ -17,8 +17,9 @@ from cgd.errors import CGDError, InputError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from cgd.experiments.runner import OnStep, Store
+    from cgd.experiments.runner import Store
     from cgd.experiments.spec import Entry, Experiment
+    from cgd.simulation.course import OnStep
 
 app = typer.Typer(
     help="Federated learning in which nobody shares data or a model.",
@@ -130,10 +131,8 @@ def reproduce(
     if what == "report":
         console.print(f"The page is {paper.report(scale.value, store)}", soft_wrap=True)
         return
-    chosen = paper.experiments().values() if what == "all" else [paper.get(what)]
-    for experiment in chosen:
-        if scale.value in experiment.entries:
-            _run_experiment(experiment, scale.value, store, data_dir, fresh=not resume)
+    for experiment in paper.experiments().values() if what == "all" else [paper.get(what)]:
+        _run_experiment(experiment, scale.value, store, data_dir, fresh=not resume)
 
 
 @app.command()
@@ -150,7 +149,8 @@ def simulate(
 
     experiment = spec.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
-    _run_experiment(experiment, chosen, Store(out), data_dir, fresh=not resume)
+    store = Store(out / chosen if len(experiment.entries) > 1 else out)
+    _run_experiment(experiment, chosen, store, data_dir, fresh=not resume)
 
 
 def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: Path | None, *, fresh: bool) -> None:
@@ -163,7 +163,11 @@ def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: 
     store.prepare([entry.run for entry in entries], fresh=fresh)
     with _progress() as progress:
         tasks = {
-            entry.run: progress.add_task(f"{entry.group} {entry.label}".strip(), total=entry.run.steps)
+            entry.run: progress.add_task(
+                f"{entry.group} {entry.label}".strip(),
+                total=entry.run.steps,
+                completed=entry.run.steps if store.path(entry.run).exists() else 0,
+            )
             for entry in entries
         }
 

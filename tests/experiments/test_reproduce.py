@@ -15,8 +15,8 @@ from cgd.experiments.spec import RunSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.experiments.runner import OnStep
     from cgd.experiments.spec import Entry, Experiment
+    from cgd.simulation.course import OnStep
     from cgd.simulation.history import History
 
 FILE = """
@@ -200,7 +200,7 @@ def test_theorem_1_on_a_small_run(tmp_path: Path) -> None:
         assert min(min(each.loss) for each in result.history.evaluations) > known["optimum"]
         if entry.group == "fixed step":
             # A normal vector of 15 numbers, minus the mean of ten such.
-            assert max(known["epsilon"]) == pytest.approx(entry.run.delta * 13.5**0.5, rel=0.4)  # type: ignore[operator]
+            assert max(known["epsilon"]) == pytest.approx(entry.run.delta * 13.5**0.5, rel=0.4)
     page = reproduce.report("quick", store).read_text()
     assert "R lies below the bound" in page
     assert "Not run yet: `cgd reproduce table-3 --scale quick`" in page

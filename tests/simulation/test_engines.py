@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from cgd import Grid
-from cgd.simulation.fused import FusedEngine, Network
+from cgd.simulation.fused import FusedEngine, Network, known_loss
+from cgd.simulation.kernels import CROSS_ENTROPY
 from cgd.simulation.modules import ModuleEngine
 from cgd.simulation.participants import Participants
 from support.networks import FEATURES, blocks, fully_connected
@@ -26,10 +27,11 @@ def compare(
 ) -> None:
     """Gradient and loss of both engines at a random displacement; the reference computes in double precision."""
     participants = Participants(build, of, mode, 0.5, seed=3)
-    network = Network.of(participants.models[0])
+    network, kind = Network.of(participants.models[0]), known_loss(loss)
     assert network is not None
+    assert kind is not None
     displacement = 0.3 * torch.randn(participants.layout.size, generator=torch.Generator().manual_seed(1))
-    fast, fast_loss = FusedEngine(participants, network, loss, memory).gradient_sum(displacement)
+    fast, fast_loss = FusedEngine(participants, network, kind, memory).gradient_sum(displacement)
     exact = Participants(lambda: build().double(), of, mode, 0.5, seed=3)
     slow, slow_loss = ModuleEngine(exact, loss, None, PLENTY).gradient_sum(displacement.double())
     assert slow.abs().max() > 0.01
@@ -82,7 +84,7 @@ def test_bits_do_not_depend_on_threads() -> None:
     participants = Participants(fully_connected(FEATURES, 16, 3), blocks(20, 3), "joint", 0.1)
     network = Network.of(participants.models[0])
     assert network is not None
-    engine = FusedEngine(participants, network, functional.cross_entropy, PLENTY)
+    engine = FusedEngine(participants, network, CROSS_ENTROPY, PLENTY)
     before = torch.get_num_threads()
     sums = []
     try:
@@ -100,7 +102,7 @@ def test_a_nan_in_the_data_shows() -> None:
     participants = Participants(fully_connected(2, 4, 2), Grid(3).split(x, torch.zeros(9, dtype=torch.long)))
     network = Network.of(participants.models[0])
     assert network is not None
-    engine = FusedEngine(participants, network, functional.cross_entropy, PLENTY)
+    engine = FusedEngine(participants, network, CROSS_ENTROPY, PLENTY)
     gradient, loss = engine.gradient_sum(torch.zeros(participants.layout.size))
     assert loss != loss
     assert gradient.isnan().any()

@@ -22,12 +22,10 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from cgd.baselines import setting
 from cgd.experiments.runner import Store
 from cgd.experiments.spec import RunSpec
-from cgd.simulation import simulate
-sys.modules["cgd.simulation.simulate"].SECONDS_BETWEEN_CHECKPOINTS = 0.0
-setting.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+from cgd.simulation import course
+course.SECONDS_BETWEEN_CHECKPOINTS = 0.0
 Store(Path(sys.argv[1])).run(
     RunSpec.from_table(json.loads(sys.argv[2]), "test"), on_step=lambda step, _: print(step, flush=True)
 )

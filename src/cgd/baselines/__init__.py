@@ -2,6 +2,7 @@
 
 from cgd.baselines.federated import federated_sgd
 from cgd.baselines.plain import centralised, local
+from cgd.baselines.private import PrivatelyTrained, dp_sgd
 from cgd.baselines.setting import Setting, Trained
 
-__all__ = ["Setting", "Trained", "centralised", "federated_sgd", "local"]
+__all__ = ["PrivatelyTrained", "Setting", "Trained", "centralised", "dp_sgd", "federated_sgd", "local"]

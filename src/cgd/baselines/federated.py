@@ -23,6 +23,9 @@ def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "tower
         secure: whether gradients are summed by secret sharing, so that a server sees the sum only. Then they go through
             the fixed point of the ring; without it, the server sees everybody's own gradient.
         mode: how the members of a row go together, if there are several columns.
+
+    Returns:
+        A colony whose members all have the same model.
     """
     return simulate(
         setting.build_model,

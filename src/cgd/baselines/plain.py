@@ -8,23 +8,15 @@ import numpy as np
 import torch
 
 from cgd.baselines.setting import Learner, Trained, descend
-from cgd.learning.confinement import confine
 from cgd.learning.grid import Cell
-from cgd.simulation.participants import participant_seed
 
 if TYPE_CHECKING:
     from cgd.baselines.setting import Setting
 
 
 def centralised(setting: Setting) -> Trained:
-    """Train one model on all samples with all features, the baseline of every comparison.
-
-    It starts where participant r0c0 of a colony without columns would start.
-    """
-    model = setting.build_model()
-    delta = setting.delta(Cell(0, 0)) if callable(setting.delta) else setting.delta
-    confine(model, delta, participant_seed(setting.seed, Cell(0, 0)))
-    return descend(setting, {"centralised": Learner(model, *setting.pooled())})
+    """Train one model on all samples with all features, the baseline of every comparison."""
+    return descend(setting, {"centralised": Learner(setting.origin(), *setting.pooled())})
 
 
 def local(setting: Setting, sample: int | None = None) -> Trained:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,17 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgd.baselines.setting import Learner, Trained, _digests, _evaluate
-from cgd.errors import DivergenceError, InputError
-from cgd.learning.confinement import confine
-from cgd.learning.grid import Cell
-from cgd.simulation import checkpoint as checkpoints
-from cgd.simulation.history import History
-from cgd.simulation.participants import participant_seed
-from cgd.simulation.simulate import SECONDS_BETWEEN_CHECKPOINTS
+from cgd.baselines.setting import Learner, Trained, evaluate, follow_learners
+from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from cgd.baselines.setting import Setting
+    from cgd.simulation.history import Evaluation
 
 NAME = "dp-sgd"
 """What the one participant is called."""
@@ -87,65 +81,21 @@ def dp_sgd(
     x, y = setting.pooled()
     _check(setting.steps, len(x), epsilon, dp_delta, batch, clip)
     noise_multiplier, epsilon_spent = _calibrate(epsilon, dp_delta, batch, len(x), setting.steps)
-    model = setting.build_model()
-    delta = setting.delta(Cell(0, 0)) if callable(setting.delta) else setting.delta
-    confine(model, delta, participant_seed(setting.seed, Cell(0, 0)))
-    learner = Learner(model, x, y)
+    learner = Learner(setting.origin(), x, y)
     settings = {
         "epsilon": repr(epsilon),
         "dp_delta": repr(dp_delta),
         "batch": repr(batch),
         "clip": repr(clip),
-        "lr": repr(setting.lr),
         "steps": repr(setting.steps),  # they decide the noise, so a run cannot be prolonged
         "noise": repr(noise_multiplier),  # another Opacus may find another one
-        "start": repr((setting.seed, delta)),
-        "loss": getattr(setting.loss, "__qualname__", repr(setting.loss)),
-        **_digests({NAME: learner}),
     }
     descent = _PrivateDescent(setting, learner, noise_multiplier, batch, clip)
     try:
-        history = _descend(setting, learner, descent, settings)
+        history = follow_learners(setting, {NAME: learner}, descent, settings)
     finally:
         descent.close()
-    return PrivatelyTrained({NAME: model}, history, epsilon_spent, noise_multiplier)
-
-
-def _descend(setting: Setting, learner: Learner, descent: _PrivateDescent, settings: dict[str, str]) -> History:
-    """Take all steps, or those that are left after a checkpoint."""
-    every = setting.evaluate_every or max(1, setting.steps // 100)
-    settings = {**settings, "evaluation": repr((every, setting.test is not None))}
-    history = History([NAME])
-    saved = None if setting.checkpoint is None else checkpoints.load(setting.checkpoint, settings)
-    if saved is not None:
-        history = History.from_json(saved["history"])
-        learner.model.load_state_dict(saved["model"])
-        descent.generator.set_state(saved["generator"])
-
-    def save() -> None:
-        if setting.checkpoint is not None:
-            state = {"model": learner.model.state_dict(), "generator": descent.generator.get_state()}
-            checkpoints.save(setting.checkpoint, settings, {**state, "history": history.as_json()})
-
-    last_saved = time.monotonic()
-    for step in range(len(history.training_loss), setting.steps + 1):
-        due = step % every == 0 or step == setting.steps
-        if setting.test is not None and due and not (history.evaluations and history.evaluations[-1].step == step):
-            history.evaluations.append(_evaluate(setting, [learner], step))
-        if step == setting.steps:
-            break
-        value = descent.step()
-        if not math.isfinite(value):
-            raise DivergenceError(
-                f"the training loss is {value} at step {step + 1}; lower lr (it is {setting.lr}) or raise epsilon"
-            )
-        history.training_loss.append(value)
-        if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
-            save()
-            last_saved = time.monotonic()
-        setting.on_step(step + 1, history)
-    save()
-    return history
+    return PrivatelyTrained({NAME: learner.model}, history, epsilon_spent, noise_multiplier)
 
 
 class _PrivateDescent:
@@ -159,7 +109,7 @@ class _PrivateDescent:
         from opacus.grad_sample import GradSampleModuleFastGradientClipping
         from opacus.optimizers import DPOptimizerFastGradientClipping
 
-        self._loss, self._learner = setting.loss, learner
+        self._setting, self._learner = setting, learner
         # One sample at a time, so that no sample's gradient can depend on another sample.
         self._loss_of_each = torch.func.vmap(lambda output, label: setting.loss(output[None], label[None]))
         self._rate = batch / len(learner.x)
@@ -180,7 +130,7 @@ class _PrivateDescent:
             generator=self.generator,
         )
 
-    def step(self) -> float:
+    def step(self, number: int) -> float:  # noqa: ARG002
         """Draw a batch, move the model, and return the mean loss of the batch before; of all samples if it is empty."""
         x, y = self._learner.x, self._learner.y
         # In double precision, for a probability that is the one accounted for.
@@ -190,12 +140,25 @@ class _PrivateDescent:
             value = self._clipped_gradients(x[chosen], y[chosen])
         else:
             with torch.no_grad():
-                value = float(self._loss(self._learner.model(x), y))
+                value = float(self._setting.loss(self._learner.model(x), y))
             for parameter in self._parameters:
                 parameter.grad = torch.zeros_like(parameter)
         self._optimizer.step()  # adds the noise, also to nothing: that a batch was empty must not show
         self._optimizer.zero_grad()
         return value
+
+    def evaluate(self, taken: int) -> Evaluation | None:
+        """The one model."""
+        return evaluate(self._setting, [self._learner], taken)
+
+    def state(self) -> dict[str, Any]:
+        """The model, and where the generator stands."""
+        return {"model": self._learner.model.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+        self._learner.model.load_state_dict(state["model"])
+        self.generator.set_state(state["generator"])
 
     def _clipped_gradients(self, x: torch.Tensor, y: torch.Tensor) -> float:
         """Leave the sum of the samples' clipped gradients in the parameters."""

@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from cgd.errors import DivergenceError
+from cgd.learning.confinement import confine
 from cgd.learning.grid import Cell
-from cgd.simulation import checkpoint as checkpoints
+from cgd.simulation.course import evaluations_every, follow
 from cgd.simulation.history import Evaluation, History
-from cgd.simulation.participants import Participants, as_input, as_labels
-from cgd.simulation.simulate import SECONDS_BETWEEN_CHECKPOINTS
+from cgd.simulation.participants import Participants, as_input, as_labels, participant_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cgd.learning.grid import Block
+    from cgd.simulation.course import Course, OnStep
     from cgd.simulation.modules import Loss
     from cgd.simulation.participants import Delta
-
-OnStep = Callable[[int, History], None]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The same data, model and measures for all methods; the names are those of `cgd.simulate`."""
+    """The same data, model and measures for all methods; the names are those of `cgd.simulate`.
+
+    Attributes:
+        build_model: makes the model, for all features.
+        blocks: everybody's data, from `Grid.split`.
+        steps: how many, each on all samples (in DP-SGD on a batch).
+        lr: the step size.
+        delta: the standard deviation of origins, for all or by cell.
+        loss: of outputs and labels, a mean over the samples.
+        seed: decides all origins, and whatever else is drawn.
+        test: held-out samples and labels.
+        evaluate_every: how many steps lie between evaluations.
+        checkpoint: where to resume from, and where to save to.
+        on_step: is called after each step with its number and the history.
+    """
 
     build_model: Callable[[], torch.nn.Module]
     blocks: Mapping[Cell, Block]
@@ -46,8 +57,15 @@ class Setting:
     seed: int = 0
     test: tuple[Any, Any] | None = None
     evaluate_every: int | None = None
-    checkpoint: Path | None = None
+    checkpoint: str | os.PathLike[str] | None = None
     on_step: OnStep = lambda *_: None
+
+    def origin(self) -> torch.nn.Module:
+        """The model of one who trains on everybody's data: it starts where r0c0 of a colony without columns does."""
+        model = self.build_model()
+        delta = self.delta(Cell(0, 0)) if callable(self.delta) else self.delta
+        confine(model, delta, participant_seed(self.seed, Cell(0, 0)))
+        return model
 
     def participants(self) -> Participants:
         """The participants, with the origins they would have in CGD."""
@@ -67,7 +85,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a baseline returns: the models by the names of those who hold them, and the course of the run."""
+    """What a baseline returns.
+
+    Attributes:
+        models: by the names of those who hold them.
+        history: the course of the run.
+    """
 
     models: dict[str, torch.nn.Module]
     history: History
@@ -85,41 +108,59 @@ class Learner:
 
 def descend(setting: Setting, learners: dict[str, Learner]) -> Trained:
     """Train all learners side by side, each by full-batch gradient descent; resumes if there is a checkpoint."""
-    every = setting.evaluate_every or max(1, setting.steps // 100)
-    optimizers = [torch.optim.SGD(each.model.parameters(), lr=setting.lr) for each in learners.values()]
-    settings = {"lr": repr(setting.lr), "evaluation": repr((every, setting.test is not None)), **_digests(learners)}
-    history = History(list(learners))
-    saved = None if setting.checkpoint is None else checkpoints.load(setting.checkpoint, settings)
-    if saved is not None:
-        history = History.from_json(saved["history"])
-        for learner, state in zip(learners.values(), saved["models"], strict=True):
-            learner.model.load_state_dict(state)
-
-    def save() -> None:
-        if setting.checkpoint is not None:
-            models = [each.model.state_dict() for each in learners.values()]
-            checkpoints.save(setting.checkpoint, settings, {"models": models, "history": history.as_json()})
-
-    last_saved = time.monotonic()
     with _side_by_side(len(learners)) as each:
-        for step in range(len(history.training_loss), setting.steps + 1):
-            due = step % every == 0 or step == setting.steps
-            if setting.test is not None and due and not (history.evaluations and history.evaluations[-1].step == step):
-                history.evaluations.append(_evaluate(setting, list(learners.values()), step))
-            if step == setting.steps:
-                break
-            losses = list(each(partial(_step, setting.loss), learners.values(), optimizers))
-            if not np.isfinite(losses).all():
-                raise DivergenceError(
-                    f"a training loss is not finite at step {step + 1}; lower lr (it is {setting.lr})"
-                )
-            history.training_loss.append(float(np.mean(losses)))
-            if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
-                save()
-                last_saved = time.monotonic()
-            setting.on_step(step + 1, history)
-    save()
+        history = follow_learners(setting, learners, _Descent(setting, list(learners.values()), each), {})
     return Trained({name: learner.model for name, learner in learners.items()}, history)
+
+
+def follow_learners(
+    setting: Setting, learners: dict[str, Learner], course: Course, settings: dict[str, str]
+) -> History:
+    """Follow a course of these learners; `settings` are those that this kind of training has besides the usual ones."""
+    every = evaluations_every(setting.steps, setting.evaluate_every)
+    delta = "a function" if callable(setting.delta) else repr(setting.delta)
+    usual = {
+        "lr": repr(setting.lr),
+        "start": f"seed {setting.seed}, delta {delta}",
+        "loss": getattr(setting.loss, "__qualname__", repr(setting.loss)),
+        "evaluation": repr(setting.test is not None),
+    }
+    history = History(list(learners))
+    follow(
+        course,
+        history,
+        steps=setting.steps,
+        every=every,
+        checkpoint=None if setting.checkpoint is None else Path(setting.checkpoint),
+        settings={**usual, **_digests(learners), **settings},
+        on_step=setting.on_step,
+    )
+    return history
+
+
+class _Descent:
+    """The course of plain gradient descent."""
+
+    def __init__(self, setting: Setting, learners: list[Learner], each: Callable[..., Iterable[Any]]) -> None:
+        self._setting, self._learners, self._each = setting, learners, each
+        self._optimizers = [torch.optim.SGD(learner.model.parameters(), lr=setting.lr) for learner in learners]
+
+    def step(self, number: int) -> float:  # noqa: ARG002
+        """Every learner takes one."""
+        return float(np.mean(list(self._each(partial(_step, self._setting.loss), self._learners, self._optimizers))))
+
+    def evaluate(self, taken: int) -> Evaluation | None:
+        """Every learner."""
+        return evaluate(self._setting, self._learners, taken)
+
+    def state(self) -> dict[str, Any]:
+        """The models."""
+        return {"models": [learner.model.state_dict() for learner in self._learners]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+        for learner, saved in zip(self._learners, state["models"], strict=True):
+            learner.model.load_state_dict(saved)
 
 
 def _step(loss_function: Loss, learner: Learner, optimizer: torch.optim.Optimizer) -> float:
@@ -146,9 +187,10 @@ def _side_by_side(learners: int) -> Iterator[Callable[..., Iterable[Any]]]:
 
 
 @torch.no_grad()
-def _evaluate(setting: Setting, learners: list[Learner], step: int) -> Evaluation:
+def evaluate(setting: Setting, learners: list[Learner], step: int) -> Evaluation | None:
+    """Losses and accuracies on held-out data, if there are any."""
     if setting.test is None:
-        return Evaluation(step, [])
+        return None
     losses, accuracies = [], []
     for learner in learners:
         dtype = next(learner.model.parameters()).dtype

@@ -79,10 +79,12 @@ def _sweep(figure: Figure, done: Done) -> None:
                 (entry.run.delta, np.mean(getattr(result.last, what))) for entry, result in done if entry.group == group
             ]
             fixed = sorted((delta, value) for delta, value in own if not isinstance(delta, tuple))
-            axes.plot(*zip(*fixed, strict=True), "o-", color=f"C{number}", label=group)
+            if fixed:
+                axes.plot(*zip(*fixed, strict=True), "o-", color=f"C{number}", label=group)
+                axes.set_xscale("log")
             for _, value in (each for each in own if isinstance(each[0], tuple)):
                 axes.axhline(value, color=f"C{number}", linestyle=":", label=f"{group}, everybody its own δ")
-        axes.set(xscale="log", xlabel="δ", ylabel=what)
+        axes.set(xlabel="δ", ylabel=what)
         axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 

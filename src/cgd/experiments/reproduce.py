@@ -17,8 +17,9 @@ from cgd.experiments.runner import Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cgd.experiments.runner import OnStep, Result
+    from cgd.experiments.runner import Result
     from cgd.experiments.spec import Entry, Experiment
+    from cgd.simulation.course import OnStep
 
     Watch = Callable[[Entry], OnStep]
 

@@ -15,7 +15,6 @@ from torch import nn
 
 import cgd
 from cgd import baselines
-from cgd.baselines.private import dp_sgd
 from cgd.errors import InputError
 from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from cgd.baselines import Setting
     from cgd.experiments.datasets import Dataset
     from cgd.learning.grid import Cell
+    from cgd.simulation.course import OnStep
     from cgd.simulation.history import Evaluation
 
-    OnStep = Callable[[int, History], None]
 
 FORMAT = "cgd-result-1"
 ACTIVATIONS = {
@@ -198,7 +197,7 @@ def _local(spec: RunSpec, setting: Setting) -> Result:
 
 
 def _private(spec: RunSpec, setting: Setting) -> Result:
-    trained = dp_sgd(setting, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
+    trained = baselines.dp_sgd(setting, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
     extra = {"epsilon_spent": trained.epsilon_spent, "noise_multiplier": trained.noise_multiplier}
     return Result(spec, trained.history, cgd.__version__, extra)
 

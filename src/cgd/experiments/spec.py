@@ -233,6 +233,8 @@ def read(path: Path, before: tuple[Path, ...] = ()) -> Experiment:
         scale: tuple(_entry(path.name, number, run, common, scales, scale) for number, run in enumerate(runs, start=1))
         for scale in scales
     }
+    for own in entries.values():
+        _check_show(show, own, path.name)
     about = " ".join(_text(content, "about", "", path.name).split())
     return Experiment(path.stem, _text(content, "title", path.stem, path.name), about, show, entries)
 
@@ -258,6 +260,20 @@ def _like(path: Path, content: dict[str, Any], before: tuple[Path, ...]) -> Expe
         raise InputError(f"{path.name}: no run of {other.name} has {only!r} in its group and label")
     about = " ".join(_text(content, "about", other.about, path.name).split())
     return Experiment(path.stem, _text(content, "title", other.title, path.name), about, show, entries)
+
+
+def _check_show(show: str, entries: tuple[Entry, ...], where: str) -> None:
+    """Refuse what cannot be shown before it is trained."""
+    for entry in entries:
+        run = entry.run
+        convex = run.method == "cgd" and not run.hidden and run.columns == 1 and run.evaluations >= run.steps
+        if show == "regret" and not (convex and run.measure == "training"):
+            raise InputError(
+                f"{where}: {entry.label!r} has no regret to show; that needs the method cgd, hidden = [], one column, "
+                'measure = "training", and as many evaluations as steps'
+            )
+        if show == "gaps" and run.data == "diabetes":
+            raise InputError(f"{where}: {entry.label!r} has no accuracy to fall behind in; show a table or curves")
 
 
 def _entry(

@@ -53,7 +53,8 @@ def narrow(model: nn.Module, features: int) -> nn.Sequential:
 class JointFirstLayer(nn.Module):
     """A first layer over all features of a row: each member multiplies its own, and the row opens the sum.
 
-    **The row's members can recover each other's raw records from it**, see the top of this module.
+    **One colluder in each column, one of them in this row, recover the row's raw records from it**, see the top of this
+    module.
 
     Args:
         first: this member's part of the layer.

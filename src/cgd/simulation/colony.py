@@ -27,12 +27,13 @@ class Colony:
 
     Attributes:
         history: the course of the run.
-        steps: how many steps were taken.
+        engine: what computed the gradient sums, "fused" or "modules".
+        flat: the displacement as one vector: the first layers of all columns, then what everybody has in common.
     """
 
-    def __init__(self, participants: Participants, displacement: torch.Tensor, history: History, loss: Loss) -> None:
-        self._participants, self._displacement, self._loss = participants, displacement, loss
-        self.history = history
+    def __init__(self, participants: Participants, engine: str, history: History, loss: Loss) -> None:
+        self._participants, self.engine, self.history, self._loss = participants, engine, history, loss
+        self.flat = torch.zeros(participants.layout.size, dtype=participants.dtype)
 
     def __repr__(self) -> str:
         grid = self._participants.grid
@@ -48,15 +49,24 @@ class Colony:
         return len(self.history.training_loss)
 
     @property
+    def fuses(self) -> bool:
+        """Whether its rows predict by late fusion."""
+        return self._participants.grid.columns > 1 and self._participants.mode == "towers"
+
+    @property
+    def parts(self) -> tuple[slice, slice]:
+        """Of the flat displacement: what is summed within column groups, and what is summed over everyone."""
+        shared = self._participants.layout.shared
+        return slice(0, shared.start), shared
+
+    @property
     def cells(self) -> tuple[Cell, ...]:
         """Everybody's place."""
         return self._participants.grid.cells
 
     def displacement(self, column: int = 0) -> dict[str, torch.Tensor]:
         """The common displacement of the parameters of everybody in this column; of layers 2…N it is everyone's."""
-        return {
-            name: part.clone() for name, part in self._participants.layout.views(self._displacement, column).items()
-        }
+        return {name: part.clone() for name, part in self._participants.layout.views(self.flat, column).items()}
 
     def origin(self, cell: Cell) -> Origin:
         """A participant's private origin."""
@@ -64,7 +74,7 @@ class Colony:
 
     def model(self, cell: Cell) -> torch.nn.Module:
         """A participant's confined model. In a grid it takes the features of the participant's column."""
-        return self._participants.model(cell, self._displacement)
+        return self._participants.model(cell, self.flat)
 
     @torch.no_grad()
     def outputs(self, cell: Cell, x: Any) -> torch.Tensor:
@@ -74,7 +84,7 @@ class Colony:
         """
         x = as_input(x, self._participants.dtype)
         model = self.model(cell).eval()
-        if self._participants.grid.columns > 1 and self._participants.mode == "towers":
+        if self.fuses:
             return self._tower(model, cell, x)
         if self._participants.grid.columns > 1:
             _, model = split_first_layer(model)
@@ -89,7 +99,7 @@ class Colony:
         Raises:
             InputError: the rows of this colony do not fuse.
         """
-        if self._participants.grid.columns == 1 or self._participants.mode != "towers":
+        if not self.fuses:
             raise InputError(
                 "there is nothing to fuse: only the towers of a row with several columns add their outputs"
             )
@@ -97,13 +107,16 @@ class Colony:
         peers = self._participants.grid.row_peers(Cell(row, 0))
         return fuse([log_probabilities(self._tower(self.model(cell).eval(), cell, x)) for cell in peers])
 
-    def evaluate(self, x: Any, y: Any, cells: Sequence[Cell], rows: Sequence[int] = ()) -> Evaluation:
-        """Losses and accuracies of some participants (and fused ones of some rows) on these samples."""
+    def evaluate(
+        self, x: Any, y: Any, cells: Sequence[Cell], rows: Sequence[int] = (), *, step: int | None = None
+    ) -> Evaluation:
+        """Losses and accuracies of some participants on these samples; of some rows, too, where rows tell classes."""
         labels = as_labels(y, self._participants.dtype)
         own = [self._judge(self.outputs(cell, x), labels) for cell in cells]
-        fused = [self._judge(self.fused_outputs(row, x), labels) for row in rows]
+        fusing = () if labels.is_floating_point() else rows
+        fused = [self._judge(self.fused_outputs(row, x), labels) for row in fusing]
         return Evaluation(
-            self.steps,
+            self.steps if step is None else step,
             [loss for loss, _ in own],
             [accuracy for _, accuracy in own if accuracy is not None],
             [loss for loss, _ in fused],

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cgd.errors import InputError
 from cgd.learning.grid import Cell
 from cgd.simulation import kernels
 from cgd.simulation.participants import as_labels
@@ -36,7 +37,17 @@ ACTIVATIONS = {
     nn.Tanh: kernels.TANH,
     nn.Sigmoid: kernels.SIGMOID,
 }
-LOSSES = {nn.functional.cross_entropy: kernels.CROSS_ENTROPY, nn.functional.mse_loss: kernels.SQUARED_ERROR}
+
+
+def known_loss(loss: Callable[..., Any]) -> int | None:
+    """The kernels' name for a loss: cross-entropy or mean squared error, as function or as module; else None."""
+    plain = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+    as_usual = all(getattr(loss, name, value) == value for name, value in plain.items())
+    if loss is nn.functional.cross_entropy or (type(loss) is nn.CrossEntropyLoss and as_usual):
+        return kernels.CROSS_ENTROPY
+    if loss is nn.functional.mse_loss or (type(loss) is nn.MSELoss and as_usual):
+        return kernels.SQUARED_ERROR
+    return None
 
 
 @dataclass(frozen=True)
@@ -78,19 +89,23 @@ class FusedEngine:
     Args:
         participants: the colony.
         network: its networks, as `Network.of` sees them.
-        loss: a key of LOSSES.
+        loss: as `known_loss` calls it.
         memory: how many bytes origins may take; the rest is drawn again in every step.
     """
 
-    def __init__(self, participants: Participants, network: Network, loss: Callable[..., Any], memory: float) -> None:
-        self._participants, self._network = participants, network
-        self._loss = LOSSES[loss]
+    name = "fused"
+
+    def __init__(self, participants: Participants, network: Network, loss: int, memory: float) -> None:
+        self._participants, self._network, self._loss = participants, network, loss
         self._towers = participants.mode == "towers" and participants.grid.columns > 1
         x = _rows(participants)
         self._cuts = np.cumsum(
             [0, *(participants.blocks[Cell(0, c)].x.shape[1] for c in range(participants.grid.columns))]
         )
         self._features = x.shape[1]
+        first = participants.layout.columns[0]["0.weight"][1]
+        if participants.grid.columns == 1 and first[1] != self._features:
+            raise InputError(f"the model takes {first[1]} features and the samples have {self._features}")
         self._data = _compressed(x)
         self._targets = _targets(participants, network.widths[-1], self._loss)
         self._row_cuts = np.cumsum([0, *participants.samples])
@@ -108,6 +123,12 @@ class FusedEngine:
             origins = self._origins(chunk.rows, x)
             if self._bytes_kept + sum(each.nbytes for each in origins) <= memory:
                 chunk.origins = origins
+
+    @property
+    def order(self) -> str:
+        """In which order gradients are added: chunk by chunk, if the memory asks for several."""
+        chunks = f" in {len(self._chunks)} chunks" if len(self._chunks) > 1 else ""
+        return f"{type(self).__name__}{chunks}"
 
     @property
     def _bytes_kept(self) -> int:
@@ -257,6 +278,15 @@ def _targets(participants: Participants, outputs: int, loss: int) -> Floats:
     blocks, grid = participants.blocks, participants.grid
     y = torch.cat([as_labels(blocks[Cell(row, 0)].y, torch.float32) for row in range(grid.rows)])
     if loss == kernels.CROSS_ENTROPY and not y.is_floating_point():
+        if not 0 <= int(y.min()) <= int(y.max()) < outputs:
+            raise InputError(
+                f"the labels go from {int(y.min())} to {int(y.max())} and the model has {outputs} outputs; "
+                "number the classes from 0, and give the model an output for each"
+            )
         y = nn.functional.one_hot(y, outputs).float()
-    targets: Floats = y.reshape(len(y), outputs).contiguous().numpy()
+    if y.shape != (len(y), outputs):
+        raise InputError(
+            f"the labels have shape {tuple(y.shape)} and the outputs {(len(y), outputs)}; reshape the labels"
+        )
+    targets: Floats = y.float().contiguous().numpy()
     return targets

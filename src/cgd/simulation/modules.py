@@ -6,6 +6,7 @@ same integers, and so the same bits, as the secure sum of real participants.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,15 @@ class ModuleEngine:
         memory: how many bytes origins may take; the rest is drawn again in every step.
     """
 
+    name = "modules"
+    order = "ModuleEngine"
+
     def __init__(self, participants: Participants, loss: Loss, ring: Ring | None, memory: float) -> None:
         self._participants, self._loss, self._ring = participants, loss, ring
         self._joint = participants.mode == "joint" and participants.grid.columns > 1
         self._models = participants.models
-        room = int(memory / (participants.layout.size * 8))
+        size = max(sum(math.prod(shape) for _, shape in own.values()) for own in participants.layout.columns)
+        room = int(memory / (size * 8))
         self._origins = {cell: participants.drawn(cell) for cell in participants.grid.cells[:room]}
         # Taken before the models are used, and for everybody: the models are shared out again and again.
         participants.buffers |= {cell: _buffers_of(self._models[cell.column]) for cell in participants.grid.cells}

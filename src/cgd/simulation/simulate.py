@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
 from torch.nn import functional
 
-from cgd.errors import DivergenceError, InputError
+from cgd.errors import InputError
 from cgd.learning.displacement import Descent
 from cgd.learning.schedule import inverse_square
-from cgd.simulation import checkpoint as checkpoints
 from cgd.simulation.colony import Colony
+from cgd.simulation.course import evaluations_every, follow
 from cgd.simulation.history import History
 from cgd.simulation.modules import ModuleEngine, Ring
 from cgd.simulation.participants import Participants
@@ -24,17 +22,26 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
+    import torch
+
     from cgd.learning.displacement import Rule
     from cgd.learning.grid import Block, Cell
+    from cgd.simulation.course import OnStep
+    from cgd.simulation.history import Evaluation
     from cgd.simulation.modules import Loss
     from cgd.simulation.participants import Delta, Mode
 
-SECONDS_BETWEEN_CHECKPOINTS = 20.0
 FUSED_ROWS = 4
 
 
 class Engine(Protocol):
     """How the gradient sums of a colony are computed."""
+
+    name: str
+
+    @property
+    def order(self) -> str:
+        """In which order gradients are added, and so what the last bits depend on."""
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
         """The gradient of Σ_l (n_l/n)·F_l(origin_l + D) with respect to D, and that loss."""
@@ -70,7 +77,7 @@ def simulate(
     checkpoint: str | os.PathLike[str] | None = None,
     memory: float = 4e9,
     progress: bool = True,
-    on_step: Callable[[int, History], None] = lambda *_: None,
+    on_step: OnStep = lambda *_: None,
 ) -> Colony:
     """Train a whole colony in one process: everybody's private model, as the real participants would end up with it.
 
@@ -127,9 +134,9 @@ def simulate(
         )
     if ring is not None and arithmetic != "ring":
         raise InputError("a ring is given and arithmetic is 'float'; say arithmetic='ring'")
-    every = max(1, steps // 100) if evaluate_every is None else evaluate_every
-    if every < 1 or sample < 1:
-        raise InputError(f"evaluate_every is {every} and sample is {sample}; both must be at least 1")
+    every = evaluations_every(steps, evaluate_every)
+    if sample < 1:
+        raise InputError(f"sample is {sample}; it must be at least 1")
     participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
     shared = shared or ("sum" if mode == "towers" else "mean")
     shared_lr = lr * (participants.grid.columns if shared == "sum" else 1)
@@ -137,94 +144,111 @@ def simulate(
     inverse_square(0, mu, shrinking, hold)  # refuses what makes no sense, as does the rule
     rule(lr)
     computed = _engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
-
     settings = {
         "data and models": participants.digest()[:16],
         "lr": repr((lr, shared_lr)),
         "rule": repr(rule(lr)),
         "loss": getattr(loss, "__qualname__", repr(loss)),
         "schedule": repr((mu, hold, shrinking) if mu else "fixed"),
-        "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else type(computed).__name__,
-        "evaluation": repr((every, sample) if test is not None else None),
+        "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else computed.order,
+        "evaluation": repr(sample if test is not None else None),
     }
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None:
-        checkpoints.check_place(path)
-    displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
     history = History()
-    states: list[dict[str, Any]] = [{}, {}]
-    saved = None if path is None else checkpoints.load(path, settings)
-    if saved is not None:
-        displacement, states = saved["displacement"], saved["rule"]
-        history = History.from_json(saved["history"])
-        computed.load_state(saved["engine"])
-    colony = Colony(participants, displacement, history, loss)
-    own, common = slice(0, participants.layout.shared.start), participants.layout.shared
+    colony = Colony(participants, computed.name, history, loss)
     cells = colony.sample(sample, seed)
-    rows = (
-        sorted({cell.row for cell in cells})[:FUSED_ROWS] if mode == "towers" and participants.grid.columns > 1 else []
-    )
     history.participants[:] = map(str, cells)
 
-    def evaluate() -> None:
-        done = history.evaluations and history.evaluations[-1].step == colony.steps
-        if test is not None and not done and (colony.steps % every == 0 or colony.steps == steps):
-            history.evaluations.append(colony.evaluate(*test, cells, rows))
+    def rules(step: int) -> tuple[Rule, Rule]:
+        factor = inverse_square(step, mu, shrinking, hold)
+        return rule(lr * factor), rule(shared_lr * factor)
 
-    def save() -> None:
-        if path is not None:
-            state = {"displacement": displacement, "rule": states, "engine": computed.state()}
-            checkpoints.save(path, settings, {**state, "history": history.as_json()})
+    descent = _Descent(computed, colony, rules, test, cells)
+    with _bar(progress, steps) as advance:
 
-    with _bar(progress, steps, colony.steps) as advance:
-        evaluate()
-        last_saved = time.monotonic()
-        for step in range(colony.steps, steps):
-            gradient_sum, value = computed.gradient_sum(displacement)
-            if not math.isfinite(value):
-                raise DivergenceError(f"the training loss is {value} at step {step + 1}; lower lr (it is {lr})")
-            factor = inverse_square(step, mu, shrinking, hold)
-            rule(lr * factor).move(displacement[own], gradient_sum[own], states[0])
-            rule(shared_lr * factor).move(displacement[common], gradient_sum[common], states[1])
-            history.training_loss.append(value)
-            evaluate()
-            if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
-                save()
-                last_saved = time.monotonic()
-            on_step(step + 1, history)
-            advance(history)
-        save()
+        def after(step: int, history: History) -> None:
+            on_step(step, history)
+            advance(step, history)
+
+        follow(
+            descent,
+            history,
+            steps=steps,
+            every=every,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            settings=settings,
+            on_step=after,
+        )
     return colony
+
+
+class _Descent:
+    """The course of a colony: the engine gives gradient sums, the rules move the displacement by them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        colony: Colony,
+        rules: Callable[[int], tuple[Rule, Rule]],
+        test: tuple[Any, Any] | None,
+        cells: list[Cell],
+    ) -> None:
+        self._engine, self._colony, self._rules, self._test, self._cells = engine, colony, rules, test, cells
+        self._rows = sorted({cell.row for cell in cells})[:FUSED_ROWS] if colony.fuses else []
+        self._remembered: list[dict[str, Any]] = [{}, {}]
+
+    def step(self, number: int) -> float:
+        """Move everybody: the first layers of the columns by one rule, what all have in common by the other."""
+        gradient_sum, loss = self._engine.gradient_sum(self._colony.flat)
+        if math.isfinite(loss):
+            for part, rule, remembered in zip(self._colony.parts, self._rules(number), self._remembered, strict=True):
+                rule.move(self._colony.flat[part], gradient_sum[part], remembered)
+        return loss
+
+    def evaluate(self, taken: int) -> Evaluation | None:
+        """A sample of participants, and in `towers` some of their rows."""
+        if self._test is None:
+            return None
+        return self._colony.evaluate(*self._test, self._cells, self._rows, step=taken)
+
+    def state(self) -> dict[str, Any]:
+        """The displacement, and what rules and engine remember."""
+        return {"displacement": self._colony.flat, "rule": self._remembered, "engine": self._engine.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+        self._colony.flat.copy_(state["displacement"])
+        self._remembered = state["rule"]
+        self._engine.load_state(state["engine"])
 
 
 def _engine(participants: Participants, loss: Loss, arithmetic: str, ring: Ring, engine: str, memory: float) -> Engine:
     if arithmetic == "float" and engine == "auto":
-        from cgd.simulation.fused import LOSSES, FusedEngine, Network
+        from cgd.simulation.fused import FusedEngine, Network, known_loss
 
-        network = Network.of(participants.models[0])
-        if network is not None and loss in LOSSES:
-            return FusedEngine(participants, network, loss, memory)
+        network, known = Network.of(participants.models[0]), known_loss(loss)
+        if network is not None and known is not None and next(iter(participants.blocks.values())).x.ndim == 2:
+            return FusedEngine(participants, network, known, memory)
     return ModuleEngine(participants, loss, ring if arithmetic == "ring" else None, memory)
 
 
 @contextmanager
-def _bar(shown: bool, steps: int, done: int) -> Iterator[Callable[[History], None]]:
+def _bar(shown: bool, steps: int) -> Iterator[OnStep]:
     """A progress bar with the latest figures, on standard error."""
     if not shown:
-        yield lambda _: None
+        yield lambda *_: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("simulating", total=steps, completed=done)
+        task = bar.add_task("simulating", total=steps)
 
-        def advance(history: History) -> None:
+        def advance(step: int, history: History) -> None:
             said = f"loss {history.training_loss[-1]:.4f}"
             if history.evaluations and history.evaluations[-1].accuracy:
                 accuracy = history.evaluations[-1].accuracy
                 said += f", accuracy {sum(accuracy) / len(accuracy):.2%}"
-            bar.update(task, advance=1, description=said)
+            bar.update(task, completed=step, description=said)
 
         yield advance

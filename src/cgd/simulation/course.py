@@ -1,0 +1,113 @@
+"""The course of a training: step by step, with evaluations and checkpoints on the way, and resumed where it stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cgd.errors import DivergenceError, InputError
+from cgd.simulation import checkpoint as checkpoints
+from cgd.simulation.history import History
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cgd.simulation.history import Evaluation
+
+    OnStep = Callable[[int, History], None]
+
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+
+
+class Course(Protocol):
+    """A training that goes step by step, and can be put aside and taken up again."""
+
+    def step(self, number: int) -> float:
+        """Take the step with this number, from 0; the training loss before it."""
+
+    def evaluate(self, taken: int) -> Evaluation | None:
+        """On held-out data, after so many steps; None if there is nothing to evaluate on."""
+
+    def state(self) -> dict[str, Any]:
+        """All that a step changes."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+
+
+def evaluations_every(steps: int, wanted: int | None) -> int:
+    """How many steps lie between evaluations; by default a hundredth of all.
+
+    Raises:
+        InputError: it is less than one.
+    """
+    if wanted is not None and wanted < 1:
+        raise InputError(f"evaluate_every is {wanted}; it must be at least 1")
+    return wanted or max(1, steps // 100)
+
+
+def follow(
+    course: Course,
+    history: History,
+    *,
+    steps: int,
+    every: int,
+    checkpoint: Path | None,
+    settings: dict[str, str],
+    on_step: OnStep,
+) -> None:
+    """Take all steps, or those that are left after the checkpoint; `history` is filled in place.
+
+    Args:
+        course: what to follow.
+        history: is empty before.
+        steps: how many steps there are in all.
+        every: how many lie between evaluations; there is one before the first step and one after the last.
+        checkpoint: where to resume from, and where to save to every now and then and at the end.
+        settings: what a checkpoint must have been made with.
+        on_step: is called after each step with its number, from 1.
+
+    Raises:
+        InputError: the checkpoint cannot be written, or is of other settings.
+        DivergenceError: a training loss is no longer finite; the checkpoint is from before.
+    """
+    if checkpoint is not None:
+        checkpoints.check_place(checkpoint)
+        saved = checkpoints.load(checkpoint, settings)
+        if saved is not None:
+            before = History.from_json(saved["history"])
+            history.training_loss[:], history.evaluations[:] = before.training_loss, before.evaluations
+            course.load_state(saved)
+            if len(history.training_loss) > steps:
+                raise InputError(
+                    f"{checkpoint} is at step {len(history.training_loss)}, beyond the {steps} asked for; "
+                    "ask for more steps, or name another file"
+                )
+
+    def save() -> None:
+        if checkpoint is not None:
+            checkpoints.save(checkpoint, settings, {**course.state(), "history": history.as_json()})
+
+    def evaluate(taken: int) -> None:
+        done = history.evaluations and history.evaluations[-1].step == taken
+        if not done and (taken % every == 0 or taken == steps):
+            evaluation = course.evaluate(taken)
+            if evaluation is not None:
+                history.evaluations.append(evaluation)
+
+    first = len(history.training_loss)
+    evaluate(first)
+    last_saved = time.monotonic()
+    for number in range(first, steps):
+        loss = course.step(number)
+        if not math.isfinite(loss):
+            raise DivergenceError(f"the training loss is {loss} at step {number + 1}; lower lr")
+        history.training_loss.append(loss)
+        evaluate(number + 1)
+        if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
+            save()
+            last_saved = time.monotonic()
+        on_step(number + 1, history)
+    save()

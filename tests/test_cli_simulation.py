@@ -1,0 +1,120 @@
+"""`cgd simulate` and `cgd reproduce`, as a user types them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = """
+title = "Mine"
+
+[common]
+data = "iris"
+hidden = [8]
+steps = 20
+evaluations = 2
+
+[[run]]
+label = "pooled"
+method = "centralised"
+
+[[run]]
+label = "CGD"
+group = "5×1"
+rows = 5
+"""
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cgd", *arguments]
+    # Wide, so that no table is cut; without a data folder or a cache, unless the test gives one.
+    bare = {key: value for key, value in os.environ.items() if key != "CGD_DATA"}
+    nowhere = {"XDG_CACHE_HOME": str(cwd / "cache"), "XDG_DATA_DIRS": str(cwd / "system"), "HOME": str(cwd)}
+    env = {**bare, **nowhere, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=env)
+
+
+def test_a_colony_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SPEC)
+    finished = run("simulate", "mine.toml", "--out", "there", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "Mine" in finished.stdout
+    assert "5 of 5" in finished.stdout
+    assert "paper" not in finished.stdout  # there is nothing of the paper to show
+    results = list((tmp_path / "there").glob("*.json"))
+    assert len(results) == 2
+    assert all(json.loads(path.read_text())["history"]["training_loss"] for path in results)
+    assert (tmp_path / "there" / "plots" / "mine.png").read_bytes().startswith(b"\x89PNG")
+    before = {path: path.stat().st_mtime_ns for path in results}
+    again = run("simulate", "mine.toml", "--out", "there", cwd=tmp_path)
+    assert again.stdout == finished.stdout
+    assert {path: path.stat().st_mtime_ns for path in results} == before
+    fresh = run("simulate", "mine.toml", "--out", "there", "--fresh", cwd=tmp_path)
+    assert fresh.stdout == finished.stdout
+    assert all(path.stat().st_mtime_ns > before[path] for path in results)
+
+
+def test_the_experiments_are_listed(tmp_path: Path) -> None:
+    finished = run("reproduce", "list", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    for name in ("table-3", "table-4", "table-7", "table-8", "figure-4", "figure-9", "theory", "towers"):
+        assert name in finished.stdout
+    assert "0 of 7" in finished.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_says_what_has_not_been_run(tmp_path: Path) -> None:
+    finished = run("reproduce", "report", "--out", "results", "--scale", "paper", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    page = (tmp_path / "results" / "paper" / "report.md").read_text()
+    assert "Not run yet: `cgd reproduce table-3 --scale paper`" in page
+
+
+def corrupt_mnist(folder: Path) -> None:
+    (folder / "mnist").mkdir()
+    (folder / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"no images"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change", "says"),
+    [
+        (("simulate", "none.toml"), "", "none.toml cannot be read"),
+        (("simulate", "mine.toml"), "rows = 500", "112 samples do not suffice for 500 parts"),
+        (("simulate", "mine.toml"), "rows = 5\ncolumns = 50", "4 features do not suffice for 50 parts"),
+        (("simulate", "mine.toml"), "rowz = 5", "there is no setting 'rowz' (did you mean 'rows'?)"),
+        (("simulate", "mine.toml"), "rows = 5\ndata = 'moon'", "data is 'moon'"),
+        (("simulate", "mine.toml"), "rows = 5\nlr = 1e30", "lower lr"),
+        (("simulate", "mine.toml"), "rows = [", "is not TOML"),
+        (("simulate", "mine.toml", "--out", "mine.toml"), "rows = 5", "cannot be written"),
+        (("simulate", "mine.toml", "--scale", "quick"), "rows = 5", "has no scale 'quick'"),
+        (("reproduce", "table-5"), "", "there is no experiment 'table-5'"),
+        (("reproduce", "table-3", "--data-dir", "."), "", "is not the published file"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], change: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SPEC.replace("rows = 5", change))
+    corrupt_mnist(tmp_path)
+    finished = run(*arguments, cwd=tmp_path)
+    assert finished.returncode in (1, 2)
+    assert says in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_without_data_the_error_says_what_to_put_where(tmp_path: Path) -> None:
+    finished = run(
+        "reproduce", "table-3", cwd=tmp_path, http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9"
+    )
+    assert finished.returncode == 2
+    said = " ".join(finished.stderr.split())
+    assert "train-images-idx3-ubyte.gz" in said
+    assert f"{tmp_path}/cache/cgd/mnist" in said
+    assert "Traceback" not in said
