@@ -130,6 +130,7 @@ def follow_learners(
         course,
         history,
         steps=setting.steps,
+        lr=setting.lr,
         every=every,
         checkpoint=None if setting.checkpoint is None else Path(setting.checkpoint),
         settings={**usual, **_digests(learners), **settings},

@@ -53,6 +53,7 @@ def follow(
     history: History,
     *,
     steps: int,
+    lr: float,
     every: int,
     checkpoint: Path | None,
     settings: dict[str, str],
@@ -64,6 +65,7 @@ def follow(
         course: what to follow.
         history: is empty before.
         steps: how many steps there are in all.
+        lr: the size of the first, to be told if the training diverges.
         every: how many lie between evaluations; there is one before the first step and one after the last.
         checkpoint: where to resume from, and where to save to every now and then and at the end.
         settings: what a checkpoint must have been made with.
@@ -103,7 +105,7 @@ def follow(
     for number in range(first, steps):
         loss = course.step(number)
         if not math.isfinite(loss):
-            raise DivergenceError(f"the training loss is {loss} at step {number + 1}; lower lr")
+            raise DivergenceError(f"the training loss is {loss} at step {number + 1}; lower lr (it is {lr})")
         history.training_loss.append(loss)
         evaluate(number + 1)
         if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:

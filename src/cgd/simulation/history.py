@@ -60,8 +60,12 @@ class History:
     evaluations: list[Evaluation] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Numbers and lists only."""
-        return asdict(self)
+        """Numbers and lists only; what an evaluation does not have is left out."""
+        content = asdict(self)
+        content["evaluations"] = [
+            {key: value for key, value in each.items() if value != []} for each in content["evaluations"]
+        ]
+        return content
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> History:

@@ -173,6 +173,7 @@ def simulate(
             descent,
             history,
             steps=steps,
+            lr=lr,
             every=every,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             settings=settings,
