@@ -2,7 +2,8 @@
 
 Two modes. In `towers`, Algorithm 2 as printed, everyone has a network on its own features; nothing but gradient sums is
 opened in training, and for a prediction the row adds its log-probabilities (`late_fusion`). In `joint`, the row adds
-the pre-activations of layer 1, so that everyone's layers 2…N see all features (`JointFirstLayer`).
+the pre-activations of layer 1, so that everyone's layers 2…N see all features, and the mean of all its members' losses
+is what everyone descends (`JointFirstLayer`).
 
 `joint` opens those pre-activations to the row. Displacements are public, so one colluder in each column recovers
 the row's raw records from two steps: Δz = Σ_j X_j·ΔD_j. Use it to reproduce the paper's tables, not on real records.
@@ -53,6 +54,9 @@ def narrow(model: nn.Module, features: int) -> nn.Sequential:
 class JointFirstLayer(nn.Module):
     """A first layer over all features of a row: each member multiplies its own, and the row opens the sum.
 
+    Everybody's loss depends on everybody's part of the layer, so on the way back the row opens a sum, too: that of the
+    gradients with respect to the pre-activations. Each member gets their mean. All members must call it in step.
+
     **One colluder in each column, one of them in this row, recover the row's raw records from it**, see the top of this
     module.
 
@@ -60,27 +64,30 @@ class JointFirstLayer(nn.Module):
         first: this member's part of the layer.
         row: the members that hold the same samples.
         bound: the largest magnitude of a pre-activation.
+        gradient_bound: the largest magnitude of a gradient with respect to one.
     """
 
-    def __init__(self, first: nn.Linear, row: Peers, *, bound: float = 64.0) -> None:
+    def __init__(self, first: nn.Linear, row: Peers, *, bound: float = 64.0, gradient_bound: float = 1.0) -> None:
         super().__init__()
-        self.first, self.bound = first, bound
+        self.first, self.bound, self.gradient_bound = first, bound, gradient_bound
         self._row = row
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all members' pre-activations; the gradient flows into this member's own."""
-        output: torch.Tensor = _RowSum.apply(self.first(x), self._row, self.bound)  # type: ignore[no-untyped-call]
+        """The sum of all members' pre-activations."""
+        output: torch.Tensor = _RowSum.apply(self.first(x), self._row, self.bound, self.gradient_bound)  # type: ignore[no-untyped-call]
         return output
 
 
 class _RowSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, row: Peers, bound: float) -> torch.Tensor:  # noqa: ARG004
+    def forward(ctx: Any, own: torch.Tensor, row: Peers, bound: float, gradient_bound: float) -> torch.Tensor:
+        ctx.row, ctx.gradient_bound = row, gradient_bound
         return row.sum(own.detach(), bound=bound, context="joint pre-activations")
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ARG004
-        return gradient, None, None  # z is own + what the others gave
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        total = ctx.row.sum(gradient, bound=ctx.gradient_bound, context="gradients of joint pre-activations")
+        return total / len(ctx.row), None, None, None
 
 
 def late_fusion(outputs: torch.Tensor, row: Peers, *, bound: float = 128.0) -> torch.Tensor:

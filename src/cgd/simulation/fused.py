@@ -18,7 +18,7 @@ from torch import nn
 
 from cgd.errors import InputError
 from cgd.learning.grid import Cell
-from cgd.simulation import kernels
+from cgd.simulation import kernels, vectors
 from cgd.simulation.participants import as_labels
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 SHARDS = 16
 ACTIVATIONS = {
-    nn.Identity: kernels.IDENTITY,
-    nn.ReLU: kernels.RELU,
-    nn.Tanh: kernels.TANH,
-    nn.Sigmoid: kernels.SIGMOID,
+    nn.Identity: vectors.IDENTITY,
+    nn.ReLU: vectors.RELU,
+    nn.Tanh: vectors.TANH,
+    nn.Sigmoid: vectors.SIGMOID,
 }
 
 
@@ -65,7 +65,7 @@ class Network:
         if not isinstance(model, nn.Sequential) or model.training is False:
             return None
         linear = [each for each in list(model)[::2] if type(each) is nn.Linear]
-        kinds = {ACTIVATIONS.get(type(each)) for each in list(model)[1::2]} or {kernels.IDENTITY}
+        kinds = {ACTIVATIONS.get(type(each)) for each in list(model)[1::2]} or {vectors.IDENTITY}
         activation = kinds.pop()
         if 2 * len(linear) - 1 != len(model) or kinds or activation is None:
             return None
@@ -164,7 +164,9 @@ class FusedEngine:
         samples, columns = self._participants.total_samples, self._participants.grid.columns
         if self._loss == kernels.SQUARED_ERROR:
             loss += columns * float(np.square(self._targets, dtype=np.float64).sum()) / self._targets.shape[1]
-        gradient = self._pack(totals[0] / samples, totals[1] / samples, totals[2] / (samples * columns))
+        # In `joint` all columns' losses depend on layer 1, and their mean is what everybody descends.
+        first_weight = samples if self._towers else samples * columns
+        gradient = self._pack(totals[0] / first_weight, totals[1] / first_weight, totals[2] / (samples * columns))
         return torch.from_numpy(gradient), loss / (samples * columns)
 
     def state(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Ring:
     bound: float = 16.0
     ring_bits: int = 32
     joint_bound: float = 64.0
+    joint_gradient_bound: float = 1.0
 
 
 class ModuleEngine:
@@ -113,33 +114,37 @@ class ModuleEngine:
         return self._flat(model, cell), float(value.detach())
 
     def _jointly(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
-        """The row adds the pre-activations of layer 1; from there on everyone is on its own."""
+        """The row adds the pre-activations of layer 1, and on the way back what its members' losses say of them."""
+        ring = self._ring or Ring()
         parts = []
         for cell in cells:
-            x, _ = self._participants.data(cell)
             first, _ = split_first_layer(self._placed(cell, displacement))
-            parts.append(first(x).detach())
-        opened = self._open(parts)
-        results = []
+            parts.append(first(self._participants.data(cell)[0]).detach())
+        opened = self._open(parts, ring.joint_bound)
+        losses, gradients, flats = [], [], []
         for cell in cells:
             model = self._placed(cell, displacement)
-            first, rest = split_first_layer(model)
-            x, y = self._participants.data(cell)
-            own = first(x)
+            _, rest = split_first_layer(model)
             joint = opened.clone().requires_grad_()
-            value = self._loss(rest(joint), y)
+            value = self._loss(rest(joint), self._participants.data(cell)[1])
             value.backward()
-            own.backward(joint.grad)
-            results.append((self._flat(model, cell), float(value.detach())))
-        return results
+            losses.append(float(value.detach()))
+            gradients.append(torch.zeros_like(opened) if joint.grad is None else joint.grad)
+            flats.append(self._flat(model, cell))
+        mean = self._open(gradients, ring.joint_gradient_bound) / len(cells)
+        for cell, flat in zip(cells, flats, strict=True):
+            model = self._placed(cell, displacement)
+            first, _ = split_first_layer(model)
+            first(self._participants.data(cell)[0]).backward(mean)
+            flat += self._flat(model, cell)
+        return list(zip(flats, losses, strict=True))
 
-    def _open(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The row's sum of pre-activations."""
+    def _open(self, parts: list[torch.Tensor], bound: float) -> torch.Tensor:
+        """The row's sum of what its members computed for each sample."""
         if self._ring is None:
             return torch.stack(parts).sum(dim=0)
-        bound, bits = self._ring.joint_bound, self._ring.ring_bits
-        fixed_point = FixedPoint.for_sum(addends=len(parts), bound=bound, ring_bits=bits)
-        words = np.zeros(parts[0].shape, dtype=WORD_TYPES[bits])
+        fixed_point = FixedPoint.for_sum(addends=len(parts), bound=bound, ring_bits=self._ring.ring_bits)
+        words = np.zeros(parts[0].shape, dtype=WORD_TYPES[self._ring.ring_bits])
         for part in parts:
             words += fixed_point.encode(part.numpy())
         return torch.from_numpy(fixed_point.decode(words, parts[0].numpy().dtype))
