@@ -21,7 +21,7 @@ from cgd.errors import InputError
 from cgd.learning.normal import standard_normal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     Rand = Callable[[torch.Size, torch.Generator], torch.Tensor]
 
@@ -47,13 +47,17 @@ class Origin:
     seed: bytes = field(repr=False)
     rand: Rand | None = field(default=None, repr=False)
 
-    def draw(self, only: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """The origin of one parameter after the other (of all, or only of some), with its name, in double precision."""
+    def key(self, name: str) -> bytes:
+        """The key from which a parameter is drawn.
+
+        One for each name: a parameter's origin does not depend on which others take part.
+        """
+        return hmac.digest(self.seed, f"cgd origin {name}".encode(), "sha256")
+
+    def draw(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The origin of one parameter after the other, with its name, in double precision."""
         for name, shape in self.shapes.items():
-            if only is not None and name not in only:
-                continue
-            # A stream for each name: a parameter's origin does not depend on which others take part.
-            key = hmac.digest(self.seed, f"cgd origin {name}".encode(), "sha256")
+            key = self.key(name)
             if self.rand is None:
                 numbers = torch.from_numpy(standard_normal(key, math.prod(shape))).reshape(shape)
             else:

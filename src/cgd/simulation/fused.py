@@ -7,6 +7,7 @@ participant's own features are so few that its first layer is put together on th
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from torch import nn
 from cgd.errors import InputError
 from cgd.learning.grid import Cell
 from cgd.simulation import kernels, vectors
+from cgd.simulation.normals import draw as draw_normals
 from cgd.simulation.participants import as_labels
 
 if TYPE_CHECKING:
@@ -192,38 +194,41 @@ class FusedEngine:
         With the samples given, what layer 1 makes of them goes to `_fixed`.
         """
         grid, width = self._participants.grid, self._network.widths[0]
-        heads = np.empty((len(rows) * grid.columns, self._head_size), np.float32)
         deep = self._features + grid.columns * self._network.first_bias
+        heads = np.empty((len(rows) * grid.columns, self._head_size), np.float32)
         firsts = np.empty((len(rows) if self._towers else 0, deep, width), np.float32)
-        layer = np.empty((deep, width), np.float32)
-        for i, row in enumerate(rows):
-            own = firsts[i] if self._towers else layer
+
+        def draw(place: int) -> None:
+            row = rows[place]
+            own = firsts[place] if self._towers else np.empty((deep, width), np.float32)
             for column in range(grid.columns):
-                drawn = self._participants.origin(Cell(row, column)).draw(
-                    None if self._needs_first(x) else self._head_names
-                )
-                head = heads[i * grid.columns + column]
-                at = 0
-                for name, numbers in drawn:
-                    if name == "0.weight":
-                        own[self._cuts[column] : self._cuts[column + 1]] = numbers.numpy().T
-                    elif name == "0.bias":
-                        own[self._features + column] = numbers.numpy()
-                    else:
-                        head[at : at + numbers.numel()] = numbers.numpy().reshape(-1)
-                        at += numbers.numel()
+                head = heads[place * grid.columns + column]
+                self._draw(Cell(row, column), own if self._towers or x is not None else None, head)
             if x is not None and not self._towers:
                 begin, end = self._row_cuts[row], self._row_cuts[row + 1]
-                np.matmul(x[begin:end], layer[: self._features], out=self._fixed[begin:end])
-                self._fixed[begin:end] += layer[self._features :].sum(axis=0)
+                np.matmul(x[begin:end], own[: self._features], out=self._fixed[begin:end])
+                self._fixed[begin:end] += own[self._features :].sum(axis=0)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(draw, range(len(rows))))
         return firsts, heads
 
-    def _needs_first(self, x: Floats | None) -> bool:
-        return self._towers or x is not None
-
-    @property
-    def _head_names(self) -> frozenset[str]:
-        return frozenset(self._participants.layout.columns[0]) - {"0.weight", "0.bias"}
+    def _draw(self, cell: Cell, first: Floats | None, head: Floats) -> None:
+        """Draw one participant's origin: its part of the row's first layer, if that is wanted, and its head."""
+        origin = self._participants.origin(cell)
+        at = 0
+        for name, shape in origin.shapes.items():
+            count = math.prod(shape)
+            if name not in ("0.weight", "0.bias"):
+                draw_normals(origin.key(name), origin.delta, head[at : at + count])
+                at += count
+            elif first is not None:
+                numbers = np.empty(count, np.float32)
+                draw_normals(origin.key(name), origin.delta, numbers)
+                if name == "0.weight":
+                    first[self._cuts[cell.column] : self._cuts[cell.column + 1]] = numbers.reshape(shape).T
+                else:
+                    first[self._features + cell.column] = numbers
 
     def _unpack(self, flat: Floats) -> tuple[Floats, Floats, Floats]:
         """The displacement as the kernels want it: layer 1 by features, its biases by columns, and the heads."""
