@@ -131,8 +131,11 @@ def reproduce(
     if what == "report":
         console.print(f"The page is {paper.report(scale.value, store)}", soft_wrap=True)
         return
-    for experiment in paper.experiments().values() if what == "all" else [paper.get(what)]:
-        _run_experiment(experiment, scale.value, store, data_dir, fresh=not resume)
+    chosen = list(paper.experiments().values()) if what == "all" else [paper.get(what)]
+    entries = [entry for experiment in chosen for entry in paper.entries_of(experiment, scale.value)]
+    store.prepare([entry.run for entry in entries], fresh=not resume)
+    for experiment in chosen:
+        _run_experiment(experiment, scale.value, store, data_dir)
 
 
 @app.command()
@@ -144,23 +147,24 @@ def simulate(
     data_dir: DataDir = None,
 ) -> None:
     """Simulate colonies of your own: everything a TOML file describes, as a table, a plot and JSON files."""
+    from cgd.experiments import reproduce as paper
     from cgd.experiments import spec
     from cgd.experiments.runner import Store
 
     experiment = spec.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
     store = Store(out / chosen if len(experiment.entries) > 1 else out)
-    _run_experiment(experiment, chosen, store, data_dir, fresh=not resume)
+    store.prepare([entry.run for entry in paper.entries_of(experiment, chosen)], fresh=not resume)
+    _run_experiment(experiment, chosen, store, data_dir)
 
 
-def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: Path | None, *, fresh: bool) -> None:
+def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: Path | None) -> None:
     """Run what is missing, then show the table and draw the plot."""
     from rich.console import Console
 
     from cgd.experiments import reproduce as paper
 
     entries = paper.entries_of(experiment, scale)
-    store.prepare([entry.run for entry in entries], fresh=fresh)
     with _progress() as progress:
         tasks = {
             entry.run: progress.add_task(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from cgd.baselines.setting import Learner, Trained, descend
 from cgd.learning.grid import Cell
+from cgd.simulation.participants import sample_of
 
 if TYPE_CHECKING:
     from cgd.baselines.setting import Setting
@@ -29,8 +29,7 @@ def local(setting: Setting, sample: int | None = None) -> Trained:
     participants = setting.participants()
     cells = list(participants.grid.cells)
     if sample is not None:
-        chosen = np.random.default_rng(setting.seed).permutation(len(cells))[:sample]
-        cells = [cells[i] for i in sorted(chosen)]
+        cells = sample_of(cells, sample, setting.seed)
     nowhere = torch.zeros(participants.layout.size, dtype=participants.dtype)
     learners = {}
     for cell in cells:

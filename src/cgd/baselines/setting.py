@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from cgd.learning.confinement import confine
 from cgd.learning.grid import Cell
-from cgd.simulation.course import evaluations_every, follow
+from cgd.simulation.course import digest_of, evaluations_every, follow, told
 from cgd.simulation.history import Evaluation, History
-from cgd.simulation.participants import Participants, as_input, as_labels, participant_seed
+from cgd.simulation.participants import Participants, as_input, as_labels, judge, participant_seed
 
 if TYPE_CHECKING:
     import os
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from cgd.learning.grid import Block
     from cgd.simulation.course import Course, OnStep
-    from cgd.simulation.modules import Loss
-    from cgd.simulation.participants import Delta
+    from cgd.simulation.participants import Delta, Loss
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,11 @@ def follow_learners(
 ) -> History:
     """Follow a course of these learners; `settings` are those that this kind of training has besides the usual ones."""
     every = evaluations_every(setting.steps, setting.evaluate_every)
-    delta = "a function" if callable(setting.delta) else repr(setting.delta)
     usual = {
         "lr": repr(setting.lr),
-        "start": f"seed {setting.seed}, delta {delta}",
-        "loss": getattr(setting.loss, "__qualname__", repr(setting.loss)),
-        "evaluation": repr(setting.test is not None),
+        "seed": repr(setting.seed),
+        "loss": told(setting.loss),
+        "evaluation": f"test data {digest_of(setting.test)}",
     }
     history = History(list(learners))
     follow(
@@ -192,17 +190,14 @@ def evaluate(setting: Setting, learners: list[Learner], step: int) -> Evaluation
     """Losses and accuracies on held-out data, if there are any."""
     if setting.test is None:
         return None
-    losses, accuracies = [], []
+    judged = []
     for learner in learners:
         dtype = next(learner.model.parameters()).dtype
         x, y = as_input(setting.test[0], dtype), as_labels(setting.test[1], dtype)
         learner.model.eval()
-        outputs = learner.model(x if learner.features is None else x[:, learner.features])
+        judged.append(judge(setting.loss, learner.model(x if learner.features is None else x[:, learner.features]), y))
         learner.model.train()
-        losses.append(float(setting.loss(outputs, y)))
-        if not y.is_floating_point() and outputs.ndim == 2:
-            accuracies.append(float((outputs.argmax(dim=1) == y).float().mean()))
-    return Evaluation(step, losses, accuracies)
+    return Evaluation(step, [loss for loss, _ in judged], [accuracy for _, accuracy in judged if accuracy is not None])
 
 
 def _digests(learners: dict[str, Learner]) -> dict[str, str]:
@@ -210,6 +205,8 @@ def _digests(learners: dict[str, Learner]) -> dict[str, str]:
     digests = {}
     for name, learner in learners.items():
         digest = hashlib.sha256(str(learner.model).encode())
+        for part, values in learner.model.state_dict().items():  # where it starts
+            digest.update(part.encode() + values.contiguous().numpy().tobytes())
         digest.update(learner.x.contiguous().numpy().data)
         digest.update(learner.y.contiguous().numpy().data)
         digests[name] = digest.hexdigest()[:16]

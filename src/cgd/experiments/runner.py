@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from cgd.errors import InputError
 from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
 from cgd.learning.grid import Grid
-from cgd.simulation.checkpoint import check_place, write_whole
+from cgd.simulation.checkpoint import write_whole
 from cgd.simulation.history import History
 from cgd.simulation.participants import participant_seed
 from cgd.simulation.simulate import simulate
@@ -105,7 +106,12 @@ class Store:
     def get(self, spec: RunSpec) -> Result | None:
         """The result of this run, if it is there."""
         path = self.path(spec)
-        return Result.read(path) if path.exists() else None
+        if not path.exists():
+            return None
+        found = Result.read(path)
+        if found.spec != spec:
+            raise InputError(f"{path} is the result of another run; move it away to run it anew")
+        return found
 
     def prepare(self, specs: Collection[RunSpec], *, fresh: bool = False) -> None:
         """Make the folder; with `fresh`, forget what is there of these runs.
@@ -113,7 +119,12 @@ class Store:
         Raises:
             InputError: the folder cannot be written.
         """
-        check_place(self.folder / ".checkpoints" / "any")
+        try:
+            (self.folder / ".checkpoints").mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / ".checkpoints" / f"try-{os.getpid()}", b"")
+            (self.folder / ".checkpoints" / f"try-{os.getpid()}").unlink()
+        except OSError as error:
+            raise InputError(f"{self.folder} cannot be written ({error.strerror}); name another place") from None
         for spec in specs if fresh else ():
             self.path(spec).unlink(missing_ok=True)
             self.checkpoint(spec).unlink(missing_ok=True)
@@ -175,7 +186,7 @@ def _cgd(spec: RunSpec, setting: Setting) -> Result:
         on_step=setting.on_step,
     )
     extra = {"displacement": _digest(colony.displacement())}
-    if spec.measure == "training" and not spec.hidden and spec.columns == 1:
+    if spec.has_regret:
         return Result(
             spec, colony.history, cgd.__version__, {**extra, "theory": asdict(theory.measure(setting, colony))}
         )

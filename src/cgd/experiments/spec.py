@@ -140,6 +140,12 @@ class RunSpec:
         digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
 
+    @property
+    def has_regret(self) -> bool:
+        """Whether it is a convex case of Theorem 1, measured before every step on everybody's training samples."""
+        convex = self.method == "cgd" and not self.hidden and self.columns == 1 and self.data != "diabetes"
+        return convex and self.measure == "training" and self.evaluations >= self.steps
+
     def as_json(self) -> dict[str, Any]:
         """The run as plain data."""
         return {name: _json(value) for name, value in asdict(self).items()}
@@ -258,6 +264,8 @@ def _like(path: Path, content: dict[str, Any], before: tuple[Path, ...]) -> Expe
     }
     if not all(entries.values()):
         raise InputError(f"{path.name}: no run of {other.name} has {only!r} in its group and label")
+    for own in entries.values():
+        _check_show(show, own, path.name)
     about = " ".join(_text(content, "about", other.about, path.name).split())
     return Experiment(path.stem, _text(content, "title", other.title, path.name), about, show, entries)
 
@@ -266,10 +274,9 @@ def _check_show(show: str, entries: tuple[Entry, ...], where: str) -> None:
     """Refuse what cannot be shown before it is trained."""
     for entry in entries:
         run = entry.run
-        convex = run.method == "cgd" and not run.hidden and run.columns == 1 and run.evaluations >= run.steps
-        if show == "regret" and not (convex and run.measure == "training"):
+        if show == "regret" and not run.has_regret:
             raise InputError(
-                f"{where}: {entry.label!r} has no regret to show; that needs the method cgd, hidden = [], one column, "
+                f"{where}: {entry.label!r} has no regret to show; that needs cgd, classes, hidden = [], one column, "
                 'measure = "training", and as many evaluations as steps'
             )
         if show == "gaps" and run.data == "diabetes":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 class Rule(Protocol):
-    """One step of the displacement under an opened sum."""
+    """One step of the displacement under an opened sum.
+
+    Attributes:
+        follows_scale: whether twice the gradient makes twice the step.
+    """
+
+    follows_scale: ClassVar[bool]
 
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
         """Move `displacement` in place; `state` keeps what the rule must remember from step to step."""
@@ -31,6 +37,8 @@ class Rule(Protocol):
 @dataclass(frozen=True)
 class Descent:
     """Gradient descent, with momentum if asked for: v ← momentum·v + G, D ← D − lr·v."""
+
+    follows_scale: ClassVar[bool] = True
 
     lr: float
     momentum: float = 0.0
@@ -53,6 +61,8 @@ class Descent:
 @dataclass(frozen=True)
 class AdamDescent:
     """Adam (Kingma and Ba, 2015) on the opened sums."""
+
+    follows_scale: ClassVar[bool] = False
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)

@@ -37,6 +37,14 @@ def split_first_layer(model: nn.Module) -> tuple[nn.Linear, nn.Sequential]:
     return model[0], nn.Sequential(*list(model)[1:])
 
 
+def first_layer_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of the parameters of the first layer, if the model begins with a fully-connected one."""
+    if not isinstance(model, nn.Sequential) or len(model) == 0 or not isinstance(model[0], nn.Linear):
+        return ()
+    child = next(iter(dict(model.named_children())))
+    return tuple(f"{child}.{name}" for name, _ in model[0].named_parameters())
+
+
 def narrow(model: nn.Module, features: int) -> nn.Sequential:
     """The same network with a first layer for so many features: the tower of a participant that holds these.
 
@@ -45,6 +53,8 @@ def narrow(model: nn.Module, features: int) -> nn.Sequential:
         Linear(in_features=7, out_features=256, bias=True)
     """
     first, _ = split_first_layer(model)
+    if not first.weight.requires_grad:
+        raise InputError("the first layer is frozen; it cannot be cut by columns, train it or use one column")
     tower: nn.Sequential = copy.deepcopy(model)  # type: ignore[assignment]
     bias = first.bias is not None
     tower[0] = nn.Linear(features, first.out_features, bias, device=first.weight.device, dtype=first.weight.dtype)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import io
 import os
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,23 +15,34 @@ import torch
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 FORMAT = "cgd-checkpoint-1"
 
 
-def check_place(path: Path) -> None:
-    """Refuse a place where no checkpoint can be written, before hours of work depend on it.
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold a place for checkpoints alone: two runs that write the same one would undo each other's work.
 
     Raises:
-        InputError: its folder cannot be made or written.
+        InputError: its folder cannot be written, or another process holds it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path.with_name(f".{path.name}.try"), b"")
-        path.with_name(f".{path.name}.try").unlink()
+        lock = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); name another place") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"{path} is in use by another process; wait until that has ended, or name another place"
+            ) from None
+        for left_behind in path.parent.glob(f".{glob.escape(path.name)}.*.new"):  # by a process that was killed
+            left_behind.unlink(missing_ok=True)
+        yield
+        Path(lock.name).unlink(missing_ok=True)
 
 
 def save(path: Path, settings: dict[str, str], state: dict[str, Any]) -> None:
@@ -63,7 +78,7 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file in one step."""
-    beside = path.with_name(f".{path.name}.new")  # always the same name: what a killed process left is overwritten
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with beside.open("wb") as file:
             file.write(content)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from cgd.errors import InputError
 from cgd.learning.grid import Cell
 from cgd.learning.vertical import fuse, log_probabilities, split_first_layer
 from cgd.simulation.history import Evaluation
-from cgd.simulation.participants import as_input, as_labels
+from cgd.simulation.participants import as_input, as_labels, judge, sample_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cgd.learning.confinement import Origin
     from cgd.simulation.history import History
-    from cgd.simulation.modules import Loss
-    from cgd.simulation.participants import Participants
+    from cgd.simulation.participants import Loss, Participants
 
 
 class Colony:
@@ -112,9 +110,9 @@ class Colony:
     ) -> Evaluation:
         """Losses and accuracies of some participants on these samples; of some rows, too, where rows tell classes."""
         labels = as_labels(y, self._participants.dtype)
-        own = [self._judge(self.outputs(cell, x), labels) for cell in cells]
-        fusing = () if labels.is_floating_point() else rows
-        fused = [self._judge(self.fused_outputs(row, x), labels) for row in fusing]
+        own = [judge(self._loss, self.outputs(cell, x), labels) for cell in cells]
+        fusing = () if labels.is_floating_point() or labels.ndim != 1 else rows
+        fused = [judge(self._loss, self.fused_outputs(row, x), labels) for row in fusing]
         return Evaluation(
             self.steps if step is None else step,
             [loss for loss, _ in own],
@@ -125,8 +123,7 @@ class Colony:
 
     def sample(self, count: int, seed: int = 0) -> list[Cell]:
         """So many participants, drawn at random; all of them if there are no more."""
-        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
-        return [self.cells[i] for i in sorted(chosen)]
+        return sample_of(self.cells, count, seed)
 
     def _tower(self, model: torch.nn.Module, cell: Cell, x: torch.Tensor) -> torch.Tensor:
         widths = [self._participants.blocks[Cell(0, c)].x.shape[1] for c in range(cell.column + 1)]
@@ -138,9 +135,3 @@ class Colony:
         firsts = [split_first_layer(self.model(cell))[0] for cell in self._participants.grid.row_peers(Cell(row, 0))]
         z = x @ torch.cat([first.weight for first in firsts], dim=1).T
         return z if firsts[0].bias is None else z + torch.stack([first.bias for first in firsts]).sum(dim=0)
-
-    def _judge(self, outputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float | None]:
-        loss = float(self._loss(outputs, labels))
-        if labels.is_floating_point() or outputs.ndim != 2:
-            return loss, None
-        return loss, float((outputs.argmax(dim=1) == labels).float().mean())

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
 
 from cgd.errors import DivergenceError, InputError
 from cgd.simulation import checkpoint as checkpoints
@@ -48,6 +54,28 @@ def evaluations_every(steps: int, wanted: int | None) -> int:
     return wanted or max(1, steps // 100)
 
 
+def told(loss: Any) -> str:
+    """A loss as a text that is the same for the same loss, in another process, too."""
+    if isinstance(loss, partial):
+        return f"partial({told(loss.func)}, {loss.args}, {sorted(loss.keywords.items())})"
+    if isinstance(loss, torch.nn.Module):
+        options = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
+        return f"{type(loss).__qualname__}({options}, {dict(loss.named_buffers())})"
+    code = getattr(loss, "__code__", None)
+    body = "" if code is None else hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:12]
+    return f"{getattr(loss, '__qualname__', type(loss).__qualname__)} {body}".strip()
+
+
+def digest_of(test: tuple[Any, Any] | None) -> str:
+    """Of held-out data."""
+    if test is None:
+        return "none"
+    state = hashlib.sha256()
+    for part in test:
+        state.update(np.ascontiguousarray(np.asarray(part)).data)
+    return state.hexdigest()[:16]
+
+
 def follow(
     course: Course,
     history: History,
@@ -75,18 +103,30 @@ def follow(
         InputError: the checkpoint cannot be written, or is of other settings.
         DivergenceError: a training loss is no longer finite; the checkpoint is from before.
     """
-    if checkpoint is not None:
-        checkpoints.check_place(checkpoint)
-        saved = checkpoints.load(checkpoint, settings)
-        if saved is not None:
-            before = History.from_json(saved["history"])
-            history.training_loss[:], history.evaluations[:] = before.training_loss, before.evaluations
-            course.load_state(saved)
-            if len(history.training_loss) > steps:
-                raise InputError(
-                    f"{checkpoint} is at step {len(history.training_loss)}, beyond the {steps} asked for; "
-                    "ask for more steps, or name another file"
-                )
+    with nullcontext() if checkpoint is None else checkpoints.claimed(checkpoint):
+        _follow(course, history, steps, lr, every, checkpoint, settings, on_step)
+
+
+def _follow(
+    course: Course,
+    history: History,
+    steps: int,
+    lr: float,
+    every: int,
+    checkpoint: Path | None,
+    settings: dict[str, str],
+    on_step: OnStep,
+) -> None:
+    saved = None if checkpoint is None else checkpoints.load(checkpoint, settings)
+    if saved is not None:
+        before = History.from_json(saved["history"])
+        history.training_loss[:], history.evaluations[:] = before.training_loss, before.evaluations
+        course.load_state(saved)
+        if len(history.training_loss) > steps:
+            raise InputError(
+                f"{checkpoint} is at step {len(history.training_loss)}, beyond the {steps} asked for; "
+                "ask for more steps, or name another file"
+            )
 
     def save() -> None:
         if checkpoint is not None:
@@ -97,15 +137,19 @@ def follow(
         if not done and (taken % every == 0 or taken == steps):
             evaluation = course.evaluate(taken)
             if evaluation is not None:
+                check(max(evaluation.loss), taken)
                 history.evaluations.append(evaluation)
+
+    def check(loss: float, taken: int) -> None:
+        if not math.isfinite(loss):
+            raise DivergenceError(f"the loss is {loss} after {taken} steps; lower lr (it is {lr})")
 
     first = len(history.training_loss)
     evaluate(first)
     last_saved = time.monotonic()
     for number in range(first, steps):
         loss = course.step(number)
-        if not math.isfinite(loss):
-            raise DivergenceError(f"the training loss is {loss} at step {number + 1}; lower lr (it is {lr})")
+        check(loss, number)
         history.training_loss.append(loss)
         evaluate(number + 1)
         if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:

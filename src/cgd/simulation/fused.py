@@ -64,12 +64,14 @@ class Network:
     @classmethod
     def of(cls, model: nn.Module) -> Network | None:
         """None if the model is anything else."""
-        if not isinstance(model, nn.Sequential) or model.training is False:
+        if type(model) is not nn.Sequential or model.training is False:
+            return None
+        if any(each._forward_hooks or each._forward_pre_hooks or each._backward_hooks for each in model.modules()):
             return None
         linear = [each for each in list(model)[::2] if type(each) is nn.Linear]
         kinds = {ACTIVATIONS.get(type(each)) for each in list(model)[1::2]} or {vectors.IDENTITY}
         activation = kinds.pop()
-        if 2 * len(linear) - 1 != len(model) or kinds or activation is None:
+        if 2 * len(linear) - 1 != len(set(model)) or len(linear) != len(set(linear)) or kinds or activation is None:
             return None
         if not all(each.requires_grad and each.dtype == torch.float32 for each in model.parameters()):
             return None
@@ -105,9 +107,10 @@ class FusedEngine:
             [0, *(participants.blocks[Cell(0, c)].x.shape[1] for c in range(participants.grid.columns))]
         )
         self._features = x.shape[1]
-        first = participants.layout.columns[0]["0.weight"][1]
-        if participants.grid.columns == 1 and first[1] != self._features:
-            raise InputError(f"the model takes {first[1]} features and the samples have {self._features}")
+        self._weight, *self._bias = participants.first
+        wanted = participants.layout.columns[0][self._weight][1][1]
+        if participants.grid.columns == 1 and wanted != self._features:
+            raise InputError(f"the model takes {wanted} features and the samples have {self._features}")
         self._data = _compressed(x)
         self._targets = _targets(participants, network.widths[-1], self._loss)
         self._row_cuts = np.cumsum([0, *participants.samples])
@@ -122,8 +125,9 @@ class FusedEngine:
         fixed = (0, 0) if self._towers else (len(x), network.widths[0])
         self._fixed = np.zeros(fixed, np.float32)
         for chunk in self._chunks:
-            origins = self._origins(chunk.rows, x)
-            if self._bytes_kept + sum(each.nbytes for each in origins) <= memory:
+            origins = self._origins(chunk.rows, all_layers=True)
+            room = memory if len(self._chunks) == 1 else memory * 3 / 4  # the rest is for a chunk that is drawn
+            if self._bytes_kept + sum(each.nbytes for each in origins) <= room:
                 chunk.origins = origins
 
     @property
@@ -146,7 +150,7 @@ class FusedEngine:
         totals, loss = [np.zeros_like(each, dtype=np.float64) for each in (first, first_bias, head)], 0.0
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for chunk in self._chunks:
-                firsts, heads = chunk.origins or self._origins(chunk.rows, None)
+                firsts, heads = chunk.origins or self._origins(chunk.rows, all_layers=self._towers)
                 shared = (
                     self._row_cuts,
                     self._cuts,
@@ -164,8 +168,6 @@ class FusedEngine:
                     for total, part in zip(totals, parts, strict=True):
                         total += part
         samples, columns = self._participants.total_samples, self._participants.grid.columns
-        if self._loss == kernels.SQUARED_ERROR:
-            loss += columns * float(np.square(self._targets, dtype=np.float64).sum()) / self._targets.shape[1]
         # In `joint` all columns' losses depend on layer 1, and their mean is what everybody descends.
         first_weight = samples if self._towers else samples * columns
         gradient = self._pack(totals[0] / first_weight, totals[1] / first_weight, totals[2] / (samples * columns))
@@ -188,10 +190,10 @@ class FusedEngine:
         for start in range(0, grid.rows, many):
             yield _Chunk(range(start, min(start + many, grid.rows)))
 
-    def _origins(self, rows: range, x: Floats | None) -> tuple[Floats, Floats]:
+    def _origins(self, rows: range, *, all_layers: bool) -> tuple[Floats, Floats]:
         """Draw the origins of some rows: those of layer 1 (in `towers`) and of the heads.
 
-        With the samples given, what layer 1 makes of them goes to `_fixed`.
+        With all layers, what layer 1 makes of the samples goes to `_fixed`.
         """
         grid, width = self._participants.grid, self._network.widths[0]
         deep = self._features + grid.columns * self._network.first_bias
@@ -203,11 +205,11 @@ class FusedEngine:
             own = firsts[place] if self._towers else np.empty((deep, width), np.float32)
             for column in range(grid.columns):
                 head = heads[place * grid.columns + column]
-                self._draw(Cell(row, column), own if self._towers or x is not None else None, head)
-            if x is not None and not self._towers:
+                self._draw(Cell(row, column), own if all_layers else None, head)
+            if all_layers and not self._towers:
                 begin, end = self._row_cuts[row], self._row_cuts[row + 1]
-                np.matmul(x[begin:end], own[: self._features], out=self._fixed[begin:end])
-                self._fixed[begin:end] += own[self._features :].sum(axis=0)
+                self._fixed[begin:end] = own[self._features :].sum(axis=0)
+                kernels.first_layer(begin, end, self._data, own, self._fixed)
 
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(draw, range(len(rows))))
@@ -219,13 +221,13 @@ class FusedEngine:
         at = 0
         for name, shape in origin.shapes.items():
             count = math.prod(shape)
-            if name not in ("0.weight", "0.bias"):
+            if name not in self._participants.first:
                 draw_normals(origin.key(name), origin.delta, head[at : at + count])
                 at += count
             elif first is not None:
                 numbers = np.empty(count, np.float32)
                 draw_normals(origin.key(name), origin.delta, numbers)
-                if name == "0.weight":
+                if name == self._weight:
                     first[self._cuts[cell.column] : self._cuts[cell.column + 1]] = numbers.reshape(shape).T
                 else:
                     first[self._features + cell.column] = numbers
@@ -238,9 +240,9 @@ class FusedEngine:
         bias = np.empty((columns if self._network.first_bias else 0, width), np.float32)
         for column in range(columns):
             views = layout.columns[column]
-            first[self._cuts[column] : self._cuts[column + 1]] = flat[views["0.weight"][0]].reshape(width, -1).T
+            first[self._cuts[column] : self._cuts[column + 1]] = flat[views[self._weight][0]].reshape(width, -1).T
             if self._network.first_bias:
-                bias[column] = flat[views["0.bias"][0]]
+                bias[column] = flat[views[self._bias[0]][0]]
         return first, bias, flat[len(flat) - self._head_size :]
 
     def _pack(self, first: npt.NDArray[Any], bias: npt.NDArray[Any], head: npt.NDArray[Any]) -> Floats:
@@ -248,9 +250,9 @@ class FusedEngine:
         flat = np.empty(layout.size, np.float32)
         for column in range(self._participants.grid.columns):
             views = layout.columns[column]
-            flat[views["0.weight"][0]] = first[self._cuts[column] : self._cuts[column + 1]].T.reshape(-1)
+            flat[views[self._weight][0]] = first[self._cuts[column] : self._cuts[column + 1]].T.reshape(-1)
             if self._network.first_bias:
-                flat[views["0.bias"][0]] = bias[column]
+                flat[views[self._bias[0]][0]] = bias[column]
         flat[layout.size - self._head_size :] = head
         return flat
 
@@ -294,6 +296,10 @@ def _targets(participants: Participants, outputs: int, loss: int) -> Floats:
     if y.shape != (len(y), outputs):
         raise InputError(
             f"the labels have shape {tuple(y.shape)} and the outputs {(len(y), outputs)}; reshape the labels"
+        )
+    if loss == kernels.CROSS_ENTROPY and not torch.allclose(y.sum(dim=1), torch.ones(len(y)), atol=1e-4):
+        raise InputError(
+            "the labels of a sample are probabilities, and they do not sum to one; engine='modules' takes any"
         )
     targets: Floats = y.float().contiguous().numpy()
     return targets

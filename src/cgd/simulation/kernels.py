@@ -36,6 +36,14 @@ CROSS_ENTROPY, SQUARED_ERROR = range(2)
 
 
 @compiled
+def first_layer(start, end, data, first, out):
+    """Add what a first layer gives for the samples `start` to `end`; `first` is features × width."""
+    indptr, indices, values = data
+    for s in range(start, end):
+        add_products(out[s], indices, values, indptr[s], indptr[s + 1], first, 0)
+
+
+@compiled
 def joint_gradient(start, end, rows, cuts, data, targets, fixed, first, first_bias, heads, first_row, head, net):
     """Gradient sums over the samples `start` to `end` when the pre-activations of layer 1 are added over the row.
 
@@ -71,6 +79,7 @@ def joint_gradient(start, end, rows, cuts, data, targets, fixed, first, first_bi
     back = np.empty((TILE, width), np.float32)
     second = np.empty((TILE, widths[1] if len(widths) > 1 else 1), np.float32)
     times = np.ones(TILE, np.float32)
+    squares = np.zeros(TILE, np.float64)
     bias = np.zeros(width, np.float32)
     for c in range(len(first_bias)):
         bias += first_bias[c]
@@ -94,7 +103,7 @@ def joint_gradient(start, end, rows, cuts, data, targets, fixed, first, first_bi
         for c in range(columns):
             add(heads[(row - first_row) * columns + c], head, weights)
             _forward(weights, widths, biased, activation, buffer, count)
-            loss += _output_delta(buffer, deltas, widths, targets[at : at + count], times, count, loss_kind)
+            loss += _output_delta(buffer, deltas, widths, targets[at : at + count], times, squares, count, loss_kind)
             _backward(weights, widths, biased, activation, buffer, deltas, sums[2], count)
             delta = deltas[after : after + TILE * wide].reshape(TILE, wide)
             for t in range(count):
@@ -138,6 +147,7 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
     back = deltas[: TILE * width].reshape(TILE, width)
     wanted = np.empty((TILE, outputs), np.float32)
     times = np.ones(TILE, np.float32)
+    squares = np.zeros(TILE, np.float64)
     who = np.empty(TILE, np.int64)
     from_ = np.empty(TILE, np.int64)
     to = np.empty(TILE, np.int64)
@@ -160,6 +170,7 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
             add(heads[(row - first_row) * columns + c], head, weights)
             empty = ZERO
             clear(nothing)
+            squared = 0.0
             s = begin
             while s < stop or empty > 0:
                 count = 0
@@ -172,6 +183,8 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
                     if k == after:
                         empty += ONE
                         add(nothing, targets[s], nothing)
+                        for o in range(outputs):
+                            squared += np.float64(targets[s, o]) * np.float64(targets[s, o])
                     else:
                         who[count], from_[count], to[count], times[count] = s, k, after, ONE
                         copy(targets[s], wanted[count])
@@ -180,7 +193,7 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
                         count += 1
                     s += 1
                 if s == stop and empty > 0:
-                    from_[count], to[count], times[count] = 0, 0, empty
+                    from_[count], to[count], times[count], squares[count] = 0, 0, empty, squared
                     copy(nothing, wanted[count])
                     copy(own_bias, hidden[count])
                     count += 1
@@ -190,7 +203,7 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
                 if len(widths) > 1:
                     activate(hidden, count, activation)
                 _forward(weights, widths, biased, activation, buffer, count)
-                loss += _output_delta(buffer, deltas, widths, wanted, times, count, loss_kind)
+                loss += _output_delta(buffer, deltas, widths, wanted, times, squares, count, loss_kind)
                 _backward(weights, widths, biased, activation, buffer, deltas, sums[2], count)
                 if len(widths) > 1:
                     after = TILE * widths[0]
@@ -254,10 +267,11 @@ def _backward(weights, widths, biased, activation, buffer, deltas, sums, count):
 
 
 @compiled
-def _output_delta(buffer, deltas, widths, targets, times, count, kind):
-    """Set the outputs' deltas, of samples that occur `times` with targets that are summed up; return the loss.
+def _output_delta(buffer, deltas, widths, targets, times, squares, count, kind):
+    """Set the outputs' deltas and return the loss, of samples that may stand for several.
 
-    The targets of a sample are probabilities if the loss is the cross-entropy.
+    Such a sample occurs `times`, its targets are summed up, and `squares` is the sum of their squares. If the loss is
+    the cross-entropy, the targets of each are probabilities.
     """
     outputs = widths[-1]
     last = len(buffer) - TILE * outputs
@@ -265,12 +279,18 @@ def _output_delta(buffer, deltas, widths, targets, times, count, kind):
     delta = deltas[last:].reshape(TILE, outputs)
     loss = 0.0
     if kind == SQUARED_ERROR:
-        # Σ(o − t)² without its constant Σt², which the caller adds: summed targets do not tell it.
         scale = np.float32(2) / np.float32(outputs)
         for t in range(count):
+            square = squares[t] if times[t] != 1 else 0.0
             for o in range(outputs):
-                delta[t, o] = scale * (times[t] * out[t, o] - targets[t, o])
-                loss += (times[t] * out[t, o] - np.float32(2) * targets[t, o]) * out[t, o] / outputs
+                error = times[t] * out[t, o] - targets[t, o]
+                delta[t, o] = scale * error
+                if times[t] == 1:
+                    square += np.float64(error) * np.float64(error)
+                else:
+                    said = np.float64(out[t, o])
+                    square += (np.float64(times[t]) * said - 2.0 * np.float64(targets[t, o])) * said
+            loss += square / outputs
         return loss
     for t in range(count):
         z, d = out[t], delta[t]

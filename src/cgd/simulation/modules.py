@@ -7,7 +7,6 @@ same integers, and so the same bits, as the secure sum of real participants.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,7 @@ from cgd.learning.vertical import split_first_layer
 from cgd.ring.fixed_point import WORD_TYPES, FixedPoint
 
 if TYPE_CHECKING:
-    from cgd.simulation.participants import Participants
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    from cgd.simulation.participants import Loss, Participants
 
 
 @dataclass(frozen=True)
@@ -128,6 +125,7 @@ class ModuleEngine:
             joint = opened.clone().requires_grad_()
             value = self._loss(rest(joint), self._participants.data(cell)[1])
             value.backward()
+            self._participants.buffers[cell] = _buffers_of(model)
             losses.append(float(value.detach()))
             gradients.append(torch.zeros_like(opened) if joint.grad is None else joint.grad)
             flats.append(self._flat(model, cell))

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import hmac
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,14 +14,15 @@ import torch
 from cgd.errors import InputError
 from cgd.learning.confinement import Origin, check_delta
 from cgd.learning.grid import Cell, Grid
-from cgd.learning.vertical import narrow, split_first_layer
+from cgd.learning.vertical import first_layer_names, narrow, split_first_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from cgd.learning.grid import Block
 
     Delta = float | Callable[[Cell], float]
+    Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 Mode = Literal["towers", "joint"]
 
@@ -60,10 +60,9 @@ class Layout:
         return {name: flat[place].view(shape) for name, (place, shape) in self.columns[column].items()}
 
     @classmethod
-    def of(cls, models: list[torch.nn.Module]) -> Layout:
-        """The layout for one model for each column."""
+    def of(cls, models: list[torch.nn.Module], first: tuple[str, ...]) -> Layout:
+        """The layout for one model for each column; `first` are the names of the first layer, if it is cut."""
         shapes = [{n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad} for model in models]
-        first = ("0.weight", "0.bias") if len(models) > 1 else ()
         places: list[dict[str, tuple[slice, tuple[int, ...]]]] = [{} for _ in models]
         at, cuts = 0, [0]
         for column, own in enumerate(shapes):
@@ -83,6 +82,17 @@ class Layout:
         return cls(ordered, tuple(cuts), at)
 
 
+@dataclass(frozen=True)
+class _CommonOrigin(Origin):
+    """The origin of a model that everybody has, or its column's part of it."""
+
+    column: int = 0
+    first: tuple[str, ...] = ()
+
+    def key(self, name: str) -> bytes:
+        return super().key(f"{name} of column {self.column}" if name in self.first else name)
+
+
 class Participants:
     """The participants of a simulated colony.
 
@@ -91,6 +101,7 @@ class Participants:
         blocks: their data.
         mode: how the members of a row go together, if there are several columns.
         models: one model for each column, as it was built.
+        first: the names of the parameters of layer 1, if the model begins with a fully-connected one.
         layout: where their parameters lie in the displacement.
         samples: the number of samples of each row.
         dtype: the type of the parameters.
@@ -115,7 +126,8 @@ class Participants:
             raise InputError("there are no blocks; cgd.Grid(rows, columns).split(x, y) makes them")
         self.grid = _grid_of(blocks)
         self.blocks, self.mode, self.seed = blocks, mode, seed
-        self._delta, self._common_origin = delta, common_origin
+        self._common_origin = common_origin
+        self._deltas = {cell: check_delta(delta(cell) if callable(delta) else delta) for cell in blocks}
         self.samples = [blocks[Cell(row, 0)].samples for row in range(self.grid.rows)]
         whole = build_model()
         if self.grid.columns > 1:
@@ -130,11 +142,10 @@ class Participants:
         else:
             self.models = [whole]
         self.dtype = _type_of(whole)
-        self.layout = Layout.of(self.models)
+        self.first = first_layer_names(whole)
+        self.layout = Layout.of(self.models, self.first if self.grid.columns > 1 else ())
         self.buffers: dict[Cell, dict[str, torch.Tensor]] = {}
         self._shapes = [{name: shape for name, (_, shape) in own.items()} for own in self.layout.columns]
-        for column in range(self.grid.columns):
-            self.origin(Cell(0, column))  # refuses a delta that makes no sense
 
     @property
     def total_samples(self) -> int:
@@ -143,15 +154,18 @@ class Participants:
 
     def delta(self, cell: Cell) -> float:
         """δˡ of this participant."""
-        return self._delta(cell) if callable(self._delta) else self._delta
+        return self._deltas[cell]
 
     def origin(self, cell: Cell) -> Origin:
         """The private origin of this participant."""
         if cell not in self.blocks:
             raise InputError(f"{cell} is not in a grid of {self.grid.rows} × {self.grid.columns}")
-        drawn_for = Cell(0, cell.column) if self._common_origin else cell
-        seed = participant_seed(self.seed, drawn_for)
-        return Origin(check_delta(self.delta(drawn_for)), self._shapes[cell.column], seed)
+        if self._common_origin:
+            # One model for all: each column's part of layer 1 from a stream of its own, the rest the same for everyone.
+            common = Cell(0, 0)
+            seed = participant_seed(self.seed, common)
+            return _CommonOrigin(self._deltas[common], self._shapes[cell.column], seed, None, cell.column, self.first)
+        return Origin(self._deltas[cell], self._shapes[cell.column], participant_seed(self.seed, cell))
 
     def drawn(self, cell: Cell) -> dict[str, torch.Tensor]:
         """The participant's origin in the type of the model."""
@@ -176,10 +190,13 @@ class Participants:
 
     def digest(self) -> str:
         """Of everything that decides a run, besides its settings: data, models, deltas, seed."""
-        known = (self.grid, self.mode, self.seed, self._common_origin, str(self.models[0]))
-        state = hashlib.sha256(repr(known).encode())
+        known = (self.grid, self.mode, self.seed, self._common_origin, self.dtype, self.layout.columns)
+        state = hashlib.sha256(repr((known, str(self.models[0]))).encode())
+        for name, values in self.models[0].state_dict().items():
+            if name not in self.layout.columns[0]:  # what is not drawn: frozen parameters and buffers
+                state.update(name.encode() + values.contiguous().numpy().tobytes())
         for cell, block in self.blocks.items():
-            state.update(repr((cell, self.delta(cell))).encode())
+            state.update(repr((cell, self._deltas[cell])).encode())
             state.update(np.ascontiguousarray(np.asarray(block.x)).data)
             state.update(np.ascontiguousarray(np.asarray(block.y)).data)
         return state.hexdigest()
@@ -195,6 +212,20 @@ def as_labels(y: Any, dtype: torch.dtype) -> torch.Tensor:
     """Labels as a tensor: classes as long integers, numbers in the type of the model."""
     tensor = torch.as_tensor(y)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
+
+
+def sample_of(cells: Sequence[Cell], count: int, seed: int) -> list[Cell]:
+    """So many cells, drawn at random; all of them if there are no more."""
+    chosen = np.random.default_rng(seed).permutation(len(cells))[:count]
+    return [cells[i] for i in sorted(chosen)]
+
+
+def judge(loss: Loss, outputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float | None]:
+    """The loss of outputs, and if the labels are classes, how many of them are right."""
+    value = float(loss(outputs, labels))
+    if labels.is_floating_point() or labels.ndim != 1 or outputs.ndim != 2:
+        return value, None
+    return value, float((outputs.argmax(dim=1) == labels).float().mean())
 
 
 def _type_of(model: torch.nn.Module) -> torch.dtype:
@@ -214,17 +245,15 @@ def _grid_of(blocks: Mapping[Cell, Block]) -> Grid:
     if set(blocks) != set(grid.cells):
         missing = next((cell for cell in grid.cells if cell not in blocks), None)
         raise InputError(f"the blocks do not fill a grid of {grid.rows} × {grid.columns}: {missing} is missing")
-    for one, other in pairwise(grid.cells):
-        first, second = blocks[one], blocks[other]
-        if len(second.x) != second.samples or second.samples == 0:
+    for cell, block in blocks.items():
+        if len(block.x) != block.samples or block.samples == 0:
             raise InputError(
-                f"{other} has {len(second.x)} samples and {second.samples} labels; give as many, at least one"
+                f"{cell} has {len(block.x)} samples and {block.samples} labels; give as many, at least one"
             )
-        if one.row == other.row and second.y is not first.y and not np.array_equal(first.y, second.y):
-            raise InputError(
-                f"{one} and {other} are in one row and have different labels; a row holds the same samples"
-            )
-        above = blocks[Cell(0, other.column)].x.shape[1:]
-        if second.x.shape[1:] != above:
-            raise InputError(f"{other} has features of shape {tuple(second.x.shape[1:])}, its column {tuple(above)}")
+        beside, above = blocks[Cell(cell.row, 0)], blocks[Cell(0, cell.column)]
+        if block.y is not beside.y and not np.array_equal(block.y, beside.y):
+            raise InputError(f"{beside.cell} and {cell} are in one row and have different labels; a row has one set")
+        if block.x.shape[1:] != above.x.shape[1:]:
+            shape, others = tuple(block.x.shape[1:]), tuple(above.x.shape[1:])
+            raise InputError(f"{cell} has features of shape {shape}, its column {others}")
     return grid

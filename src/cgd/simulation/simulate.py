@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
 from torch.nn import functional
 
 from cgd.errors import InputError
 from cgd.learning.displacement import Descent
 from cgd.learning.schedule import inverse_square
 from cgd.simulation.colony import Colony
-from cgd.simulation.course import evaluations_every, follow
+from cgd.simulation.course import digest_of, evaluations_every, follow, told
 from cgd.simulation.history import History
 from cgd.simulation.modules import ModuleEngine, Ring
 from cgd.simulation.participants import Participants
@@ -22,14 +23,11 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    import torch
-
     from cgd.learning.displacement import Rule
     from cgd.learning.grid import Block, Cell
     from cgd.simulation.course import OnStep
     from cgd.simulation.history import Evaluation
-    from cgd.simulation.modules import Loss
-    from cgd.simulation.participants import Delta, Mode
+    from cgd.simulation.participants import Delta, Loss, Mode
 
 FUSED_ROWS = 4
 
@@ -91,7 +89,8 @@ def simulate(
         loss: of outputs and labels, a mean over the samples.
         mode: how the members of a row go together, see `cgd.learning.vertical`.
         shared: whether a step of layers 2…N takes the mean of the columns' gradients or their sum; by default the
-            mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing.
+            mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing. To Adam, which
+            does not see how large a gradient is, it makes no difference.
         rule: how a step of a given size moves the displacement: `Descent`, `AdamDescent`, or a partial of these.
         mu: μ of the step size, see `InverseSquareLR`; 0 for a fixed one.
         hold: how many steps run with α before it shrinks.
@@ -139,19 +138,18 @@ def simulate(
         raise InputError(f"sample is {sample}; it must be at least 1")
     participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
     shared = shared or ("sum" if mode == "towers" else "mean")
-    shared_lr = lr * (participants.grid.columns if shared == "sum" else 1)
     shrinking = max(1, steps - hold)
     inverse_square(0, mu, shrinking, hold)  # refuses what makes no sense, as does the rule
-    rule(lr)
+    shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).follows_scale else 1)
     computed = _engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
     settings = {
         "data and models": participants.digest()[:16],
         "lr": repr((lr, shared_lr)),
         "rule": repr(rule(lr)),
-        "loss": getattr(loss, "__qualname__", repr(loss)),
+        "loss": told(loss),
         "schedule": repr((mu, hold, shrinking) if mu else "fixed"),
         "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else computed.order,
-        "evaluation": repr(sample if test is not None else None),
+        "evaluation": f"{sample} participants, test data {digest_of(test)}",
     }
     history = History()
     colony = Colony(participants, computed.name, history, loss)
@@ -203,6 +201,8 @@ class _Descent:
         if math.isfinite(loss):
             for part, rule, remembered in zip(self._colony.parts, self._rules(number), self._remembered, strict=True):
                 rule.move(self._colony.flat[part], gradient_sum[part], remembered)
+            if not torch.isfinite(self._colony.flat).all():
+                return math.inf  # the loss before the step was finite, no later one will be
         return loss
 
     def evaluate(self, taken: int) -> Evaluation | None:
