@@ -264,8 +264,8 @@ def test_checkpoints_are_not_written_at_every_step(tmp_path: Path) -> None:
         ("clip", {}, {"clip": 2.0}),
         ("lr", {"lr": 0.5}, {}),
         ("steps", {"steps": 11}, {}),
-        ("start", {"seed": 1}, {}),
-        ("start", {"delta": 0.2}, {}),
+        ("seed", {"seed": 1}, {}),
+        ("dp-sgd", {"delta": 0.2}, {}),
         ("loss", {"loss": nn.functional.multi_margin_loss}, {}),
         ("dp-sgd", {"build_model": lambda: network(nn.Tanh())}, {}),
         ("dp-sgd", {"blocks": Grid(1).split(DIGITS.x.flip(0), DIGITS.y.flip(0), seed=0)}, {}),
@@ -385,5 +385,5 @@ def test_without_opacus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:
-    with pytest.raises(DivergenceError, match="training loss is (inf|nan) at step .*; lower lr"):
+    with pytest.raises(DivergenceError, match="loss is (inf|nan) after .* steps; lower lr"):
         dp_sgd(setting_of(lr=1e38), **ALL)

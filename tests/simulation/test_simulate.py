@@ -260,7 +260,7 @@ def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tmp_path: Path) ->
     split = Grid(2).split(x, x.sum(dim=1, keepdim=True))
     settings: dict[str, Any] = {"model": fully_connected(3, 1), "loss": functional.mse_loss, "lr": 100.0}
     run(split, steps=2, checkpoint=path, **settings)
-    with pytest.raises(DivergenceError, match=r"loss is (inf|nan) at step \d+; lower lr \(it is 100.0\)"):
+    with pytest.raises(DivergenceError, match=r"loss is (inf|nan) after \d+ steps; lower lr \(it is 100.0\)"):
         run(split, steps=100, checkpoint=path, **settings)
     assert run(split, steps=2, checkpoint=path, **settings).steps == 2
     with pytest.raises(RangeError, match="beyond the bound 16"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 HALF_A_POINT = 0.005
 _INTRODUCTION = """\
 Built by `cgd reproduce report --scale {scale}` from the results beside this page; nothing is trained for it.
-Losses and accuracies are on the 10,000 test images after the last step. The paper gives the worst participant's; ours
+Losses and accuracies are on the 10,000 test images after the last step, save where a section says otherwise. The paper gives the worst participant's; ours
 are the mean over the participants that were evaluated, drawn at random, and the worst of them. *ours − paper* is the
 difference of our mean accuracy to the paper's, in points."""
 
@@ -152,23 +153,27 @@ def _findings(outcome: Outcome) -> Iterator[str]:
     if any("accuracy" in entry.reported for entry, _ in outcome.done):
         yield f"More than half a point from the paper: {', '.join(far) if far else 'none'}."
     if outcome.experiment.show == "sweep":
-        for group in dict.fromkeys(entry.group for entry, _ in outcome.done):
-            own = [(entry, result) for entry, result in outcome.done if entry.group == group]
-            ours = sorted(own, key=lambda pair: -_accuracy(pair[1]))
-            said = f"{group}, best first: {' > '.join(entry.label for entry, _ in ours)}"
-            theirs = sorted(
-                (pair for pair in own if "accuracy" in pair[0].reported), key=lambda p: -p[0].reported["accuracy"]
-            )
-            if len(theirs) == len(own):
-                same = [entry.label for entry, _ in theirs] == [entry.label for entry, _ in ours]
-                order = " > ".join(entry.label for entry, _ in theirs)
-                said += "; the paper has the same order" if same else f"; the paper has {order}"
-            yield f"{said}."
+        yield from _orders(outcome)
     if outcome.experiment.show == "regret":
         yield from _of_the_theorem(outcome.done)
     missing = [_called(entry) for entry, result in outcome.found if result is None]
     if missing:
         yield f"Not run at this scale: {', '.join(missing)}."
+
+
+def _orders(outcome: Outcome) -> Iterator[str]:
+    """Of each group that has run as a whole: which settings are the best, here and in the paper."""
+    for group in dict.fromkeys(entry.group for entry, _ in outcome.found):
+        own = [(entry, result) for entry, result in outcome.done if entry.group == group]
+        if len(own) < 2 or len(own) < sum(entry.group == group for entry, _ in outcome.found):
+            continue
+        ours = [entry.label for entry, _ in sorted(own, key=lambda pair: -_accuracy(pair[1]))]
+        said = f"{group}, best first: {' > '.join(ours)}"
+        if all("accuracy" in entry.reported for entry, _ in own):
+            ranked = sorted((entry for entry, _ in own), key=lambda entry: -entry.reported["accuracy"])
+            theirs = [entry.label for entry in ranked]
+            said += "; the paper has the same order" if theirs == ours else f"; the paper has {' > '.join(theirs)}"
+        yield f"{said}."
 
 
 def _of_the_theorem(done: list[tuple[Entry, Result]]) -> Iterator[str]:
@@ -180,44 +185,46 @@ def _of_the_theorem(done: list[tuple[Entry, Result]]) -> Iterator[str]:
         share.append(worst / sum(known.terms(entry.run.steps, entry.run.mu, entry.run.lr).values()))
     yield (
         f"R lies {'below' if max(share) < 1 else 'NOT always below'} the bound: it is at most {max(share):.1%} of the "
-        "sum of the bound's terms with the constants of the proof."
+        "sum of the bound's terms with the constants of the proof (D taken at the start and at the end of a run)."
     )
     fixed = sorted(
         (max(result.extra["theory"]["epsilon"]), max(result.last.loss) - result.extra["theory"]["optimum"])
         for entry, result in done
         if entry.run.mu == 0
     )
-    if len(fixed) > 1:
-        (small, low), (large, high) = fixed[0], fixed[-1]
+    if len(fixed) > 2:
+        (_, rest), (small, low), (large, high) = fixed[0], fixed[-2], fixed[-1]
+        power = math.log((high - rest) / (low - rest)) / math.log(large / small)
         yield (
-            f"With a fixed step, F(w_T) − F(w_*) grows {high / low:.1f} times while ε grows {large / small:.0f} times; "
-            "near the minimum the loss is quadratic in the distance from it, and the bound is linear."
+            f"With a fixed step, what F(w_T) − F(w_*) has beyond that of the smallest δ grows like ε^{power:.1f} between "
+            "the two largest δ; the bound is linear in ε."
         )
-    for entry, result in done:
-        if entry.group == "as printed":
+    printed = sorted((entry.run.steps, entry, result) for entry, result in done if entry.group == "as printed")
+    if printed:
+        told = []
+        for steps, _, result in printed:
             known = theory.Theory(**result.extra["theory"])
             start = max(result.history.evaluations[0].loss) - known.optimum
             worst = max(theory.regret(result.history, known.optimum)[-1])
-            yield (
-                f"With the step as printed, R is {worst:.3g} after {entry.run.steps} steps and was {start:.3g} before "
-                "the first: α·Σ1/(k+μT)² falls like α/(μT), so the longer the run, the less the models move. The terms "
-                "in μ vanish with T, R does not."
-            )
+            told.append(f"{worst:.3g} of {start:.3g} after {steps} steps")
+        yield (
+            f"With the step as printed, R is {', '.join(told)} (F(w_1) − F(w_*) is the second figure). The sum of "
+            "all steps is at most α/(μT): the longer the run, the less the models move, and R does not fall with T."
+        )
 
 
 def _twins(outcomes: list[Outcome]) -> str:
     """`joint` grids beside the colonies with the same rows and one column."""
-    runs = {entry.run: (entry, result) for outcome in outcomes for entry, result in outcome.done}
+    results = {entry.run: result for outcome in outcomes for entry, result in outcome.done}
     rows = []
-    for run, (_, result) in runs.items():
-        if run.method != "cgd" or run.mode != "joint" or run.columns == 1:
+    for run, result in results.items():
+        twin = results.get(replace(run, columns=1))
+        if run.method != "cgd" or run.mode != "joint" or run.columns == 1 or twin is None:
             continue
-        for other, (_, twin) in runs.items():
-            if other.columns == 1 and (other.rows, other.delta, other.method) == (run.rows, run.delta, run.method):
-                ours, theirs = _accuracy(result), _accuracy(twin)
-                delta = "own" if isinstance(run.delta, tuple) else f"{run.delta:g}"
-                row = (f"{run.rows}×{run.columns}", delta, f"{100 * ours:.2f} %", f"{100 * theirs:.2f} %")
-                rows.append((*row, f"{100 * (ours - theirs):+.2f}"))
+        ours, theirs = _accuracy(result), _accuracy(twin)
+        delta = "own" if isinstance(run.delta, tuple) else f"{run.delta:g}"
+        row = (f"{run.rows}×{run.columns}", delta, f"{100 * ours:.2f} %", f"{100 * theirs:.2f} %")
+        rows.append((*row, f"{100 * (ours - theirs):+.2f}"))
     if not rows:
         return ""
     header = ("joint grid", "δ", "accuracy", "m^h×1 twin", "difference, points")

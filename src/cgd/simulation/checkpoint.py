@@ -90,4 +90,4 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}"

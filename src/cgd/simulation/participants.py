@@ -130,6 +130,7 @@ class Participants:
         self._deltas = {cell: check_delta(delta(cell) if callable(delta) else delta) for cell in blocks}
         self.samples = [blocks[Cell(row, 0)].samples for row in range(self.grid.rows)]
         whole = build_model()
+        self.dtype = _type_of(whole)
         if self.grid.columns > 1:
             widths = [blocks[Cell(0, column)].x.shape[1] for column in range(self.grid.columns)]
             first, _ = split_first_layer(whole)
@@ -141,7 +142,6 @@ class Participants:
             self.models: list[torch.nn.Module] = [narrow(whole, width) for width in widths]
         else:
             self.models = [whole]
-        self.dtype = _type_of(whole)
         self.first = first_layer_names(whole)
         self.layout = Layout.of(self.models, self.first if self.grid.columns > 1 else ())
         self.buffers: dict[Cell, dict[str, torch.Tensor]] = {}
@@ -164,7 +164,8 @@ class Participants:
             # One model for all: each column's part of layer 1 from a stream of its own, the rest the same for everyone.
             common = Cell(0, 0)
             seed = participant_seed(self.seed, common)
-            return _CommonOrigin(self._deltas[common], self._shapes[cell.column], seed, None, cell.column, self.first)
+            first = self.first if self.grid.columns > 1 else ()
+            return _CommonOrigin(self._deltas[common], self._shapes[cell.column], seed, None, cell.column, first)
         return Origin(self._deltas[cell], self._shapes[cell.column], participant_seed(self.seed, cell))
 
     def drawn(self, cell: Cell) -> dict[str, torch.Tensor]:
