@@ -102,7 +102,7 @@ def measure(case: Case, repeats: int, results: Any) -> None:
     both = [(seconds(centralised), seconds(colony)) for _ in range(repeats)]
     reference, own = (min(times) for times in zip(*both, strict=True))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
-    results.put((name, own / reference, own, set_up / reference, memory / GIGABYTE))
+    results.put((name, own / reference, set_up / reference, memory / GIGABYTE))
 
 
 def seconds(function: Callable[[], None]) -> float:
@@ -141,8 +141,10 @@ def main() -> None:
         results = context.SimpleQueue()
         process = context.Process(target=measure, args=(case, options.repeats, results))
         process.start()
-        data, ratio, _, set_up, memory = results.get()
         process.join()
+        if process.exitcode != 0:
+            raise SystemExit(f"{case.name}: the process ended with {process.exitcode}")
+        data, ratio, set_up, memory = results.get()
         if case.columns == 1:
             ratios[case.rows] = ratio
         promise = "" if case.most is None else f"≤ {case.most:g}"

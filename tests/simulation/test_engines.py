@@ -30,7 +30,7 @@ SHARED = nn.Linear(2, 2)
 
 class Loud(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = 100 * super().forward(x)
+        output: torch.Tensor = 100 * super().forward(x)  # type: ignore[no-untyped-call]
         return output
 
 
@@ -47,8 +47,8 @@ def compare(
     exact = Participants(lambda: build().double(), of, mode, 0.5, seed=3)
     slow, slow_loss = ModuleEngine(exact, loss, None, PLENTY).gradient_sum(displacement.double())
     assert slow.abs().max() > 0.01
-    # Origins are rounded to single precision in one and not in the other, and so are a few dozen products; and a shard of
-    # the samples is summed up in single precision, which may lose half a unit in the last place with each.
+    # Origins are rounded to single precision in one and not in the other, and so are a few dozen products; and a shard
+    # of the samples is summed up in single precision, which may lose half a unit in the last place with each.
     samples = participants.total_samples / SHARDS * participants.grid.columns
     assert float((fast.double() - slow).abs().max() / slow.abs().max()) < 3e-6 + samples * 2**-24
     assert fast_loss == pytest.approx(slow_loss, rel=3e-6)
@@ -105,7 +105,8 @@ def test_large_squared_errors_do_not_cancel() -> None:
     displacement = torch.tensor([1.0, 1.0, 1.0, 1000.0])
     _, loss = engine.gradient_sum(displacement)
     _, exact = ModuleEngine(participants, functional.mse_loss, None, PLENTY).gradient_sum(displacement)
-    assert loss == pytest.approx(exact, rel=1e-3)
+    # Outputs near 1000 are off by up to 3e-5, errors are a few thousandths, and the loss is their square.
+    assert loss == pytest.approx(exact, rel=0.05)
     assert exact < 1e-4
 
 

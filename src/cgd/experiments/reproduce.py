@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 HALF_A_POINT = 0.005
 _INTRODUCTION = """\
 Built by `cgd reproduce report --scale {scale}` from the results beside this page; nothing is trained for it.
-Losses and accuracies are on the 10,000 test images after the last step, save where a section says otherwise. The paper gives the worst participant's; ours
-are the mean over the participants that were evaluated, drawn at random, and the worst of them. *ours − paper* is the
-difference of our mean accuracy to the paper's, in points."""
+Losses and accuracies are on the 10,000 test images after the last step, save where a section says otherwise. The paper
+gives the worst participant's; ours are the mean over the participants that were evaluated, drawn at random, and the
+worst of them. *ours − paper* is the difference of our mean accuracy to the paper's, in points."""
 
 
 def experiments() -> dict[str, Experiment]:
@@ -196,8 +196,8 @@ def _of_the_theorem(done: list[tuple[Entry, Result]]) -> Iterator[str]:
         (_, rest), (small, low), (large, high) = fixed[0], fixed[-2], fixed[-1]
         power = math.log((high - rest) / (low - rest)) / math.log(large / small)
         yield (
-            f"With a fixed step, what F(w_T) − F(w_*) has beyond that of the smallest δ grows like ε^{power:.1f} between "
-            "the two largest δ; the bound is linear in ε."
+            f"With a fixed step, what F(w_T) − F(w_*) has beyond that of the smallest δ grows like ε^{power:.1f} "
+            "between the two largest δ; the bound is linear in ε."
         )
     printed = sorted((entry.run.steps, entry, result) for entry, result in done if entry.group == "as printed")
     if printed:

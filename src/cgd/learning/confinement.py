@@ -21,7 +21,7 @@ from cgd.errors import InputError
 from cgd.learning.normal import standard_normal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     Rand = Callable[[torch.Size, torch.Generator], torch.Tensor]
 
@@ -54,9 +54,11 @@ class Origin:
         """
         return hmac.digest(self.seed, f"cgd origin {name}".encode(), "sha256")
 
-    def draw(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The origin of one parameter after the other, with its name, in double precision."""
+    def draw(self, only: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """The origin of one parameter after the other (of all, or only of some), with its name, in double precision."""
         for name, shape in self.shapes.items():
+            if only is not None and name not in only:
+                continue
             key = self.key(name)
             if self.rand is None:
                 numbers = torch.from_numpy(standard_normal(key, math.prod(shape))).reshape(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +58,7 @@ class Colony:
         shared = self._participants.layout.shared
         return slice(0, shared.start), shared
 
-    @property
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Everybody's place."""
         return self._participants.grid.cells
@@ -132,6 +133,8 @@ class Colony:
 
     def _pre_activations(self, row: int, x: torch.Tensor) -> torch.Tensor:
         """Σ_j x_j·w_ij + b_ij over the row, as one product with its first layers side by side."""
-        firsts = [split_first_layer(self.model(cell))[0] for cell in self._participants.grid.row_peers(Cell(row, 0))]
-        z = x @ torch.cat([first.weight for first in firsts], dim=1).T
-        return z if firsts[0].bias is None else z + torch.stack([first.bias for first in firsts]).sum(dim=0)
+        weight, *bias = self._participants.first
+        peers = self._participants.grid.row_peers(Cell(row, 0))
+        placed = [self._participants.parameters(cell, self.flat, self._participants.first) for cell in peers]
+        z = x @ torch.cat([own[weight] for own in placed], dim=1).T
+        return z + torch.stack([own[bias[0]] for own in placed]).sum(dim=0) if bias else z

@@ -17,7 +17,7 @@ from cgd.learning.grid import Cell, Grid
 from cgd.learning.vertical import first_layer_names, narrow, split_first_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from cgd.learning.grid import Block
 
@@ -172,14 +172,21 @@ class Participants:
         """The participant's origin in the type of the model."""
         return {name: numbers.to(self.dtype) for name, numbers in self.origin(cell).draw()}
 
+    def parameters(
+        self, cell: Cell, displacement: torch.Tensor, only: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The participant's origin plus the displacement, by name; of all parameters or only of some."""
+        moved = self.layout.views(displacement, cell.column)
+        drawn = self.origin(cell).draw(only)
+        return {name: numbers.to(self.dtype) + moved[name] for name, numbers in drawn}
+
     def model(self, cell: Cell, displacement: torch.Tensor) -> torch.nn.Module:
-        """The participant's confined model: its origin plus the displacement."""
-        origin, moved = self.drawn(cell), self.layout.views(displacement, cell.column)
+        """The participant's confined model."""
         model = copy.deepcopy(self.models[cell.column])
         parameters = dict(model.named_parameters())
         with torch.no_grad():
-            for name, numbers in origin.items():
-                parameters[name].copy_(numbers + moved[name])
+            for name, values in self.parameters(cell, displacement).items():
+                parameters[name].copy_(values)
             for name, values in self.buffers.get(cell, {}).items():
                 model.get_buffer(name).copy_(values)
         return model
