@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cgd.experiments.runner import Store
     from cgd.experiments.spec import Entry, Experiment
     from cgd.simulation.course import OnStep
+    from cgd.simulation.history import History
 
 app = typer.Typer(
     help="Federated learning in which nobody shares data or a model.",
@@ -108,7 +109,7 @@ DataDir = Annotated[Path | None, typer.Option(help="Where to look first for data
 @app.command()
 def reproduce(
     what: Annotated[str, typer.Argument(help="`list`, `report`, `all`, or an experiment such as table-3.")],
-    scale: Annotated[Scale, typer.Option(help="A few minutes in all, or the paper's sizes.")] = Scale.quick,
+    scale: Annotated[Scale, typer.Option(help="Small, to see it work, or the paper's sizes.")] = Scale.quick,
     resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on from what is there, or begin anew.")] = True,
     out: Annotated[Path, typer.Option(help="Where results are kept, below a folder for each scale.")] = Path("results"),
     data_dir: DataDir = None,
@@ -176,9 +177,21 @@ def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: 
         }
 
         def watch(entry: Entry) -> OnStep:
-            return lambda step, _: progress.update(tasks[entry.run], completed=step)
+            name, tenth = f"{entry.group} {entry.label}".strip(), max(1, entry.run.steps // 10)
 
-        outcome = paper.run(experiment, scale, store, data_dir, watch)
+            def on_step(step: int, history: History) -> None:
+                progress.update(tasks[entry.run], completed=step)
+                if not progress.console.is_terminal and (step % tenth == 0 or step == entry.run.steps):
+                    loss = history.training_loss[-1]
+                    typer.echo(f"{name}: step {step} of {entry.run.steps}, loss {loss:.4f}", err=True)
+
+            return on_step
+
+        try:
+            outcome = paper.run(experiment, scale, store, data_dir, watch)
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command goes on from the last checkpoint", err=True)
+            raise
     console = Console()
     console.print(outcome.sheet.for_terminal())
     picture = outcome.plot(store.folder / "plots")

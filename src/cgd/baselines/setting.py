@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +91,8 @@ class Trained:
         history: the course of the run.
     """
 
-    models: dict[str, torch.nn.Module]
-    history: History
+    models: dict[str, torch.nn.Module] = field(repr=False)
+    history: History = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -41,20 +41,29 @@ def _curves(figure: Figure, done: Done) -> None:
     """Loss and accuracy against steps, a row of panels for each grid, with the centralised run in all of them."""
     groups = list(dict.fromkeys(entry.group for entry, _ in done if entry.group)) or [""]
     common = [(entry, result) for entry, result in done if not entry.group]
-    figure.set_size_inches(10, 3.2 * len(groups))
-    panels = figure.subplots(len(groups), 2, squeeze=False)
-    for group, (left, right) in zip(groups, panels, strict=True):
+    told = [what for what in ("loss", "accuracy") if any(getattr(result.last, what) for _, result in done)]
+    figure.set_size_inches(5 * len(told), 3.2 * len(groups))
+    panels = figure.subplots(len(groups), len(told), squeeze=False)
+    for group, row in zip(groups, panels, strict=True):
         own = [(entry, result) for entry, result in done if entry.group == group and group]
-        for number, (entry, result) in enumerate(common + own):
-            colour = f"C{number}"
-            _curve(left, result, "loss", entry.label, colour)
-            _curve(right, result, "accuracy", entry.label, colour)
-        left.set(ylabel=f"{group}\nloss" if group else "loss", yscale="log")
-        right.set(ylabel="accuracy")
-        for axes in (left, right):
-            axes.set_xlabel("step")
+        for what, axes in zip(told, row, strict=True):
+            for number, (entry, result) in enumerate(common + own):
+                _curve(axes, result, what, entry.label, f"C{number}")
+            axes.set(xlabel="step", ylabel=what, title=group)
             axes.grid(alpha=0.3)
-        right.legend(fontsize="small")
+            if what == "loss":
+                _plain_log(axes)
+        row[-1].legend(fontsize="small")
+
+
+def _plain_log(axes: Axes) -> None:
+    """A logarithmic axis with numbers people read: 0.2, not 2 × 10⁻¹."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
 
 
 def _curve(axes: Axes, result: Result, what: str, label: str, colour: str) -> None:
@@ -86,12 +95,13 @@ def _sweep(figure: Figure, done: Done) -> None:
                 axes.axhline(value, color=f"C{number}", linestyle=":", label=f"{group}, everybody its own δ")
         axes.set(xlabel="δ", ylabel=what)
         axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
 
 
 def _regret(figure: Figure, done: Done) -> None:
     """Theorem 1: the regret as the run goes on, and where it ends against ε."""
-    figure.set_size_inches(10, 4)
+    figure.set_size_inches(10, 6)
     left, right = figure.subplots(1, 2)
     groups = list(dict.fromkeys(entry.group for entry, _ in done))
     for number, group in enumerate(groups):
@@ -107,13 +117,13 @@ def _regret(figure: Figure, done: Done) -> None:
             bound = sum(known.terms(result.spec.steps, result.spec.mu, result.spec.lr).values())
             ends.append((max(known.epsilon), gap, bound))
         epsilons, gaps, bounds = zip(*ends, strict=True)
-        right.plot(epsilons, gaps, "o-", color=f"C{number}", label=f"{group}: F(w_T) − F(w_*)")
-        right.plot(epsilons, bounds, "^:", color=f"C{number}", label=f"{group}: the bound's terms, summed")
+        right.plot(epsilons, gaps, "o", color=f"C{number}", label=f"{group}: F(w_T) − F(w_*)")
+        right.plot(epsilons, bounds, "^", color=f"C{number}", label=f"{group}: the bound's terms, summed")
     left.set(xscale="log", yscale="log", xlabel="step T", ylabel="regret R of the worst participant")
     right.set(xscale="log", yscale="log", xlabel="ε/m of the worst participant", ylabel="after the last step")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="x-small")
+        axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)  # below the panel
 
 
 _DRAWINGS: dict[str, Callable[[Any, Done], None]] = {"curves": _curves, "sweep": _sweep, "regret": _regret}

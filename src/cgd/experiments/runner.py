@@ -223,6 +223,23 @@ _METHODS = {
 }
 
 
+def check(spec: RunSpec, data_dir: Path | None = None) -> None:
+    """Refuse a run that its data do not allow, without running it.
+
+    Raises:
+        InputError: the data set is not there, or too small for the run.
+    """
+    data = _loaded(spec.data, spec.seed, data_dir)
+    data = data.first(spec.samples) if spec.samples else data
+    for name, least, there in (
+        ("rows", spec.rows, f"{len(data.x)} samples"),
+        ("columns", spec.columns, f"{data.features} features"),
+        ("batch", spec.batch if spec.method == "dp-sgd" else 1, f"{len(data.x)} samples"),
+    ):
+        if least > int(there.split()[0]):
+            raise InputError(f"{name} is {least} and there are {there}; make it smaller")
+
+
 def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:
     """The fully-connected network of a run."""
     layers: list[nn.Module] = []

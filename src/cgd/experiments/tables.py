@@ -97,7 +97,7 @@ def _gaps(experiment: Experiment, found: Found) -> Sheet:
         reported = entry.reported.get("gap")
         shown = MISSING if mean is None else _percent(mean)
         rows.append((entry.group, entry.label, shown, gap, "" if reported is None else f"{reported:.1f}"))
-    header = ("", "method", "accuracy", "behind centralised, points", "paper: behind its baseline, points")
+    header = ("", "method", "% right", "behind centralised, points", "paper: behind its baseline, points")
     return Sheet(experiment.title, header, tuple(rows))
 
 
@@ -116,7 +116,7 @@ def _regrets(experiment: Experiment, found: Found) -> Sheet:
         rows.append(
             (entry.group, entry.label, epsilon, f"{worst:.3g}", f"{gap:.3g}", *(f"{each:.3g}" for each in terms))
         )
-    header = ("", "run", "ε/m", "regret R", "F(w_T) − F(w_*)", "bound: ε", "bound: 1/(μT+1)", "bound: ln(μT+1)/T")
+    header = ("", "run", "ε/m", "R", "F(w_T) − F(w_*)", "bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
     return Sheet(experiment.title, header, tuple(rows))
 
 
@@ -133,7 +133,7 @@ def _judged(losses: list[float], accuracies: list[float]) -> tuple[str, str, str
     accuracy = Spread.of_accuracies(accuracies)
     return (
         losses_told,
-        f"{100 * accuracy.mean:.2f} % ({100 * accuracy.worst:.2f} %)",
+        f"{100 * accuracy.mean:.2f} ({100 * accuracy.worst:.2f})",
         f"{100 * accuracy.deviation:.2f}",
     )
 
@@ -141,7 +141,8 @@ def _judged(losses: list[float], accuracies: list[float]) -> tuple[str, str, str
 def _difference(accuracies: list[float], reported: float | None) -> str:
     if reported is None or not accuracies:
         return ""
-    return f"{100 * (Spread.of_accuracies(accuracies).mean - reported):+.2f}"
+    accuracy = Spread.of_accuracies(accuracies)
+    return f"{100 * (accuracy.mean - reported):+.2f} ({100 * (accuracy.worst - reported):+.2f})"
 
 
 def _mean(result: Result) -> float:
@@ -153,4 +154,4 @@ def _number(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f} %"
+    return "" if value is None else f"{100 * value:.2f}"

@@ -62,7 +62,11 @@ def told(loss: Any) -> str:
         options = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
         return f"{type(loss).__qualname__}({options}, {dict(loss.named_buffers())})"
     code = getattr(loss, "__code__", None)
-    body = "" if code is None else hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:12]
+    body = ""
+    if code is not None:
+        held = [cell.cell_contents for cell in loss.__closure__ or ()]
+        content = code.co_code + repr((code.co_consts, code.co_names, loss.__defaults__, held)).encode()
+        body = hashlib.sha256(content).hexdigest()[:12]
     return f"{getattr(loss, '__qualname__', type(loss).__qualname__)} {body}".strip()
 
 
@@ -142,7 +146,8 @@ def _follow(
 
     def check(loss: float, taken: int) -> None:
         if not math.isfinite(loss):
-            raise DivergenceError(f"the loss is {loss} after {taken} steps; lower lr (it is {lr})")
+            remedy = f"lower lr (it is {lr})" if taken else "look for bad values in the data and the labels"
+            raise DivergenceError(f"the loss is {loss} after {taken} steps; {remedy}")
 
     first = len(history.training_loss)
     evaluate(first)

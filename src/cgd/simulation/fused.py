@@ -293,6 +293,8 @@ def _targets(participants: Participants, outputs: int, loss: int) -> Floats:
                 "number the classes from 0, and give the model an output for each"
             )
         y = nn.functional.one_hot(y, outputs).float()
+    if loss == kernels.CROSS_ENTROPY and y.ndim == 1:
+        raise InputError("the labels are floats; classes are whole numbers, as y.long() makes them")
     if y.shape != (len(y), outputs):
         raise InputError(
             f"the labels have shape {tuple(y.shape)} and the outputs {(len(y), outputs)}; reshape the labels"

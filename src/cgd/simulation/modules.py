@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
+from cgd.errors import InputError
 from cgd.learning.grid import Cell
 from cgd.learning.vertical import split_first_layer
 from cgd.ring.fixed_point import WORD_TYPES, FixedPoint
@@ -105,7 +107,11 @@ class ModuleEngine:
     def _alone(self, cell: Cell, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
         model = self._placed(cell, displacement)
         x, y = self._participants.data(cell)
-        value = self._loss(model(x), y)
+        outputs = model(x)
+        if (self._loss is functional.mse_loss or isinstance(self._loss, torch.nn.MSELoss)) and outputs.shape != y.shape:
+            shapes = f"{tuple(y.shape)} and the outputs {tuple(outputs.shape)}"
+            raise InputError(f"the labels have shape {shapes}; reshape the labels")
+        value = self._loss(outputs, y)
         value.backward()
         self._participants.buffers[cell] = _buffers_of(model)
         return self._flat(model, cell), float(value.detach())

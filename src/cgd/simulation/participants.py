@@ -122,8 +122,8 @@ class Participants:
     ) -> None:
         if mode not in ("towers", "joint"):
             raise InputError(f"the mode is {mode!r}; choose towers or joint")
-        if not blocks:
-            raise InputError("there are no blocks; cgd.Grid(rows, columns).split(x, y) makes them")
+        if not blocks or not hasattr(blocks, "items"):
+            raise InputError("there are no blocks by cell; cgd.Grid(rows, columns).split(x, y) makes them")
         self.grid = _grid_of(blocks)
         self.blocks, self.mode, self.seed = blocks, mode, seed
         self._common_origin = common_origin
@@ -196,18 +196,25 @@ class Participants:
         block = self.blocks[cell]
         return as_input(block.x, self.dtype), as_labels(block.y, self.dtype)
 
-    def digest(self) -> str:
-        """Of everything that decides a run, besides its settings: data, models, deltas, seed."""
-        known = (self.grid, self.mode, self.seed, self._common_origin, self.dtype, self.layout.columns)
-        state = hashlib.sha256(repr((known, str(self.models[0]))).encode())
+    def told(self) -> dict[str, str]:
+        """Everything here that decides a run, so that a checkpoint is not taken up by another."""
+        kept, data, deltas = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
         for name, values in self.models[0].state_dict().items():
             if name not in self.layout.columns[0]:  # what is not drawn: frozen parameters and buffers
-                state.update(name.encode() + values.contiguous().numpy().tobytes())
+                kept.update(name.encode() + values.contiguous().numpy().tobytes())
         for cell, block in self.blocks.items():
-            state.update(repr((cell, self._deltas[cell])).encode())
-            state.update(np.ascontiguousarray(np.asarray(block.x)).data)
-            state.update(np.ascontiguousarray(np.asarray(block.y)).data)
-        return state.hexdigest()
+            deltas.update(repr((cell, self._deltas[cell])).encode())
+            data.update(np.ascontiguousarray(np.asarray(block.x)).data)
+            data.update(np.ascontiguousarray(np.asarray(block.y)).data)
+        several = len(set(self._deltas.values())) > 1
+        model = " ".join(str(self.models[0]).split())
+        return {
+            "grid": f"{self.grid.rows}×{self.grid.columns} {self.mode if self.grid.columns > 1 else ''}".strip(),
+            "data": data.hexdigest()[:16],
+            "model": f"{model} in {self.dtype}, {sorted(self.layout.columns[0])}, {kept.hexdigest()[:8]}",
+            "delta": deltas.hexdigest()[:16] if several else repr(next(iter(self._deltas.values()))),
+            "seed": f"{self.seed}, common origin" if self._common_origin else repr(self.seed),
+        }
 
 
 def as_input(x: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -131,6 +131,10 @@ def simulate(
             f"arithmetic is {arithmetic!r}, engine {engine!r} and shared {shared!r}; choose float or ring, "
             "auto or modules, mean or sum"
         )
+    if isinstance(build_model, torch.nn.Module) or not callable(build_model):
+        raise InputError(f"build_model is a {type(build_model).__name__}; pass a function that makes the model")
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)):
+        raise InputError(f"lr is {lr!r}; it is a number")
     if ring is not None and arithmetic != "ring":
         raise InputError("a ring is given and arithmetic is 'float'; say arithmetic='ring'")
     every = evaluations_every(steps, evaluate_every)
@@ -143,7 +147,7 @@ def simulate(
     shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).follows_scale else 1)
     computed = _engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
     settings = {
-        "data and models": participants.digest()[:16],
+        **participants.told(),
         "lr": repr((lr, shared_lr)),
         "rule": repr(rule(lr)),
         "loss": told(loss),
