@@ -305,10 +305,10 @@ def test_a_run_in_two_parts_has_the_same_bits(settings: dict[str, Any], tmp_path
     ("settings", "says"),
     [
         ({"lr": 0.4}, "lr was"),
-        ({"seed": 2}, "data and models was"),
-        ({"delta": 0.2}, "data and models was"),
+        ({"seed": 2}, "seed was 0, is 2"),
+        ({"delta": 0.2}, "delta was 0.1, is 0.2"),
         ({"arithmetic": "ring"}, "arithmetic was"),
-        ({"split": blocks(5)}, "data and models was"),
+        ({"split": blocks(5)}, "grid was 3×1, is 5×1"),
         ({"mu": 0.1}, "schedule was"),
     ],
 )

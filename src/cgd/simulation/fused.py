@@ -165,8 +165,9 @@ class FusedEngine:
                 run = partial(_run, kernel, arguments)
                 for *parts, part_loss in pool.map(run, ends[:-1], ends[1:]):
                     loss += part_loss
-                    for total, part in zip(totals, parts, strict=True):
-                        total += part
+                    with np.errstate(invalid="ignore"):  # a run that diverges: the loss will tell
+                        for total, part in zip(totals, parts, strict=True):
+                            total += part
         samples, columns = self._participants.total_samples, self._participants.grid.columns
         # In `joint` all columns' losses depend on layer 1, and their mean is what everybody descends.
         first_weight = samples if self._towers else samples * columns
