@@ -52,14 +52,8 @@ def sheet(experiment: Experiment, found: Found) -> Sheet:
     if experiment.show == "regret":
         return _regrets(experiment, found)
     header: tuple[str, ...] = (
-        "grid",
-        "method",
-        "evaluated",
-        "loss (worst)",
-        "accuracy (worst)",
-        "± sd",
-        "paper",
-        "ours − paper",
+        *("setting", "method", "evaluated", "loss (worst)", "% right (worst)", "± sd"),
+        *("paper: loss / % right", "ours − paper (worst)"),
     )
     rows = [row for entry, result in found for row in _rows(entry, result)]
     if not any(entry.reported for entry, _ in found):
