@@ -66,9 +66,9 @@ def told(loss: Any) -> str:
     body = ""
     if code is not None:
         held = [cell.cell_contents for cell in loss.__closure__ or ()]
-        content = repr((code.co_code, code.co_consts, code.co_names, loss.__defaults__, held))
+        content = repr((code.co_consts, code.co_names, loss.__defaults__, held))
         content = re.sub(" at 0x[0-9a-f]+", "", content)  # where something lies in memory says nothing
-        body = hashlib.sha256(content.encode()).hexdigest()[:12]
+        body = hashlib.sha256(code.co_code + content.encode()).hexdigest()[:12]
     return f"{getattr(loss, '__qualname__', type(loss).__qualname__)} {body}".strip()
 
 
