@@ -34,7 +34,7 @@ class Loud(nn.Sequential):
         return output
 
 
-def compare(
+def assert_engines_agree(
     build: Callable[[], nn.Module], of: Any, mode: Any, loss: Any = functional.cross_entropy, memory: float = PLENTY
 ) -> None:
     """Gradient and loss of both engines at a random displacement; the reference computes in double precision."""
@@ -59,13 +59,13 @@ def compare(
 @pytest.mark.parametrize("widths", [(3,), (8, 6), (9, 7, 5, 3)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_fused_equals_autograd(mode: str, grid: tuple[int, int], widths: tuple[int, ...], bias: bool) -> None:
-    compare(fully_connected(FEATURES, *widths, bias=bias), blocks(*grid), mode)
+    assert_engines_agree(fully_connected(FEATURES, *widths, bias=bias), blocks(*grid), mode)
 
 
 @pytest.mark.parametrize("mode", ["towers", "joint"])
 @pytest.mark.parametrize("activation", [nn.Identity, nn.Tanh, nn.Sigmoid])
 def test_activations(mode: str, activation: type[nn.Module]) -> None:
-    compare(fully_connected(FEATURES, 8, 6, 3, activation=activation), blocks(4, 3), mode)
+    assert_engines_agree(fully_connected(FEATURES, 8, 6, 3, activation=activation), blocks(4, 3), mode)
 
 
 @pytest.mark.parametrize("mode", ["towers", "joint"])
@@ -74,7 +74,7 @@ def test_squared_errors(mode: str, columns: int) -> None:
     x = torch.randn(40, FEATURES, generator=torch.Generator().manual_seed(0))
     x[::3] = 0  # samples without any feature go through a tower as one
     split = Grid(4, columns).split(x, torch.stack([x.sum(dim=1), x.prod(dim=1)], dim=1))
-    compare(fully_connected(FEATURES, 8, 2, activation=nn.Tanh), split, mode, functional.mse_loss)
+    assert_engines_agree(fully_connected(FEATURES, 8, 2, activation=nn.Tanh), split, mode, functional.mse_loss)
 
 
 @pytest.mark.parametrize("mode", ["towers", "joint"])
@@ -83,7 +83,7 @@ def test_more_samples_in_a_shard_than_in_a_tile(mode: str) -> None:
     assert 3000 / SHARDS > 2 * TILE
     for block in split.values():
         block.x[::3] = 0  # samples that towers take together, more than a tile of them
-    compare(fully_connected(FEATURES, 20, 11, 7), split, mode)
+    assert_engines_agree(fully_connected(FEATURES, 20, 11, 7), split, mode)
 
 
 @pytest.mark.parametrize("mode", ["towers", "joint"])
@@ -91,8 +91,8 @@ def test_named_layers(mode: str) -> None:
     def build() -> nn.Sequential:
         return nn.Sequential(OrderedDict(fc=nn.Linear(FEATURES, 5), act=nn.ReLU(), out=nn.Linear(5, 3)))
 
-    compare(build, blocks(3, 2), mode)
-    compare(build, blocks(3), mode)
+    assert_engines_agree(build, blocks(3, 2), mode)
+    assert_engines_agree(build, blocks(3), mode)
 
 
 def test_large_squared_errors_do_not_cancel() -> None:
@@ -112,14 +112,14 @@ def test_large_squared_errors_do_not_cancel() -> None:
 
 @pytest.mark.parametrize("mode", ["towers", "joint"])
 def test_origins_that_do_not_fit_the_memory_are_drawn_again(mode: str) -> None:
-    compare(fully_connected(FEATURES, 8, 3), blocks(9, 2), mode, memory=2000)
-    compare(fully_connected(FEATURES, 8, 3), blocks(9, 2), mode, memory=0)
+    assert_engines_agree(fully_connected(FEATURES, 8, 3), blocks(9, 2), mode, memory=2000)
+    assert_engines_agree(fully_connected(FEATURES, 8, 3), blocks(9, 2), mode, memory=0)
 
 
 def test_uneven_rows_are_weighted_by_their_samples() -> None:
     x = torch.randn(50, FEATURES, generator=torch.Generator().manual_seed(5))
     split = Grid(3).split(x, (x[:, 0] > 0).long(), row_shares=(40, 9, 1))
-    compare(fully_connected(FEATURES, 8, 2), split, "towers")
+    assert_engines_agree(fully_connected(FEATURES, 8, 2), split, "towers")
 
 
 def test_bits_do_not_depend_on_threads() -> None:
