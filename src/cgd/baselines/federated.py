@@ -5,9 +5,7 @@ In our terms it is a colony whose members have one common origin, so it is simul
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from cgd.simulation.simulate import simulate
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from cgd.baselines.setting import Setting
@@ -27,21 +25,5 @@ def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "tower
     Returns:
         A colony whose members all have the same model.
     """
-    return simulate(
-        setting.build_model,
-        setting.blocks,
-        steps=setting.steps,
-        lr=setting.lr,
-        delta=setting.delta,
-        loss=setting.loss,
-        mode=mode,
-        seed=setting.seed,
-        common_origin=True,
-        arithmetic="ring" if secure else "float",
-        test=setting.test,
-        evaluate_every=setting.evaluate_every,
-        sample=1,  # all have the same model
-        checkpoint=setting.checkpoint,
-        progress=False,
-        on_step=setting.on_step,
-    )
+    arithmetic: Literal["float", "ring"] = "ring" if secure else "float"
+    return setting.colony(mode=mode, sample=1, arithmetic=arithmetic, common_origin=True)  # all have the same model

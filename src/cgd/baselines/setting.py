@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,14 +19,16 @@ from cgd.learning.grid import Cell
 from cgd.simulation.course import digest_of, evaluations_every, follow, told
 from cgd.simulation.history import Evaluation, History
 from cgd.simulation.participants import Participants, as_input, as_labels, judge, participant_seed
+from cgd.simulation.simulate import simulate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cgd.learning.grid import Block
+    from cgd.simulation.colony import Colony
     from cgd.simulation.course import Course, OnStep
-    from cgd.simulation.participants import Delta, Loss
+    from cgd.simulation.participants import Delta, Loss, Mode
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,38 @@ class Setting:
     def participants(self) -> Participants:
         """The participants, with the origins they would have in CGD."""
         return Participants(self.build_model, self.blocks, "towers", self.delta, self.seed)
+
+    def colony(
+        self,
+        *,
+        mode: Mode,
+        sample: int,
+        arithmetic: Literal["float", "ring"] = "float",
+        mu: float = 0.0,
+        hold: int = 0,
+        common_origin: bool = False,
+    ) -> Colony:
+        """Simulate the colony in this setting; the arguments are those of `cgd.simulate`."""
+        return simulate(
+            self.build_model,
+            self.blocks,
+            steps=self.steps,
+            lr=self.lr,
+            delta=self.delta,
+            loss=self.loss,
+            mode=mode,
+            mu=mu,
+            hold=hold,
+            seed=self.seed,
+            common_origin=common_origin,
+            arithmetic=arithmetic,
+            test=self.test,
+            evaluate_every=self.evaluate_every,
+            sample=sample,
+            checkpoint=self.checkpoint,
+            progress=False,
+            on_step=self.on_step,
+        )
 
     def pooled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All samples with all features, in one place."""

@@ -23,7 +23,6 @@ from cgd.learning.grid import Grid
 from cgd.simulation.checkpoint import write_whole
 from cgd.simulation.history import History
 from cgd.simulation.participants import participant_seed
-from cgd.simulation.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -166,24 +165,12 @@ def execute(
 
 
 def _cgd(spec: RunSpec, setting: Setting) -> Result:
-    colony = simulate(
-        setting.build_model,
-        setting.blocks,
-        steps=setting.steps,
-        lr=setting.lr,
-        delta=setting.delta,
-        loss=setting.loss,
+    colony = setting.colony(
         mode=spec.mode,  # type: ignore[arg-type]
+        sample=spec.sample,
+        arithmetic=spec.arithmetic,  # type: ignore[arg-type]
         mu=spec.mu,
         hold=spec.hold,
-        seed=setting.seed,
-        arithmetic=spec.arithmetic,  # type: ignore[arg-type]
-        test=setting.test,
-        evaluate_every=setting.evaluate_every,
-        sample=spec.sample,
-        checkpoint=setting.checkpoint,
-        progress=False,
-        on_step=setting.on_step,
     )
     extra = {"displacement": _digest(colony.displacement())}
     if spec.has_regret:
