@@ -189,7 +189,7 @@ def test_a_different_context_is_told() -> None:
         (lambda frame: frame[:3] + b"\x09" + frame[4:], "speaks version 9"),
         (lambda frame: b"GET / HTTP/1.1" + frame, "not a frame of cgd"),
         (lambda frame: frame[:4] + b"\x63" + frame[5:], "unknown kind 99"),
-        (lambda frame: frame[:5] + bytes(16) + frame[21:], "another session"),
+        (lambda frame: frame[:8] + bytes(16) + frame[24:], "another session"),
     ],
 )
 def test_a_bad_frame_names_its_sender_and_nobody_waits(change: Callable[[bytes], bytes], says: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 from cgd import FixedPoint, local_peers
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
-from cgd.protocol.messages import OPENINGS, SHARINGS
+from cgd.protocol.messages import OPENINGS, SHARINGS, Unseal, from_bytes
+from cgd.ring.sharing import seal
 from support.transports import MEMBERS, BentTransport, custom_peers
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ def test_no_frame_contains_an_encoded_gradient(sharing: Sharing, opening: Openin
         pieces = [trace[i : i + 3].tobytes() for i in range(len(trace) - 2)]
         assert not any(piece in frame for frame in tap for piece in pieces)
     words = np.add.reduce([fixed_point.encode(gradient) for gradient in gradients], dtype=np.uint32)
-    assert any(words[10:13].tobytes() in frame for frame in tap)  # the search does find what is there: the total
     assert np.array_equal(fixed_point.decode(words, np.float32), totals[0])
+    assert not any(words[10:13].tobytes() in frame for frame in tap)  # the total itself travels under seals
+    keys = {said.key for frame in tap if isinstance(said := from_bytes(frame, "anyone").message, Unseal)}
+    for key in keys:
+        seal(words, key)
+    assert len(keys) == 3
+    assert any(words[10:13].tobytes() in frame for frame in tap)  # the search does find what is there
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)

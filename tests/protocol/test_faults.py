@@ -18,7 +18,7 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.messages import Frame, Leave, Message, Ready, Reason, Share, Subtotal, Total, from_bytes, to_bytes
+from cgd.protocol.messages import Frame, Leave, Message, Ready, Reason, Share, Subtotal, Total, Unseal, from_bytes, to_bytes
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.session import Session
 from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
@@ -121,10 +121,10 @@ def test_an_abort_that_comes_early_waits_for_its_sum() -> None:
         colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
 
 
-def test_a_fault_after_sharing_ends_the_session_for_all() -> None:
+def test_a_fault_after_our_key_was_shown_ends_the_session_for_all() -> None:
     colony = started()
     wire = Wire(colony, random.Random(0))
-    wire.run(until=lambda: any(kind_of(frame) is Subtotal and sender == "p0" for sender, _, frame in wire.flying))
+    wire.run(until=lambda: any(kind_of(frame) is Unseal and sender == "p0" for sender, _, frame in wire.flying))
     with pytest.raises(FrameError, match="p2: sent .* truncated"):
         colony["p0"].receive("p2", b"CGD")
     with pytest.raises(LocalProtocolError, match=r"this session has ended \(p2: sent"):
@@ -154,19 +154,19 @@ def test_whoever_leaves_after_a_sum_does_not_spoil_it() -> None:
 @pytest.mark.parametrize("kind", [Share, Total])
 def test_what_comes_too_soon_is_an_error(kind: type[Share] | type[Total]) -> None:
     colony = sessions(3)
-    frame = to_bytes(Frame(SESSION, 1, kind(bytes(16))))
+    frame = to_bytes(Frame(SESSION, 1, kind(0, bytes(16))))
     with pytest.raises(RemoteProtocolError, match=f"p1: sent {kind.__name__} of sum 1 while we are at 0: too soon"):
         colony["p0"].receive("p1", frame)
     alone = SecureSum("p0", names(3), 1)
     with pytest.raises(RemoteProtocolError, match=f"p1: sent {kind.__name__} of sum 1 while we are IDLE: too soon"):
-        alone.receive("p1", kind(bytes(16)))
+        alone.receive("p1", kind(0, bytes(16)))
     with pytest.raises(RemoteProtocolError, match="p1: sent"):  # the sum that was spoilt does not begin
         alone.start(spec(4), np.zeros(4, dtype="<u4"))
 
 
 def test_whoever_is_further_ahead_has_given_up_the_sums_between() -> None:
     colony = sessions(3)
-    colony["p0"].receive("p1", to_bytes(Frame(SESSION, 3, Ready(spec(4)))))
+    colony["p0"].receive("p1", to_bytes(Frame(SESSION, 3, Ready(spec(4), bytes(32)))))
     for number in (1, 2):
         with pytest.raises(PeerAbortedError, match=f"p1: gave up sum {number}: it is at a later sum already"):
             colony["p0"].start(spec(4), np.zeros(4, dtype="<u4"))
@@ -212,9 +212,9 @@ def test_whoever_did_not_finish_what_we_did_is_told() -> None:
 def test_another_session_and_strangers_are_refused() -> None:
     colony = started()
     with pytest.raises(FrameError, match="another session"):
-        colony["p0"].receive("p1", to_bytes(Frame(b"t" * 16, 1, Ready(spec(4)))))
+        colony["p0"].receive("p1", to_bytes(Frame(b"t" * 16, 1, Ready(spec(4), bytes(32)))))
     with pytest.raises(RemoteProtocolError, match="mallory: is not a peer"):
-        started()["p0"].receive("mallory", to_bytes(Frame(SESSION, 1, Ready(spec(4)))))
+        started()["p0"].receive("mallory", to_bytes(Frame(SESSION, 1, Ready(spec(4), bytes(32)))))
 
 
 def test_vectors_of_the_wrong_length_are_refused() -> None:
@@ -222,8 +222,8 @@ def test_vectors_of_the_wrong_length_are_refused() -> None:
     wire = Wire(colony, random.Random(0))
     wire.run(until=lambda: any(kind_of(frame) is Subtotal and to == "p0" for _, to, frame in wire.flying))
     sender, to, frame = next(each for each in wire.flying if each[1] == "p0" and kind_of(each[2]) is Subtotal)
-    longer = frame[:29] + (len(frame) - 37 + 4).to_bytes(8, "little") + frame[37:] + bytes(4)
-    with pytest.raises(RemoteProtocolError, match=f"{sender}: sent a Subtotal of 12 bytes, not 8"):
+    longer = frame[:40] + (len(frame) - 48 + 4).to_bytes(8, "little") + frame[48:] + bytes(4)
+    with pytest.raises(RemoteProtocolError, match=f"{sender}: sent a Subtotal of 12 bytes from element 0 on, not 8"):
         colony[to].receive(sender, longer)
 
 
@@ -236,7 +236,7 @@ def test_only_a_reducer_gets_subtotals_and_gives_totals() -> None:
         flying = wire.flying
         wire.run(until=lambda flying=flying: all(frame[4] > 2 for _, _, frame in flying))  # type: ignore[misc]
         body = bytes(16)
-        header = bytearray(to_bytes(Frame(SESSION, 1, Total(body))))
+        header = bytearray(to_bytes(Frame(SESSION, 1, Total(0, body))))
         header[4] = kind
         with pytest.raises(RemoteProtocolError, match=says):
             colony["p2"].receive(frame_of, bytes(header))

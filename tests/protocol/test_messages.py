@@ -20,6 +20,7 @@ from cgd.protocol.messages import (
     Subtotal,
     SumSpec,
     Total,
+    Unseal,
     from_bytes,
     to_bytes,
 )
@@ -36,9 +37,10 @@ specs = st.builds(
     aggregator=names,
 )
 messages = st.one_of(
-    st.builds(Ready, specs),
-    *(st.builds(kind, st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
+    st.builds(Ready, specs, st.binary(min_size=32, max_size=32)),
+    *(st.builds(kind, st.integers(0, 2**64 - 1), st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
     st.builds(Confirm, st.binary(min_size=32, max_size=32)),
+    st.builds(Unseal, st.binary(min_size=16, max_size=16)),
     st.builds(Abort, st.sampled_from(Reason)),
     st.just(Leave()),
 )
@@ -84,6 +86,7 @@ def test_a_changed_byte_is_a_frame_or_a_frame_error(frame: Frame, data: st.DataO
         (0, 0x58, "not a frame of cgd"),
         (3, 9, "speaks version 9 of the protocol, we speak 1"),
         (4, 99, "unknown kind 99"),
+        (32, 1, "it is no slice and has the place 1"),
     ],
 )
 def test_header_faults_are_told(place: int, value: int, says: str) -> None:
@@ -95,11 +98,12 @@ def test_header_faults_are_told(place: int, value: int, says: str) -> None:
 
 def test_every_kind_has_its_own_number() -> None:
     examples: list[Message] = [
-        Ready(SumSpec((1,), "float32", 32, 20, "uniform", "mesh")),
-        Share(b""),
-        Subtotal(b""),
-        Total(b""),
+        Ready(SumSpec((1,), "float32", 32, 20, "uniform", "mesh"), bytes(32)),
+        Share(0, b""),
+        Subtotal(0, b""),
+        Total(0, b""),
         Confirm(bytes(32)),
+        Unseal(bytes(16)),
         Abort(Reason.RANGE),
         Leave(),
     ]
@@ -108,5 +112,5 @@ def test_every_kind_has_its_own_number() -> None:
 
 
 def test_reasons_carry_no_value() -> None:
-    assert all(len(to_bytes(Frame(bytes(16), 1, Abort(reason)))) == 38 for reason in Reason)
+    assert all(len(to_bytes(Frame(bytes(16), 1, Abort(reason)))) == 49 for reason in Reason)
     assert all(reason.text for reason in Reason)

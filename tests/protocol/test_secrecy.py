@@ -18,10 +18,10 @@ import pytest
 from scipy import stats
 
 from cgd.protocol.members import parts
-from cgd.protocol.messages import OPENINGS, SHARINGS, Frame, Share, Subtotal, to_bytes
+from cgd.protocol.messages import OPENINGS, SHARINGS, Frame, Share, Subtotal, Unseal, to_bytes
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
-from cgd.ring.sharing import ExpandedShares
+from cgd.ring.sharing import ExpandedShares, unseal
 from support.wire import names, pair_keys, spec
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def tape_reader(tape: list[bytes]) -> Callable[[int], bytes]:
 def test_uniform_views_of_two_inputs_are_the_same_under_a_shift_of_the_random_bits(opening: Opening) -> None:
     rng = random.Random(1)
     one, other, shift = two_inputs_of_one_sum(rng)
-    tapes = {name: [rng.randbytes(4 * SIZE) for _ in MEMBERS[1:]] for name in MEMBERS}
+    tapes = {name: [rng.randbytes(16), *(rng.randbytes(4 * SIZE) for _ in MEMBERS[1:])] for name in MEMBERS}
     # p4's last share goes to p5: there, and only there, is the change of p4's input taken up. p5 holds one more and
     # its own input has one less.
     shifted = {name: list(tape) for name, tape in tapes.items()}
@@ -129,9 +129,13 @@ def test_expanded_views_of_two_inputs_are_the_same_under_a_shift_of_the_honest_p
     keys = pair_keys(MEMBERS)
     stream = np.frombuffer(rng.randbytes(4 * SIZE), dtype="<u4")
     pair = frozenset(HONEST)
+    seals = {me: rng.randbytes(16) for me in MEMBERS}
 
     def view_of(inputs: dict[str, Words], tape: Words) -> list[bytes]:
-        members = {me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], {pair: tape})) for me in MEMBERS}
+        members = {
+            me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], {pair: tape}), tape_reader([seals[me]]))
+            for me in MEMBERS
+        }
         return view(members, inputs, "expanded", opening)
 
     assert view_of(one, stream) == view_of(other, stream - shift)
@@ -146,7 +150,7 @@ def residue(inputs: dict[str, Words], sharing: Sharing, opening: Opening, *, bro
     keys = pair_keys(MEMBERS)
     pair: dict[frozenset[str], Words] = {frozenset(HONEST): np.zeros(SIZE, dtype="<u4")} if broken else {}
     members = {
-        me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], pair), random=source(silent_at=5 if broken else 0))
+        me: SecureSum(me, MEMBERS, 1, TapeShares(me, keys[me], pair), random=source(silent_at=6 if broken else 0))
         for me in MEMBERS
     }
     seen = np.zeros(SIZE, dtype="<u4")
@@ -160,6 +164,8 @@ def residue(inputs: dict[str, Words], sharing: Sharing, opening: Opening, *, bro
         elif isinstance(message, Subtotal) and sender == "p4" and to in COALITION:
             seen[cut[to]] += np.frombuffer(message.words, dtype="<u4")
             visible[cut[to]] = True
+        elif isinstance(message, Unseal) and sender == "p4" and to == "p0":
+            unseal(seen, [message.key])
     if sharing == "expanded":
         known = np.zeros(SIZE, dtype="<u4")
         ExpandedShares("p4", {peer: key for peer, key in keys["p4"].items() if peer in COALITION}).add_to(known, 1)
@@ -168,7 +174,10 @@ def residue(inputs: dict[str, Words], sharing: Sharing, opening: Opening, *, bro
 
 
 def source(silent_at: int) -> Callable[[int], bytes]:
-    """The operating system's generator, but for one call that gives zeros: the share for the other honest member."""
+    """The operating system's generator, but for one call that gives zeros: the share for the other honest member.
+
+    The first call is for the key of the seal.
+    """
     calls = count(1)
     return lambda size: bytes(size) if next(calls) == silent_at else os.urandom(size)
 

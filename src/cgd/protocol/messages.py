@@ -7,10 +7,12 @@ nothing a peer sends is ever unpickled or evaluated.
     0       3      "CGD"
     3       1      version of this format
     4       1      kind of message
-    5       16     session
-    21      8      number of the sum in the session, little-endian
-    29      8      length of the body, little-endian
-    37      …      body
+    5       3      zero
+    8       16     session
+    24      8      number of the sum in the session, little-endian
+    32      8      place of a slice in its vector, little-endian; 0 in other messages
+    40      8      length of the body, little-endian
+    48      …      body
 
 The sender is not in the frame: the transport knows it, and nobody can claim to be somebody else.
 """
@@ -39,10 +41,11 @@ OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator")
 VERSION = 1
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
+SEAL_KEY_BYTES = 16
 MOST_DIMENSIONS = 64
 LONGEST_NAME = 255  # bytes; its length travels in one byte
 _MAGIC = b"CGD"
-_HEADER = struct.Struct("<3sBB16sQQ")
+_HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")
 
 
@@ -98,37 +101,48 @@ class SumSpec:
 
 @dataclass(frozen=True)
 class Ready:
-    """I am at this sum, under these settings."""
+    """I am at this sum, under these settings; `seal` is the digest of the key that I shall open my seal with."""
 
     spec: SumSpec
+    seal: bytes
 
 
 @dataclass(frozen=True)
 class Share:
-    """The share of my secret that is yours (uniform sharing)."""
+    """A slice of the share of my secret that is yours (uniform sharing), from element `start` on."""
 
+    start: int
     words: Buffer
 
 
 @dataclass(frozen=True)
 class Subtotal:
-    """My subtotal, the part that you add up."""
+    """A slice of my subtotal, of the part that you add up."""
 
+    start: int
     words: Buffer
 
 
 @dataclass(frozen=True)
 class Total:
-    """The total of the part that I add up."""
+    """A slice of the sealed total of the part that I add up."""
 
+    start: int
     words: Buffer
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """The digest of the whole total as I have it."""
+    """The digest of the whole sealed total as I have it, and of everybody's seals."""
 
     digest: bytes
+
+
+@dataclass(frozen=True)
+class Unseal:
+    """The key of my seal."""
+
+    key: bytes
 
 
 @dataclass(frozen=True)
@@ -143,10 +157,11 @@ class Leave:
     """I take part in no sum after this one."""
 
 
-Message = Ready | Share | Subtotal | Total | Confirm | Abort | Leave
+Slice = Share | Subtotal | Total
+Message = Ready | Slice | Confirm | Unseal | Abort | Leave
 
 # The place in this tuple, from 1, is the kind's number on the wire.
-KINDS: tuple[type[Message], ...] = (Ready, Share, Subtotal, Total, Confirm, Abort, Leave)
+KINDS: tuple[type[Message], ...] = (Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave)
 
 
 @dataclass(frozen=True)
@@ -163,10 +178,11 @@ def to_bytes(frame: Frame) -> bytes:
     body = _body(frame.message)
     length = memoryview(body).nbytes
     kind = KINDS.index(type(frame.message)) + 1
-    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, length), body))
+    start = frame.message.start if isinstance(frame.message, Slice) else 0
+    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
 
 
-def from_bytes(data: bytes, sender: PeerId) -> Frame:
+def from_bytes(data: Buffer, sender: PeerId) -> Frame:
     """The frame that `sender` sent.
 
     Raises:
@@ -174,7 +190,7 @@ def from_bytes(data: bytes, sender: PeerId) -> Frame:
     """
     if len(data) < _HEADER.size:
         raise FrameError(sender, f"sent {len(data)} bytes, a frame has at least {_HEADER.size}: truncated")
-    magic, version, kind, session, number, length = _HEADER.unpack_from(data)
+    magic, version, kind, session, number, start, length = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise FrameError(sender, f"sent bytes that begin with {magic!r}, not a frame of cgd")
     if version != VERSION:
@@ -186,33 +202,39 @@ def from_bytes(data: bytes, sender: PeerId) -> Frame:
         fault = "truncated" if len(body) < length else "oversized"
         raise FrameError(sender, f"sent a frame of {len(body)} body bytes that declares {length}: {fault}")
     try:
-        return Frame(session, number, _message(KINDS[kind - 1], body))
+        return Frame(session, number, _message(KINDS[kind - 1], start, body))
     except (ValueError, struct.error) as error:
         raise FrameError(sender, f"sent a malformed {KINDS[kind - 1].__name__}: {error}") from None
 
 
 def _body(message: Message) -> Buffer:
     match message:
-        case Ready(spec):
-            return _spec_body(spec)
-        case Share(words) | Subtotal(words) | Total(words):
+        case Ready(spec, seal):
+            return seal + _spec_body(spec)
+        case Share(_, words) | Subtotal(_, words) | Total(_, words):
             return words
         case Confirm(digest):
             return digest
+        case Unseal(key):
+            return key
         case Abort(reason):
             return bytes([reason])
         case Leave():
             return b""
 
 
-def _message(kind: type[Message], body: memoryview) -> Message:
-    if kind is Ready:
-        return Ready(_spec(bytes(body)))
+def _message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Share or kind is Subtotal or kind is Total:
-        return kind(body)
+        return kind(start, body)
+    _expect(start == 0, f"it is no slice and has the place {start}")
+    if kind is Ready:
+        return Ready(_spec(bytes(body[DIGEST_BYTES:])), bytes(body[:DIGEST_BYTES]))
     if kind is Confirm:
         _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
         return Confirm(bytes(body))
+    if kind is Unseal:
+        _expect(len(body) == SEAL_KEY_BYTES, f"{len(body)} bytes, a key has {SEAL_KEY_BYTES}")
+        return Unseal(bytes(body))
     if kind is Abort:
         _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
         return Abort(Reason(body[0]))

@@ -8,17 +8,20 @@ The rules:
    see it when they have heard from all, and name the same odd one.
 2. A member's subtotal is its secret with shares mixed in. `uniform`: it keeps one share of its secret, gives every peer
    another (`Share`), and adds those it is given. `expanded`: it adds the shares it has in common with its peers, which
-   need not travel.
+   need not travel. It is also sealed: hidden under a stream whose key the member keeps, for now.
 3. The vector is cut into parts and each part has one reducer: with `mesh` every member reduces one part, with
    `aggregator` one member reduces the whole. Everybody sends each reducer its part of the subtotal (`Subtotal`); the
-   reducer adds and sends the result to all (`Total`).
-4. Everybody sends everybody the digest of the total (`Confirm`). Only when all agree is the sum finished: a reducer
-   that told two members different things is caught here.
-5. The first message of a kind from a peer counts. A copy changes nothing. A message that the peer could not have sent
-   yet if it followed the rules is an error that names it.
+   reducer adds and sends the result to all (`Total`). The shares cancel in it and the seals do not.
+4. Everybody sends everybody the digest of the sealed total (`Confirm`). A reducer that told two members different things
+   is caught here, before anybody could read anything.
+5. When all digests agree, everybody shows everybody the key of its seal (`Unseal`), which must be the one it was
+   committed to when it was ready. Whoever has all keys has the total. So a total is opened by all or by none: as long
+   as one member keeps its key, nobody has opened anything, and the sum can be given up and run again.
+6. A slice from a peer counts once, and so does any other message. A copy changes nothing. A message that the peer could
+   not have sent yet if it followed the rules is an error that names it.
 
-`states.py` says how the state moves and what may arrive, `members.py` who may take part and who adds up what. Outgoing
-messages are made when they are pulled (`next_outgoing`), so that of m − 1 uniform shares one is in memory at a time.
+`states.py` says how the state moves and what may arrive, `members.py` who may take part and who adds up what. Vectors
+travel in slices, each made when it is pulled (`next_outgoing`) and added where it belongs when it arrives.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ import hashlib
 import os
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,11 +45,24 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.members import check_members, parts
-from cgd.protocol.messages import Abort, Confirm, Message, PeerId, Ready, Share, Subtotal, SumSpec, Total
+from cgd.protocol.members import check_members, parts, slice_at, slices
+from cgd.protocol.messages import (
+    SEAL_KEY_BYTES,
+    Abort,
+    Confirm,
+    Message,
+    PeerId,
+    Ready,
+    Share,
+    Slice,
+    Subtotal,
+    SumSpec,
+    Total,
+    Unseal,
+)
 from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
 from cgd.ring.fixed_point import WORD_TYPES
-from cgd.ring.sharing import ExpandedShares, uniform_words
+from cgd.ring.sharing import ExpandedShares, seal, uniform_words, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -91,16 +109,20 @@ class SecureSum:
         self.others = tuple(peer for peer in self.members if peer != me)
         self.number = number
         self.state = State.IDLE
-        self.shared = False
-        """Whether anything of the secret may have left: from then on a fault cannot be undone by trying again."""
+        self.unsealed = False
+        """Whether our key may have left: from then on others may open the total, and a fault cannot be undone."""
         self._fault: RemoteProtocolError | None = None
         self._shares = shares
         self._random = random
-        self._specs: dict[PeerId, SumSpec] = {}
-        self._seen: dict[type[Message], set[PeerId]] = {
-            kind: set() for kind in (Ready, Share, Subtotal, Total, Confirm)
-        }
+        self._key = random(SEAL_KEY_BYTES)
+        self._readies: dict[PeerId, Ready] = {}
         self._digests: dict[PeerId, bytes] = {}
+        self._keys: dict[PeerId, bytes] = {}
+        # The slices that have arrived, by their place: of vectors we add up to ours, and of our part for each peer.
+        self._here: dict[type[Slice], dict[PeerId, set[int]]] = {
+            kind: {peer: set() for peer in self.others} for kind in (Share, Subtotal, Total)
+        }
+        self._reduced = 0  # slices of our part whose total we have told
         self._outbox: deque[tuple[PeerId, Callable[[], Message]]] = deque()
 
     # What a driver calls.
@@ -121,7 +143,7 @@ class SecureSum:
         self._parts = parts(spec, self.members)
         self._subtotal = secret
         self._total = np.zeros_like(secret)
-        self._specs[self.me] = spec
+        self._readies[self.me] = Ready(spec, hashlib.sha256(self._key).digest())
         with self._failing_on_fault():
             self._move(Event.START)
             self._advance()
@@ -135,7 +157,7 @@ class SecureSum:
         """
         if sender not in self.others:
             raise RemoteProtocolError(sender, f"is not a member of this sum ({', '.join(self.members)})")
-        if self.state in (State.FINISHED, State.FAILED) or sender in self._seen.get(type(message), ()):
+        if self.state in (State.FINISHED, State.FAILED) or self._is_copy(sender, message):
             return
         with self._failing_on_fault():
             if type(message) not in EXPECTED[self.state]:
@@ -146,11 +168,17 @@ class SecureSum:
             self._take(sender, message)
             self._advance()
 
-    def next_outgoing(self) -> tuple[PeerId, Message] | None:
-        """The next message to send and its recipient; None while there is nothing to send."""
-        if not self._outbox:
+    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, Message] | None:
+        """The next message to send and its recipient; None while there is nothing to send.
+
+        Args:
+            blocked: peers whose messages wait; each peer's keep their order.
+        """
+        place = next((i for i, (to, _) in enumerate(self._outbox) if to not in blocked), None)
+        if place is None:
             return None
-        to, make = self._outbox.popleft()
+        to, make = self._outbox[place]
+        del self._outbox[place]
         message = make()
         with self._failing_on_fault():
             self._advance()
@@ -172,96 +200,123 @@ class SecureSum:
     @property
     def waiting_for(self) -> tuple[str, frozenset[PeerId]]:
         """What we are waiting for, and the peers it has to come from."""
-        waits: dict[State, tuple[type[Message], Collection[PeerId]]] = {
-            State.READYING: (Ready, self.others),
-            State.SHARING: (Share, self.others),
-            State.CONFIRMING: (Confirm, self.others),
-        }
-        if self.state is State.OPENING:
-            reducing = self.me in self._parts and not self._all_here(Subtotal)
-            waits[State.OPENING] = (Subtotal, self.others) if reducing else (Total, self._other_reducers)
-        if self.state not in waits:
-            return "nothing", frozenset()
-        kind, peers = waits[self.state]
-        return kind.__name__, frozenset(peers) - self._seen[kind]
+        match self.state:
+            case State.READYING:
+                return "Ready", self._missing(self._readies)
+            case State.SHARING:
+                return "Share", self._without_slices(Share)
+            case State.OPENING if self._reduced < self._due(self.me):
+                return "Subtotal", self._without_slices(Subtotal)
+            case State.OPENING:
+                return "Total", self._without_slices(Total)
+            case State.CONFIRMING:
+                return "Confirm", self._missing(self._digests)
+            case State.UNSEALING:
+                return "Unseal", self._missing(self._keys)
+        return "nothing", frozenset()
 
     # How messages are taken in.
+
+    def _is_copy(self, sender: PeerId, message: Message) -> bool:
+        match message:
+            case Ready():
+                return sender in self._readies
+            case Share(start, _) | Subtotal(start, _) | Total(start, _):
+                return start in self._here[type(message)][sender]
+            case Confirm():
+                return sender in self._digests
+            case Unseal():
+                return sender in self._keys
+        return False
 
     def _take(self, sender: PeerId, message: Message) -> None:
         match message:
             case Abort(reason):
                 raise PeerAbortedError(sender, f"gave up sum {self.number}: {reason.text}")
-            case Ready(spec):
-                self._specs[sender] = spec
-            case Share(words):
+            case Ready():
+                self._readies[sender] = message
+            case Share():
                 if self._expanded:
                     raise RemoteProtocolError(sender, "sent a Share, and the shares of this sum are expanded, not sent")
-                self._add(sender, message, words, self._subtotal)
-            case Subtotal(words):
+                self._add(sender, message, slice(0, self._subtotal.size), self._subtotal)
+            case Subtotal():
                 if self.me not in self._parts:
                     raise RemoteProtocolError(sender, "sent us a Subtotal, and we add up no part of this sum")
-                self._add(sender, message, words, self._total[self._parts[self.me]])
-            case Total(words):
+                self._add(sender, message, self._parts[self.me], self._total)
+            case Total():
                 if sender not in self._parts:
                     raise RemoteProtocolError(sender, "sent a Total, and it adds up no part of this sum")
-                self._add(sender, message, words, self._total[self._parts[sender]])
+                self._add(sender, message, self._parts[sender], self._total)
             case Confirm(digest):
                 self._digests[sender] = digest
-                if self.state is State.CONFIRMING:
-                    self._check_digest(sender, digest)
-        self._seen[type(message)].add(sender)
+            case Unseal(key):
+                if hashlib.sha256(key).digest() != self._readies[sender].seal:
+                    raise RemoteProtocolError(sender, "showed another key than the one its seal was made with")
+                self._keys[sender] = key
+
+    def _add(self, sender: PeerId, message: Slice, part: slice, to: npt.NDArray[Any]) -> None:
+        place = to[slice_at(part, message.start)]
+        if len(message.words) != place.nbytes or not place.size:
+            raise RemoteProtocolError(
+                sender,
+                f"sent a {type(message).__name__} of {len(message.words)} bytes from element {message.start} on, "
+                f"not {place.nbytes}",
+            )
+        np.add(place, np.frombuffer(message.words, dtype=to.dtype), out=place)
+        self._here[type(message)][sender].add(message.start)
 
     def _compare_settings(self) -> None:
         """All specs are here: whoever differs from most is named, the same one at every member."""
-        specs = [self._specs[member] for member in self.members]
-        usual = max(specs, key=specs.count)  # the first of them if there is a draw
-        odd = [member for member in self.members if self._specs[member] != usual]
-        if odd:
+        specs = {member: self._readies[member].spec for member in self.members}
+        if odd := _odd_ones(specs):
             who = "this member sums" if odd[0] == self.me else "sums"
             more = f" (so do {', '.join(odd[1:])})" if odd[1:] else ""
+            usual = next(spec for member, spec in specs.items() if member not in odd)
             raise SettingsError(
                 odd[0],
-                f"{who} under other settings than most: {'; '.join(usual.differences(self._specs[odd[0]]))}{more}; "
+                f"{who} under other settings than most: {'; '.join(usual.differences(specs[odd[0]]))}{more}; "
                 "every member needs the same model, training settings, bound, ring_bits, sharing and opening",
             )
 
-    def _add(self, sender: PeerId, message: Message, words: bytes | memoryview, to: npt.NDArray[Any]) -> None:
-        if len(words) != to.nbytes:
-            raise RemoteProtocolError(sender, f"sent a {type(message).__name__} of {len(words)} bytes, not {to.nbytes}")
-        np.add(to, np.frombuffer(words, dtype=to.dtype), out=to)
-
-    def _check_digest(self, sender: PeerId, digest: bytes) -> None:
-        if digest != self._digest:
+    def _compare_digests(self) -> None:
+        """All digests are here: the sealed totals must be the same before anybody opens one."""
+        if odd := _odd_ones({member: self._digests[member] for member in self.members}):
+            who = "this member has" if odd[0] == self.me else "has"
+            more = f" (so have {', '.join(odd[1:])})" if odd[1:] else ""
             raise DisagreementError(
-                sender,
-                f"has another total of sum {self.number} than we have: a member added wrongly or told two stories; "
-                "the total is not used",
+                odd[0],
+                f"{who} another total of sum {self.number} than most{more}: a member added wrongly or told two "
+                "stories; nothing was opened",
             )
 
     # How the state moves.
 
     def _advance(self) -> None:
-        while (event := self._due()) is not None:
+        if self.state is State.OPENING:
+            self._reduce()
+        while (event := self._event()) is not None:
             self._move(event)
 
-    def _due(self) -> Event | None:
+    def _event(self) -> Event | None:
         """The event that has come about in this state, if any."""
         match self.state:
-            case State.READYING if not self._outbox and self._all_here(Ready):
+            case State.READYING if not self._outbox and not self._missing(self._readies):
                 return Event.ALL_READY
-            case State.SHARING if not self._outbox and (self._expanded or self._all_here(Share)):
+            case State.SHARING if not self._outbox and (self._expanded or not self._without_slices(Share)):
                 return Event.ALL_SHARED
-            case State.OPENING if self._all_opened():
+            case State.OPENING if self._reduced == self._due(self.me) and not self._without_slices(Total):
                 return Event.ALL_OPENED
-            case State.CONFIRMING if self._all_here(Confirm):
+            case State.CONFIRMING if not self._missing(self._digests):
                 return Event.ALL_CONFIRMED
+            case State.UNSEALING if not self._missing(self._keys):
+                return Event.ALL_UNSEALED
         return None
 
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
         match self.state:
             case State.READYING:
-                self._say_to_all(Ready(self._spec))
+                self._say_to_all(self._readies[self.me])
             case State.SHARING:
                 self._compare_settings()
                 self._share()
@@ -269,6 +324,11 @@ class SecureSum:
                 self._open()
             case State.CONFIRMING:
                 self._confirm()
+            case State.UNSEALING:
+                self._compare_digests()
+                self._unseal()
+            case State.FINISHED:
+                unseal(self._total, list(self._keys.values()))
 
     @contextmanager
     def _failing_on_fault(self) -> Iterator[None]:
@@ -280,37 +340,51 @@ class SecureSum:
             raise
 
     def _share(self) -> None:
-        self.shared = True
         if self._shares is not None and self._expanded:
             self._shares.add_to(self._subtotal, self.number)
             return
-        for peer in self.others:
-            self._outbox.append((peer, self._draw_share))
+        for place in slices(slice(0, self._subtotal.size)):
+            for peer in self.others:
+                self._outbox.append((peer, partial(self._draw_share, place)))
 
-    def _draw_share(self) -> Share:
-        share = uniform_words(self._subtotal.size, self._subtotal.dtype, self._random)
-        np.subtract(self._subtotal, share, out=self._subtotal)
-        return Share(_as_bytes(share))
+    def _draw_share(self, place: slice) -> Share:
+        kept = self._subtotal[place]
+        share = uniform_words(kept.size, kept.dtype, self._random)
+        np.subtract(kept, share, out=kept)
+        return Share(place.start, _as_bytes(share))
 
     def _open(self) -> None:
-        for reducer, part in self._parts.items():
-            if reducer == self.me:
-                np.add(self._total[part], self._subtotal[part], out=self._total[part])
-            else:
-                self._say(reducer, Subtotal(_as_bytes(self._subtotal[part])))
-        self._total_told = self.me not in self._parts
+        seal(self._subtotal, self._key)
+        places = [(reducer, slices(part)) for reducer, part in self._parts.items()]
+        for row in zip_longest(*(column for _, column in places)):  # every reducer's first slice, then the second ...
+            for (reducer, _), place in zip(places, row, strict=True):
+                if place is None:
+                    continue
+                if reducer == self.me:
+                    np.add(self._total[place], self._subtotal[place], out=self._total[place])
+                else:
+                    self._say(reducer, Subtotal(place.start, _as_bytes(self._subtotal[place])))
+        self._reduce()
 
-    def _all_opened(self) -> bool:
-        if not self._total_told and self._all_here(Subtotal):
-            self._total_told = True
-            self._say_to_all(Total(_as_bytes(self._total[self._parts[self.me]])))
-        return self._total_told and self._seen[Total] == self._other_reducers
+    def _reduce(self) -> None:
+        """Tell the total of every slice of our part that has come from all."""
+        for place in slices(self._parts.get(self.me, slice(0, 0)))[self._reduced :]:
+            if not all(place.start in here for here in self._here[Subtotal].values()):
+                return
+            self._say_to_all(Total(place.start, _as_bytes(self._total[place])))
+            self._reduced += 1
 
     def _confirm(self) -> None:
-        self._digest = hashlib.sha256(self._total.data).digest()
-        self._say_to_all(Confirm(self._digest))
-        for peer, digest in self._digests.items():
-            self._check_digest(peer, digest)
+        digest = hashlib.sha256(self._total.data)
+        for member in self.members:
+            digest.update(self._readies[member].seal)
+        self._digests[self.me] = digest.digest()
+        self._say_to_all(Confirm(self._digests[self.me]))
+
+    def _unseal(self) -> None:
+        self.unsealed = True
+        self._keys[self.me] = self._key
+        self._say_to_all(Unseal(self._key))
 
     # Small words for the above.
 
@@ -318,12 +392,18 @@ class SecureSum:
     def _expanded(self) -> bool:
         return self._spec.sharing == "expanded"
 
-    @property
-    def _other_reducers(self) -> set[PeerId]:
-        return self._parts.keys() - {self.me}
+    def _missing(self, heard: Collection[PeerId]) -> frozenset[PeerId]:
+        return frozenset(self.members) - frozenset(heard) - {self.me}
 
-    def _all_here(self, kind: type[Message]) -> bool:
-        return len(self._seen[kind]) == len(self.others)
+    def _due(self, reducer: PeerId) -> int:
+        """How many slices the part of a reducer has."""
+        return len(slices(self._parts.get(reducer, slice(0, 0))))
+
+    def _without_slices(self, kind: type[Slice]) -> frozenset[PeerId]:
+        """The peers that have not sent all their slices of a kind."""
+        whole = len(slices(slice(0, self._subtotal.size)))
+        due = {Share: lambda _: whole, Subtotal: lambda _: self._due(self.me), Total: self._due}[kind]
+        return frozenset(peer for peer, here in self._here[kind].items() if len(here) < due(peer))
 
     def _say(self, to: PeerId, message: Message) -> None:
         self._outbox.append((to, lambda: message))
@@ -350,6 +430,13 @@ class SecureSum:
             raise MembershipError(
                 f"the aggregator {spec.aggregator!r} is not a member; name one of {', '.join(self.members)}"
             )
+
+
+def _odd_ones(said: dict[PeerId, Any]) -> list[PeerId]:
+    """The members that say something else than most; with a draw, than the first."""
+    words = list(said.values())
+    usual = max(words, key=words.count)
+    return [member for member, word in said.items() if word != usual]
 
 
 def _as_bytes(words: npt.NDArray[Any]) -> memoryview:

@@ -6,8 +6,8 @@ until we are there. The rules:
 1. A frame of a sum that is over is stale and ignored.
 2. A peer may be ahead of us, by one sum, or by more if it gave some up. All it can say from there is that it is ready
    or that it gives up: the barrier holds it. Its latest word is kept, one for each peer; it is out of all sums before.
-3. A sum that fails before we shared anything is over, and the next one may go on. One that fails later ends the
-   session: a peer may have finished it, so the members need not hold the same state any more.
+3. A sum that fails before we showed the key of our seal is over, and the next one may go on: nobody can have opened it.
+   One that fails later ends the session: a peer may have finished it, so the members need not hold the same state.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import (
     CGDError,
+    DisagreementError,
     FrameError,
     LocalProtocolError,
     PeerAbortedError,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     import numpy.typing as npt
+
+# Faults that every member notices for itself: nobody has to be told.
+_ALL_NOTICE = (DisagreementError, PeerAbortedError, PeerLeftError, SettingsError)
 
 
 class Session:
@@ -187,11 +191,11 @@ class Session:
         """Rule 3."""
         if self._sum is None or self._sum.state is State.FINISHED:
             return
-        shared = self._sum.shared
+        unsealed = self._sum.unsealed
         self._sum.fail()
-        if shared:
+        if unsealed:
             self.end(str(error))
-        elif not isinstance(error, (PeerAbortedError, PeerLeftError, SettingsError)):  # which the others notice too
+        elif not isinstance(error, _ALL_NOTICE):
             self._tell_all(self.number, Abort(Reason.PEER))
 
     def _check_presence(self, peer: PeerId) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from cgd.protocol.messages import Abort, Confirm, Message, Ready, Share, Subtotal, Total
+from cgd.protocol.messages import Abort, Confirm, Message, Ready, Share, Subtotal, Total, Unseal
 
 
 class State(Enum):
@@ -15,6 +15,7 @@ class State(Enum):
     SHARING = auto()
     OPENING = auto()
     CONFIRMING = auto()
+    UNSEALING = auto()
     FINISHED = auto()
     FAILED = auto()
 
@@ -25,8 +26,9 @@ class Event(Enum):
     START = "start"
     ALL_READY = "all ready"
     ALL_SHARED = "all shares given and held"
-    ALL_OPENED = "all parts of the total here"
+    ALL_OPENED = "the sealed total here"
     ALL_CONFIRMED = "all digests equal"
+    ALL_UNSEALED = "all keys here"
     FAULT = "a fault, an abort"
 
 
@@ -35,20 +37,23 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.READYING, Event.ALL_READY): State.SHARING,
     (State.SHARING, Event.ALL_SHARED): State.OPENING,
     (State.OPENING, Event.ALL_OPENED): State.CONFIRMING,
-    (State.CONFIRMING, Event.ALL_CONFIRMED): State.FINISHED,
+    (State.CONFIRMING, Event.ALL_CONFIRMED): State.UNSEALING,
+    (State.UNSEALING, Event.ALL_UNSEALED): State.FINISHED,
     (State.IDLE, Event.FAULT): State.FAILED,
     (State.READYING, Event.FAULT): State.FAILED,
     (State.SHARING, Event.FAULT): State.FAILED,
     (State.OPENING, Event.FAULT): State.FAILED,
     (State.CONFIRMING, Event.FAULT): State.FAILED,
+    (State.UNSEALING, Event.FAULT): State.FAILED,
 }
 
 # What a peer that follows the rules can be saying while we are in a state. It may be ahead of us, but nobody shares
-# before our Ready, and nobody has a total before our subtotal.
+# before our Ready, nobody has a total before our subtotal, and nobody shows its key before our digest.
 EXPECTED: dict[State, frozenset[type[Message]]] = {
     State.IDLE: frozenset({Ready, Abort}),
     State.READYING: frozenset({Ready, Share, Subtotal, Abort}),
     State.SHARING: frozenset({Share, Subtotal, Abort}),
     State.OPENING: frozenset({Subtotal, Total, Confirm, Abort}),
-    State.CONFIRMING: frozenset({Confirm, Abort}),
+    State.CONFIRMING: frozenset({Confirm, Unseal, Abort}),
+    State.UNSEALING: frozenset({Unseal, Abort}),
 }

@@ -21,7 +21,7 @@ from cgd.errors import InputError, LocalProtocolError
 from cgd.ring.fixed_point import CHUNK, WORD_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -125,16 +125,45 @@ class ExpandedShares:
                 "a position is used once, use a later one"
             )
         self._last_position = position
-        streams = [(self._me < peer, _stream(key, position)) for peer, key in self._keys.items()]
-        chunk_bytes = min(CHUNK, max(1, words.size)) * words.itemsize
-        zeros = memoryview(bytes(chunk_bytes))
-        buffer = np.empty(chunk_bytes + BLOCK_BYTES, dtype=np.uint8)  # update_into asks for one block more
-        share = buffer[:chunk_bytes].view(words.dtype)
-        for start in range(0, words.size, CHUNK):
-            chunk = words[start : start + CHUNK]
-            for adds, stream in streams:
-                stream.update_into(zeros[: chunk.nbytes], buffer)
-                (np.add if adds else np.subtract)(chunk, share[: chunk.size], out=chunk)
+        _mix(words, [(self._me < peer, _stream(key, position)) for peer, key in self._keys.items()])
+
+
+def seal(words: npt.NDArray[Any], key: bytes) -> None:
+    """Hide a one-dimensional ring array under the stream of a key, in place; a key is used once.
+
+    Seals add up: the sum of sealed arrays is sealed under all their keys, and opened when the last one is known.
+
+    Examples:
+        >>> import numpy as np
+        >>> one, other = np.full(3, 5, dtype=np.uint32), np.full(3, 6, dtype=np.uint32)
+        >>> seal(one, b"a" * 16)
+        >>> seal(other, b"b" * 16)
+        >>> total = one + other
+        >>> unseal(total, [b"a" * 16, b"b" * 16])
+        >>> total
+        array([11, 11, 11], dtype=uint32)
+    """
+    _check_ring(words)
+    _mix(words, [(True, _stream(key, 0))])
+
+
+def unseal(words: npt.NDArray[Any], keys: Collection[bytes]) -> None:
+    """Remove the seals of these keys, in place."""
+    _check_ring(words)
+    _mix(words, [(False, _stream(key, 0)) for key in keys])
+
+
+def _mix(words: npt.NDArray[Any], streams: Sequence[tuple[bool, Any]]) -> None:
+    """Add streams to a ring array, or subtract them, in place; all of them at one cache-sized chunk, then the next."""
+    chunk_bytes = min(CHUNK, max(1, words.size)) * words.itemsize
+    zeros = memoryview(bytes(chunk_bytes))
+    buffer = np.empty(chunk_bytes + BLOCK_BYTES, dtype=np.uint8)  # update_into asks for one block more
+    share = buffer[:chunk_bytes].view(words.dtype)
+    for start in range(0, words.size, CHUNK):
+        chunk = words[start : start + CHUNK]
+        for adds, stream in streams:
+            stream.update_into(zeros[: chunk.nbytes], buffer)
+            (np.add if adds else np.subtract)(chunk, share[: chunk.size], out=chunk)
 
 
 def _stream(key: bytes, position: int) -> Any:
