@@ -6,10 +6,26 @@ sender's frames. It neither reads nor makes them. Every transport passes the sui
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from cgd.protocol.messages import PeerId
+    from cgd.protocol.messages import Buffer, PeerId
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """How it stands with a peer.
+
+    Attributes:
+        connected: whether frames reach it at the moment.
+        latency: seconds to it and back, if that was measured.
+        trouble: if it is not connected, why.
+    """
+
+    connected: bool
+    latency: float | None = None
+    trouble: str = ""
 
 
 class Transport(Protocol):
@@ -31,7 +47,7 @@ class Transport(Protocol):
             closed is dropped, as a network would.
         """
 
-    def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+    def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
         """The next frame and its sender; None when `timeout` seconds have passed without one, or after `wake`.
 
         Raises:

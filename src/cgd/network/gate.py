@@ -1,0 +1,101 @@
+"""Who is let in: CURVE keys, and a log of what was refused.
+
+CURVE encrypts a connection and proves that its client has the secret key of a public key. Whether that key is one of
+ours is asked here, by ZeroMQ's authentication protocol (ZAP, RFC 27). An accepted connection carries the participant's
+name from then on, so what arrives on it is bound to the key, whatever it says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils import z85
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cgd.protocol.messages import PeerId
+
+log = logging.getLogger("cgd.network")
+
+DOMAIN = b"cgd"
+# One line for each kind of refusal in this many seconds, with a count: a flood must not fill the disk.
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Refusals:
+    """Counts what is refused and says so now and then.
+
+    Attributes:
+        counts: how often each kind of thing was refused, from whom.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self._clock = clock
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def add(self, who: str, what: str, detail: str = "") -> None:
+        """Refuse `what` from `who`; strangers and kinds are few, so the memory stays small."""
+        key = who, what
+        self.counts[key] = self.counts.get(key, 0) + 1
+        when, count = self._told.get(key, (-SECONDS_BETWEEN_LINES, 0))
+        now = self._clock()
+        if now - when < SECONDS_BETWEEN_LINES:
+            return
+        news = self.counts[key] - count
+        self._told[key] = now, self.counts[key]
+        times = f", {news} times since the last such line" if news > 1 else ""
+        more = f" ({detail})" if detail else ""
+        log.warning(
+            "refused %s from %s%s%s", what, who, more, times,
+            extra={"event": "refused", "peer": who, "what": what, "count": self.counts[key]},
+        )  # fmt: skip
+
+
+class Gate:
+    """Answers ZeroMQ's question whether a key may come in.
+
+    Args:
+        context: of the sockets to be guarded.
+        names: the participant of each public key that may.
+        refusals: where strangers are told.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Mapping[bytes, PeerId], refusals: Refusals) -> None:
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind("inproc://zeromq.zap.01")
+        self._names = names
+        self._refusals = refusals
+
+    def answer(self) -> None:
+        """Answer one question."""
+        request = self.socket.recv_multipart()
+        version, number, _domain, address, _identity, mechanism, *credentials = request
+        name = None
+        if mechanism == b"CURVE" and len(credentials) == 1:
+            key = z85.encode(credentials[0])
+            name = self._names.get(key)
+            detail = f"key {key.decode()} at {address.decode(errors='replace')} is not in the federation file"
+        else:
+            detail = f"mechanism {mechanism!r}"
+        if name is None:
+            self._refusals.add("a stranger", "a connection", detail)
+            self.socket.send_multipart([version, number, b"400", b"this key is not listed", b"", b""])
+        else:
+            self.socket.send_multipart([version, number, b"200", b"OK", name.encode(), b""])
+
+
+# What a failed connection attempt means, in words, by the event that ZeroMQ reports.
+WHY_NOT = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refuses our key: our key is not in its federation file",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak our protocol (CURVE), or has another key than our file says",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: it has another key than our file says, or is no "
+    "participant",
+    zmq.EVENT_CLOSED: "nobody answers there",
+    zmq.EVENT_DISCONNECTED: "the connection broke",
+}

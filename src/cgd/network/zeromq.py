@@ -1,0 +1,401 @@
+"""The transport between machines: ZeroMQ, encrypted and authenticated by CURVE.
+
+Every participant binds one address (a ROUTER socket) and connects to the address of every peer (one DEALER each).
+Frames go out by the DEALERs and come in by the ROUTER; links (`link.py`) number them, so that a connection that breaks
+loses nothing. One thread owns all sockets. The others leave frames in the links and take them from the inbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from cgd.errors import ClosedError, InputError, MembershipError, TransportError
+from cgd.network import link
+from cgd.network.gate import DOMAIN, WHY_NOT, Gate, Refusals
+from cgd.network.link import Datagram, DatagramError, Incoming, Kind, Outgoing
+from cgd.network.transport import PeerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cgd.protocol.messages import Buffer, PeerId
+
+log = logging.getLogger("cgd.network")
+
+HEARTBEAT_MILLISECONDS = 2000
+LONGEST_SLEEP_SECONDS = 1.0
+# Messages read from one kind of socket before the others have their turn.
+TURN = 64
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Where a participant is found and how it is known.
+
+    Attributes:
+        address: such as `tcp://hospital-a.example:7001`.
+        public_key: its CURVE key, 40 characters of Z85.
+    """
+
+    address: str
+    public_key: bytes
+
+
+@dataclass
+class Way:
+    """Both directions to one peer."""
+
+    dealer: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    out: Outgoing
+    into: Incoming
+    trouble: str = "not reached yet"
+
+
+class ZeroMQTransport:
+    """One participant's connection with its peers over the network; see `Transport`.
+
+    Args:
+        me: this participant's name.
+        contacts: every participant, this one among them.
+        secret_key: our CURVE key, 40 characters of Z85.
+        listen: where to bind if not at our address, such as `tcp://*:7001`.
+
+    Raises:
+        InputError: an address cannot be used.
+        TransportError: our address is in use.
+    """
+
+    def __init__(
+        self, me: PeerId, contacts: Mapping[PeerId, Contact], secret_key: bytes, listen: str | None = None
+    ) -> None:
+        self.me = me
+        self.members = tuple(sorted(contacts))
+        self.refusals = Refusals()
+        self._contacts = dict(contacts)
+        self._incarnation = os.urandom(link.INCARNATION_BYTES)
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[PeerId, Buffer]] = deque()
+        self._answers: deque[tuple[bytes, Datagram]] = deque()
+        self._woken = False
+        self._closed = False
+        self._bell, self._ear = socket.socketpair()
+        for end in (self._bell, self._ear):
+            end.setblocking(False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._open(secret_key, listen or listening_address(contacts[me].address))
+        except BaseException:
+            self._release()
+            raise
+        self._thread = threading.Thread(target=self._run, name=f"cgd-network-{me}", daemon=True)
+        self._thread.start()
+
+    # What the layers above call; see Transport.
+
+    def send(self, to: PeerId, frame: bytes) -> bool:
+        """Leave a frame for a peer; False while there is no room for it."""
+        if to not in self._ways:
+            raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
+        if len(frame) > link.LONGEST_FRAME:
+            raise InputError(f"a frame has {len(frame)} bytes, and at most {link.LONGEST_FRAME} go over the network")
+        with self._changed:
+            if self._closed or not self._ways[to].out.offer(frame):
+                return self._closed
+        self._ring()
+        return True
+
+    def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
+        """Take the next frame."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed, timeout)
+            if self._closed:
+                raise ClosedError("this member's connection is closed; make new peers for further sums")
+            if not self._inbox:
+                self._woken = False
+                return None
+            sender, frame = self._inbox.popleft()
+            into = self._ways[sender].into
+            answer = into.consumed(len(frame))
+            if answer is not None and into.channel is not None:
+                self._answers.append((into.channel, answer))
+        if answer is not None:
+            self._ring()
+        return sender, frame
+
+    def wake(self) -> None:
+        """Let `receive` return."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close the sockets, after a moment for what is still to be sent."""
+        with self._changed:
+            already, self._closed = self._closed, True
+            self._inbox.clear()
+            self._changed.notify_all()
+        if not already:
+            self._ring()
+            self._thread.join()
+
+    def status(self) -> dict[PeerId, PeerStatus]:
+        """How it stands with every peer."""
+        now = time.monotonic()
+        with self._changed:
+            return {
+                peer: PeerStatus(
+                    connected=way.out.welcomed and now - way.out.heard < link.SILENT_SECONDS,
+                    latency=way.out.latency,
+                    trouble=way.out.refusal or way.trouble,
+                )
+                for peer, way in self._ways.items()
+            }
+
+    def backlog(self) -> int:
+        """How many frames wait for a peer to take them."""
+        with self._changed:
+            return sum(way.out.waiting for way in self._ways.values())
+
+    # What the thread does.
+
+    def _open(self, secret_key: bytes, listen: str) -> None:
+        own = self._contacts[self.me].public_key
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.curve_server = True
+        self._router.curve_secretkey = secret_key
+        self._router.zap_domain = DOMAIN
+        self._router.router_mandatory = True
+        self._prepare(self._router)
+        names = {contact.public_key: name for name, contact in self._contacts.items() if name != self.me}
+        self._gate = Gate(self._context, names, self.refusals)
+        failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._door = self._router.get_monitor_socket(failures)
+        try:
+            self._router.bind(listen)
+        except zmq.ZMQError as error:
+            remedy = "stop what listens there, or listen elsewhere (listen=)" if error.errno == zmq.EADDRINUSE else ""
+            raise TransportError(f"{self.me} cannot listen at {listen}: {error.strerror}; {remedy}".rstrip("; ")) from None
+        self._ways: dict[PeerId, Way] = {}
+        for peer, contact in self._contacts.items():
+            if peer == self.me:
+                continue
+            dealer = self._context.socket(zmq.DEALER)
+            dealer.curve_serverkey = contact.public_key
+            dealer.curve_publickey = own
+            dealer.curve_secretkey = secret_key
+            dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
+            dealer.reconnect_ivl = 100
+            dealer.reconnect_ivl_max = 1000
+            self._prepare(dealer)
+            events = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            for event in WHY_NOT:
+                events |= event
+            monitor = dealer.get_monitor_socket(events)
+            out, into = Outgoing(self._incarnation, self.me.encode()), Incoming(self._incarnation)
+            self._ways[peer] = Way(dealer, monitor, out, into)
+            try:
+                dealer.connect(contact.address)
+            except zmq.ZMQError as error:
+                raise InputError(
+                    f"the address of {peer}, {contact.address!r}, cannot be used: {error.strerror}"
+                ) from None
+
+    def _prepare(self, each: zmq.Socket[bytes]) -> None:
+        each.linger = 1000
+        each.maxmsgsize = 2 * link.LONGEST_FRAME
+        each.rcvhwm = each.sndhwm = TURN
+        each.heartbeat_ivl = HEARTBEAT_MILLISECONDS
+        each.heartbeat_timeout = 3 * HEARTBEAT_MILLISECONDS
+        each.ipv6 = True
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for each in (self._router, self._gate.socket, self._door, self._ear):
+            poller.register(each, zmq.POLLIN)
+        for way in self._ways.values():
+            poller.register(way.dealer, zmq.POLLIN)
+            poller.register(way.monitor, zmq.POLLIN)
+        try:
+            while not self._closed:
+                pause = self._send_all()
+                ready = dict(poller.poll(int(1000 * pause)))
+                with contextlib.suppress(BlockingIOError):
+                    while self._ear in ready or self._ear.fileno() in ready:
+                        self._ear.recv(4096)
+                if self._gate.socket in ready:
+                    self._gate.answer()
+                if self._door in ready:
+                    self._note_failure()
+                if self._router in ready:
+                    self._take_in()
+                for peer, way in self._ways.items():
+                    if way.monitor in ready:
+                        self._note_event(peer, way)
+                    if way.dealer in ready:
+                        self._take_answers(way)
+            self._send_all()
+        except Exception:
+            log.exception("the network of %s stopped", self.me, extra={"event": "failed"})
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+        finally:
+            self._release()
+
+    def _send_all(self) -> float:
+        """Send whatever can be sent now; how long to sleep after that, at most."""
+        pause = LONGEST_SLEEP_SECONDS
+        while self._answers:
+            self._answer(*self._answers.popleft())
+        for way in self._ways.values():
+            while way.dealer.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+                with self._changed:
+                    datagram = way.out.next_datagram(time.monotonic())
+                if datagram is None:
+                    pause = min(pause, max(0.005, way.out.rest(time.monotonic())))
+                    break
+                self._post(way, datagram)
+            else:
+                pause = min(pause, link.BUSY_PING_SECONDS)  # no connection, or a full one: look again soon
+        return pause
+
+    def _post(self, way: Way, datagram: Datagram) -> None:
+        with contextlib.suppress(zmq.Again):  # then it counts as lost, and the link sends it again
+            way.dealer.send(datagram.to_bytes(), zmq.NOBLOCK, copy=False)
+
+    def _answer(self, channel: bytes, datagram: Datagram) -> bool:
+        try:
+            self._router.send_multipart([channel, datagram.to_bytes()], zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # EHOSTUNREACH: the connection is gone; EAGAIN: it does not read
+            return error.errno != zmq.EHOSTUNREACH
+        return True
+
+    def _take_in(self) -> None:
+        """Read what peers send."""
+        for _ in range(TURN):
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            channel, last = parts[0].bytes, parts[-1]
+            peer = str(last.get("User-Id"))
+            if len(parts) != 2 or peer not in self._ways:
+                self.refusals.add(peer, "a malformed message", f"{len(parts) - 1} parts instead of 1")
+                continue
+            try:
+                datagram = link.from_bytes(last.buffer.toreadonly())
+            except DatagramError as error:
+                self.refusals.add(peer, f"a {str(error).split(':')[0]} message", str(error))
+                if "version" in str(error):
+                    self._refuse(channel, str(error))
+                continue
+            self._take_datagram(peer, channel, datagram)
+
+    def _take_datagram(self, peer: PeerId, channel: bytes, datagram: Datagram) -> None:
+        into, now = self._ways[peer].into, time.monotonic()
+        answer: Datagram | None = None
+        with self._changed:
+            if datagram.kind is Kind.HELLO:
+                answer = self._greet(peer, into, channel, datagram, now)
+            elif datagram.kind in (Kind.DATA, Kind.PING):
+                stale = into.stale
+                frame, answer = into.take(datagram, channel, now)
+                if frame is not None:
+                    self._inbox.append((peer, frame))
+                    self._changed.notify()
+                elif into.stale > stale:
+                    self.refusals.add(peer, "a stale or repeated message")
+            else:
+                self.refusals.add(peer, "a malformed message", f"{datagram.kind.name} from a sender")
+        if answer is not None:
+            self._answer(channel, answer)
+        probe = into.probe()
+        if probe is not None and into.channel is not None and not self._answer(into.channel, probe):
+            into.gone()
+
+    def _greet(self, peer: PeerId, into: Incoming, channel: bytes, datagram: Datagram, now: float) -> Datagram:
+        claimed = bytes(datagram.body[:255]).decode(errors="replace")
+        if claimed != peer:
+            self.refusals.add(peer, "a false name", f"it says that it is {claimed!r}, and its key is that of {peer}")
+            why = f"your key is that of {peer}, and you say that you are {claimed}"
+            return Datagram(Kind.REFUSED, self._incarnation, datagram.sender, 0, why.encode())
+        answer = into.hello(datagram, channel, now)
+        if answer.kind is Kind.REFUSED:
+            self.refusals.add(peer, "a second process with the same key")
+        return answer
+
+    def _refuse(self, channel: bytes, why: str) -> None:
+        nobody = Datagram(Kind.REFUSED, self._incarnation, link.NOBODY, 0, why.encode())
+        self._answer(channel, nobody)
+
+    def _take_answers(self, way: Way) -> None:
+        """Read what the receiving ends of our links say."""
+        for _ in range(TURN):
+            try:
+                datagram = link.from_bytes(way.dealer.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except DatagramError as error:
+                way.trouble = f"it answers with a message we cannot read: {error}"
+                continue
+            with self._changed:
+                answer = way.out.take(datagram, time.monotonic())
+            if answer is not None:
+                self._post(way, answer)
+
+    def _note_event(self, peer: PeerId, way: Way) -> None:
+        event = recv_monitor_message(way.monitor)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            way.trouble = "connected, and not yet let in"
+            return
+        # A closed connection says less than the reason it was closed for.
+        if event == zmq.EVENT_CLOSED and way.trouble in WHY_NOT.values():
+            return
+        trouble = WHY_NOT.get(event, way.trouble)
+        if event == zmq.EVENT_CLOSED:
+            trouble = f"{trouble} ({self._contacts[peer].address})"
+        way.trouble = trouble
+
+    def _note_failure(self) -> None:
+        event = recv_monitor_message(self._door)["event"]
+        what = "it does not speak CURVE, or seeks another key than ours"
+        self.refusals.add("a stranger", "a handshake", what if event else "")
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._bell.send(b"!")
+
+    def _release(self) -> None:
+        self._context.destroy(linger=1000)
+        self._bell.close()
+        self._ear.close()
+
+
+def listening_address(address: str) -> str:
+    """Where to bind for an address that others connect to: this machine if it is a loopback, else all interfaces.
+
+    Examples:
+        >>> listening_address("tcp://hospital-a.example:7001")
+        'tcp://*:7001'
+        >>> listening_address("tcp://127.0.0.1:7001")
+        'tcp://127.0.0.1:7001'
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    return address.replace("localhost", "127.0.0.1") if loopback else f"tcp://*:{port}"
