@@ -8,6 +8,7 @@
     ├── ProtocolError
     │   ├── LocalProtocolError            this side called the protocol out of order
     │   ├── WeightError                   the members' weights do not sum to one
+    │   ├── MembersChangedError           a new epoch began during a sum: weight the addend anew
     │   └── RemoteProtocolError           a member broke the rules; `.peer` names it
     │       ├── FrameError                its bytes are not a frame of this protocol
     │       ├── SettingsError             it sums under other settings than the rest
@@ -82,6 +83,21 @@ class LocalProtocolError(ProtocolError):
 
 class WeightError(ProtocolError):
     """The members' weights do not sum to one, so the weighted sum is not used."""
+
+
+class MembersChangedError(ProtocolError):
+    """A new epoch began while a sum was waiting; the addend has to be weighted for the new members.
+
+    Attributes:
+        members: those of the new epoch.
+    """
+
+    def __init__(self, before: int, now: int, members: Collection[str]) -> None:
+        self.members = tuple(sorted(members))
+        super().__init__(
+            f"epoch {now} began during a sum of epoch {before}; the members are {', '.join(self.members)} now: "
+            "weight the values for them and sum again"
+        )
 
 
 class RemoteProtocolError(ProtocolError):

@@ -19,6 +19,7 @@ The sender is not in the frame: the transport knows it, and nobody can claim to 
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from dataclasses import dataclass, fields
@@ -42,11 +43,14 @@ VERSION = 1
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
 SEAL_KEY_BYTES = 16
+EPHEMERAL_BYTES = 32
 MOST_DIMENSIONS = 64
 LONGEST_NAME = 255  # bytes; its length travels in one byte
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")
+_SESSION = slice(8, 24)
+_PIECE = struct.Struct("<QB")
 
 
 class Reason(IntEnum):
@@ -157,11 +161,63 @@ class Leave:
     """I take part in no sum after this one."""
 
 
+@dataclass(frozen=True)
+class Hello:
+    """I am here, in this life of mine (`ephemeral` is its public key), under this charter.
+
+    `knows` is the ephemeral key of yours that I have, or zeros: if it is not your present one, tell me.
+    """
+
+    ephemeral: bytes
+    knows: bytes
+    version: str
+    federation: str
+    epoch: int
+    sections: tuple[tuple[str, str], ...]
+    """The digest of every section of the federation file, by its name."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many sums of every group I have finished, since the federation began."""
+
+    finished: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Catch me up: give me your ledger of this group."""
+
+    group: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A slice of my ledger of a group, from byte `start` on; it has `size` bytes in all."""
+
+    start: int
+    group: str
+    size: int
+    words: Buffer
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """My program is done (or, if not `done`, stopped), and I stay only until everybody's is."""
+
+    done: bool
+
+
 Slice = Share | Subtotal | Total
-Message = Ready | Slice | Confirm | Unseal | Abort | Leave
+OfASum = Ready | Slice | Confirm | Unseal | Abort | Leave
+OfAnAssembly = Hello | Standing | Ask | Piece | Farewell
+Message = OfASum | OfAnAssembly
 
 # The place in this tuple, from 1, is the kind's number on the wire.
-KINDS: tuple[type[Message], ...] = (Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave)
+KINDS: tuple[type[Message], ...] = (
+    *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
+    *(Hello, Standing, Ask, Piece, Farewell),
+)
 
 
 @dataclass(frozen=True)
@@ -178,8 +234,13 @@ def to_bytes(frame: Frame) -> bytes:
     body = _body(frame.message)
     length = memoryview(body).nbytes
     kind = KINDS.index(type(frame.message)) + 1
-    start = frame.message.start if isinstance(frame.message, Slice) else 0
+    start = frame.message.start if isinstance(frame.message, Slice | Piece) else 0
     return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
+
+
+def session_of(data: Buffer) -> bytes:
+    """The session a frame says it belongs to, without reading the rest; nothing is checked."""
+    return bytes(data[_SESSION])
 
 
 def from_bytes(data: Buffer, sender: PeerId) -> Frame:
@@ -203,7 +264,7 @@ def from_bytes(data: Buffer, sender: PeerId) -> Frame:
         raise FrameError(sender, f"sent a frame of {len(body)} body bytes that declares {length}: {fault}")
     try:
         return Frame(session, number, _message(KINDS[kind - 1], start, body))
-    except (ValueError, struct.error) as error:
+    except (ValueError, TypeError, RecursionError, struct.error) as error:
         raise FrameError(sender, f"sent a malformed {KINDS[kind - 1].__name__}: {error}") from None
 
 
@@ -221,14 +282,30 @@ def _body(message: Message) -> Buffer:
             return bytes([reason])
         case Leave():
             return b""
+        case Hello():
+            rest = (message.version, message.federation, message.epoch, message.sections)
+            return message.ephemeral + message.knows + json.dumps(rest).encode()
+        case Standing(finished):
+            return json.dumps(finished).encode()
+        case Ask(group):
+            return group.encode()
+        case Piece(_, group, size, words):
+            name = group.encode()
+            return b"".join((_PIECE.pack(size, len(name)), name, words))
+        case Farewell(done):
+            return bytes([done])
 
 
 def _message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Share or kind is Subtotal or kind is Total:
         return kind(start, body)
+    if kind is Piece:
+        return _piece(start, body)
     _expect(start == 0, f"it is no slice and has the place {start}")
     if kind is Ready:
         return Ready(_spec(bytes(body[DIGEST_BYTES:])), bytes(body[:DIGEST_BYTES]))
+    if kind is Hello:
+        return _hello(bytes(body))
     if kind is Confirm:
         _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
         return Confirm(bytes(body))
@@ -238,8 +315,36 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Abort:
         _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
         return Abort(Reason(body[0]))
-    _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
-    return Leave()
+    if kind is Leave:
+        _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
+        return Leave()
+    if kind is Farewell:
+        _expect(len(body) == 1 and body[0] < 2, "it is neither done nor stopped")
+        return Farewell(bool(body[0]))
+    if kind is Ask:
+        return Ask(_text(bytes(body)))
+    return Standing(tuple((_text(name), _count(number)) for name, number in json.loads(bytes(body))))
+
+
+def _hello(body: bytes) -> Hello:
+    version, federation, epoch, sections = json.loads(body[2 * EPHEMERAL_BYTES :])
+    _expect(len(sections) <= MOST_DIMENSIONS, f"{len(sections)} sections, at most {MOST_DIMENSIONS}")
+    return Hello(
+        body[:EPHEMERAL_BYTES],
+        body[EPHEMERAL_BYTES : 2 * EPHEMERAL_BYTES],
+        _text(version),
+        _text(federation),
+        _count(epoch),
+        tuple((_text(name), _text(digest)) for name, digest in sections),
+    )
+
+
+def _piece(start: int, body: memoryview) -> Piece:
+    size, length = _PIECE.unpack_from(body)
+    _expect(len(body) >= _PIECE.size + length, "a name is cut off")
+    words = body[_PIECE.size + length :]
+    _expect(start + len(words) <= size, f"{len(words)} bytes from {start} on are more than {size}")
+    return Piece(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
 
 
 def _spec_body(spec: SumSpec) -> bytes:
@@ -279,6 +384,17 @@ def _name(body: bytes) -> tuple[str, bytes]:
     name = body[1 : 1 + body[0]].decode()
     _expect(name == "" or name.isprintable(), "a name has unprintable characters")
     return name, body[1 + body[0] :]
+
+
+def _text(value: object) -> str:
+    text = value.decode() if isinstance(value, bytes) else value
+    _expect(isinstance(text, str) and text.isprintable() and len(text.encode()) <= LONGEST_NAME, "a text is no name")
+    return str(text)
+
+
+def _count(value: object) -> int:
+    _expect(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, "a number is no count")
+    return int(value)  # type: ignore[call-overload,no-any-return]
 
 
 def _expect(condition: bool, otherwise: str) -> None:

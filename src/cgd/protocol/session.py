@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.protocol.messages import Buffer
+
 # Faults that every member notices for itself: nobody has to be told.
 _ALL_NOTICE = (DisagreementError, PeerAbortedError, PeerLeftError, SettingsError)
 
@@ -96,7 +98,7 @@ class Session:
         current.fail()
         self._tell_all(current.number, Abort(reason))
 
-    def receive(self, sender: PeerId, data: bytes) -> None:
+    def receive(self, sender: PeerId, data: Buffer) -> None:
         """Take in one frame.
 
         Raises:
@@ -108,13 +110,14 @@ class Session:
             self._fail(error)
             raise
 
-    def next_outgoing(self) -> tuple[PeerId, bytes] | None:
-        """The next frame to send and its recipient; None while there is nothing to send."""
-        if self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
+    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
+        """The next frame to send and its recipient; None while there is nothing to send to anyone but `blocked`."""
+        if self._sum is not None and (outgoing := self._sum.next_outgoing(blocked)) is not None:
             return outgoing[0], to_bytes(Frame(self.session, self._sum.number, outgoing[1]))
-        if self._outbox:
-            to, number, message = self._outbox.popleft()
-            return to, to_bytes(Frame(self.session, number, message))
+        for place, (to, number, message) in enumerate(self._outbox):
+            if to not in blocked:
+                del self._outbox[place]
+                return to, to_bytes(Frame(self.session, number, message))
         return None
 
     def end(self, why: str) -> None:
@@ -122,7 +125,7 @@ class Session:
         if self._ended is not None:
             return
         self._ended = why
-        finished = self._sum is not None and self._sum.state is State.FINISHED
+        finished = self.finished
         if self._sum is not None:
             self._sum.fail()
         self._tell_all(self.number if finished else max(0, self.number - 1), Leave())
@@ -131,6 +134,11 @@ class Session:
     def running(self) -> bool:
         """Whether a sum is under way."""
         return self._sum is not None and self._sum.state not in (State.FINISHED, State.FAILED)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the latest sum is finished."""
+        return self._sum is not None and self._sum.state is State.FINISHED
 
     @property
     def total(self) -> npt.NDArray[Any]:

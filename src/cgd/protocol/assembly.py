@@ -1,0 +1,458 @@
+"""The members of a federation over its whole life: who is here, what they agree on, and how one that was away catches up.
+
+A session lives as long as all of its members' processes do. An assembly outlives them. The rules:
+
+1. Every process makes an ephemeral key when it starts and tells it to everyone (`Hello`), with the charter it holds: the
+   federation, the epoch, the digest of every section of the file. When everybody is here under the same charter, the
+   members form a *view*. It is named by the charter and all ephemeral keys, so whoever comes back makes a new one.
+2. A view has one session for each group of members that sums. Its pair keys come from the ephemeral keys, so no share
+   is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
+   is opened by all or by none (see `secure_sum`), so this shows nothing twice.
+3. First everybody says how many sums it has finished (`Standing`). If somebody finished one that we did not, it is
+   finished: we take it from that member's ledger (`Ask`, `Piece`) and do not run it again, whoever its members were.
+   Only members of a group are given its ledger.
+4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and never ends again.
+   A sum that has to be run again with other members is handed back to the caller, which must weight it anew.
+
+No I/O here: frames in by `receive`, frames out by `next_outgoing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from cgd.errors import CGDError, FrameError, InputError, LocalProtocolError, MembersChangedError, RemoteProtocolError
+from cgd.protocol.members import check_members
+from cgd.protocol.messages import (
+    EPHEMERAL_BYTES,
+    SESSION_BYTES,
+    Ask,
+    Farewell,
+    Frame,
+    Hello,
+    OfAnAssembly,
+    PeerId,
+    Piece,
+    Reason,
+    Standing,
+    SumSpec,
+    from_bytes,
+    session_of,
+    to_bytes,
+)
+from cgd.protocol.ledger import Ledger, Step
+from cgd.protocol.session import Session
+from cgd.ring.sharing import KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from cgd.protocol.messages import Buffer
+
+PIECE_BYTES = 1 << 20
+NO_VIEW = bytes(SESSION_BYTES)
+
+
+@dataclass(frozen=True)
+class Charter:
+    """What all members hold to.
+
+    Attributes:
+        federation: its name.
+        epoch: counts the changes of the charter, from 1.
+        members: everyone.
+        groups: who sums together, by the name of the group.
+        sections: a digest of every section of the federation file.
+        version: of the program.
+    """
+
+    federation: str
+    epoch: int
+    members: tuple[PeerId, ...]
+    groups: Mapping[str, tuple[PeerId, ...]]
+    sections: Mapping[str, str]
+    version: str
+
+    def difference(self, hello: Hello) -> str | None:
+        """What a peer's charter has differently, in words; None if nothing."""
+        if hello.federation != self.federation:
+            return f"it is of another federation, {hello.federation!r}; ours is {self.federation!r}"
+        if hello.version != self.version:
+            return f"it runs cgd {hello.version} and we run {self.version}; install the same version"
+        if hello.epoch != self.epoch:
+            behind = "it needs the new federation file" if hello.epoch < self.epoch else "we need the new one"
+            return f"its federation file is of epoch {hello.epoch} and ours of epoch {self.epoch}: {behind}"
+        theirs = dict(hello.sections)
+        odd = sorted(name for name in theirs.keys() | self.sections if theirs.get(name) != self.sections.get(name))
+        return f"its federation file differs from ours in [{'], ['.join(odd)}]" if odd else None
+
+
+@dataclass
+class Pending:
+    """A sum that our program waits for."""
+
+    spec: SumSpec
+    encode: Callable[[], npt.NDArray[Any]]
+    step: Step | None
+    epoch: int
+    total: npt.NDArray[Any] | None = None
+    fault: CGDError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is finished or has failed."""
+        return self.total is not None or self.fault is not None
+
+
+@dataclass
+class Group:
+    """Where we stand with one group."""
+
+    members: tuple[PeerId, ...]
+    ledger: Ledger
+    place: int = 0
+    """How many of its sums our program has made in this run."""
+    current: bool = False
+    """Whether our ledger is known to be as long as anybody's."""
+    session: Session | None = None
+    pending: Pending | None = None
+    holder: PeerId | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Assembly:
+    """One member's side of a federation.
+
+    Args:
+        me: this member's name.
+        charter: what all hold to.
+        ledgers: what we know of the past, by group; none if this is the first time, or all was lost.
+    """
+
+    def __init__(self, me: PeerId, charter: Charter, ledgers: Mapping[str, Ledger] | None = None) -> None:
+        self.me = me
+        self._private = X25519PrivateKey.generate()
+        self._public = self._private.public_key().public_bytes_raw()
+        self._ledgers = dict(ledgers or {})
+        self._groups: dict[str, Group] = {}
+        self._hellos: dict[PeerId, Hello] = {}
+        self._left: dict[PeerId, bool] = {}
+        self._view = NO_VIEW
+        self._views: set[bytes] = set()
+        self._standings: dict[PeerId, dict[str, int]] = {}
+        self._early: dict[PeerId, tuple[bytes, Standing]] = {}
+        self._outbox: deque[tuple[PeerId, Callable[[], Frame]]] = deque()
+        self.adopt(charter)
+
+    # What a driver calls.
+
+    def adopt(self, charter: Charter) -> None:
+        """Hold to this charter from now on.
+
+        Raises:
+            InputError: it is older than the one we hold, or of another federation.
+            MembershipError: a group has too few members.
+        """
+        held: Charter | None = getattr(self, "charter", None)
+        if held is not None and (charter.federation != held.federation or charter.epoch <= held.epoch):
+            raise InputError(
+                f"the federation file is of {charter.federation!r}, epoch {charter.epoch}, and we are at "
+                f"{held.federation!r}, epoch {held.epoch}; an epoch only goes up"
+            )
+        groups = {name: members for name, members in charter.groups.items() if self.me in members}
+        for members in groups.values():
+            check_members(self.me, members)
+        self.charter = charter
+        self.others = tuple(sorted(set(charter.members) - {self.me}))
+        for name in self._groups.keys() - groups.keys():
+            del self._groups[name]
+        for name, members in groups.items():
+            if name not in self._groups:
+                self._groups[name] = Group(members, self._ledgers.get(name) or Ledger())
+            self._groups[name].members = members
+        for peer in self._hellos.keys() - set(self.others):
+            del self._hellos[peer]
+        self._leave_view()
+        for peer in self.others:
+            self._say_hello(peer)
+        self._form_view()
+
+    def start(
+        self, group: str, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None = None
+    ) -> None:
+        """Our program wants its next sum with this group; `encode` makes our addend, anew each time it is asked.
+
+        `epoch` is what `next_epoch` said when the addend was weighted.
+        """
+        each = self._groups[group]
+        if each.pending is not None and not each.pending.over:
+            raise LocalProtocolError(f"a sum of {self.me} with {group} is still running; one sum at a time")
+        each.pending = Pending(spec, encode, step, epoch)
+        self._run(each)
+
+    def pending(self, group: str) -> Pending | None:
+        """The sum that our program waits for, or the last one."""
+        return self._groups[group].pending
+
+    def ready(self, group: str) -> bool:
+        """Whether it is known what our program's next sum with this group is."""
+        each = self._groups[group]
+        return each.current or each.place < len(each.ledger)
+
+    def next_epoch(self, group: str) -> int:
+        """The epoch of our program's next sum: of the past if it is made again, else the present one."""
+        each = self._groups[group]
+        return each.ledger.entries[each.place].epoch if each.place < len(each.ledger) else self.charter.epoch
+
+    def refuse(self, group: str, reason: Reason) -> None:
+        """Tell the others that we cannot take part in the next sum with this group."""
+        each = self._groups[group]
+        if each.session is not None and each.current and each.place == len(each.ledger):
+            each.session.refuse(reason)
+
+    def skip(self, group: str, slot: int, steps: int) -> None:
+        """Our program does without the sums up to the end of this many steps of an optimiser: it has their outcome."""
+        each = self._groups[group]
+        for place in range(len(each.ledger) - 1, each.place - 1, -1):
+            step = each.ledger.entries[place].step
+            if step is not None and step.slot == slot and step.number < steps:
+                each.place = place + 1
+                return
+
+    def ledger(self, group: str) -> Ledger:
+        """The ledger of a group."""
+        return self._groups[group].ledger
+
+    def members(self, group: str) -> tuple[PeerId, ...]:
+        """The members of a group, in order."""
+        return tuple(sorted(self._groups[group].members))
+
+    def farewell(self, done: bool) -> None:
+        """Tell the others that our program is done, or was stopped."""
+        for peer in self.others:
+            self._say(peer, Frame(NO_VIEW, 0, Farewell(done)))
+
+    @property
+    def view(self) -> bytes:
+        """The name of the present view; zeros while there is none."""
+        return self._view
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every other member's program is done."""
+        return all(self._left.get(peer, False) for peer in self.others)
+
+    def trouble(self) -> dict[PeerId, str]:
+        """The peers without which nothing goes on, and why."""
+        return {peer: why for peer in self.others if (why := self._trouble(peer)) is not None}
+
+    def waiting_for(self, group: str) -> tuple[str, frozenset[PeerId]]:
+        """What our program's sum waits for, and the peers it has to come from."""
+        each = self._groups[group]
+        if not self._view or self._view == NO_VIEW:
+            return "to be here", frozenset(self.trouble())
+        if not each.current:
+            missing = frozenset(self.others) - frozenset(self._standings)
+            return ("its standing", missing) if missing else ("the past", frozenset({each.holder or ""}))
+        return each.session.waiting_for if each.session is not None else ("nothing", frozenset())
+
+    def receive(self, sender: PeerId, data: Buffer) -> None:
+        """Take in one frame.
+
+        Raises:
+            RemoteProtocolError: it breaks a rule and belongs to no sum of our program; it was dropped.
+        """
+        if sender not in self.others:
+            raise RemoteProtocolError(sender, f"is not a member in epoch {self.charter.epoch}")
+        session = session_of(data)
+        for group in self._groups.values():
+            if group.session is not None and group.session.session == session:
+                self._receive_of_sum(group, sender, data)
+                return
+        frame = from_bytes(data, sender)
+        if isinstance(frame.message, OfAnAssembly):
+            self._receive(sender, frame)
+
+    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
+        """The next frame to send and its recipient; None while there is nothing to send to anyone but `blocked`."""
+        for place, (to, make) in enumerate(self._outbox):
+            if to not in blocked:
+                del self._outbox[place]
+                return to, to_bytes(make())
+        for group in self._groups.values():
+            if group.session is None:
+                continue
+            outgoing = group.session.next_outgoing(blocked)
+            self._settle(group)
+            if outgoing is not None:
+                return outgoing
+        return None
+
+    # Who is here (rules 1 and 4).
+
+    def _receive(self, sender: PeerId, frame: Frame) -> None:
+        match frame.message:
+            case Hello():
+                self._greet(sender, frame.message)
+            case Farewell(done):
+                self._left[sender] = done
+            case Standing():
+                if frame.session == self._view:
+                    self._take_standing(sender, frame.message)
+                else:
+                    self._early[sender] = frame.session, frame.message
+            case Ask(name) if frame.session == self._view:
+                self._give_ledger(sender, name)
+            case Piece(_, name, _, _) if frame.session == self._view and name in self._groups:
+                self._take_piece(sender, self._groups[name], frame.message)
+
+    def _greet(self, sender: PeerId, hello: Hello) -> None:
+        self._hellos[sender] = hello
+        self._left.pop(sender, None)
+        if hello.knows != self._public:
+            self._say_hello(sender)
+        self._form_view()
+
+    def _say_hello(self, peer: PeerId) -> None:
+        known = self._hellos.get(peer)
+        charter = self.charter
+        sections = tuple(sorted(charter.sections.items()))
+        knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
+        hello = Hello(self._public, knows, charter.version, charter.federation, charter.epoch, sections)
+        self._say(peer, Frame(NO_VIEW, 0, hello))
+
+    def _trouble(self, peer: PeerId) -> str | None:
+        if peer not in self._hellos:
+            return "it is not here"
+        return self.charter.difference(self._hellos[peer])
+
+    def _form_view(self) -> None:
+        if self.trouble():
+            return
+        keys = {self.me: self._public} | {peer: self._hellos[peer].ephemeral for peer in self.others}
+        digest = hashlib.sha256(repr((self.charter.federation, self.charter.epoch, sorted(keys.items()))).encode())
+        digest.update(repr(sorted(self.charter.sections.items())).encode())
+        view = digest.digest()[:SESSION_BYTES]
+        if view == self._view:
+            return
+        if view in self._views:  # its shares may be spent
+            raise LocalProtocolError("the members have gone back to a view of before; start this participant again")
+        self._leave_view()
+        self._view = view
+        self._views.add(view)
+        pairs = {peer: self._pair_key(peer) for peer in self.others}
+        for name, group in self._groups.items():
+            session = hashlib.sha256(view + name.encode()).digest()[:SESSION_BYTES]
+            own = {peer: pairs[peer] for peer in group.members if peer != self.me}
+            group.session = Session(self.me, group.members, session, own)
+        standing = Standing(tuple((name, len(group.ledger)) for name, group in self._groups.items()))
+        for peer in self.others:
+            self._say(peer, Frame(view, 0, standing))
+        for peer, (session, early) in list(self._early.items()):
+            if session == view:
+                del self._early[peer]
+                self._take_standing(peer, early)
+
+    def _leave_view(self) -> None:
+        self._view = NO_VIEW
+        self._standings.clear()
+        for group in self._groups.values():
+            group.session, group.current, group.holder = None, False, None
+
+    def _pair_key(self, peer: PeerId) -> bytes:
+        secret = self._private.exchange(X25519PublicKey.from_public_bytes(self._hellos[peer].ephemeral))
+        return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"cgd pair key" + self._view).derive(secret)
+
+    # Where they stand (rule 3).
+
+    def _take_standing(self, sender: PeerId, standing: Standing) -> None:
+        self._standings[sender] = dict(standing.finished)
+        if len(self._standings) < len(self.others):
+            return
+        for name, group in self._groups.items():
+            others = [peer for peer in sorted(group.members) if peer != self.me]
+            longest = max(others, key=lambda peer: self._standings[peer].get(name, 0))
+            if self._standings[longest].get(name, 0) > len(group.ledger):
+                group.holder = longest
+                group.received = bytearray()
+                self._say(longest, Frame(self._view, 0, Ask(name)))
+            else:
+                group.current = True
+                self._run(group)
+
+    def _give_ledger(self, sender: PeerId, name: str) -> None:
+        group = self._groups.get(name)
+        if group is None or sender not in group.members:
+            raise RemoteProtocolError(sender, f"asked for the ledger of {name!r}, which it is not a member of")
+        content = memoryview(group.ledger.to_bytes())
+        for start in range(0, len(content), PIECE_BYTES):
+            piece = Piece(start, name, len(content), content[start : start + PIECE_BYTES])
+            self._say(sender, Frame(self._view, 0, piece))
+
+    def _take_piece(self, sender: PeerId, group: Group, piece: Piece) -> None:
+        if sender != group.holder or piece.start != len(group.received):
+            return
+        group.received += piece.words
+        if len(group.received) < piece.size:
+            return
+        group.holder = None
+        try:
+            group.ledger.catch_up(Ledger.from_bytes(bytes(group.received)))
+        except InputError as error:
+            raise RemoteProtocolError(sender, f"gave us its past, and {error}") from None
+        finally:
+            group.received = bytearray()
+        group.current = True
+        self._run(group)
+
+    # Sums (rule 2).
+
+    def _run(self, group: Group) -> None:
+        """Begin the sum that our program waits for, or take it from the past."""
+        pending = group.pending
+        if pending is None or pending.over:
+            return
+        try:
+            if group.place < len(group.ledger):
+                pending.total = group.ledger.total(group.place, pending.spec)
+                group.place += 1
+            elif group.current and group.session is not None:
+                if pending.epoch != self.charter.epoch:
+                    raise MembersChangedError(pending.epoch, self.charter.epoch, group.members)
+                group.session.start(pending.spec, pending.encode())
+                self._settle(group)
+        except CGDError as error:
+            pending.fault = error
+
+    def _receive_of_sum(self, group: Group, sender: PeerId, data: Buffer) -> None:
+        assert group.session is not None  # noqa: S101 - for the type checker
+        try:
+            group.session.receive(sender, data)
+        except CGDError as error:
+            if group.pending is None or group.pending.over:
+                raise
+            group.pending.fault = error
+        self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """Enter the running sum into the ledger if it is finished."""
+        pending, session = group.pending, group.session
+        if pending is None or pending.over or session is None or not session.finished or not group.current:
+            return
+        if group.place != len(group.ledger):
+            return
+        group.ledger.append(pending.spec, session.total, self.charter.epoch, pending.step)
+        pending.total = session.total
+        group.place += 1
+
+    def _say(self, to: PeerId, frame: Frame) -> None:
+        self._outbox.append((to, lambda: frame))

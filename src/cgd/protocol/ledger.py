@@ -1,0 +1,193 @@
+"""What the members of a group have opened together: enough to bring back one that has lost everything.
+
+Every finished sum is an entry. A participant's program makes the same sums in the same order each time it runs, so one
+that is started again gets the totals of the past from a ledger and joins the others where they are. To keep that small,
+an optimiser leaves its state (the displacement) after every step: the totals that are contained in it are forgotten,
+and a program that runs again skips those steps. The rules:
+
+1. An entry's total is kept until it is contained in a state *and* the next sum is finished: until then a member that
+   was interrupted at the last moment may need it.
+2. A ledger that is longer contains a shorter one of the same group. Whoever is behind takes over what is missing.
+3. Other totals (a count, a validation loss) are kept as long as together they stay small.
+
+Everything in here is known to all members of the group, and to nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cgd.errors import InputError, LocalProtocolError
+from cgd.ring.fixed_point import WORD_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    import numpy.typing as npt
+
+    from cgd.protocol.messages import Buffer, SumSpec
+
+FORMAT = "cgd-ledger-1"
+MOST_KEPT_BYTES = 64 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimiser; `slot` tells the optimisers of one program apart."""
+
+    slot: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished sum: what it was of, in which epoch, for which step of an optimiser if any, and its total."""
+
+    kind: str
+    epoch: int
+    step: Step | None
+    words: Buffer | None
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of an optimiser after `steps` steps; its content is made when it is asked for."""
+
+    steps: int
+    content: Callable[[], bytes]
+
+
+class Ledger:
+    """The finished sums of one group.
+
+    Examples:
+        >>> import numpy as np
+        >>> from cgd.protocol.messages import SumSpec
+        >>> spec = SumSpec((2,), "float32", 32, 20, "expanded", "mesh")
+        >>> ours, theirs = Ledger(), Ledger()
+        >>> ours.append(spec, np.array([1, 2], dtype=np.uint32), epoch=1)
+        >>> theirs.catch_up(Ledger.from_bytes(ours.to_bytes()))
+        >>> theirs.total(0, spec)
+        array([1, 2], dtype=uint32)
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.states: dict[int, State] = {}
+        self._kept_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def append(self, spec: SumSpec, total: npt.NDArray[Any], epoch: int, step: Step | None = None) -> None:
+        """Enter a sum that is finished."""
+        self._forget_what_states_contain()
+        self.entries.append(Entry(kind_of(spec), epoch, step, total.data.cast("B")))
+        if step is None:
+            self._kept_bytes += total.nbytes
+            self._forget_the_oldest()
+
+    def total(self, place: int, spec: SumSpec) -> npt.NDArray[Any]:
+        """The total of an entry, for a program that asks for it again.
+
+        Raises:
+            LocalProtocolError: the program asks for another sum than was made then, or the total is forgotten.
+        """
+        entry = self.entries[place]
+        if entry.kind != kind_of(spec):
+            raise LocalProtocolError(
+                f"sum {place + 1} was of {entry.kind} when it was made, and this program asks for {kind_of(spec)}; "
+                "a participant that comes back must make the same sums in the same order as before"
+            )
+        if entry.words is None:
+            raise LocalProtocolError(
+                f"the total of sum {place + 1} is not kept any more; start from a checkpoint of your own after it"
+            )
+        return np.frombuffer(entry.words, dtype=WORD_TYPES[spec.ring_bits])
+
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+        """An optimiser has taken `steps` steps; `content` makes its state."""
+        self.states[slot] = State(steps, content)
+
+    def catch_up(self, other: Ledger) -> None:
+        """Take over what a longer ledger of the same group has."""
+        self.entries += other.entries[len(self) :]
+        for slot, state in other.states.items():
+            if slot not in self.states or state.steps > self.states[slot].steps:
+                self.states[slot] = state
+        self._kept_bytes = sum(len(entry.words) for entry in self.entries if entry.step is None and entry.words)
+
+    def to_bytes(self) -> bytes:
+        """The whole ledger, to be sent or saved: a JSON header, then the totals and states one behind the other."""
+        contents = {slot: state.content() for slot, state in self.states.items()}
+        entries = [
+            (entry.kind, entry.epoch, entry.step and astuple(entry.step), entry.words and len(entry.words))
+            for entry in self.entries
+        ]
+        states = [(slot, self.states[slot].steps, len(content)) for slot, content in contents.items()]
+        header = json.dumps({"format": FORMAT, "entries": entries, "states": states}).encode()
+        totals = (entry.words for entry in self.entries if entry.words)
+        body = b"".join((_LENGTH.pack(len(header)), header, *totals, *contents.values()))
+        return hashlib.sha256(body).digest() + body
+
+    @classmethod
+    def from_bytes(cls, data: Buffer) -> Ledger:
+        """Read what `to_bytes` made.
+
+        Raises:
+            InputError: it is damaged, or not a ledger.
+        """
+        ledger = cls()
+        view = memoryview(data)
+        digest, body = bytes(view[:32]), view[32:]
+        try:
+            if hashlib.sha256(body).digest() != digest:
+                raise ValueError("its digest is wrong")
+            (length,) = _LENGTH.unpack_from(body)
+            header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
+            if header["format"] != FORMAT:
+                raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
+            rest = body[_LENGTH.size + length :]
+            for kind, epoch, step, size in header["entries"]:
+                words, rest = (None, rest) if size is None else (rest[:size], rest[size:])
+                ledger.entries.append(Entry(kind, epoch, step and Step(*step), words))
+            for slot, steps, size in header["states"]:
+                content, rest = bytes(rest[:size]), rest[size:]
+                ledger.states[slot] = State(steps, lambda content=content: content)  # type: ignore[misc]
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise InputError(f"this is not a ledger that cgd made: {error}") from None
+        return ledger
+
+    def _forget_what_states_contain(self) -> None:
+        """Rule 1; only the tail can hold such totals."""
+        for place in range(len(self.entries) - 1, -1, -1):
+            entry = self.entries[place]
+            if entry.step is None:
+                continue
+            if entry.words is None:
+                return
+            if entry.step.slot in self.states and entry.step.number < self.states[entry.step.slot].steps:
+                self.entries[place] = replace(entry, words=None)
+
+    def _forget_the_oldest(self) -> None:
+        """Rule 3."""
+        for place, entry in enumerate(self.entries):
+            if self._kept_bytes <= MOST_KEPT_BYTES:
+                return
+            if entry.step is None and entry.words is not None:
+                self._kept_bytes -= len(entry.words)
+                self.entries[place] = replace(entry, words=None)
+
+
+def kind_of(spec: SumSpec) -> str:
+    """What a sum is of, in words: what a program that runs again must ask for again."""
+    weighted = "weighted " if spec.weighted else ""
+    return f"{weighted}{spec.dtype}{list(spec.shape)} in {spec.ring_bits} bits"
