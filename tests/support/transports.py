@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cgd import LocalPeers, Peers
+from cgd.network.driver import SessionDriver
 from cgd.protocol.session import Session
 from support.wire import pair_keys
 
@@ -42,6 +43,6 @@ def custom_peers(transports: Sequence[Transport], settings: list[SumSettings], t
     keys = pair_keys(MEMBERS)
     session = os.urandom(16)
     return LocalPeers(
-        Peers(transport, Session(me, MEMBERS, session, keys[me]), own, timeout)
+        Peers(SessionDriver(transport, Session(me, MEMBERS, session, keys[me]), timeout), own)
         for me, transport, own in zip(MEMBERS, transports, settings, strict=True)
     )

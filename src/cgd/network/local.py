@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
 from cgd.network.memory import connect
-from cgd.network.peers import FAREWELL_SECONDS, Peers, SumSettings
+from cgd.network.driver import FAREWELL_SECONDS, SessionDriver
+from cgd.network.peers import Peers, SumSettings
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import SESSION_BYTES, Opening, PeerId, Sharing
 from cgd.protocol.session import Session
@@ -158,6 +159,6 @@ def local_peers(
     for one, other in combinations(names, 2):
         keys[one][other] = keys[other][one] = secrets.token_bytes(KEY_BYTES)
     return LocalPeers(
-        Peers(transport, Session(name, names, session, keys[name]), settings, timeout)
+        Peers(SessionDriver(transport, Session(name, names, session, keys[name]), timeout), settings)
         for name, transport in zip(names, connect(names), strict=True)
     )

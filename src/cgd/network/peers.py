@@ -1,45 +1,29 @@
-"""`Peers`: what the layers above know of the others. It drives the protocol over a transport."""
+"""`Peers`: what the layers above know of the others. Values become ring elements here, and totals values again."""
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import contextmanager, suppress
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from cgd.errors import (
-    ClosedError,
-    InputError,
-    LocalProtocolError,
-    MembershipError,
-    PeerTimeoutError,
-    RangeError,
-    TransportError,
-    WeightError,
-)
+from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, WeightError
 from cgd.network.arrays import decoded_type, from_numpy, to_numpy
 from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
 from cgd.ring.fixed_point import WORD_TYPES, FixedPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
     import numpy.typing as npt
     import torch
 
-    from cgd.network.transport import Transport
-    from cgd.protocol.session import Session
+    from cgd.network.driver import Driver, Traffic
+    from cgd.protocol.ledger import Step
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
-# While a peer's inbox is full we look into our own this often; it is the only place where we poll.
-FULL_PAUSE_SECONDS = 0.002
-# How long a member that gives up tries to tell the others.
-FAREWELL_SECONDS = 2.0
 # How far a weight n_l/n in double precision may be from the true quotient.
 QUOTIENT_ROUNDING = 2.0**-52
 
@@ -75,17 +59,6 @@ class SumSettings:
             )
 
 
-@dataclass
-class Traffic:
-    """What a member sent and received so far."""
-
-    sums: int = 0
-    frames_sent: int = 0
-    bytes_sent: int = 0
-    frames_received: int = 0
-    bytes_received: int = 0
-
-
 class Peers:
     """This member's connection with the others: `peers.sum(values)` gives everyone the same total.
 
@@ -93,30 +66,22 @@ class Peers:
     Closing tells the others, so that nobody waits for a member that is gone.
 
     Args:
-        transport: carries the frames.
-        session: this member's side of the protocol.
+        driver: runs the protocol.
         settings: how the members sum.
-        timeout: how many seconds to wait for a silent peer before giving up; None waits for ever.
+        seed: 32 secret bytes of this participant's; fresh ones if not given.
 
     Attributes:
-        traffic: what was sent and received so far.
+        settings: how the members sum.
+        seed: 32 secret bytes, for `cgd.confine`. In a federation they belong to the participant's key file: the origin
+            drawn from them can be drawn again after everything else was lost.
+        memory: what optimisers leave with the members, for one that comes back.
     """
 
-    def __init__(
-        self, transport: Transport, session: Session, settings: SumSettings, timeout: float | None = None
-    ) -> None:
+    def __init__(self, driver: Driver, settings: SumSettings, seed: bytes | None = None) -> None:
         self.settings = settings
-        self.timeout = timeout
-        self.traffic = Traffic()
-        self._transport = transport
-        self._session = session
-        self._busy = threading.Lock()
-        self._closed = threading.Event()
-        self._unsent: tuple[PeerId, bytes] | None = None
-        if timeout is not None and timeout <= 0:
-            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
-        if transport.me != session.me:
-            raise MembershipError(f"the transport is that of {transport.me}, the session that of {session.me}")
+        self.seed = secrets.token_bytes(32) if seed is None else seed
+        self.memory = driver
+        self._driver = driver
         if settings.aggregator and settings.aggregator not in self.members:
             names = ", ".join(self.members)
             raise MembershipError(f"the aggregator {settings.aggregator!r} is not a member; name one of {names}")
@@ -124,22 +89,27 @@ class Peers:
     @property
     def me(self) -> PeerId:
         """This member's name."""
-        return self._session.me
+        return self._driver.me
 
     @property
     def members(self) -> tuple[PeerId, ...]:
         """The names of all members, in order."""
-        return self._session.members
+        return self._driver.members
 
     @property
     def session(self) -> bytes:
         """What tells this session from any other; all its members have the same."""
-        return self._session.session
+        return self._driver.session
 
     @property
     def number(self) -> int:
         """The number of the latest sum that this member began or declined; 0 before the first."""
-        return self._session.number
+        return self._driver.number
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent and received so far."""
+        return self._driver.traffic
 
     @property
     def resolution(self) -> float:
@@ -169,6 +139,8 @@ class Peers:
         bound: float | None = None,
         ring_bits: int | None = None,
         context: str = "",
+        step: Step | None = None,
+        epoch: int | None = None,
     ) -> Array:
         """The sum of all members' `values`, the same bits for everyone.
 
@@ -182,6 +154,8 @@ class Peers:
             bound: for this sum only, another bound than the settings have; the same at every member.
             ring_bits: for this sum only, another ring.
             context: a short public text that must be the same at every member, or the sum is refused.
+            step: for optimisers: the step whose state will contain the total.
+            epoch: for optimisers: the epoch that `weight` was made for.
 
         Raises:
             RangeError: a value is NaN, infinite or beyond the bound. Nothing was sent, and the others are told that
@@ -189,6 +163,7 @@ class Peers:
             RemoteProtocolError: a peer broke the rules, has other settings, gave up or left.
             PeerTimeoutError: a peer was silent for longer than `timeout`.
             WeightError: the weights of all members do not sum to 1.
+            MembersChangedError: `weight` was made for other members than there are now.
 
         Examples:
             >>> import cgd, numpy as np
@@ -197,29 +172,19 @@ class Peers:
             >>> totals
             [array([1.75]), array([1.75]), array([1.75])]
         """
-        with self._one_at_a_time():
+        while True:
+            present = self._driver.epoch()
+            if weight is not None and epoch not in (None, present):
+                raise MembersChangedError(epoch or 0, present, self.members)
             try:
-                array, dtype = to_numpy(values)
-                fixed_point = self._fixed_point(array, weight, bound, ring_bits)
-                spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
-                secret = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
-                fixed_point.encode(array, 1.0 if weight is None else weight, out=secret[: array.size])
+                return self._sum(values, weight, bound, ring_bits, context, step, present)
+            except MembersChangedError:
                 if weight is not None:
-                    self._weighing(spec).encode(np.array([weight]), out=secret[-1:])
-            except BaseException as error:
-                self._refuse(error)
-                raise
-            total = self._run(spec, secret)
-            if weight is not None:
-                self._check_weights(total[-1:], self._weighing(spec))
-            self.traffic.sums += 1
-            decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
-            result: Array = from_numpy(decoded, values)
-            return result
+                    raise
 
     def decline(self) -> None:
         """Tell the others that we cannot take part in the next sum, so that nobody waits for us."""
-        with self._one_at_a_time():
+        with self._driver.turn():
             self._refuse(None)
 
     def close(self) -> None:
@@ -227,110 +192,53 @@ class Peers:
 
         It may be called while another thread is in a sum with these peers; that sum then fails.
         """
-        self._closed.set()
-        self._depart_if_idle()
-        self._transport.wake()
+        self._driver.close()
 
-    # How a sum is driven.
+    # How values become ring elements and back.
 
-    def _run(self, spec: SumSpec, secret: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        try:
-            self._session.start(spec, secret)
-            self._drive()
-            return self._session.total
-        except BaseException as error:
-            if self._session.running:  # stopped from outside, or by a silent peer: nobody shall wait for us
-                self._session.end(f"{type(error).__name__} during a sum")
-            self._say_what_is_left()
-            raise
+    def _sum(
+        self,
+        values: Array,
+        weight: float | None,
+        bound: float | None,
+        ring_bits: int | None,
+        context: str,
+        step: Step | None,
+        epoch: int,
+    ) -> Array:
+        with self._driver.turn():
+            try:
+                array, dtype = to_numpy(values)
+                fixed_point = self._fixed_point(array, weight, bound, ring_bits)
+                spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
+                addends = [self._encode(array, fixed_point, spec, weight)]  # refuses what does not fit
+            except BaseException as error:
+                self._refuse(error)
+                raise
 
-    def _drive(self) -> None:
-        """Send what there is to send and take in what comes, until the sum is finished and all is sent."""
-        heard = time.monotonic()
-        while True:
-            blocked = self._send_all()
-            if not blocked and not self._session.running:
-                return
-            received = self._transport.receive(FULL_PAUSE_SECONDS if blocked else self._patience(heard))
-            if received is not None:
-                heard = time.monotonic()
-                self._take(*received)
-            elif self._closed.is_set():
-                raise ClosedError(f"the connection of {self.me} was closed during a sum")
-            elif self.timeout is not None and time.monotonic() - heard >= self.timeout:
-                if not self._session.running:
-                    return  # all have confirmed; what we could not send yet goes out with the next sum
-                what, missing = self._session.waiting_for
-                if self._unsent is not None:
-                    what, missing = "room for our frames", frozenset({self._unsent[0]})
-                raise PeerTimeoutError(missing, self.timeout, f"{what} in sum {self._session.number}")
+            def encode() -> npt.NDArray[Any]:  # anew each time but the first: the protocol takes it over
+                return addends.pop() if addends else self._encode(array, fixed_point, spec, weight)
 
-    def _patience(self, heard: float) -> float | None:
-        return None if self.timeout is None else max(0.0, heard + self.timeout - time.monotonic())
-
-    def _send_all(self) -> bool:
-        """Send until nothing is left; True if a peer's inbox is full. The frame that did not fit is kept."""
-        while (outgoing := self._unsent or self._session.next_outgoing()) is not None:
-            self._unsent = outgoing
-            if not self._send(*outgoing):
-                return True
-            self._unsent = None
-        return False
-
-    def _send(self, to: PeerId, frame: bytes) -> bool:
-        if not self._transport.send(to, frame):
-            return False
-        self.traffic.frames_sent += 1
-        self.traffic.bytes_sent += len(frame)
-        return True
-
-    def _take(self, sender: PeerId, frame: bytes) -> None:
-        self.traffic.frames_received += 1
-        self.traffic.bytes_received += len(frame)
-        self._session.receive(sender, frame)
+            total = self._driver.total(spec, encode, epoch, step)
+            if weight is not None:
+                self._check_weights(total[-1:], self._weighing(spec))
+            decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
+            result: Array = from_numpy(decoded, values)
+            return result
 
     def _refuse(self, error: BaseException | None) -> None:
         reasons = {RangeError: Reason.RANGE, InputError: Reason.SETTINGS}
         reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), Reason.STOPPED)
-        self._session.refuse(reason)
-        self._say_what_is_left()
+        self._driver.refuse(reason)
 
-    def _say_what_is_left(self) -> None:
-        """Tell the others, as well as can be, that we gave up or leave; one that is full does not hold up the rest."""
-        left = [] if self._unsent is None else [self._unsent]
-        self._unsent = None
-        left += iter(self._session.next_outgoing, None)
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        with suppress(TransportError):
-            while left := [outgoing for outgoing in left if not self._send(*outgoing)]:
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(FULL_PAUSE_SECONDS)
-
-    def _depart_if_idle(self) -> None:
-        """Leave the session, unless a sum is running: then its thread does, as soon as it notices."""
-        if self._busy.acquire(blocking=False):
-            self._session.end("this member closed it")
-            self._say_what_is_left()
-            self._transport.close()
-            self._busy.release()
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        if self._closed.is_set():
-            raise ClosedError(f"the connection of {self.me} is closed; make new peers for further sums")
-        if not self._busy.acquire(blocking=False):
-            if self._closed.is_set():
-                raise ClosedError(f"the connection of {self.me} is being closed; make new peers for further sums")
-            raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
-        try:
-            yield
-        finally:
-            self._busy.release()
-            if self._closed.is_set():
-                self._depart_if_idle()
-
-    # How values become ring elements and back.
+    def _encode(
+        self, array: npt.NDArray[Any], fixed_point: FixedPoint, spec: SumSpec, weight: float | None
+    ) -> npt.NDArray[Any]:
+        words = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
+        fixed_point.encode(array, 1.0 if weight is None else weight, out=words[: array.size])
+        if weight is not None:
+            self._weighing(spec).encode(np.array([weight]), out=words[-1:])
+        return words
 
     def _fixed_point(
         self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None

@@ -59,3 +59,13 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let go of everything; a second call does nothing."""
+
+
+class StandingTransport(Transport, Protocol):
+    """A transport whose peers may be away for a while."""
+
+    def status(self) -> dict[PeerId, PeerStatus]:
+        """How it stands with every peer."""
+
+    def backlog(self, *, connected: bool) -> int:
+        """How many frames wait for a peer to take them; `connected`: only for those that can."""

@@ -164,10 +164,12 @@ class ZeroMQTransport:
                 for peer, way in self._ways.items()
             }
 
-    def backlog(self) -> int:
-        """How many frames wait for a peer to take them."""
+    def backlog(self, *, connected: bool) -> int:
+        """How many frames wait for a peer to take them; `connected`: only for those that can."""
+        status = self.status()
         with self._changed:
-            return sum(way.out.waiting for way in self._ways.values())
+            ways = [way for peer, way in self._ways.items() if status[peer].connected or not connected]
+            return sum(way.out.waiting for way in ways)
 
     # What the thread does.
 

@@ -146,6 +146,7 @@ class Assembly:
         self._groups: dict[str, Group] = {}
         self._hellos: dict[PeerId, Hello] = {}
         self._left: dict[PeerId, bool] = {}
+        self._parting: Farewell | None = None
         self._view = NO_VIEW
         self._views: set[bytes] = set()
         self._standings: dict[PeerId, dict[str, int]] = {}
@@ -208,6 +209,14 @@ class Assembly:
         each = self._groups[group]
         return each.current or each.place < len(each.ledger)
 
+    def current(self, group: str) -> bool:
+        """Whether our ledger of this group is known to be as long as anybody's."""
+        return self._groups[group].current
+
+    def place(self, group: str) -> int:
+        """How many sums of this group our program has made in this run."""
+        return self._groups[group].place
+
     def next_epoch(self, group: str) -> int:
         """The epoch of our program's next sum: of the past if it is made again, else the present one."""
         each = self._groups[group]
@@ -238,8 +247,13 @@ class Assembly:
 
     def farewell(self, done: bool) -> None:
         """Tell the others that our program is done, or was stopped."""
+        self._parting = Farewell(done)
         for peer in self.others:
-            self._say(peer, Frame(NO_VIEW, 0, Farewell(done)))
+            self._say(peer, Frame(NO_VIEW, 0, self._parting))
+
+    def left(self, peer: PeerId) -> bool | None:
+        """Whether a peer's program is done (True) or was stopped (False); None if it is running."""
+        return self._left.get(peer)
 
     @property
     def view(self) -> bytes:
@@ -320,6 +334,8 @@ class Assembly:
         self._left.pop(sender, None)
         if hello.knows != self._public:
             self._say_hello(sender)
+            if self._parting is not None:
+                self._say(sender, Frame(NO_VIEW, 0, self._parting))
         self._form_view()
 
     def _say_hello(self, peer: PeerId) -> None:

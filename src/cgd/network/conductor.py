@@ -1,0 +1,367 @@
+"""`Conductor`: drives a federation in a thread of its own.
+
+A participant must answer its peers at any time, also while its program computes a gradient: greet one that comes back,
+give it the ledger, tell where we stand. So the assembly is driven here, and the program's thread only leaves a sum to be
+made and waits for its total.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import ClosedError, InputError, LocalProtocolError, PeerTimeoutError, RemoteProtocolError
+from cgd.network.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
+from cgd.network.gate import Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    import numpy.typing as npt
+
+    from cgd.network.transport import StandingTransport
+    from cgd.protocol.assembly import Assembly, Charter
+    from cgd.protocol.ledger import State, Step
+    from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
+
+log = logging.getLogger("cgd.network")
+
+LOOK_SECONDS = 0.2
+SAVE_SECONDS = 5.0
+LONGEST_FULL_PAUSE_SECONDS = 0.05
+# Frames taken in before the next ones are sent.
+TURN = 32
+
+
+@dataclass(frozen=True)
+class PeerReport:
+    """How it stands with one peer, for people.
+
+    Attributes:
+        name: of the peer.
+        state: "here", "done", "left", "missing" or "refused".
+        note: why, if it is not here.
+        latency: seconds to it and back, if known.
+    """
+
+    name: PeerId
+    state: str
+    note: str = ""
+    latency: float | None = None
+
+
+class Conductor:
+    """Drives an assembly over a transport until it is closed.
+
+    Args:
+        transport: carries the frames.
+        assembly: our side of the federation.
+        timeout: how many seconds a sum waits while nothing comes from those it waits for; None waits for ever.
+        save: called now and then with a group's name and its ledger, to be kept.
+    """
+
+    def __init__(
+        self,
+        transport: StandingTransport,
+        assembly: Assembly,
+        timeout: float | None = None,
+        save: Callable[[str, bytes], None] | None = None,
+    ) -> None:
+        if timeout is not None and timeout <= 0:
+            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
+        self.assembly = assembly
+        self.transport = transport
+        self.traffic = Traffic()
+        self._timeout = timeout
+        self._save = save
+        self._saved: dict[str, tuple[int, float]] = {}
+        self._changed = threading.Condition(threading.RLock())
+        self._unsent: dict[PeerId, bytes] = {}
+        self._heard = time.monotonic()
+        self._refusals = Refusals()
+        self._states: dict[PeerId, str] = {}
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{assembly.me}", daemon=True)
+        self._thread.start()
+
+    def group(self, name: str) -> GroupDriver:
+        """The driver of one group."""
+        return GroupDriver(self, name)
+
+    def adopt(self, charter: Charter) -> None:
+        """Hold to a new charter."""
+        with self._changed:
+            self.assembly.adopt(charter)
+            self._changed.notify_all()
+        self.transport.wake()
+
+    def report(self) -> list[PeerReport]:
+        """How it stands with every peer."""
+        links = self.transport.status()
+        with self._changed:
+            trouble = self.assembly.trouble()
+            left = {peer: self.assembly.left(peer) for peer in self.assembly.others}
+        reports = []
+        for peer in self.assembly.others:
+            link = links.get(peer)
+            if left[peer] is not None:
+                reports.append(PeerReport(peer, "done" if left[peer] else "left"))
+            elif link is None or not link.connected:
+                reports.append(PeerReport(peer, "missing", link.trouble if link else "not in this epoch"))
+            elif peer in trouble:
+                reports.append(PeerReport(peer, "refused", trouble[peer], link.latency))
+            else:
+                reports.append(PeerReport(peer, "here", "", link.latency))
+        return reports
+
+    def close(self, done: bool = False, linger: float | None = 0.0) -> None:
+        """Leave.
+
+        Args:
+            done: whether our program is done. If so, we stay until everybody's is, to be asked for the past.
+            linger: how many seconds to stay at most; None for as long as it takes.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self.assembly.farewell(done)
+            self.transport.wake()
+            if done and self._failure is None:
+                deadline = None if linger is None else time.monotonic() + linger
+                while not self.assembly.all_done and (deadline is None or time.monotonic() < deadline):
+                    self._changed.wait(LOOK_SECONDS)
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while self.transport.backlog(connected=True) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS / 10)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.transport.wake()
+        self._thread.join()
+        self._save_all(now=True)
+        self.transport.close()
+
+    # What the groups' drivers call.
+
+    @property
+    def me(self) -> PeerId:
+        """This member's name."""
+        return self.assembly.me
+
+    @contextmanager
+    def holding(self) -> Iterator[Assembly]:
+        """The assembly, while nobody else touches it."""
+        with self._changed:
+            self._check()
+            yield self.assembly
+
+    def wait(self, group: str, until: Callable[[], bool]) -> None:
+        """Wait, holding the assembly, until something is the case."""
+        self._heard = time.monotonic()
+        self.transport.wake()
+        while not until():
+            self._check()
+            if self._timeout is not None and time.monotonic() - self._heard > self._timeout:
+                what, missing = self.assembly.waiting_for(group)
+                notes = {report.name: report.note for report in self.report() if report.note}
+                why = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
+                raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + why if why else ''}")
+            self._changed.wait(LOOK_SECONDS)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise LocalProtocolError(f"the conductor of {self.me} stopped: {self._failure}") from self._failure
+        if self._closed:
+            raise ClosedError(f"the connection of {self.me} is closed; join again for further sums")
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        full_pause = FULL_PAUSE_SECONDS
+        try:
+            while not self._closed:
+                moved = self._send_all()
+                full_pause = FULL_PAUSE_SECONDS if moved else min(2 * full_pause, LONGEST_FULL_PAUSE_SECONDS)
+                received = self.transport.receive(full_pause if self._unsent else LOOK_SECONDS)
+                if received is not None:
+                    self._take_in(received)
+                    full_pause = FULL_PAUSE_SECONDS
+                self._note_states()
+                self._save_all()
+        except ClosedError:
+            pass
+        except BaseException as error:
+            log.exception("the conductor of %s stopped", self.me, extra={"event": "failed"})
+            self._failure = error
+        with self._changed:
+            self._changed.notify_all()
+
+    def _send_all(self) -> bool:
+        """Send until nothing is left but for peers that are full; whether anything went out."""
+        moved = False
+        for peer, frame in list(self._unsent.items()):
+            if self._send(peer, frame):
+                del self._unsent[peer]
+                moved = True
+        while True:
+            with self._changed:
+                outgoing = self.assembly.next_outgoing(self._unsent)
+                self._changed.notify_all()
+            if outgoing is None:
+                return moved
+            if self._send(*outgoing):
+                moved = True
+            else:
+                self._unsent[outgoing[0]] = outgoing[1]
+
+    def _send(self, to: PeerId, frame: bytes) -> bool:
+        if to not in self.transport.members:
+            return True  # removed in this epoch
+        if not self.transport.send(to, frame):
+            return False
+        self.traffic.frames_sent += 1
+        self.traffic.bytes_sent += len(frame)
+        return True
+
+    def _take_in(self, received: tuple[PeerId, Buffer] | None) -> None:
+        with self._changed:
+            for _ in range(TURN):
+                if received is None:
+                    break
+                sender, frame = received
+                self.traffic.frames_received += 1
+                self.traffic.bytes_received += len(frame)
+                self._heard = time.monotonic()
+                try:
+                    self.assembly.receive(sender, frame)
+                except RemoteProtocolError as error:
+                    self._refusals.add(sender, "a frame", str(error))
+                received = self.transport.receive(0.0)
+            self._changed.notify_all()
+        if received is not None:
+            self._take_in(received)
+
+    def _note_states(self) -> None:
+        """Log who comes and goes."""
+        for report in self.report():
+            if self._states.get(report.name) == report.state:
+                continue
+            self._states[report.name] = report.state
+            log.info(
+                "%s is %s%s", report.name, report.state, f": {report.note}" if report.note else "",
+                extra={"event": "peer", "peer": report.name, "state": report.state, "note": report.note},
+            )  # fmt: skip
+
+    def _save_all(self, *, now: bool = False) -> None:
+        if self._save is None:
+            return
+        for name in self.assembly.charter.groups:
+            if self.me not in self.assembly.charter.groups[name]:
+                continue
+            length, when = self._saved.get(name, (0, time.monotonic()))
+            with self._changed:
+                ledger = self.assembly.ledger(name)
+                if len(ledger) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
+                    self._saved.setdefault(name, (length, when))
+                    continue
+                length, content = len(ledger), ledger.to_bytes()
+            self._save(name, content)
+            self._saved[name] = length, time.monotonic()
+
+
+class GroupDriver:
+    """Drives the sums of one group of a federation; see `Driver`."""
+
+    def __init__(self, conductor: Conductor, group: str) -> None:
+        self._conductor = conductor
+        self._group = group
+        self._busy = threading.Lock()
+        self.traffic = conductor.traffic
+
+    @property
+    def me(self) -> PeerId:
+        """This member's name."""
+        return self._conductor.me
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """The names of the group's members in the present epoch."""
+        return self._conductor.assembly.members(self._group)
+
+    @property
+    def session(self) -> bytes:
+        """The present view."""
+        return self._conductor.assembly.view
+
+    @property
+    def number(self) -> int:
+        """How many sums of this group our program has made."""
+        return self._conductor.assembly.place(self._group)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One sum at a time."""
+        if not self._busy.acquire(blocking=False):
+            raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def total(
+        self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
+    ) -> npt.NDArray[Any]:
+        """Run the next sum, or take its total from the ledger."""
+        with self._conductor.holding() as assembly:
+            assembly.start(self._group, spec, encode, epoch, step)
+            pending = assembly.pending(self._group)
+            assert pending is not None  # noqa: S101 - for the type checker
+            self._conductor.wait(self._group, lambda: pending.over)
+            if pending.fault is not None:
+                raise pending.fault
+            assert pending.total is not None  # noqa: S101 - for the type checker
+            self.traffic.sums += 1
+            return pending.total
+
+    def refuse(self, reason: Reason) -> None:
+        """Tell the others that we cannot take part in the next sum."""
+        with self._conductor.holding() as assembly:
+            assembly.refuse(self._group, reason)
+        self._conductor.transport.wake()
+
+    def close(self) -> None:
+        """Leave at once; `cgd.join` leaves when everybody is done."""
+        self._conductor.close()
+
+    def epoch(self) -> int:
+        """The epoch of the next sum; waits until it is known."""
+        with self._conductor.holding() as assembly:
+            self._conductor.wait(self._group, lambda: assembly.ready(self._group))
+            return assembly.next_epoch(self._group)
+
+    def moving(self) -> AbstractContextManager[object]:
+        """Held while an optimiser's state changes."""
+        return self._conductor.holding()
+
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+        """Leave an optimiser's state with the members."""
+        with self._conductor.holding() as assembly:
+            assembly.ledger(self._group).remember(slot, steps, content)
+
+    def recall(self, slot: int) -> State | None:
+        """The state of an optimiser as the members remember it; waits until that is known."""
+        with self._conductor.holding() as assembly:
+            self._conductor.wait(self._group, lambda: assembly.current(self._group))
+            return assembly.ledger(self._group).states.get(slot)
+
+    def skip(self, slot: int, steps: int) -> None:
+        """Do without the sums of an optimiser's first steps."""
+        with self._conductor.holding() as assembly:
+            assembly.skip(self._group, slot, steps)
+
