@@ -206,10 +206,10 @@ def test_the_number_of_own_samples_does_not_travel() -> None:
     def work(peers: Peers) -> None:
         parameter = nn.Parameter(torch.zeros(1))
         optimizer = ConfinedSGD([parameter], 0.5, peers=peers, samples=98765)
-        seen.append(optimizer._context(optimizer.param_groups, [parameter]))
+        seen.append(optimizer._context(optimizer.param_groups))
         parameter.grad = torch.ones(1)
         optimizer.step()
-        seen.append(optimizer._context(optimizer.param_groups, [parameter]))
+        seen.append(optimizer._context(optimizer.param_groups))
 
     with local_peers(3) as colony:
         colony.run(work)

@@ -75,7 +75,9 @@ class Channel:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 60), st.floats(0, 0.05))
-def test_everything_arrives_once_and_in_order_however_often_the_channel_breaks(seed: int, count: int, cuts: float) -> None:
+def test_everything_arrives_once_and_in_order_however_often_the_channel_breaks(
+    seed: int, count: int, cuts: float
+) -> None:
     rng = random.Random(seed)
     channel = Channel(rng)
     frames = [rng.randbytes(rng.randrange(5)) + bytes([i]) for i in range(count)]
@@ -177,8 +179,19 @@ def test_garbage_is_never_more_than_an_error(data: bytes) -> None:
         link.from_bytes(data)
 
 
-@given(st.lists(st.builds(Datagram, st.sampled_from(Kind), st.sampled_from([ME, THEM]), st.sampled_from([ME, THEM]),
-                          st.integers(0, 2**64 - 1), st.binary(max_size=20)), max_size=30))
+@given(
+    st.lists(
+        st.builds(
+            Datagram,
+            st.sampled_from(Kind),
+            st.sampled_from([ME, THEM]),
+            st.sampled_from([ME, THEM]),
+            st.integers(0, 2**64 - 1),
+            st.binary(max_size=20),
+        ),
+        max_size=30,
+    )
+)
 def test_no_sequence_of_datagrams_breaks_either_end(datagrams: list[Datagram]) -> None:
     """From somebody with the right key and the right incarnations, and nothing else right."""
     out, into = Outgoing(ME, b"a"), Incoming(THEM)

@@ -163,9 +163,7 @@ def test_nobody_has_a_total_before_all_digests_agree_and_all_seals_are_open(kind
         wire.deliver_one()
         wire.collect()
         from_p0 = [
-            each
-            for each in wire.flying
-            if isinstance(from_bytes(each[2], each[0]).message, kind) and each[0] == "p0"
+            each for each in wire.flying if isinstance(from_bytes(each[2], each[0]).message, kind) and each[0] == "p0"
         ]
         held += from_p0
         wire.flying = [each for each in wire.flying if each not in from_p0]

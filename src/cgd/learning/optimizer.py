@@ -7,7 +7,6 @@ gradient of the mean loss over everyone's samples and `lr` means what it means i
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -17,20 +16,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from cgd.errors import CGDError, InputError, RangeError, UnconfinedWarning
+from cgd.errors import CGDError, InputError, MembersChangedError, RangeError, UnconfinedWarning
+from cgd.learning import gradients, recovery
 from cgd.learning.confinement import CONFINED
 from cgd.learning.displacement import AdamDescent, Descent
+from cgd.learning.gradients import trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.optim.optimizer import ParamsT
 
     from cgd.learning.displacement import Rule
     from cgd.network.peers import Peers
+    from cgd.protocol.ledger import Step
 
-# What a group keeps besides its options: how n was counted. None of it is set by the user.
-_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None}
+# What a group keeps besides its options: how n was counted, and the steps taken. None of it is set by the user.
+_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None, "epoch": None}
 
 
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
@@ -43,6 +45,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     A parameter group may name its own `peers` (in a grid, the first layer's are its column group). Groups with fewer
     members are summed first, and nothing moves before the last sum is open: if anybody fails, nobody moves.
+
+    In a federation (`cgd.join`) the members remember the displacement. A participant that was stopped runs its program
+    again from the beginning: its first step brings the displacement back, and the steps that were taken before are
+    passed over without a sum, so that the loop, its random numbers and schedules end up where they were.
+    `for step in optimizer.steps(200)` begins where the members are instead.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
@@ -51,8 +58,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self.samples = int(samples)
         self._default_peers = peers
         self._group_peers: list[Peers] = []
+        self._memory = recovery.Memory()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
-        super().__init__(params, {**defaults, **_COUNTED})
+        super().__init__(params, {**defaults, **_COUNTED, "steps": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may carry options of its own and its own `peers`."""
@@ -68,6 +76,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 raise InputError(f"a parameter is of type {parameter.dtype}; only floats can be summed and moved")
         super().add_param_group(group)
         self._group_peers.append(peers)
+        self._memory.add(peers)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -90,17 +99,44 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                     loss = closure()
             rules = [self._rule(group) for group in self.param_groups]
             while waiting:
-                gradient_sums |= self._sum(*waiting.pop(0))
+                gradient_sums |= self._sum_unless_taken(*waiting.pop(0))
         except BaseException:
             for peers, _ in waiting:  # nobody shall wait for us in the sums that were to follow
                 _decline(peers)
             raise
-        for group, rule in zip(self.param_groups, rules, strict=True):
-            for parameter in _trainable(group):
-                state = self._state_of(parameter)
-                rule.move(state["displacement"], gradient_sums[parameter], state)
-                _place(parameter, state)
+        with self._memory.moving():
+            for group, rule in zip(self.param_groups, rules, strict=True):
+                for parameter in trainable(group):
+                    if parameter in gradient_sums:
+                        state = self._state_of(parameter)
+                        rule.move(state["displacement"], gradient_sums[parameter], state)
+                        _place(parameter, state)
+                group["steps"] += 1
+            for peers, groups in self._groups_by_peers():
+                self._memory.leave(peers, groups, self.state)
         return loss
+
+    def steps(self, count: int) -> Iterator[int]:
+        """The numbers of the steps that remain of `count`: all of them, or fewer if the members have taken some.
+
+        Examples:
+            >>> import cgd, torch
+            >>> def train(peers):
+            ...     model = torch.nn.Linear(1, 1)
+            ...     cgd.confine(model)
+            ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.1, peers=peers, samples=1)
+            ...     return list(optimizer.steps(3))
+            >>> with cgd.local_peers(3) as colony:
+            ...     colony.run(train)[0]
+            [0, 1, 2]
+        """
+        taken = [self._recall(peers, groups) for peers, groups in self._groups_by_peers()]
+        begun = min(taken, default=0)
+        for group in self.param_groups:
+            group["steps"] = begun
+        for peers, _ in self._groups_by_peers():
+            self._memory.skip(peers, begun)
+        yield from range(begun, count)
 
     def displacement(self) -> torch.Tensor:
         """The common displacement of all trainable parameters, as one flat tensor: the same bits at every member."""
@@ -109,7 +145,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             if parameter in self.state
             else torch.zeros(parameter.numel(), dtype=_working_type(parameter))
             for group in self.param_groups
-            for parameter in _trainable(group)
+            for parameter in trainable(group)
         ]
         return torch.cat(parts)
 
@@ -130,7 +166,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         not parameters; save `model.state_dict()` beside it.
         """
         for group in state_dict["param_groups"]:
-            if missing := {*self._options, *_COUNTED} - group.keys():
+            if missing := {*self._options, *_COUNTED, "steps"} - group.keys():
                 raise InputError(
                     f"the state has no {', '.join(sorted(missing))}: it is not that of a {type(self).__name__}; "
                     "load it into the kind of optimiser it was saved from"
@@ -163,38 +199,74 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         together: dict[int, tuple[Peers, list[dict[str, Any]]]] = {}
         for peers, group in zip(self._group_peers, self.param_groups, strict=True):
             together.setdefault(id(peers), (peers, []))[1].append(group)
-        in_use = [(peers, groups) for peers, groups in together.values() if any(map(_trainable, groups))]
+        in_use = [(peers, groups) for peers, groups in together.values() if any(map(trainable, groups))]
         return sorted(in_use, key=lambda pair: len(pair[0]))
 
-    def _sum(self, peers: Peers, groups: list[dict[str, Any]]) -> dict[torch.Tensor, torch.Tensor]:
+    def _sum_unless_taken(self, peers: Peers, groups: list[dict[str, Any]]) -> dict[torch.Tensor, torch.Tensor]:
+        """The sum of this step's gradients; nothing if the members have taken the step, whose outcome we then have."""
+        number = groups[0]["steps"]
+        if not self._memory.asked(peers):
+            self._recall(peers, groups)
+            self._memory.skip(peers, number)
+        if self._memory.remembers(peers, number):
+            self._memory.skip(peers, number + 1)
+            return {}
+        while True:
+            with suppress(MembersChangedError):  # then count and weight for the new ones
+                return self._sum(peers, groups, self._memory.step(peers, number))
+
+    def _recall(self, peers: Peers, groups: list[dict[str, Any]]) -> int:
+        """Take over the state that the members remember if it is ahead of ours; how many steps we have after that."""
+        remembered = self._memory.recall(peers)
+        if remembered is None or remembered.steps <= groups[0]["steps"]:
+            return int(groups[0]["steps"])
+        parameters = [parameter for group in groups for parameter in trainable(group)]
+        self._warn_if_unconfined(parameters)
+        states = {parameter: self._state_of(parameter) for parameter in parameters}
+        total_samples, epoch = recovery.restore(remembered.content(), parameters, states)
+        with torch.no_grad():
+            for parameter in parameters:
+                _place(parameter, states[parameter])
+        for group in groups:
+            group.update(samples=self.samples, total_samples=total_samples, members=list(peers.members), epoch=epoch)
+        return remembered.steps
+
+    def _sum(self, peers: Peers, groups: list[dict[str, Any]], step: Step) -> dict[torch.Tensor, torch.Tensor]:
         """The weighted sum of all members' gradients of these groups."""
-        parameters = [parameter for group in groups for parameter in _trainable(group)]
-        dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
+        parameters = [parameter for group in groups for parameter in trainable(group)]
+        epoch = peers.memory.epoch()
         try:
-            self._check_count(peers, groups)
+            self._check_count(peers, groups, epoch)
             self._warn_if_unconfined(parameters)
-            vector = torch.cat([_flat_gradient(each, dtype) for each in parameters])
-            context = self._context(groups, parameters)
+            vector = gradients.flat(parameters)
+            context = self._context(groups)
         except BaseException:
             _decline(peers)
             raise
         if groups[0]["total_samples"] is None:
-            total_samples = int(peers.sum(np.array(self.samples)))
+            total_samples = int(peers.sum(np.array(self.samples), step=step))
+            counted = {"total_samples": total_samples, "members": list(peers.members), "epoch": epoch}
             for group in groups:
-                group.update(samples=self.samples, total_samples=total_samples, members=list(peers.members))
+                group.update(samples=self.samples, **counted)
+        weight = self.samples / groups[0]["total_samples"]
         try:
-            total = peers.sum(vector, weight=self.samples / groups[0]["total_samples"], context=context)
+            total = peers.sum(vector, weight=weight, context=context, step=step, epoch=epoch)
         except RangeError as error:
-            raise self._located(error, parameters) from None
+            raise gradients.located(error, self.param_groups, parameters) from None
         pieces = torch.split(total, [each.numel() for each in parameters])
         return {
             each: piece.reshape(each.shape).to(each.device, _working_type(each))
             for each, piece in zip(parameters, pieces, strict=True)
         }
 
-    def _check_count(self, peers: Peers, groups: list[dict[str, Any]]) -> None:
-        """Refuse to go on from a count that no longer holds."""
+    def _context(self, groups: list[dict[str, Any]]) -> str:
+        return gradients.context(type(self).__name__, self._options, self.param_groups, groups, self.state)
+
+    def _check_count(self, peers: Peers, groups: list[dict[str, Any]], epoch: int) -> None:
+        """Refuse to go on from a count that no longer holds; a new epoch of a federation is counted anew."""
         for group in groups:
+            if epoch > 0 and group["epoch"] != epoch:
+                group.update(_COUNTED)
             if group["total_samples"] is None:
                 continue
             if group["samples"] != self.samples:
@@ -216,28 +288,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 "a model is trained that cgd.confine did not draw: whoever can guess its initial weights (they are the "
                 "same for everyone with the same torch seed) knows the model; call cgd.confine(model) first",
                 UnconfinedWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
-
-    def _context(self, groups: list[dict[str, Any]], parameters: list[torch.Tensor]) -> str:
-        """What must be the same at every member for the displacements to stay the same bits.
-
-        It is compared before anything is shared, so that another lr, a missed step or a wrong checkpoint is told at
-        once and in words. All of it is known to all members anyway; the options are ours, not what a user adds.
-        """
-        options = {key: [_plain(group[key]) for group in groups] for key in self._options}
-        everything = enumerate(chain.from_iterable(group["params"] for group in self.param_groups))
-        layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in everything if each.requires_grad]
-        model = hashlib.sha256(repr(layout).encode())
-        state = hashlib.sha256(repr(options).encode())
-        for parameter in parameters:
-            for key, value in sorted(self.state[parameter].items() if parameter in self.state else ()):
-                if key != "origin":
-                    state.update(key.encode())
-                    state.update(_bytes(value))
-        shown = ", ".join(f"{key} {' '.join(values)}" for key, values in options.items())
-        digests = f"model {model.hexdigest()[:12]}, state {state.hexdigest()[:12]}"
-        return f"{type(self).__name__} with {shown}"[:180] + f", {digests}"
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -245,21 +297,6 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             state["origin"] = parameter.detach().to(_working_type(parameter), copy=True)
             state["displacement"] = torch.zeros_like(state["origin"])
         return state
-
-    def _located(self, error: RangeError, parameters: list[torch.Tensor]) -> RangeError:
-        """The same error, told in terms of the parameter instead of the flattened vector."""
-        names = {
-            parameter: name
-            for group in self.param_groups
-            for parameter, name in zip(group["params"], group.get("param_names", ()), strict=False)
-        }
-        ends = np.cumsum([parameter.numel() for parameter in parameters])
-        number = int(np.searchsorted(ends, error.index[0], side="right"))
-        parameter = parameters[number]
-        place = error.index[0] - int(ends[number]) + parameter.numel()
-        index = tuple(int(i) for i in np.unravel_index(place, parameter.shape)) if parameter.dim() else ()
-        called = names.get(parameter, f"number {number}, of shape {tuple(parameter.shape)},")
-        return RangeError(error.value, index, error.bound, f"the gradient of parameter {called}")
 
 
 class ConfinedSGD(ConfinedOptimizer):
@@ -346,20 +383,9 @@ def _decline(peers: Peers) -> None:
         peers.decline()
 
 
-def _trainable(group: dict[str, Any]) -> list[torch.Tensor]:
-    return [parameter for parameter in group["params"] if parameter.requires_grad]
-
-
 def _working_type(parameter: torch.Tensor) -> torch.dtype:
     """Half-precision weights are moved in single precision: small steps would be lost otherwise."""
     return torch.promote_types(parameter.dtype, torch.float32)
-
-
-def _flat_gradient(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if parameter.grad is None:
-        return torch.zeros(parameter.numel(), dtype=dtype)
-    gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-    return gradient.detach().reshape(-1).to("cpu", dtype)
 
 
 def _place(parameter: torch.Tensor, state: dict[str, Any]) -> None:
@@ -369,15 +395,6 @@ def _place(parameter: torch.Tensor, state: dict[str, Any]) -> None:
 
 def _copied(value: Any, device: torch.device) -> Any:
     return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
-
-
-def _plain(value: Any) -> str:
-    """An option as text that is equal if and only if the numbers are: 1, 1.0 and a tensor of it are the same."""
-    return "/".join(map(_plain, value)) if isinstance(value, (tuple, list)) else repr(float(value))
-
-
-def _bytes(value: Any) -> bytes | memoryview:
-    return value.cpu().contiguous().numpy().data if isinstance(value, torch.Tensor) else repr(value).encode()
 
 
 def _refuse_weight_decay(weight_decay: float) -> None:

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import ClosedError, InputError, LocalProtocolError, PeerTimeoutError, RemoteProtocolError
+from cgd.errors import CGDError, ClosedError, InputError, LocalProtocolError, PeerTimeoutError, RemoteProtocolError
 from cgd.network.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
 from cgd.network.gate import Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     import numpy.typing as npt
@@ -62,7 +62,9 @@ class Conductor:
         transport: carries the frames.
         assembly: our side of the federation.
         timeout: how many seconds a sum waits while nothing comes from those it waits for; None waits for ever.
+        linger: how many seconds we stay at most for the others when our program is done; None for as long as it takes.
         save: called now and then with a group's name and its ledger, to be kept.
+        on_close: called when all is closed.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Conductor:
         transport: StandingTransport,
         assembly: Assembly,
         timeout: float | None = None,
+        linger: float | None = 0.0,
         save: Callable[[str, bytes], None] | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         if timeout is not None and timeout <= 0:
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
@@ -78,7 +82,9 @@ class Conductor:
         self.transport = transport
         self.traffic = Traffic()
         self._timeout = timeout
+        self._linger = linger
         self._save = save
+        self._on_close = on_close
         self._saved: dict[str, tuple[int, float]] = {}
         self._changed = threading.Condition(threading.RLock())
         self._unsent: dict[PeerId, bytes] = {}
@@ -94,12 +100,19 @@ class Conductor:
         """The driver of one group."""
         return GroupDriver(self, name)
 
-    def adopt(self, charter: Charter) -> None:
-        """Hold to a new charter."""
+    def adopt(self, charter: Charter, contacts: Mapping[PeerId, Any]) -> None:
+        """Hold to a new charter, whose members are found there."""
+        self.transport.update(contacts)
         with self._changed:
             self.assembly.adopt(charter)
             self._changed.notify_all()
         self.transport.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop: whoever waits for a sum gets this error."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
 
     def report(self) -> list[PeerReport]:
         """How it stands with every peer."""
@@ -120,20 +133,15 @@ class Conductor:
                 reports.append(PeerReport(peer, "here", "", link.latency))
         return reports
 
-    def close(self, done: bool = False, linger: float | None = 0.0) -> None:
-        """Leave.
-
-        Args:
-            done: whether our program is done. If so, we stay until everybody's is, to be asked for the past.
-            linger: how many seconds to stay at most; None for as long as it takes.
-        """
+    def close(self, *, done: bool) -> None:
+        """Leave; if our program is done, we stay for a while until everybody's is, to be asked for the past."""
         with self._changed:
             if self._closed:
                 return
             self.assembly.farewell(done)
             self.transport.wake()
             if done and self._failure is None:
-                deadline = None if linger is None else time.monotonic() + linger
+                deadline = None if self._linger is None else time.monotonic() + self._linger
                 while not self.assembly.all_done and (deadline is None or time.monotonic() < deadline):
                     self._changed.wait(LOOK_SECONDS)
         deadline = time.monotonic() + FAREWELL_SECONDS
@@ -146,6 +154,7 @@ class Conductor:
         self._thread.join()
         self._save_all(now=True)
         self.transport.close()
+        self._on_close()
 
     # What the groups' drivers call.
 
@@ -175,6 +184,8 @@ class Conductor:
             self._changed.wait(LOOK_SECONDS)
 
     def _check(self) -> None:
+        if isinstance(self._failure, CGDError):
+            raise self._failure
         if self._failure is not None:
             raise LocalProtocolError(f"the conductor of {self.me} stopped: {self._failure}") from self._failure
         if self._closed:
@@ -183,7 +194,7 @@ class Conductor:
     # What the thread does.
 
     def _run(self) -> None:
-        full_pause = FULL_PAUSE_SECONDS
+        full_pause, looked = FULL_PAUSE_SECONDS, 0.0
         try:
             while not self._closed:
                 moved = self._send_all()
@@ -192,8 +203,10 @@ class Conductor:
                 if received is not None:
                     self._take_in(received)
                     full_pause = FULL_PAUSE_SECONDS
-                self._note_states()
-                self._save_all()
+                if time.monotonic() - looked > LOOK_SECONDS:
+                    looked = time.monotonic()
+                    self._note_states()
+                    self._save_all()
         except ClosedError:
             pass
         except BaseException as error:
@@ -335,9 +348,9 @@ class GroupDriver:
             assembly.refuse(self._group, reason)
         self._conductor.transport.wake()
 
-    def close(self) -> None:
-        """Leave at once; `cgd.join` leaves when everybody is done."""
-        self._conductor.close()
+    def close(self, *, done: bool) -> None:
+        """Leave: when everybody is done if we are, else at once."""
+        self._conductor.close(done=done)
 
     def epoch(self) -> int:
         """The epoch of the next sum; waits until it is known."""
@@ -364,4 +377,3 @@ class GroupDriver:
         """Do without the sums of an optimiser's first steps."""
         with self._conductor.holding() as assembly:
             assembly.skip(self._group, slot, steps)
-

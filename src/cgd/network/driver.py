@@ -82,8 +82,8 @@ class Driver(Protocol):
     def refuse(self, reason: Reason) -> None:
         """Tell the others that we cannot take part in the next sum."""
 
-    def close(self) -> None:
-        """Leave, and tell the others."""
+    def close(self, *, done: bool) -> None:
+        """Leave, and tell the others; `done`: whether our program has done all it wanted."""
 
     def epoch(self) -> int:
         """The epoch of the next sum: it changes with the members."""
@@ -165,7 +165,7 @@ class SessionDriver:
         self._session.refuse(reason)
         self._say_what_is_left()
 
-    def close(self) -> None:
+    def close(self, *, done: bool) -> None:  # noqa: ARG002
         """Leave. A sum that another thread is in fails."""
         self._closed.set()
         self._depart_if_idle()

@@ -65,11 +65,13 @@ class Gate:
         refusals: where strangers are told.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names: Mapping[bytes, PeerId], refusals: Refusals) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], names: Mapping[bytes, PeerId], refusals: Refusals
+    ) -> None:
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
-        self._names = names
+        self.names = names
         self._refusals = refusals
 
     def answer(self) -> None:
@@ -79,7 +81,7 @@ class Gate:
         name = None
         if mechanism == b"CURVE" and len(credentials) == 1:
             key = z85.encode(credentials[0])
-            name = self._names.get(key)
+            name = self.names.get(key)
             detail = f"key {key.decode()} at {address.decode(errors='replace')} is not in the federation file"
         else:
             detail = f"mechanism {mechanism!r}"

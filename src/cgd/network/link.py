@@ -247,7 +247,9 @@ class Incoming:
         if datagram.sender != self._them:
             if self.alive(now):
                 self._probed = now if self._probed is None else self._probed
-                return self._answer(Kind.REFUSED, datagram, b"another process with this key is connected; stop it first")
+                return self._answer(
+                    Kind.REFUSED, datagram, b"another process with this key is connected; stop it first"
+                )
             self._them = datagram.sender
             self._arrived = self._consumed = self._consumed_bytes = 0
             self._gap_told = -1

@@ -10,8 +10,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
-from cgd.network.memory import connect
 from cgd.network.driver import FAREWELL_SECONDS, SessionDriver
+from cgd.network.memory import connect
 from cgd.network.peers import Peers, SumSettings
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import SESSION_BYTES, Opening, PeerId, Sharing

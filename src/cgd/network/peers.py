@@ -14,6 +14,7 @@ from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, Pee
 from cgd.ring.fixed_point import WORD_TYPES, FixedPoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     import numpy.typing as npt
@@ -69,19 +70,34 @@ class Peers:
         driver: runs the protocol.
         settings: how the members sum.
         seed: 32 secret bytes of this participant's; fresh ones if not given.
+        groups: the smaller groups it sums with.
+        training: what the federation agreed on.
 
     Attributes:
         settings: how the members sum.
+        groups: in a grid, the peers of this participant's `"column"` (and `"row"`, if that has three members or more).
+        training: in a federation, the settings of its file: `peers.training["lr"]`.
         seed: 32 secret bytes, for `cgd.confine`. In a federation they belong to the participant's key file: the origin
             drawn from them can be drawn again after everything else was lost.
         memory: what optimisers leave with the members, for one that comes back.
     """
 
-    def __init__(self, driver: Driver, settings: SumSettings, seed: bytes | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        settings: SumSettings,
+        *,
+        seed: bytes | None = None,
+        groups: Mapping[str, Peers] | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:
         self.settings = settings
+        self.groups = dict(groups or {})
+        self.training = dict(training or {})
         self.seed = secrets.token_bytes(32) if seed is None else seed
         self.memory = driver
         self._driver = driver
+        self._slots = 0
         if settings.aggregator and settings.aggregator not in self.members:
             names = ", ".join(self.members)
             raise MembershipError(f"the aggregator {settings.aggregator!r} is not a member; name one of {names}")
@@ -129,7 +145,7 @@ class Peers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._driver.close(done=kind is None)
 
     def sum(
         self,
@@ -182,6 +198,11 @@ class Peers:
                 if weight is not None:
                     raise
 
+    def next_slot(self) -> int:
+        """For optimisers: tells those of one program apart, in the order in which they are made."""
+        self._slots += 1
+        return self._slots - 1
+
     def decline(self) -> None:
         """Tell the others that we cannot take part in the next sum, so that nobody waits for us."""
         with self._driver.turn():
@@ -192,7 +213,7 @@ class Peers:
 
         It may be called while another thread is in a sum with these peers; that sum then fails.
         """
-        self._driver.close()
+        self._driver.close(done=False)
 
     # How values become ring elements and back.
 

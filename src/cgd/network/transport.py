@@ -7,9 +7,11 @@ sender's frames. It neither reads nor makes them. Every transport passes the sui
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cgd.protocol.messages import Buffer, PeerId
 
 
@@ -63,6 +65,9 @@ class Transport(Protocol):
 
 class StandingTransport(Transport, Protocol):
     """A transport whose peers may be away for a while."""
+
+    def update(self, contacts: Mapping[PeerId, Any]) -> None:
+        """Have these members from now on."""
 
     def status(self) -> dict[PeerId, PeerStatus]:
         """How it stands with every peer."""

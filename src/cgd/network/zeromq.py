@@ -38,6 +38,7 @@ HEARTBEAT_MILLISECONDS = 2000
 LONGEST_SLEEP_SECONDS = 1.0
 # Messages read from one kind of socket before the others have their turn.
 TURN = 64
+LONGEST_HELLO = 1024
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Way:
     monitor: zmq.Socket[bytes]
     out: Outgoing
     into: Incoming
+    address: str
     trouble: str = "not reached yet"
 
 
@@ -94,9 +96,13 @@ class ZeroMQTransport:
         self._bell, self._ear = socket.socketpair()
         for end in (self._bell, self._ear):
             end.setblocking(False)
+        self._secret_key = secret_key
+        self._update: Mapping[PeerId, Contact] | None = None
+        self._ways: dict[PeerId, Way] = {}
+        self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._open(secret_key, listen or listening_address(contacts[me].address))
+            self._open(listen or listening_address(contacts[me].address))
         except BaseException:
             self._release()
             raise
@@ -107,11 +113,11 @@ class ZeroMQTransport:
 
     def send(self, to: PeerId, frame: bytes) -> bool:
         """Leave a frame for a peer; False while there is no room for it."""
-        if to not in self._ways:
-            raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
         if len(frame) > link.LONGEST_FRAME:
             raise InputError(f"a frame has {len(frame)} bytes, and at most {link.LONGEST_FRAME} go over the network")
         with self._changed:
+            if to not in self._ways:
+                raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
             if self._closed or not self._ways[to].out.offer(frame):
                 return self._closed
         self._ring()
@@ -127,9 +133,9 @@ class ZeroMQTransport:
                 self._woken = False
                 return None
             sender, frame = self._inbox.popleft()
-            into = self._ways[sender].into
-            answer = into.consumed(len(frame))
-            if answer is not None and into.channel is not None:
+            into = self._ways[sender].into if sender in self._ways else None
+            answer = None if into is None else into.consumed(len(frame))
+            if answer is not None and into is not None and into.channel is not None:
                 self._answers.append((into.channel, answer))
         if answer is not None:
             self._ring()
@@ -164,6 +170,12 @@ class ZeroMQTransport:
                 for peer, way in self._ways.items()
             }
 
+    def update(self, contacts: Mapping[PeerId, Contact]) -> None:
+        """Have these members from now on."""
+        with self._changed:
+            self._update = contacts
+        self._ring()
+
     def backlog(self, *, connected: bool) -> int:
         """How many frames wait for a peer to take them; `connected`: only for those that can."""
         status = self.status()
@@ -173,47 +185,76 @@ class ZeroMQTransport:
 
     # What the thread does.
 
-    def _open(self, secret_key: bytes, listen: str) -> None:
-        own = self._contacts[self.me].public_key
+    def _open(self, listen: str) -> None:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.curve_server = True
-        self._router.curve_secretkey = secret_key
+        self._router.curve_secretkey = self._secret_key
         self._router.zap_domain = DOMAIN
         self._router.router_mandatory = True
         self._prepare(self._router)
-        names = {contact.public_key: name for name, contact in self._contacts.items() if name != self.me}
-        self._gate = Gate(self._context, names, self.refusals)
+        self._gate = Gate(self._context, self._names(), self.refusals)
         failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._door = self._router.get_monitor_socket(failures)
         try:
             self._router.bind(listen)
         except zmq.ZMQError as error:
             remedy = "stop what listens there, or listen elsewhere (listen=)" if error.errno == zmq.EADDRINUSE else ""
-            raise TransportError(f"{self.me} cannot listen at {listen}: {error.strerror}; {remedy}".rstrip("; ")) from None
-        self._ways: dict[PeerId, Way] = {}
-        for peer, contact in self._contacts.items():
-            if peer == self.me:
-                continue
-            dealer = self._context.socket(zmq.DEALER)
-            dealer.curve_serverkey = contact.public_key
-            dealer.curve_publickey = own
-            dealer.curve_secretkey = secret_key
-            dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
-            dealer.reconnect_ivl = 100
-            dealer.reconnect_ivl_max = 1000
-            self._prepare(dealer)
-            events = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            for event in WHY_NOT:
-                events |= event
-            monitor = dealer.get_monitor_socket(events)
-            out, into = Outgoing(self._incarnation, self.me.encode()), Incoming(self._incarnation)
-            self._ways[peer] = Way(dealer, monitor, out, into)
-            try:
-                dealer.connect(contact.address)
-            except zmq.ZMQError as error:
-                raise InputError(
-                    f"the address of {peer}, {contact.address!r}, cannot be used: {error.strerror}"
-                ) from None
+            raise TransportError(
+                f"{self.me} cannot listen at {listen}: {error.strerror}; {remedy}".rstrip("; ")
+            ) from None
+        for peer in self._contacts:
+            if peer != self.me:
+                self._connect(peer)
+
+    def _connect(self, peer: PeerId) -> None:
+        contact = self._contacts[peer]
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.curve_serverkey = contact.public_key
+        dealer.curve_publickey = self._contacts[self.me].public_key
+        dealer.curve_secretkey = self._secret_key
+        dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
+        dealer.reconnect_ivl = 100
+        dealer.reconnect_ivl_max = 1000
+        self._prepare(dealer)
+        events = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        for event in WHY_NOT:
+            events |= event
+        monitor = dealer.get_monitor_socket(events)
+        try:
+            dealer.connect(contact.address)
+        except zmq.ZMQError as error:
+            raise InputError(f"the address of {peer}, {contact.address!r}, cannot be used: {error.strerror}") from None
+        hello = f"{self.me}\0{self._contacts[self.me].address}".encode()
+        out, into = Outgoing(self._incarnation, hello), Incoming(self._incarnation)
+        self._ways[peer] = Way(dealer, monitor, out, into, contact.address)
+        for each in (dealer, monitor):
+            self._poller.register(each, zmq.POLLIN)
+
+    def _disconnect(self, peer: PeerId) -> None:
+        way = self._ways.pop(peer)
+        for each in (way.dealer, way.monitor):
+            self._poller.unregister(each)
+        way.dealer.disable_monitor()
+        way.dealer.close(linger=0)
+
+    def _apply_update(self) -> None:
+        """Connect with members that are new, and let go of those that are not any more."""
+        with self._changed:
+            contacts, self._update = self._update, None
+            if contacts is None:
+                return
+            for peer in list(self._ways):
+                if contacts.get(peer) != self._contacts[peer]:
+                    self._disconnect(peer)
+            self._contacts = dict(contacts)
+            self.members = tuple(sorted(contacts))
+            self._gate.names = self._names()
+            for peer in contacts:
+                if peer != self.me and peer not in self._ways:
+                    self._connect(peer)
+
+    def _names(self) -> dict[bytes, PeerId]:
+        return {contact.public_key: name for name, contact in self._contacts.items() if name != self.me}
 
     def _prepare(self, each: zmq.Socket[bytes]) -> None:
         each.linger = 1000
@@ -224,16 +265,13 @@ class ZeroMQTransport:
         each.ipv6 = True
 
     def _run(self) -> None:
-        poller = zmq.Poller()
         for each in (self._router, self._gate.socket, self._door, self._ear):
-            poller.register(each, zmq.POLLIN)
-        for way in self._ways.values():
-            poller.register(way.dealer, zmq.POLLIN)
-            poller.register(way.monitor, zmq.POLLIN)
+            self._poller.register(each, zmq.POLLIN)
         try:
             while not self._closed:
+                self._apply_update()
                 pause = self._send_all()
-                ready = dict(poller.poll(int(1000 * pause)))
+                ready = dict(self._poller.poll(int(1000 * pause)))
                 with contextlib.suppress(BlockingIOError):
                     while self._ear in ready or self._ear.fileno() in ready:
                         self._ear.recv(4096)
@@ -243,9 +281,9 @@ class ZeroMQTransport:
                     self._note_failure()
                 if self._router in ready:
                     self._take_in()
-                for peer, way in self._ways.items():
+                for way in self._ways.values():
                     if way.monitor in ready:
-                        self._note_event(peer, way)
+                        self._note_event(way)
                     if way.dealer in ready:
                         self._take_answers(way)
             self._send_all()
@@ -329,7 +367,7 @@ class ZeroMQTransport:
             into.gone()
 
     def _greet(self, peer: PeerId, into: Incoming, channel: bytes, datagram: Datagram, now: float) -> Datagram:
-        claimed = bytes(datagram.body[:255]).decode(errors="replace")
+        claimed, _, address = bytes(datagram.body[:LONGEST_HELLO]).decode(errors="replace").partition("\0")
         if claimed != peer:
             self.refusals.add(peer, "a false name", f"it says that it is {claimed!r}, and its key is that of {peer}")
             why = f"your key is that of {peer}, and you say that you are {claimed}"
@@ -337,7 +375,19 @@ class ZeroMQTransport:
         answer = into.hello(datagram, channel, now)
         if answer.kind is Kind.REFUSED:
             self.refusals.add(peer, "a second process with the same key")
+        elif address != self._ways[peer].address and address.startswith("tcp://"):
+            self._follow(self._ways[peer], address)
         return answer
+
+    def _follow(self, way: Way, address: str) -> None:
+        """A peer has moved to another machine, and proved with its key that it is the one."""
+        try:
+            way.dealer.connect(address)
+            way.dealer.disconnect(way.address)
+        except zmq.ZMQError as error:
+            way.trouble = f"it says that it is at {address!r}: {error.strerror}"
+            return
+        way.address = address
 
     def _refuse(self, channel: bytes, why: str) -> None:
         nobody = Datagram(Kind.REFUSED, self._incarnation, link.NOBODY, 0, why.encode())
@@ -358,7 +408,7 @@ class ZeroMQTransport:
             if answer is not None:
                 self._post(way, answer)
 
-    def _note_event(self, peer: PeerId, way: Way) -> None:
+    def _note_event(self, way: Way) -> None:
         event = recv_monitor_message(way.monitor)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             way.trouble = "connected, and not yet let in"
@@ -368,7 +418,7 @@ class ZeroMQTransport:
             return
         trouble = WHY_NOT.get(event, way.trouble)
         if event == zmq.EVENT_CLOSED:
-            trouble = f"{trouble} ({self._contacts[peer].address})"
+            trouble = f"{trouble} ({way.address})"
         way.trouble = trouble
 
     def _note_failure(self) -> None:

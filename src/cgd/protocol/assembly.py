@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cgd.errors import CGDError, FrameError, InputError, LocalProtocolError, MembersChangedError, RemoteProtocolError
+from cgd.errors import CGDError, InputError, LocalProtocolError, MembersChangedError, RemoteProtocolError
+from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import (
     EPHEMERAL_BYTES,
@@ -47,12 +48,11 @@ from cgd.protocol.messages import (
     session_of,
     to_bytes,
 )
-from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.session import Session
 from cgd.ring.sharing import KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import numpy.typing as npt
 

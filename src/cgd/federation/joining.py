@@ -1,0 +1,214 @@
+"""`join`: from a federation file and a key to connected peers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cgd
+from cgd.errors import InputError, MembershipError
+from cgd.federation.file import Federation
+from cgd.federation.keys import Keys
+from cgd.network.conductor import Conductor
+from cgd.network.peers import Peers
+from cgd.network.zeromq import ZeroMQTransport
+from cgd.protocol.assembly import Assembly
+from cgd.protocol.ledger import Ledger
+
+if TYPE_CHECKING:
+    from cgd.network.zeromq import Contact
+
+log = logging.getLogger("cgd.federation")
+
+EVERYONE = "everyone"
+WATCH_SECONDS = 1.0
+
+
+class Membership:
+    """One participant's running part in a federation: its connection, its state on disk, its eye on the file.
+
+    `cgd.join` is the short way; this is for whoever wants to look inside, such as the command line.
+
+    Args:
+        path: the federation file.
+        participant: which of its participants we are.
+        key: our private key file; `PARTICIPANT.key` beside the federation file or in the working directory if not given.
+        address: where others find us, if not where the file says: after a move to another machine.
+        listen: where to bind, such as `tcp://0.0.0.0:7001`, if not at the port of our address.
+        state: a folder for what outlives this process; `state/PARTICIPANT` beside the federation file if not given.
+        timeout: how many seconds a sum waits while nothing comes from those it waits for; None waits for ever.
+        linger: how many seconds to stay at most for the others when our program is done; None for as long as it takes.
+
+    Raises:
+        InputError: the file, the key or the address cannot be used.
+        TransportError: the port is in use.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        participant: str,
+        *,
+        key: str | os.PathLike[str] | None = None,
+        address: str | None = None,
+        listen: str | None = None,
+        state: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        linger: float | None = 60.0,
+    ) -> None:
+        self.path = Path(path)
+        self.federation = Federation.load(self.path)
+        self.me = self.federation.participant(participant).name
+        self.keys = Keys.load(key or _find_key(self.path, participant))
+        if self.keys.public != self.federation.participant(participant).key:
+            raise InputError(
+                f"the key file's public key is {self.keys.public}, and {self.path} lists another for {participant}; "
+                "use the right key file, or have the new key listed"
+            )
+        self._address = address
+        self.state = Path(state) if state is not None else self.path.parent / "state" / participant
+        assembly = Assembly(self.me, self.federation.charter(cgd.__version__), self._load_ledgers())
+        transport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
+        self._stop = threading.Event()
+        self.conductor = Conductor(transport, assembly, timeout, linger, self._save_ledger, self._stop.set)
+        self.peers = self._peers()
+        threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
+
+    def _contacts(self) -> dict[str, Contact]:
+        contacts = dict(self.federation.contacts)
+        if self._address is not None:
+            contacts[self.me] = replace(contacts[self.me], address=self._address)
+        return contacts
+
+    def _peers(self) -> Peers:
+        settings = self.federation.settings
+        seed = self.keys.federation_seed(self.federation.name)
+        training = asdict(self.federation.training)
+        groups = {}
+        for name, members in self.federation.groups().items():
+            if name != EVERYONE and self.me in members:
+                kind = name.split("-")[0]
+                own = settings if settings.aggregator in members else replace(settings, opening="mesh", aggregator="")
+                groups[kind] = Peers(self.conductor.group(name), own, seed=seed, training=training)
+        return Peers(self.conductor.group(EVERYONE), settings, seed=seed, groups=groups, training=training)
+
+    # The state on disk.
+
+    def _file(self, group: str) -> Path:
+        return self.state / f"{self.federation.name}-{group}.ledger"
+
+    def _load_ledgers(self) -> dict[str, Ledger]:
+        ledgers = {}
+        for group, members in self.federation.groups().items():
+            if self.me in members and self._file(group).exists():
+                try:
+                    ledgers[group] = Ledger.from_bytes(self._file(group).read_bytes())
+                except InputError as error:
+                    log.warning(
+                        "%s is damaged and not used (%s); the others will catch us up", self._file(group), error,
+                        extra={"event": "damaged"},
+                    )  # fmt: skip
+        return ledgers
+
+    def _save_ledger(self, group: str, content: bytes) -> None:
+        try:
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = self._file(group).with_suffix(".new")
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._file(group))
+        except OSError as error:
+            log.warning(
+                "the state cannot be saved in %s (%s); the others hold it", self.state, error.strerror,
+                extra={"event": "not saved"},
+            )  # fmt: skip
+
+    # New epochs.
+
+    def _watch(self) -> None:
+        """Adopt a new epoch of the federation file when the operator puts one there."""
+        seen = _stamp(self.path)
+        while not self._stop.wait(WATCH_SECONDS):
+            stamp = _stamp(self.path)
+            if stamp == seen:
+                continue
+            seen = stamp
+            try:
+                self._take_over(Federation.load(self.path))
+            except MembershipError as error:
+                self.conductor.fail(error)
+            except InputError as error:
+                log.warning("the federation file has changed and is not used: %s", error, extra={"event": "file"})
+
+    def _take_over(self, new: Federation) -> None:
+        if new.digest == self.federation.digest:
+            return
+        if new.name != self.federation.name or new.epoch <= self.federation.epoch:
+            raise InputError(
+                f"it is {new.name!r}, epoch {new.epoch}, and we are in {self.federation.name!r}, epoch "
+                f"{self.federation.epoch}; raise its epoch, or stop and join again"
+            )
+        if self.me not in new.contacts:
+            raise MembershipError(f"{self.me} is no longer in the federation: it was removed in epoch {new.epoch}")
+        self.federation = new
+        self.conductor.adopt(new.charter(cgd.__version__), self._contacts())
+        names = ", ".join(sorted(new.contacts))
+        log.info("epoch %d: %s", new.epoch, names, extra={"event": "epoch", "epoch": new.epoch})
+
+
+def join(
+    path: str | os.PathLike[str],
+    participant: str,
+    *,
+    key: str | os.PathLike[str] | None = None,
+    address: str | None = None,
+    listen: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    linger: float | None = 60.0,
+) -> Peers:
+    """Take part in a federation: the same `Peers` as `local_peers` gives, over the network.
+
+    It returns at once. The first sum waits until everybody is there. See `Membership` for the arguments, and
+    docs/operations.md for what happens when somebody is killed, comes back, is removed or joins late.
+
+    Examples:
+        ```python
+        with cgd.join("federation.toml", participant="hospital-a") as peers:
+            cgd.confine(model, delta=0.1, seed=peers.seed)
+            optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
+            for step in range(200):
+                optimizer.zero_grad()
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+        ```
+    """
+    membership = Membership(
+        path, participant, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=linger
+    )
+    return membership.peers
+
+
+def _find_key(path: Path, participant: str) -> Path:
+    places = [path.parent / f"{participant}.key", Path(f"{participant}.key")]
+    for place in places:
+        if place.exists():
+            return place
+    raise InputError(
+        f"there is no key of {participant}: neither {' nor '.join(map(str, dict.fromkeys(places)))} exists; "
+        f"name it (key=, --key), or make one with `cgd keygen {participant}`"
+    )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size
+    return None
