@@ -93,6 +93,7 @@ class Conductor:
         self._states: dict[PeerId, str] = {}
         self._failure: BaseException | None = None
         self._closed = False
+        self._until: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{assembly.me}", daemon=True)
         self._thread.start()
 
@@ -142,6 +143,7 @@ class Conductor:
             self.transport.wake()
             if done and self._failure is None:
                 deadline = None if self._linger is None else time.monotonic() + self._linger
+                self._until = lambda: self.assembly.all_done
                 while not self.assembly.all_done and (deadline is None or time.monotonic() < deadline):
                     self._changed.wait(LOOK_SECONDS)
         deadline = time.monotonic() + FAREWELL_SECONDS
@@ -172,7 +174,10 @@ class Conductor:
 
     def wait(self, group: str, until: Callable[[], bool]) -> None:
         """Wait, holding the assembly, until something is the case."""
+        if until():
+            return
         self._heard = time.monotonic()
+        self._until = until
         self.transport.wake()
         while not until():
             self._check()
@@ -225,9 +230,9 @@ class Conductor:
         while True:
             with self._changed:
                 outgoing = self.assembly.next_outgoing(self._unsent)
-                self._changed.notify_all()
-            if outgoing is None:
-                return moved
+                if outgoing is None:
+                    self._notify()
+                    return moved
             if self._send(*outgoing):
                 moved = True
             else:
@@ -256,9 +261,14 @@ class Conductor:
                 except RemoteProtocolError as error:
                     self._refusals.add(sender, "a frame", str(error))
                 received = self.transport.receive(0.0)
-            self._changed.notify_all()
+            self._notify()
         if received is not None:
             self._take_in(received)
+
+    def _notify(self) -> None:
+        """Wake the program if what it waits for is there; not for less, because that would happen often."""
+        if self._until():
+            self._changed.notify_all()
 
     def _note_states(self) -> None:
         """Log who comes and goes."""

@@ -93,6 +93,7 @@ class ZeroMQTransport:
         self._answers: deque[tuple[bytes, Datagram]] = deque()
         self._woken = False
         self._closed = False
+        self._asleep = False
         self._bell, self._ear = socket.socketpair()
         for end in (self._bell, self._ear):
             end.setblocking(False)
@@ -270,6 +271,7 @@ class ZeroMQTransport:
         try:
             while not self._closed:
                 self._apply_update()
+                self._asleep = True  # from here on, whoever leaves a frame rings
                 pause = self._send_all()
                 ready = dict(self._poller.poll(int(1000 * pause)))
                 with contextlib.suppress(BlockingIOError):
@@ -314,7 +316,7 @@ class ZeroMQTransport:
 
     def _post(self, way: Way, datagram: Datagram) -> None:
         with contextlib.suppress(zmq.Again):  # then it counts as lost, and the link sends it again
-            way.dealer.send(datagram.to_bytes(), zmq.NOBLOCK, copy=False)
+            way.dealer.send(datagram.to_bytes(), zmq.NOBLOCK)
 
     def _answer(self, channel: bytes, datagram: Datagram) -> bool:
         try:
@@ -325,11 +327,12 @@ class ZeroMQTransport:
 
     def _take_in(self) -> None:
         """Read what peers send."""
+        waiting = len(self._inbox)
         for _ in range(TURN):
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             channel, last = parts[0].bytes, parts[-1]
             peer = str(last.get("User-Id"))
             if len(parts) != 2 or peer not in self._ways:
@@ -343,6 +346,9 @@ class ZeroMQTransport:
                     self._refuse(channel, str(error))
                 continue
             self._take_datagram(peer, channel, datagram)
+        with self._changed:
+            if len(self._inbox) > waiting:  # once for all of them
+                self._changed.notify()
 
     def _take_datagram(self, peer: PeerId, channel: bytes, datagram: Datagram) -> None:
         into, now = self._ways[peer].into, time.monotonic()
@@ -355,7 +361,6 @@ class ZeroMQTransport:
                 frame, answer = into.take(datagram, channel, now)
                 if frame is not None:
                     self._inbox.append((peer, frame))
-                    self._changed.notify()
                 elif into.stale > stale:
                     self.refusals.add(peer, "a stale or repeated message")
             else:
@@ -427,8 +432,11 @@ class ZeroMQTransport:
         self.refusals.add("a stranger", "a handshake", what if event else "")
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._bell.send(b"!")
+        """Wake the thread that owns the sockets, unless somebody has."""
+        if self._asleep:
+            self._asleep = False
+            with contextlib.suppress(BlockingIOError, OSError):
+                self._bell.send(b"!")
 
     def _release(self) -> None:
         self._context.destroy(linger=1000)

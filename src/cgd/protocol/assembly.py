@@ -251,6 +251,10 @@ class Assembly:
         for peer in self.others:
             self._say(peer, Frame(NO_VIEW, 0, self._parting))
 
+    def hello(self, peer: PeerId) -> Hello | None:
+        """What a peer said of itself, if it has."""
+        return self._hellos.get(peer)
+
     def left(self, peer: PeerId) -> bool | None:
         """Whether a peer's program is done (True) or was stopped (False); None if it is running."""
         return self._left.get(peer)

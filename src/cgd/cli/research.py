@@ -1,18 +1,16 @@
-"""The command line. Heavy imports are inside the commands: `cgd --help` answers at once."""
+"""Commands for researchers: the demo, the paper's experiments, simulations of one's own."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import cgd
-from cgd.errors import CGDError, InputError
+from cgd.cli.base import app
+from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -21,14 +19,6 @@ if TYPE_CHECKING:
     from cgd.experiments.spec import Entry, Experiment
     from cgd.simulation.course import OnStep
     from cgd.simulation.history import History
-
-app = typer.Typer(
-    help="Federated learning in which nobody shares data or a model.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
 
 class DatasetName(StrEnum):
     """The data sets that need no download."""
@@ -42,21 +32,6 @@ class Scale(StrEnum):
 
     quick = "quick"
     paper = "paper"
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"cgd {cgd.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Federated learning in which nobody shares data or a model."""
 
 
 @app.command()
@@ -219,15 +194,3 @@ def _check_writable(path: Path) -> None:
         raise InputError(f"{path} cannot be written ({error.strerror}); name another place") from None
     if not existed:
         path.unlink()
-
-
-def main() -> None:
-    """Run the command line; an error of ours is one line on standard error, not a traceback."""
-    try:
-        app()
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (CGDError, OSError) as error:
-        typer.echo(f"cgd: {error}", err=True)
-        sys.exit(2 if isinstance(error, InputError) else 1)

@@ -1,0 +1,113 @@
+"""What `cgd join` shows while it runs: a live table in a terminal, lines elsewhere; and events as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from cgd.federation.joining import Membership
+
+REFRESH_SECONDS = 0.25
+COLOURS = {"here": "green", "done": "green", "left": "yellow", "missing": "red", "refused": "red"}
+# What an event may say besides its text: names, states and counts, never a value.
+FIELDS = ("event", "peer", "state", "note", "what", "count", "epoch")
+
+
+class JSONLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": when, "level": record.levelname, "text": record.getMessage()}
+        line |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, "") != ""}
+        if record.exc_info is not None:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_events(path: Path) -> None:
+    """Write what happens to a file; anyone with access to this account may read it, it holds no data and no keys."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    to_file = logging.FileHandler(path)
+    to_file.setFormatter(JSONLines())
+    logger = logging.getLogger("cgd")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(to_file)
+    logger.propagate = False
+    if not sys.stderr.isatty():
+        to_screen = logging.StreamHandler()
+        to_screen.setFormatter(logging.Formatter("cgd: %(message)s"))
+        logger.addHandler(to_screen)
+
+
+class Display:
+    """Shows the peers' state until it is left.
+
+    Args:
+        membership: whose.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._message = ""
+        self._begun = time.monotonic()
+        self._console = Console(stderr=True)
+        self._live = Live(get_renderable=self._picture, console=self._console, auto_refresh=False, transient=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="cgd-display", daemon=True)
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._console.is_terminal:
+            self._thread.join()
+            self._live.stop()
+
+    def say(self, message: str) -> None:
+        """Show a message below the table, or as a line."""
+        self._message = message
+        if not self._console.is_terminal:
+            typer.echo(f"cgd: {message}", err=True)
+
+    def _refresh(self) -> None:
+        while not self._stop.wait(REFRESH_SECONDS):
+            self._live.refresh()
+
+    def _picture(self) -> Group:
+        membership = self._membership
+        federation, traffic = membership.federation, membership.peers.traffic
+        seconds = time.monotonic() - self._begun
+        title = f"{federation.name}, epoch {federation.epoch}, as {membership.me}"
+        table = Table("peer", "state", "latency", "note", title=title, title_justify="left")
+        for report in membership.conductor.report():
+            latency = f"{1000 * report.latency:.0f} ms" if report.latency is not None else ""
+            state = Text(report.state, style=COLOURS[report.state])
+            table.add_row(report.name, state, latency, report.note)
+        what, missing = membership.conductor.assembly.waiting_for("everyone")
+        waiting = f"waiting for {', '.join(sorted(missing))} ({what})" if missing else "computing"
+        sent = traffic.bytes_sent / 1e6
+        status = f"{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {self._message or waiting}"
+        return Group(table, Text(status))

@@ -1,0 +1,244 @@
+"""Commands for operators: keys, the federation file, taking part."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cgd.cli.base import INTERRUPTED, PEER_MISSING, app
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.federation.file import Federation
+
+federation_app = typer.Typer(help="Make, look at and change the federation file.", no_args_is_help=True)
+app.add_typer(federation_app, name="federation")
+
+FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The file that all participants hold.")]
+AsName = Annotated[str, typer.Option("--as", metavar="NAME", help="Which participant you are.")]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="Your private key file (default: NAME.key beside the federation file, or here).")
+]
+Listen = Annotated[
+    str | None, typer.Option(help="Where to listen, such as tcp://0.0.0.0:7001 (default: the port of your address).")
+]
+PublicKey = Annotated[str, typer.Option("--public-key", help="Its public key, from its NAME.pub.")]
+Address = Annotated[str, typer.Option(help="Where the others reach it, such as tcp://host:7001.")]
+CellOption = Annotated[str | None, typer.Option(help="Its row and column in a grid, such as 2,0.")]
+
+
+@app.command()
+def keygen(
+    name: Annotated[str, typer.Argument(help="The participant the keys are for.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where to put them.")] = Path(),
+) -> None:
+    """Make a participant's keys: NAME.key stays secret, NAME.pub goes to the others."""
+    from cgd.federation.keys import Keys
+
+    keys = Keys.generate(name)
+    private, public = keys.save(folder)
+    typer.echo(f"{private}  secret: back it up, with it a lost participant recovers; never send it")
+    typer.echo(f"{public}  public key {keys.public}, for the federation file")
+
+
+@federation_app.command()
+def new(
+    path: FederationFile,
+    participant: Annotated[
+        list[str],
+        typer.Option(help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; the file is its NAME.pub."),
+    ],
+    name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
+    steps: Annotated[int, typer.Option(help="How many steps to train.")] = 200,
+    lr: Annotated[float, typer.Option(help="The step size.")] = 0.5,
+) -> None:
+    """Write a federation file from everybody's public keys."""
+    from cgd.federation import file
+
+    participants = []
+    for each in participant:
+        parts = each.split("=")
+        if len(parts) != 3:
+            raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE")
+        participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), None))
+    file.new(path, name, participants, file.Training(steps=steps, lr=lr))
+    typer.echo(f"{path} is written; give everybody the same file")
+
+
+@federation_app.command()
+def add(path: FederationFile, name: str, address: Address, public_key: PublicKey, cell: CellOption = None) -> None:
+    """Add a participant: the next epoch. It begins when everybody has made the same change."""
+    from cgd.federation import file
+    from cgd.learning.grid import Cell
+
+    place = None
+    if cell is not None:
+        try:
+            row, column = (int(part) for part in cell.split(","))
+        except ValueError:
+            raise InputError(f"--cell is {cell!r}; it is a row and a column, such as 2,0") from None
+        place = Cell(row, column)
+    file.with_participant(path, file.Participant(name, address, _public_key(public_key), place))
+    _tell_epoch(path)
+
+
+@federation_app.command()
+def remove(path: FederationFile, name: str) -> None:
+    """Remove a participant for good: the next epoch. It begins when all who remain have made the same change."""
+    from cgd.federation import file
+
+    file.without(path, name)
+    _tell_epoch(path)
+
+
+@federation_app.command()
+def show(path: FederationFile) -> None:
+    """Show what the file says, with its digests."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from cgd.federation.file import Federation
+
+    federation = Federation.load(path)
+    console = Console()
+    table = Table("participant", "address", "public key", *(("cell",) if _has_grid(federation) else ()))
+    for each in federation.participants:
+        cell = (f"{each.cell.row}, {each.cell.column}",) if each.cell is not None else ()
+        table.add_row(each.name, each.address, each.key, *cell)
+    training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
+    sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
+    console.print(f"{federation.name}, epoch {federation.epoch}", highlight=False)
+    console.print(table)
+    console.print(f"Training: {training}", soft_wrap=True, highlight=False)
+    console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
+
+
+@federation_app.command()
+def check(
+    path: FederationFile,
+    name: AsName,
+    key: KeyFile = None,
+    listen: Listen = None,
+    wait: Annotated[float, typer.Option(help="How many seconds to wait for answers.")] = 5.0,
+) -> None:
+    """See which peers answer: with latency, version and digest. Exit code 3 if one does not."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from cgd.federation.joining import Membership
+
+    with _no_state() as state:
+        membership = Membership(path, name, key=key, listen=listen, state=state)
+        deadline = time.monotonic() + wait
+        try:
+            while time.monotonic() < deadline:
+                reports = membership.conductor.report()
+                if all(report.state == "here" and report.latency for report in reports):
+                    break
+                time.sleep(0.1)
+            reports = membership.conductor.report()
+            table = Table("peer", "state", "latency", "version", "epoch", "note")
+            for report in reports:
+                hello = membership.conductor.assembly.hello(report.name)
+                latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
+                known = (hello.version, str(hello.epoch)) if hello is not None else ("", "")
+                table.add_row(report.name, report.state, latency, *known, report.note)
+        finally:
+            membership.peers.close()
+    console = Console()
+    console.print(f"{membership.federation.name}, digest {membership.federation.digest}", highlight=False)
+    console.print(table)
+    if any(report.state != "here" for report in reports):
+        raise typer.Exit(PEER_MISSING)
+
+
+@app.command()
+def join(
+    path: FederationFile,
+    name: AsName,
+    run: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it gets the peers.")],
+    key: KeyFile = None,
+    address: Annotated[
+        str | None, typer.Option(help="Where the others reach you now, if not where the file says: after a move.")
+    ] = None,
+    listen: Listen = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Where to keep what outlives this process (default: state/NAME by the file).")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds without a word (default: never).")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
+) -> None:
+    """Take part in a federation: run your training function with connected peers.
+
+    Killed, it can be started again with the same command, and goes on where the others are.
+    """
+    from cgd.cli.display import Display, log_events
+    from cgd.federation.joining import Membership
+
+    function = _function(run)
+    membership = Membership(
+        path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
+    )
+    log_events(log or membership.state / "events.jsonl")
+    with Display(membership) as display:
+        try:
+            function(membership.peers)
+            display.say("done; waiting for the others (Ctrl-C leaves at once)")
+            membership.conductor.close(done=True)
+        except KeyboardInterrupt:
+            display.say("interrupted; the same command goes on from here")
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            membership.conductor.close(done=False)
+    typer.echo(f"cgd: {name} is done after {membership.peers.traffic.sums} sums", err=True)
+
+
+def _function(place: str) -> Callable[[Any], Any]:
+    module, _, name = place.partition(":")
+    if not module or not name:
+        raise InputError(f"--run is {place!r}; it is MODULE:FUNCTION, such as train:main for main in train.py")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise InputError(f"there is no module {module!r} here or installed; --run is MODULE:FUNCTION") from None
+    if not callable(function):
+        raise InputError(f"module {module} has no function {name!r}; --run is MODULE:FUNCTION")
+    return function  # type: ignore[no-any-return]
+
+
+def _public_key(text: str) -> str:
+    """A public key as such, or from a NAME.pub file."""
+    from cgd.federation.keys import public_key
+
+    return public_key(text)
+
+
+def _tell_epoch(path: Path) -> None:
+    from cgd.federation.file import Federation
+
+    federation = Federation.load(path)
+    names = ", ".join(sorted(federation.contacts))
+    typer.echo(f"{path} is of epoch {federation.epoch} now: {names}")
+    typer.echo("Everybody in it must hold the same file; running participants notice the change by themselves.")
+
+
+def _has_grid(federation: Federation) -> bool:
+    return federation.participants[0].cell is not None
+
+
+def _no_state() -> Any:
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="cgd-check-")

@@ -1,0 +1,224 @@
+"""A participant's keys: what the others know it by, and the seed of its models' origins.
+
+Everything secret that a participant has to keep is in one small file. The origin of its model is drawn from the seed, and
+the displacement is known to all members, so whoever has this file and has lost all else gets its model back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import shlex
+import stat
+import struct
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from cgd.errors import InputError
+
+SEED_BYTES = 32
+KEY_CHARACTERS = 40
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+FIELDS = ("name", "public", "secret", "seed")
+
+PRIVATE = """\
+# The private keys of {name}. Whoever has this file can speak for {name} and draw the origins of its models.
+# Show it to nobody, and keep a copy in a safe place: with this file alone, a participant that has lost everything else
+# recovers.
+name = "{name}"
+public = "{public}"
+secret = "{secret}"
+seed = "{seed}"
+"""
+PUBLIC = """\
+# The public key of {name}, no secret. Paste it into the federation file and add its address there.
+[[participants]]
+name = "{name}"
+key = "{public}"
+"""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one participant.
+
+    Attributes:
+        name: of the participant.
+        public: its CURVE key, 40 characters of Z85; the others have it in the federation file.
+        secret: the other half of that key, as many characters; not shown by `repr`.
+        seed: 32 secret bytes from which the origins of its models come; not shown by `repr`.
+
+    Raises:
+        InputError: something is malformed, or the public key does not belong to the secret one.
+
+    Examples:
+        >>> keys = Keys.generate("hospital-a")
+        >>> len(keys.public), len(keys.secret), len(keys.seed)
+        (40, 40, 32)
+        >>> keys.federation_seed("five-hospitals") == keys.federation_seed("all-hospitals")
+        False
+    """
+
+    name: str
+    public: str
+    secret: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        # No value is shown here, not even a public one: who mixed up the lines of a file has put the secret there.
+        if not NAME.fullmatch(self.name):
+            raise InputError("the name is none; it is 1 to 63 letters, digits, dots, underscores and hyphens")
+        for which, key in (("public", self.public.encode()), ("secret", self.secret)):
+            if not is_key(key):
+                raise InputError(f"the {which} key is none; it is {KEY_CHARACTERS} characters of Z85")
+        if len(self.seed) != SEED_BYTES:
+            raise InputError(f"the seed has {len(self.seed)} bytes; it must have {SEED_BYTES}")
+        if not hmac.compare_digest(zmq.curve_public(self.secret), self.public.encode()):
+            raise InputError("the public key does not belong to the secret one")
+
+    @classmethod
+    def generate(cls, name: str) -> Keys:
+        """New keys from the operating system's generator.
+
+        Raises:
+            InputError: the name cannot be one.
+        """
+        check_name("the participant's name", name)
+        public, secret = zmq.curve_keypair()
+        return cls(name, public.decode(), secret, secrets.token_bytes(SEED_BYTES))
+
+    def save(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
+        """Write `NAME.key`, which only its owner can read, and `NAME.pub`, for the federation file.
+
+        Returns:
+            The paths of the two.
+
+        Raises:
+            InputError: one of them exists, or cannot be written; then neither is left behind.
+        """
+        private, public = Path(folder) / f"{self.name}.key", Path(folder) / f"{self.name}.pub"
+        content = {"name": self.name, "public": self.public}
+        write_new(private, PRIVATE.format(**content, secret=self.secret.decode(), seed=self.seed.hex()), 0o600)
+        try:
+            write_new(public, PUBLIC.format(**content), 0o644)
+        except InputError:
+            private.unlink()
+            raise
+        return private, public
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Keys:
+        """Read a file that `save` wrote.
+
+        Raises:
+            InputError: it cannot be read, others than its owner can get at it, or it is no key file.
+        """
+        content = _content(path)
+        missing = [name for name in FIELDS if name not in content]
+        if missing or len(content) != len(FIELDS):
+            fault = f"lacks {', '.join(missing)}" if missing else f"holds {len(content) - len(FIELDS)} entries too many"
+            raise InputError(f"{path} {fault}; a key file has {', '.join(FIELDS)}: restore it from your copy")
+        texts = {name: value for name, value in content.items() if isinstance(value, str)}
+        try:
+            for name in FIELDS:
+                if name not in texts:
+                    raise InputError(f"the {name} is no text in quotes")
+            if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * SEED_BYTES}}}", texts["seed"]):
+                raise InputError(f"the seed has to be {2 * SEED_BYTES} hexadecimal digits")
+            return cls(texts["name"], texts["public"], texts["secret"].encode(), bytes.fromhex(texts["seed"]))
+        except InputError as error:
+            raise InputError(f"{path} is no key file that cgd wrote: {error}; restore it from your copy") from None
+
+    def federation_seed(self, federation: str) -> bytes:
+        """The seed for one federation, 32 bytes: one key file serves several, and their origins have nothing in common.
+
+        Raises:
+            InputError: the name of the federation cannot be one.
+        """
+        check_name("the federation's name", federation)
+        return hmac.digest(self.seed, f"cgd federation {federation}".encode(), "sha256")
+
+
+def check_name(what: str, name: object) -> str:
+    """A name that can be used in files, on the wire and on the command line.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(
+            f"{what} is {name!r}; choose 1 to 63 letters (a to z), digits, dots, underscores and hyphens, "
+            "a letter or digit first"
+        )
+    return name
+
+
+def is_key(text: bytes) -> bool:
+    """Whether this is a CURVE key: 40 characters of Z85 that decode to 32 bytes.
+
+    Examples:
+        >>> is_key(b"0" * 40), is_key(b"0" * 39), is_key(b"#" * 40)
+        (True, False, False)
+    """
+    try:
+        return len(text) == KEY_CHARACTERS and bool(z85.decode(text))
+    except (KeyError, struct.error):  # no character of Z85; five characters beyond 32 bits
+        return False
+
+
+def write_new(path: Path, text: str, mode: int) -> None:
+    """Write a file that must not be there yet.
+
+    Raises:
+        InputError: it exists, or cannot be written; then nothing is left behind.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise InputError(
+            f"{path} exists and is never overwritten; choose another name or folder, or move it away"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); name a folder that exists and is yours"
+        ) from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # the only copy of a key should outlive a power cut
+    except BaseException as error:
+        path.unlink()
+        if isinstance(error, OSError):
+            raise InputError(f"{path} cannot be written ({error.strerror}); make room for it") from None
+        raise
+
+
+def _content(path: str | os.PathLike[str]) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            # Where there are no such modes, everything seems to be open to all.
+            if mode & 0o077 and os.name == "posix":
+                raise InputError(
+                    f"{path} has mode {mode:04o}, so others than its owner can get at the secret in it; "
+                    f"chmod 600 {shlex.quote(str(path))}"
+                )
+            raw = file.read()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); name a key file that cgd wrote, or restore it from your copy"
+        ) from None
+    try:
+        return tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        # Only the place, for the error's own words may quote what stands there.
+        place = re.search(r"line \d+, column \d+", str(error))
+        at = f" at {place[0]}" if place else ""
+        raise InputError(f"{path} is no key file that cgd wrote: it is not TOML{at}; restore it from your copy") from None
