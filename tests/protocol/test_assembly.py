@@ -1,4 +1,4 @@
-"""Members that die and come back, at any moment: the totals are those of an undisturbed life, and each is opened once."""
+"""Members that die and come back at any moment: the totals are those of an undisturbed life, each opened once."""
 
 from __future__ import annotations
 

@@ -10,13 +10,18 @@ from cgd.protocol.messages import (
     OPENINGS,
     SHARINGS,
     Abort,
+    Ask,
     Confirm,
+    Farewell,
     Frame,
+    Hello,
     Leave,
     Message,
+    Piece,
     Ready,
     Reason,
     Share,
+    Standing,
     Subtotal,
     SumSpec,
     Total,
@@ -36,6 +41,8 @@ specs = st.builds(
     opening=st.sampled_from(OPENINGS),
     aggregator=names,
 )
+keys = st.binary(min_size=32, max_size=32)
+counts = st.integers(0, 2**40)
 messages = st.one_of(
     st.builds(Ready, specs, st.binary(min_size=32, max_size=32)),
     *(st.builds(kind, st.integers(0, 2**64 - 1), st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
@@ -43,6 +50,11 @@ messages = st.one_of(
     st.builds(Unseal, st.binary(min_size=16, max_size=16)),
     st.builds(Abort, st.sampled_from(Reason)),
     st.just(Leave()),
+    st.builds(Hello, keys, keys, names, names, counts, st.lists(st.tuples(names, names), max_size=4).map(tuple)),
+    st.builds(Standing, st.lists(st.tuples(names, counts), max_size=4).map(tuple)),
+    st.builds(Ask, names),
+    st.builds(lambda start, group, words: Piece(start, group, start + len(words), words), counts, names, st.binary()),
+    st.builds(Farewell, st.booleans()),
 )
 frames = st.builds(Frame, st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1), messages)
 
@@ -106,6 +118,11 @@ def test_every_kind_has_its_own_number() -> None:
         Unseal(bytes(16)),
         Abort(Reason.RANGE),
         Leave(),
+        Hello(bytes(32), bytes(32), "1.0", "trial", 1, (("training", "abc"),)),
+        Standing((("everyone", 3),)),
+        Ask("everyone"),
+        Piece(0, "everyone", 4, b"abcd"),
+        Farewell(True),
     ]
     assert [type(example) for example in examples] == list(KINDS)
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))

@@ -1,4 +1,4 @@
-"""The command line's root: options, errors, exit codes. Heavy imports are inside the commands, so help comes at once."""
+"""The command line's root: options, errors, exit codes. Heavy imports are inside the commands: help comes at once."""
 
 from __future__ import annotations
 

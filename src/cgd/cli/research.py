@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cgd.simulation.course import OnStep
     from cgd.simulation.history import History
 
+
 class DatasetName(StrEnum):
     """The data sets that need no download."""
 

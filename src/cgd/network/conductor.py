@@ -1,8 +1,8 @@
 """`Conductor`: drives a federation in a thread of its own.
 
 A participant must answer its peers at any time, also while its program computes a gradient: greet one that comes back,
-give it the ledger, tell where we stand. So the assembly is driven here, and the program's thread only leaves a sum to be
-made and waits for its total.
+give it the ledger, tell where we stand. So the assembly is driven here, and the program's thread only leaves a sum to
+be made and waits for its total.
 """
 
 from __future__ import annotations

@@ -95,9 +95,8 @@ class Gate:
 # What a failed connection attempt means, in words, by the event that ZeroMQ reports.
 WHY_NOT = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refuses our key: our key is not in its federation file",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak our protocol (CURVE), or has another key than our file says",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: it has another key than our file says, or is no "
-    "participant",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak CURVE, or has another key than our file says",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: it has another key than our file says",
     zmq.EVENT_CLOSED: "nobody answers there",
     zmq.EVENT_DISCONNECTED: "the connection broke",
 }

@@ -1,8 +1,8 @@
 """A link carries one process's frames to another, whole, once and in order, over a channel that may lose some.
 
 Connections break and come back, and what was on the way is gone. So frames are numbered, kept until the other side has
-consumed them, and sent again if they got lost. No I/O here: datagrams in, datagrams out, and the time is told by whoever
-drives it. The rules:
+consumed them, and sent again if they got lost. No I/O here: datagrams in, datagrams out, and the time is told by
+whoever drives it. The rules:
 
 1. Every process has an incarnation: 8 random bytes, made when it starts. Every datagram names the sender's and, once it
    is known, the recipient's. What is meant for or comes from another incarnation is stale and dropped, so that nothing
@@ -32,8 +32,11 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
+from typing import TYPE_CHECKING
 
-from cgd.protocol.messages import Buffer
+if TYPE_CHECKING:
+    from cgd.protocol.messages import Buffer
+
 
 VERSION = 1
 INCARNATION_BYTES = 8

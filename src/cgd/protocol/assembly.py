@@ -1,18 +1,18 @@
-"""The members of a federation over its whole life: who is here, what they agree on, and how one that was away catches up.
+"""The members of a federation over its whole life: who is here, what they agree on, how one that was away catches up.
 
 A session lives as long as all of its members' processes do. An assembly outlives them. The rules:
 
-1. Every process makes an ephemeral key when it starts and tells it to everyone (`Hello`), with the charter it holds: the
-   federation, the epoch, the digest of every section of the file. When everybody is here under the same charter, the
-   members form a *view*. It is named by the charter and all ephemeral keys, so whoever comes back makes a new one.
+1. Every process makes an ephemeral key when it starts and tells it to everyone (`Hello`), with the charter it holds:
+   the federation, the epoch, the digest of every section of the file. When everybody is here under the same charter,
+   the members form a *view*. It is named by the charter and all ephemeral keys, so whoever comes back makes a new one.
 2. A view has one session for each group of members that sums. Its pair keys come from the ephemeral keys, so no share
    is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
    is opened by all or by none (see `secure_sum`), so this shows nothing twice.
 3. First everybody says how many sums it has finished (`Standing`). If somebody finished one that we did not, it is
    finished: we take it from that member's ledger (`Ask`, `Piece`) and do not run it again, whoever its members were.
    Only members of a group are given its ledger.
-4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and never ends again.
-   A sum that has to be run again with other members is handed back to the caller, which must weight it anew.
+4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and nobody goes
+   back. A sum that has to be run again with other members is handed back to the caller, which must weight it anew.
 
 No I/O here: frames in by `receive`, frames out by `next_outgoing`.
 """

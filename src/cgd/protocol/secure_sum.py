@@ -12,8 +12,8 @@ The rules:
 3. The vector is cut into parts and each part has one reducer: with `mesh` every member reduces one part, with
    `aggregator` one member reduces the whole. Everybody sends each reducer its part of the subtotal (`Subtotal`); the
    reducer adds and sends the result to all (`Total`). The shares cancel in it and the seals do not.
-4. Everybody sends everybody the digest of the sealed total (`Confirm`). A reducer that told two members different things
-   is caught here, before anybody could read anything.
+4. Everybody sends everybody the digest of the sealed total (`Confirm`). A reducer that told two members different
+   things is caught here, before anybody could read anything.
 5. When all digests agree, everybody shows everybody the key of its seal (`Unseal`), which must be the one it was
    committed to when it was ready. Whoever has all keys has the total. So a total is opened by all or by none: as long
    as one member keeps its key, nobody has opened anything, and the sum can be given up and run again.

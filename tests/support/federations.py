@@ -1,0 +1,146 @@
+"""Federations of real processes on loopback, for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cgd.federation import file
+from cgd.federation.keys import Keys
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cgd.learning.grid import Cell
+
+NAMES = ("ada", "bob", "cleo", "dan", "eve")
+
+# What each participant runs. Its data come from its name, its origin from its key.
+TRAINING = """
+import hashlib, os, time
+import numpy as np
+import torch
+import cgd
+
+torch.set_num_threads(1)
+
+
+def data(name, samples=24):
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    x = torch.randn(samples + len(name), 6, generator=generator)
+    return x, (x.sum(1) > 0).long()
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+
+
+def train(peers, steps=None, pause=float(os.environ.get("PAUSE", "0"))):
+    x, y = data(peers.me)
+    model = network()
+    cgd.confine(model, delta=0.1, seed=peers.seed)
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2], "peers": peers.groups["column"]}, {"params": parameters[2:]}] \
+        if peers.groups else parameters
+    optimizer = cgd.ConfinedSGD(groups, lr=0.5, peers=peers, samples=len(x), momentum=0.5)
+    count = int(peers.sum(np.array(1)))
+    losses = []
+    for step in range(steps or peers.training["steps"]):
+        time.sleep(pause)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if step % 10 == 9:
+            losses.append(float(peers.sum(torch.tensor([loss.item()]))[0]) / count)
+    return optimizer.displacement(), losses
+
+
+def main(peers):
+    displacement, losses = train(peers)
+    with open(f"{peers.me}.bits", "w") as file:
+        file.write(hashlib.sha256(displacement.numpy().tobytes()).hexdigest())
+"""
+
+
+class Colony:
+    """Participants as processes, each with its key, in one folder with the federation file."""
+
+    def __init__(
+        self, folder: Path, names: Sequence[str] = NAMES, cells: Sequence[Cell] = (), **training: object
+    ) -> None:
+        self.folder = folder
+        self.path = folder / "federation.toml"
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.logs: dict[str, str] = {}
+        (folder / "training.py").write_text(TRAINING)
+        participants = []
+        for i, name in enumerate(names):
+            keys = Keys.generate(name)
+            keys.save(folder)
+            cell = cells[i] if cells else None
+            participants.append(file.Participant(name, f"tcp://127.0.0.1:{free_port()}", keys.public, cell))
+        file.new(self.path, "trial", participants, replace(file.Training(), **training))  # type: ignore[arg-type]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(file.Federation.load(self.path).contacts)
+
+    def start(self, name: str, *options: str, run: str = "training:main", **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cgd", "join", str(self.path), "--as", name, "--run", run, *options]
+        log = (self.folder / f"{name}.err").open("a")
+        self.processes[name] = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stderr=log,
+            stdout=log,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        )
+        log.close()
+        return self.processes[name]
+
+    def start_all(self, *options: str, **environment: str) -> None:
+        for name in self.names:
+            self.start(name, *options, **environment)
+
+    def kill(self, name: str, *, lose_state: bool = False) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+        if lose_state:
+            shutil.rmtree(self.folder / "state" / name, ignore_errors=True)
+
+    def wait(self, names: Iterable[str] | None = None, seconds: float = 120.0) -> dict[str, int]:
+        deadline = time.monotonic() + seconds
+        codes = {}
+        for name in names or self.names:
+            try:
+                codes[name] = self.processes[name].wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{name} does not end:\n{self.said(name)}") from None
+        return codes
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.err").read_text()
+
+    def sums(self, name: str) -> int:
+        """How many sums a participant has finished, by its state on disk; 0 before it was saved."""
+        from cgd.protocol.ledger import Ledger
+
+        path = self.folder / "state" / name / "trial-everyone.ledger"
+        return len(Ledger.from_bytes(path.read_bytes())) if path.exists() else 0
+
+    def bits(self) -> dict[str, str]:
+        return {name: (self.folder / f"{name}.bits").read_text() for name in self.names}
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
