@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cgd import FixedPoint
+from cgd.protocol.frames import Frame, to_bytes
 from cgd.protocol.members import parts
-from cgd.protocol.messages import SHARINGS, Confirm, Frame, Ready, Share, Subtotal, SumSpec, Total, to_bytes
+from cgd.protocol.messages import SHARINGS, Confirm, Ready, Share, Subtotal, SumSpec, Total
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
 from cgd.ring.sharing import KEY_BYTES, ExpandedShares, uniform_words

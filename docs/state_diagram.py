@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from cgd.protocol.messages import KINDS
+from cgd.protocol.frames import KINDS
 from cgd.protocol.states import EXPECTED, TRANSITIONS, State
 
 PICTURE = Path(__file__).parent / "images" / "secure-sum.svg"

@@ -26,7 +26,8 @@ from cgd.errors import (
 )
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
-from cgd.protocol.messages import OPENINGS, SHARINGS, Subtotal, from_bytes
+from cgd.protocol.frames import from_bytes
+from cgd.protocol.messages import OPENINGS, SHARINGS, Subtotal
 from support.transports import MEMBERS, BentTransport, custom_peers
 
 if TYPE_CHECKING:

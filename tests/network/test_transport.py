@@ -11,7 +11,8 @@ import zmq
 
 from cgd.errors import ClosedError, MembershipError
 from cgd.network import memory
-from cgd.network.zeromq import Contact, ZeroMQTransport
+from cgd.network.sockets import Contact
+from cgd.network.zeromq import ZeroMQTransport
 from support.ports import free_port
 
 if TYPE_CHECKING:

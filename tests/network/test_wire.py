@@ -11,7 +11,8 @@ import pytest
 from cgd import FixedPoint, local_peers
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
-from cgd.protocol.messages import OPENINGS, SHARINGS, Unseal, from_bytes
+from cgd.protocol.frames import from_bytes
+from cgd.protocol.messages import OPENINGS, SHARINGS, Unseal
 from cgd.ring.sharing import seal
 from support.transports import MEMBERS, BentTransport, custom_peers
 

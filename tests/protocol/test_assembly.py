@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgd.errors import InputError, LocalProtocolError, MembersChangedError, PeerAbortedError, RemoteProtocolError
-from cgd.protocol.assembly import Assembly, Charter
+from cgd.protocol.assembly import Assembly
+from cgd.protocol.charter import Charter
+from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.ledger import Ledger, Step
-from cgd.protocol.messages import Ask, Frame, Hello, Reason, from_bytes, to_bytes
+from cgd.protocol.messages import Ask, Hello, Reason
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -48,15 +50,15 @@ class Program:
         self.totals: list[bytes] = []
 
     def advance(self) -> None:
-        pending = self.assembly.pending("everyone")
+        pending = self.assembly.group("everyone").pending
         if pending is not None and pending.fault is not None and not isinstance(pending.fault, MembersChangedError):
             raise pending.fault
         if pending is not None and pending.total is not None and len(self.totals) < pending.step.number + 1:  # type: ignore[union-attr]
             self.totals.append(pending.total.tobytes())
         waits = pending is not None and not pending.over
-        if len(self.totals) < self.sums and not waits and self.assembly.ready("everyone"):
+        if len(self.totals) < self.sums and not waits and self.assembly.group("everyone").ready:
             number = len(self.totals)
-            epoch = self.assembly.next_epoch("everyone")
+            epoch = self.assembly.group("everyone").next_epoch
             self.assembly.start("everyone", spec(SIZE), lambda: addend(self.me, number), epoch, Step(0, number))
 
 
@@ -85,7 +87,7 @@ class World:
                 self.programs[to].advance()
 
     def kill(self, me: str, *, keep: bool) -> None:
-        ledger = self.programs[me].assembly.ledger("everyone") if keep else None
+        ledger = self.programs[me].assembly.group("everyone").ledger if keep else None
         saved = Ledger.from_bytes(ledger.to_bytes()) if ledger is not None else None
         for ends in list(self.wires):
             if me in ends:
@@ -142,7 +144,7 @@ def test_a_total_that_one_member_finished_is_taken_over_and_not_opened_again() -
         settled(world, 500)
         altered.assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1, Step(0, 0))
         settled(world)
-        pending = altered.assembly.pending("everyone")
+        pending = altered.assembly.group("everyone").pending
         assert pending is not None
         assert pending.total is not None
         assert pending.total.tobytes() == expected(0)
@@ -182,7 +184,7 @@ def test_a_sum_that_has_to_run_again_with_others_is_handed_back() -> None:
         program.advance = lambda: None  # type: ignore[method-assign]
     settled(world, 500)
     for program in world.programs.values():
-        pending = program.assembly.pending("everyone")
+        pending = program.assembly.group("everyone").pending
         assert pending is not None
         with pytest.raises(MembersChangedError, match="epoch 2 began during a sum of epoch 1; the members are a, b, c"):
             raise pending.fault or AssertionError
@@ -251,12 +253,12 @@ def test_a_refusal_fails_the_sum_for_all_and_the_next_one_works() -> None:
     settled(world, 400)
     for me, program in world.programs.items():
         if me == "b":
-            program.assembly.refuse("everyone", Reason.RANGE)
+            program.assembly.group("everyone").refuse(Reason.RANGE)
         else:
             program.assembly.start("everyone", spec(SIZE), lambda me=me: addend(me, 0), 1)  # type: ignore[misc]
     settled(world, 400)
     for me in ("a", "c", "d"):
-        pending = world.programs[me].assembly.pending("everyone")
+        pending = world.programs[me].assembly.group("everyone").pending
         assert pending is not None
         assert isinstance(pending.fault, PeerAbortedError)
         assert pending.fault.peer == "b"
@@ -264,7 +266,7 @@ def test_a_refusal_fails_the_sum_for_all_and_the_next_one_works() -> None:
         program.assembly.start("everyone", spec(SIZE), lambda me=me: addend(me, 0), 1)  # type: ignore[misc]
     settled(world, 600)
     for program in world.programs.values():
-        pending = program.assembly.pending("everyone")
+        pending = program.assembly.group("everyone").pending
         assert pending is not None
         assert pending.total is not None
         assert pending.total.tobytes() == expected(0)
@@ -290,7 +292,7 @@ def test_a_program_that_asks_for_something_else_than_before_is_told() -> None:
     world.kill("b", keep=True)
     assembly = world.programs["b"].assembly
     assembly.start("everyone", spec(SIZE + 1), lambda: addend("b", 0), 1)
-    pending = assembly.pending("everyone")
+    pending = assembly.group("everyone").pending
     assert pending is not None
     with pytest.raises(LocalProtocolError, match="sum 1 was of float32.5. in 32 bits when it was made"):
         raise pending.fault or AssertionError

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from cgd.errors import DisagreementError, LocalProtocolError, PeerAbortedError, PeerLeftError
 from cgd.protocol import members as cutting
-from cgd.protocol.messages import OPENINGS, SHARINGS, Confirm, Total, Unseal, from_bytes
+from cgd.protocol.frames import from_bytes
+from cgd.protocol.messages import OPENINGS, SHARINGS, Confirm, Total, Unseal
 from support.wire import Wire, random_secrets, ring_total, sessions, spec
 
 if TYPE_CHECKING:

@@ -18,19 +18,8 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol.messages import (
-    Frame,
-    Leave,
-    Message,
-    Ready,
-    Reason,
-    Share,
-    Subtotal,
-    Total,
-    Unseal,
-    from_bytes,
-    to_bytes,
-)
+from cgd.protocol.frames import Frame, from_bytes, to_bytes
+from cgd.protocol.messages import Leave, Message, Ready, Reason, Share, Subtotal, Total, Unseal
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.session import Session
 from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State

@@ -5,15 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgd.errors import FrameError
+from cgd.protocol.frames import KINDS, Frame, from_bytes, to_bytes
 from cgd.protocol.messages import (
-    KINDS,
     OPENINGS,
     SHARINGS,
     Abort,
     Ask,
     Confirm,
     Farewell,
-    Frame,
     Hello,
     Leave,
     Message,
@@ -26,8 +25,6 @@ from cgd.protocol.messages import (
     SumSpec,
     Total,
     Unseal,
-    from_bytes,
-    to_bytes,
 )
 
 names = st.text(st.characters(categories=["L", "N", "P"]), max_size=20)

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cgd.protocol.frames import Frame, to_bytes
 from cgd.protocol.members import parts
-from cgd.protocol.messages import OPENINGS, SHARINGS, Frame, Share, Subtotal, Unseal, to_bytes
+from cgd.protocol.messages import OPENINGS, SHARINGS, Share, Subtotal, Unseal
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares, unseal

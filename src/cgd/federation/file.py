@@ -7,50 +7,60 @@ raises the epoch by one, so that nobody goes on under an old file unnoticed.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import ipaddress
-import itertools
 import json
 import math
-import os
 import re
-import stat
-import tempfile
 import tomllib
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import AoT, Array, Comment, Null, Table, Whitespace
 
 from cgd.errors import InputError, MembershipError
-from cgd.federation.keys import KEY_CHARACTERS, check_name, is_key, write_new
-from cgd.learning.grid import Cell, Grid
+from cgd.federation.keys import Participant, check_name, check_unique, read_text, replace_text, similar, write_new
+from cgd.learning.grid import Grid
 from cgd.network.peers import SumSettings
-from cgd.network.zeromq import Contact
-from cgd.protocol.assembly import Charter
+from cgd.network.sockets import Contact
+from cgd.protocol.charter import Charter
 from cgd.protocol.members import FEWEST_MEMBERS
 from cgd.ring.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import os
+    from collections.abc import Collection, Iterable, Iterator
 
     from cgd.protocol.messages import Opening, Sharing
 
-DIGEST_DIGITS = 16
-EVERYONE = "everyone"
-LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-HOST = re.compile(rf"{LABEL}(\.{LABEL})*")
-ADDRESS = re.compile(r"tcp://(\[[^\[\]]*\]|[^\[\]:/]+):([1-9][0-9]{0,4})")
+__all__ = ["Federation", "Participant", "Training", "new", "with_participant", "without"]
+
 KINDS = {int: "a whole number", float: "a number", str: "a text, in quotes"}
+COMMENTS = {
+    "epoch": "goes up by one with every change",
+    "mu": "above 0, the step size shrinks",
+    "bound": "the largest magnitude of a gradient coordinate",
+    "ring_bits": "or 64",
+    "sharing": 'or "uniform"',
+    "opening": 'or "aggregator"',
+    "aggregator": "the participant that adds up, if there is one",
+    "minimum": "never fewer members than this",
+    "cell": "row and column",
+}
+# One participant in the text: the comments right above, the header, its keys, the comments right below.
+BLOCK = re.compile(
+    r"""^(?:[ \t]*\#.*\n)*[ \t]*\[\[[ \t]*participants[ \t]*\]\].*\n
+        (?:(?:[ \t]*(?:\#.*)?\r?\n)*[ \t]*[^\s\#\[].*\n)*
+        (?:(?!(?:[ \t]*\#.*\n)+[ \t]*\[)[ \t]*\#.*\n)*""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the members train; the same for all of them.
+    """How the members train; the same for all of them. What makes no sense raises an `InputError`.
 
     Attributes:
         steps: how many.
@@ -62,9 +72,6 @@ class Training:
         opening: "mesh" or "aggregator".
         aggregator: the name of that participant.
         minimum: there are never fewer members than this.
-
-    Raises:
-        InputError: a value is of the wrong type or makes no sense.
     """
 
     steps: int = 200
@@ -86,7 +93,7 @@ class Training:
         if not 0 < self.lr < math.inf:
             raise InputError(f"lr is {self.lr}; it must be a positive, finite number")
         if not 0 <= self.mu < math.inf:
-            raise InputError(f"mu is {self.mu}; it must be a finite number, at least 0 (for a constant step size)")
+            raise InputError(f"mu is {self.mu}; it must be a finite number, at least 0 (for a fixed step size)")
         if self.minimum < FEWEST_MEMBERS:
             raise InputError(
                 f"minimum is {self.minimum}; a sum over fewer than {FEWEST_MEMBERS} members hides nothing, raise it"
@@ -100,42 +107,8 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Participant:
-    """One participant, as all others know it.
-
-    Attributes:
-        name: what it is called.
-        address: where others reach it, such as `tcp://hospital-a.example:7001`.
-        key: its public key, 40 characters of Z85.
-        cell: its place in the grid, if there is one.
-
-    Raises:
-        InputError: a value is of the wrong type or makes no sense.
-    """
-
-    name: str
-    address: str
-    key: str
-    cell: Cell | None = None
-
-    def __post_init__(self) -> None:
-        check_name("name", self.name)
-        host_and_port(self.address)
-        if not is_key(_typed("key", self.key, str).encode()):
-            raise InputError(
-                f"key is {self.key!r}; a key is {KEY_CHARACTERS} characters of Z85: copy it from {self.name}.pub"
-            )
-        if self.cell is not None:
-            cell: Any = self.cell
-            whole = isinstance(cell, (list, tuple)) and all(type(each) is int and each >= 0 for each in cell)
-            if not whole or len(cell) != 2:
-                raise InputError(f"cell is {cell!r}; write the row and the column, from 0, such as cell = [0, 2]")
-            object.__setattr__(self, "cell", Cell(*cell))
-
-
-@dataclass(frozen=True)
 class Federation:
-    """What the federation file says.
+    """What the federation file says. What could not be summed safely raises an `InputError`.
 
     Attributes:
         name: of the federation.
@@ -143,9 +116,6 @@ class Federation:
         training: how the members train.
         participants: all of them, by name.
         path: where the file is.
-
-    Raises:
-        InputError: it could not be summed safely like this.
     """
 
     name: str
@@ -159,29 +129,24 @@ class Federation:
         if not 1 <= _typed("epoch", self.epoch, int) < 2**63:
             raise InputError(f"epoch is {self.epoch}; it counts the changes of this file, from 1")
         object.__setattr__(self, "participants", tuple(sorted(self.participants, key=lambda each: each.name)))
-        _check_unique("name", self.participants, lambda each: each.name)
-        _check_unique("key", self.participants, lambda each: each.key)
-        _check_unique("address", self.participants, lambda each: host_and_port(each.address))
+        check_unique("name", self.participants, lambda each: each.name)
+        check_unique("key", self.participants, lambda each: each.key)
+        check_unique("address", self.participants, lambda each: each.place)
         count, minimum = len(self.participants), self.training.minimum
         if count < minimum:
-            because = "a sum over fewer hides nothing" if minimum == FEWEST_MEMBERS else "[training] has it so"
+            because = "a sum over fewer hides nothing" if minimum == FEWEST_MEMBERS else "minimum in [training]"
             raise InputError(
                 f"there are {count} participants, and at least {minimum} are needed ({because}); add {minimum - count}"
             )
         bound, ring_bits = self.training.bound, self.training.ring_bits
         FixedPoint.for_weighted_sum(addends=count, bound=bound, ring_bits=ring_bits)  # refuses what does not fit
-        self._check_grid()
         aggregator = self.training.aggregator
         if aggregator and aggregator not in self.names:
             raise InputError(
-                f"aggregator is {aggregator!r}{_similar(aggregator, self.names)}, which is no participant; "
+                f"aggregator is {aggregator!r}{similar(aggregator, self.names)}, which is no participant; "
                 f"name one of {', '.join(self.names)}"
             )
-        odd = [group for group, members in self.groups().items() if aggregator not in members]
-        if aggregator and odd:
-            raise InputError(
-                f'aggregator is {aggregator!r}, which is no member of {", ".join(odd)}; in this grid, use opening = "mesh"'
-            )
+        self._check_grid()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Federation:
@@ -190,11 +155,11 @@ class Federation:
         Raises:
             InputError: it cannot be read, or not be used; the message says where and what to do.
         """
-        return cls.parse(_read(Path(path)), Path(path))
+        return cls.parse(read_text(Path(path)), Path(path))
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Federation:
-        """What this text of a federation file says; `path` is for messages."""
+        """What this text of a federation file says; `path` is for messages. Errors are as for `load`."""
         try:
             content = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
@@ -238,7 +203,7 @@ class Federation:
         "everyone" does; in a grid, also those of a column ("column-0", …), and those of a row ("row-0", …) if they are
         enough for a sum that hides something.
         """
-        groups = {EVERYONE: self.names}
+        groups = {"everyone": self.names}
         grid, cells = self.grid, [(each.name, each.cell) for each in self.participants if each.cell is not None]
         if grid is not None:
             for column in range(grid.columns):
@@ -273,30 +238,32 @@ class Federation:
         for each in self.participants:
             if each.name == name:
                 return each
+        names = ", ".join(self.names)
         raise MembershipError(
-            f"{name!r} is no participant of {self.name}{_similar(name, self.names)}; name one of {', '.join(self.names)}"
+            f"{name!r} is no participant of {self.name}{similar(name, self.names)}; name one of {names}"
         )
 
     def _check_grid(self) -> None:
-        placed = {each.cell: each.name for each in self.participants if each.cell is not None}
-        grid, count = self.grid, sum(each.cell is not None for each in self.participants)
+        grid = self.grid
         if grid is None:
             return
-        if count < len(self.participants):
-            without = next(each.name for each in self.participants if each.cell is None)
-            raise InputError(f"{without} has no cell and {min(placed.values())} has one; give one to all or to none")
-        _check_unique("cell", self.participants, lambda each: each.cell)
-        if grid.rows * grid.columns > count:
-            cells = (Cell(*each) for each in itertools.product(range(grid.rows), range(grid.columns)))
-            hole = next(cell for cell in cells if cell not in placed)  # lazily: a typing error can make a huge grid
+        placed = {each.cell: each.name for each in self.participants if each.cell is not None}
+        for each in self.participants:
+            if each.cell is None:
+                some = min(placed.values())
+                raise InputError(f"{each.name} has no cell and {some} has one; give one to all or to none")
+        check_unique("cell", self.participants, lambda each: each.cell)
+        if grid.rows * grid.columns > len(placed):
+            cells = ((row, column) for row in range(grid.rows) for column in range(grid.columns))
+            hole = next(cell for cell in cells if cell not in placed)  # soon found, however huge the grid
             raise InputError(
-                f"the cells make a grid of {grid.rows} × {grid.columns} with nobody at {list(hole)}; "
+                f"the cells make a grid of {grid.rows} × {grid.columns}, with nobody at {list(hole)}; "
                 "the participants have to fill it, rows times columns, counted from 0"
             )
         if grid.rows < FEWEST_MEMBERS:
             raise InputError(
-                f"the grid has {grid.rows} row(s), and a sum over a column of fewer than {FEWEST_MEMBERS} hides nothing; "
-                "add rows, or take the cells away"
+                f"the grid has {grid.rows} row(s), and a sum over a column of fewer than {FEWEST_MEMBERS} hides "
+                "nothing; add rows, or take the cells away"
             )
 
 
@@ -311,7 +278,10 @@ def new(
     path = Path(path)
     with _at(f"{path} is not written: "):
         made = Federation(name, 1, training or Training(), tuple(participants), path)
-    write_new(path, _text(made), 0o644)
+    head = "# The federation file. Every participant holds the same, and they compare it before they sum."
+    settings = _lines(asdict(made.training))
+    blocks = "".join(f"\n{_block(each)}" for each in made.participants)
+    write_new(path, f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{blocks}", 0o644)
     return made
 
 
@@ -321,55 +291,107 @@ def without(path: str | os.PathLike[str], name: str) -> Federation:
     Raises:
         InputError: there is no such participant, or the rest could not be used; the file is as it was.
     """
-    text = _read(Path(path))
+    text = read_text(Path(path))
     before = Federation.parse(text, Path(path))
     with _at(f"{path}: "):
-        before.participant(name)
-    rest = tuple(each for each in before.participants if each.name != name)
-    return _rewrite(text, before, rest, f"without {name}", lambda entries: _drop(entries, name))
+        gone = before.participant(name)
+    for block in BLOCK.finditer(text):
+        if gone.key in block[0]:
+            text = text[: block.start()] + text[block.end() :].removeprefix("\r").removeprefix("\n")
+            break
+    rest = tuple(each for each in before.participants if each != gone)
+    return _rewrite(before, rest, f"without {name}", text)
 
 
 def with_participant(path: str | os.PathLike[str], participant: Participant) -> Federation:
-    """Add a participant to the file. The epoch goes up by one, and comments stay.
+    """Add a participant to the file, after the others. The epoch goes up by one, and comments stay.
 
     Raises:
         InputError: the whole could not be used, such as with a second one of that name; the file is as it was.
     """
-    text = _read(Path(path))
+    text = read_text(Path(path)).rstrip("\n") + "\n"
     before = Federation.parse(text, Path(path))
-    after = (*before.participants, participant)
-    return _rewrite(text, before, after, f"with {participant.name}", lambda entries: _add(entries, participant))
+    end = max((block.end() for block in BLOCK.finditer(text)), default=0)
+    text = f"{text[:end]}\n{_block(participant)}{text[end:]}"
+    return _rewrite(before, (*before.participants, participant), f"with {participant.name}", text)
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Where an address leads, written in one way only.
-
-    Raises:
-        InputError: it is no address that others can reach.
-
-    Examples:
-        >>> host_and_port("tcp://[2001:DB8:0::1]:7001")
-        ('2001:db8::1', 7001)
-    """
-    found = ADDRESS.fullmatch(_typed("address", address, str))
-    host = _host(found[1]) if found and int(found[2]) < 2**16 else None
-    if found is None or host is None:
-        raise InputError(
-            f"address is {address!r}; write where the others reach it, tcp://HOST:PORT, with a port from 1 to 65535 and "
-            "an IPv6 host in brackets, such as tcp://hospital-a.example:7001"
-        )
-    return host, int(found[2])
-
-
-def _host(text: str) -> str | None:
+def _rewrite(before: Federation, participants: tuple[Participant, ...], change: str, text: str) -> Federation:
+    """Write the changed text with a new epoch, if it then says what it should."""
+    path = before.path
+    with _at(f"{path} stays as it is, for {change} it could not be used: "):
+        after = replace(before, epoch=before.epoch + 1, participants=participants)
     try:
-        if text.startswith("["):
-            ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv6Address(text[1:-1])
-        elif text.strip("0123456789."):
-            return text.lower() if HOST.fullmatch(text) else None
-        else:
-            ip = ipaddress.IPv4Address(text)
-    except ValueError:
-        return None
-    # Nobody can connect to 0.0.0.0, and a zone (%eth0) means something on one machine only.
-    return None if ip.is_unspecified or "%" in text else str(ip)
+        document = tomlkit.parse(text)
+        document["epoch"] = after.epoch
+        text = tomlkit.dumps(document)
+        faithful = Federation.parse(text, path) == after
+    except (TOMLKitError, InputError):
+        faithful = False
+    if not faithful:
+        raise InputError(
+            f"{path} stays as it is, for it is not laid out as cgd writes it; write [[participants]] above each "
+            f"participant, or change it by hand: {change}, epoch = {after.epoch}"
+        )
+    replace_text(path, text)
+    return after
+
+
+def _block(participant: Participant) -> str:
+    return "[[participants]]\n" + _lines(
+        {key: value for key, value in asdict(participant).items() if value is not None}
+    )
+
+
+def _lines(table: dict[str, Any]) -> str:
+    # TOML writes these values as JSON does.
+    comments = {key: f"  # {comment}" for key, comment in COMMENTS.items()}
+    return "".join(f"{key} = {json.dumps(value)}{comments.get(key, '')}\n" for key, value in table.items())
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+def _participant(number: int, table: Any) -> Participant:
+    name = table.get("name") if isinstance(table, dict) else None
+    with _at(f"participant {number} ({name!r}): " if isinstance(name, str) else f"participant {number}: "):
+        _check_keys(table, ("name", "address", "key"), ("cell",))
+        return Participant(**table)
+
+
+def _check_keys(table: Any, needed: Collection[str], optional: Collection[str]) -> None:
+    if not isinstance(table, dict):
+        raise InputError(f"is {table!r}; it is a table, with KEY = VALUE in every line")
+    known = (*needed, *optional)
+    for key in table:
+        if key not in known:
+            raise InputError(f"there is no {key!r}{similar(key, known)}; choose one of {', '.join(known)}")
+    for key in needed:
+        if key not in table:
+            raise InputError(f"{key} is missing; add it")
+
+
+def _check_integers(value: Any) -> None:
+    """Refuse numbers beyond TOML's 64 bits, which Python would read and not always print."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError("a whole number is beyond 64 bits; write a smaller one")
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_integers(each)
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if kind is float and type(value) in (int, float):
+        return float(value) + 0.0  # -0.0 becomes 0.0, which equals it
+    if type(value) is not kind:
+        raise InputError(f"{name} is {value!r}; it is {KINDS[kind]}")
+    return value
+
+
+def _digest(content: Any) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -15,13 +15,14 @@ from cgd.errors import InputError, MembershipError
 from cgd.federation.file import Federation
 from cgd.federation.keys import Keys
 from cgd.network.conductor import Conductor
+from cgd.network.group_driver import GroupDriver
 from cgd.network.peers import Peers
 from cgd.network.zeromq import ZeroMQTransport
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
-    from cgd.network.zeromq import Contact
+    from cgd.network.sockets import Contact
 
 log = logging.getLogger("cgd.federation")
 
@@ -37,7 +38,7 @@ class Membership:
     Args:
         path: the federation file.
         participant: which of its participants we are.
-        key: our private key file; `PARTICIPANT.key` beside the federation file or in the working directory if not given.
+        key: our private key file; `PARTICIPANT.key` beside the federation file or here if not given.
         address: where others find us, if not where the file says: after a move to another machine.
         listen: where to bind, such as `tcp://0.0.0.0:7001`, if not at the port of our address.
         state: a folder for what outlives this process; `state/PARTICIPANT` beside the federation file if not given.
@@ -94,8 +95,8 @@ class Membership:
             if name != EVERYONE and self.me in members:
                 kind = name.split("-")[0]
                 own = settings if settings.aggregator in members else replace(settings, opening="mesh", aggregator="")
-                groups[kind] = Peers(self.conductor.group(name), own, seed=seed, training=training)
-        return Peers(self.conductor.group(EVERYONE), settings, seed=seed, groups=groups, training=training)
+                groups[kind] = Peers(GroupDriver(self.conductor, name), own, seed=seed, training=training)
+        return Peers(GroupDriver(self.conductor, EVERYONE), settings, seed=seed, groups=groups, training=training)
 
     # The state on disk.
 

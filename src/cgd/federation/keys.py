@@ -1,32 +1,43 @@
-"""A participant's keys: what the others know it by, and the seed of its models' origins.
+"""Who a participant is: to the others (`Participant`), and to itself (`Keys`).
 
-Everything secret that a participant has to keep is in one small file. The origin of its model is drawn from the seed, and
-the displacement is known to all members, so whoever has this file and has lost all else gets its model back.
+Everything secret that a participant has to keep is in one small file. The origin of its model is drawn from the seed in
+it, and the displacement is known to all members: whoever has this file and has lost all else gets its model back.
 """
 
 from __future__ import annotations
 
+import difflib
 import hmac
+import ipaddress
 import os
 import re
 import secrets
 import shlex
 import stat
 import struct
+import tempfile
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils import z85
 
 from cgd.errors import InputError
+from cgd.learning.grid import Cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
 
 SEED_BYTES = 32
 KEY_CHARACTERS = 40
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-FIELDS = ("name", "public", "secret", "seed")
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST = re.compile(rf"{LABEL}(\.{LABEL})*")
+ADDRESS = re.compile(r"tcp://(\[[^\[\]]*\]|[^\[\]:/]+):([1-9][0-9]{0,4})")
 
+FIELDS = ("name", "public", "secret", "seed")
 PRIVATE = """\
 # The private keys of {name}. Whoever has this file can speak for {name} and draw the origins of its models.
 # Show it to nobody, and keep a copy in a safe place: with this file alone, a participant that has lost everything else
@@ -45,17 +56,51 @@ key = "{public}"
 
 
 @dataclass(frozen=True)
+class Participant:
+    """One participant, as all others know it. What it cannot be raises an `InputError`.
+
+    Attributes:
+        name: what it is called.
+        address: where others reach it, such as `tcp://hospital-a.example:7001`.
+        key: its public key, 40 characters of Z85.
+        cell: its place in the grid, if there is one.
+    """
+
+    name: str
+    address: str
+    key: str
+    cell: Cell | None = None
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
+        host_and_port(self.address)
+        key: Any = self.key
+        if not isinstance(key, str) or not is_key(key.encode()):
+            raise InputError(
+                f"key is {key!r}; a key is {KEY_CHARACTERS} characters of Z85: copy it from {self.name}.pub"
+            )
+        if self.cell is not None:
+            cell: Any = self.cell
+            whole = isinstance(cell, (list, tuple)) and all(type(each) is int and each >= 0 for each in cell)
+            if not whole or len(cell) != 2:
+                raise InputError(f"cell is {cell!r}; write the row and the column, from 0, such as cell = [0, 2]")
+            object.__setattr__(self, "cell", Cell(*cell))
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where the address leads: the same for all ways of writing it."""
+        return host_and_port(self.address)
+
+
+@dataclass(frozen=True)
 class Keys:
-    """The keys of one participant.
+    """The keys of one participant. If they are malformed or do not belong together, that is an `InputError`.
 
     Attributes:
         name: of the participant.
         public: its CURVE key, 40 characters of Z85; the others have it in the federation file.
         secret: the other half of that key, as many characters; not shown by `repr`.
         seed: 32 secret bytes from which the origins of its models come; not shown by `repr`.
-
-    Raises:
-        InputError: something is malformed, or the public key does not belong to the secret one.
 
     Examples:
         >>> keys = Keys.generate("hospital-a")
@@ -79,7 +124,7 @@ class Keys:
                 raise InputError(f"the {which} key is none; it is {KEY_CHARACTERS} characters of Z85")
         if len(self.seed) != SEED_BYTES:
             raise InputError(f"the seed has {len(self.seed)} bytes; it must have {SEED_BYTES}")
-        if not hmac.compare_digest(zmq.curve_public(self.secret), self.public.encode()):
+        if zmq.curve_public(self.secret) != self.public.encode():
             raise InputError("the public key does not belong to the secret one")
 
     @classmethod
@@ -100,14 +145,14 @@ class Keys:
             The paths of the two.
 
         Raises:
-            InputError: one of them exists, or cannot be written; then neither is left behind.
+            InputError: one of them exists, or cannot be written; then neither was written.
         """
         private, public = Path(folder) / f"{self.name}.key", Path(folder) / f"{self.name}.pub"
         content = {"name": self.name, "public": self.public}
         write_new(private, PRIVATE.format(**content, secret=self.secret.decode(), seed=self.seed.hex()), 0o600)
         try:
             write_new(public, PUBLIC.format(**content), 0o644)
-        except InputError:
+        except BaseException:
             private.unlink()
             raise
         return private, public
@@ -119,10 +164,10 @@ class Keys:
         Raises:
             InputError: it cannot be read, others than its owner can get at it, or it is no key file.
         """
-        content = _content(path)
+        content = _private_content(path)
         missing = [name for name in FIELDS if name not in content]
         if missing or len(content) != len(FIELDS):
-            fault = f"lacks {', '.join(missing)}" if missing else f"holds {len(content) - len(FIELDS)} entries too many"
+            fault = f"lacks {', '.join(missing)}" if missing else f"holds {len(content) - len(FIELDS)} more than that"
             raise InputError(f"{path} {fault}; a key file has {', '.join(FIELDS)}: restore it from your copy")
         texts = {name: value for name, value in content.items() if isinstance(value, str)}
         try:
@@ -130,7 +175,7 @@ class Keys:
                 if name not in texts:
                     raise InputError(f"the {name} is no text in quotes")
             if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * SEED_BYTES}}}", texts["seed"]):
-                raise InputError(f"the seed has to be {2 * SEED_BYTES} hexadecimal digits")
+                raise InputError(f"the seed is none; it is {2 * SEED_BYTES} hexadecimal digits")
             return cls(texts["name"], texts["public"], texts["secret"].encode(), bytes.fromhex(texts["seed"]))
         except InputError as error:
             raise InputError(f"{path} is no key file that cgd wrote: {error}; restore it from your copy") from None
@@ -143,6 +188,27 @@ class Keys:
         """
         check_name("the federation's name", federation)
         return hmac.digest(self.seed, f"cgd federation {federation}".encode(), "sha256")
+
+
+def public_key(text: str) -> str:
+    """A public key, as such or from the `NAME.pub` that has it.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if is_key(text.encode()):
+        return text
+    try:
+        content = tomllib.loads(Path(text).read_bytes().decode())
+        key = content["participants"][0]["key"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        key = None  # Nothing of it is shown: it may be a private key file that was taken for the public one.
+    if not isinstance(key, str) or not is_key(key.encode()):
+        raise InputError(
+            f"{text} is neither a public key ({KEY_CHARACTERS} characters of Z85) nor a file with one; "
+            "give the NAME.pub that `Keys.save` wrote"
+        )
+    return key
 
 
 def check_name(what: str, name: object) -> str:
@@ -159,6 +225,26 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
+def check_unique(what: str, participants: Iterable[Participant], of: Callable[[Participant], Hashable]) -> None:
+    """Refuse two participants that have the same of something.
+
+    Raises:
+        InputError: there are two.
+    """
+    seen: dict[Hashable, Participant] = {}
+    for each in participants:
+        other = seen.setdefault(of(each), each)
+        if other is not each:
+            who = "two participants" if what == "name" else f"{other.name} and {each.name}"
+            raise InputError(f"{who} have the same {what}, {getattr(each, what)!r}; every participant has its own")
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """What was probably meant, to be put behind a name that is not known; empty if there is no telling."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
 def is_key(text: bytes) -> bool:
     """Whether this is a CURVE key: 40 characters of Z85 that decode to 32 bytes.
 
@@ -170,6 +256,52 @@ def is_key(text: bytes) -> bool:
         return len(text) == KEY_CHARACTERS and bool(z85.decode(text))
     except (KeyError, struct.error):  # no character of Z85; five characters beyond 32 bits
         return False
+
+
+def host_and_port(address: object) -> tuple[str, int]:
+    """Where an address leads, written in one way only.
+
+    Raises:
+        InputError: it is no address that others can reach.
+
+    Examples:
+        >>> host_and_port("tcp://[2001:DB8:0::1]:7001")
+        ('2001:db8::1', 7001)
+    """
+    found = ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    host = _host(found[1]) if found and int(found[2]) < 2**16 else None
+    if found is None or host is None:
+        raise InputError(
+            f"address is {address!r}; write where the others reach it, tcp://HOST:PORT, with a port from 1 to 65535, "
+            "an IPv6 host in brackets, such as tcp://hospital-a.example:7001"
+        )
+    return host, int(found[2])
+
+
+def _host(text: str) -> str | None:
+    try:
+        if text.startswith("["):
+            ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv6Address(text[1:-1])
+        elif text.strip("0123456789."):
+            return text.lower() if HOST.fullmatch(text) else None
+        else:
+            ip = ipaddress.IPv4Address(text)
+    except ValueError:
+        return None
+    # Nobody can connect to 0.0.0.0, and a zone (%eth0) means something on one machine only.
+    return None if ip.is_unspecified or "%" in text else str(ip)
+
+
+def read_text(path: Path) -> str:
+    """The text of a federation file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); name the federation file, a TOML file") from None
 
 
 def write_new(path: Path, text: str, mode: int) -> None:
@@ -189,10 +321,7 @@ def write_new(path: Path, text: str, mode: int) -> None:
             f"{path} cannot be written ({error.strerror}); name a folder that exists and is yours"
         ) from None
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # the only copy of a key should outlive a power cut
+        _fill(descriptor, text)
     except BaseException as error:
         path.unlink()
         if isinstance(error, OSError):
@@ -200,7 +329,35 @@ def write_new(path: Path, text: str, mode: int) -> None:
         raise
 
 
-def _content(path: str | os.PathLike[str]) -> dict[str, object]:
+def replace_text(path: Path, text: str) -> None:
+    """Put a new text in place of a file's, all at once: whoever reads it has the old one or the new one.
+
+    Raises:
+        InputError: it cannot be written; the file is as it was.
+    """
+    target = path.resolve()  # a link stays one
+    beside: str | None = None
+    try:
+        descriptor, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        _fill(descriptor, text)
+        os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
+        os.replace(beside, target)
+    except BaseException as error:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise InputError(f"{path} cannot be written ({error.strerror}); see whether its folder is yours") from None
+        raise
+
+
+def _fill(descriptor: int, text: str) -> None:
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())  # the only copy of a key should outlive a power cut
+
+
+def _private_content(path: str | os.PathLike[str]) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -221,4 +378,6 @@ def _content(path: str | os.PathLike[str]) -> dict[str, object]:
         # Only the place, for the error's own words may quote what stands there.
         place = re.search(r"line \d+, column \d+", str(error))
         at = f" at {place[0]}" if place else ""
-        raise InputError(f"{path} is no key file that cgd wrote: it is not TOML{at}; restore it from your copy") from None
+        raise InputError(
+            f"{path} is no key file that cgd wrote: it is not TOML{at}; restore it from your copy"
+        ) from None

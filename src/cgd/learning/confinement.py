@@ -11,13 +11,14 @@ import json
 import math
 import os
 import secrets
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgd.errors import InputError
+from cgd.errors import InputError, UnconfinedWarning
 from cgd.learning.normal import standard_normal
 
 if TYPE_CHECKING:
@@ -175,6 +176,17 @@ def confine(
     origin = Origin(check_delta(delta), shapes, seed, rand)
     origin.apply(model)
     return origin
+
+
+def warn_if_unconfined(parameters: Collection[torch.Tensor], stacklevel: int) -> None:
+    """Warn whoever trains parameters that no private origin was drawn for."""
+    if not all(getattr(parameter, CONFINED, False) for parameter in parameters):
+        warnings.warn(
+            "a model is trained that cgd.confine did not draw: whoever can guess its initial weights (they are the "
+            "same for everyone with the same torch seed) knows the model; call cgd.confine(model) first",
+            UnconfinedWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -7,7 +7,6 @@ gradient of the mean loss over everyone's samples and `lr` means what it means i
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from itertools import chain
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from cgd.errors import CGDError, InputError, MembersChangedError, RangeError, UnconfinedWarning
+from cgd.errors import CGDError, InputError, MembersChangedError, RangeError
 from cgd.learning import gradients, recovery
-from cgd.learning.confinement import CONFINED
+from cgd.learning.confinement import warn_if_unconfined
 from cgd.learning.displacement import AdamDescent, Descent
 from cgd.learning.gradients import trainable
 
@@ -114,10 +113,13 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 group["steps"] += 1
             for peers, groups in self._groups_by_peers():
                 self._memory.leave(peers, groups, self.state)
+            self._default_peers.memory.tick()
         return loss
 
     def steps(self, count: int) -> Iterator[int]:
         """The numbers of the steps that remain of `count`: all of them, or fewer if the members have taken some.
+
+        For programs with one optimiser. A schedule has to be brought to the first of them by the program.
 
         Examples:
             >>> import cgd, torch
@@ -134,8 +136,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         begun = min(taken, default=0)
         for group in self.param_groups:
             group["steps"] = begun
-        for peers, _ in self._groups_by_peers():
-            self._memory.skip(peers, begun)
+        self._default_peers.memory.jump(begun)
         yield from range(begun, count)
 
     def displacement(self) -> torch.Tensor:
@@ -282,14 +283,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 )
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
-        fresh = [parameter for parameter in parameters if parameter not in self.state]
-        if not all(getattr(parameter, CONFINED, False) for parameter in fresh):
-            warnings.warn(
-                "a model is trained that cgd.confine did not draw: whoever can guess its initial weights (they are the "
-                "same for everyone with the same torch seed) knows the model; call cgd.confine(model) first",
-                UnconfinedWarning,
-                stacklevel=7,
-            )
+        warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -20,14 +20,11 @@ from cgd.network.gate import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
-
-    import numpy.typing as npt
 
     from cgd.network.transport import StandingTransport
-    from cgd.protocol.assembly import Assembly, Charter
-    from cgd.protocol.ledger import State, Step
-    from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
+    from cgd.protocol.assembly import Assembly
+    from cgd.protocol.charter import Charter
+    from cgd.protocol.messages import Buffer, PeerId
 
 log = logging.getLogger("cgd.network")
 
@@ -97,10 +94,6 @@ class Conductor:
         self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{assembly.me}", daemon=True)
         self._thread.start()
 
-    def group(self, name: str) -> GroupDriver:
-        """The driver of one group."""
-        return GroupDriver(self, name)
-
     def adopt(self, charter: Charter, contacts: Mapping[PeerId, Any]) -> None:
         """Hold to a new charter, whose members are found there."""
         self.transport.update(contacts)
@@ -128,6 +121,8 @@ class Conductor:
                 reports.append(PeerReport(peer, "done" if left[peer] else "left"))
             elif link is None or not link.connected:
                 reports.append(PeerReport(peer, "missing", link.trouble if link else "not in this epoch"))
+            elif self.assembly.hello(peer) is None:
+                reports.append(PeerReport(peer, "missing", "connected; its greeting is on the way"))
             elif peer in trouble:
                 reports.append(PeerReport(peer, "refused", trouble[peer], link.latency))
             else:
@@ -289,101 +284,10 @@ class Conductor:
                 continue
             length, when = self._saved.get(name, (0, time.monotonic()))
             with self._changed:
-                ledger = self.assembly.ledger(name)
+                ledger = self.assembly.group(name).ledger
                 if len(ledger) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
                     self._saved.setdefault(name, (length, when))
                     continue
                 length, content = len(ledger), ledger.to_bytes()
             self._save(name, content)
             self._saved[name] = length, time.monotonic()
-
-
-class GroupDriver:
-    """Drives the sums of one group of a federation; see `Driver`."""
-
-    def __init__(self, conductor: Conductor, group: str) -> None:
-        self._conductor = conductor
-        self._group = group
-        self._busy = threading.Lock()
-        self.traffic = conductor.traffic
-
-    @property
-    def me(self) -> PeerId:
-        """This member's name."""
-        return self._conductor.me
-
-    @property
-    def members(self) -> tuple[PeerId, ...]:
-        """The names of the group's members in the present epoch."""
-        return self._conductor.assembly.members(self._group)
-
-    @property
-    def session(self) -> bytes:
-        """The present view."""
-        return self._conductor.assembly.view
-
-    @property
-    def number(self) -> int:
-        """How many sums of this group our program has made."""
-        return self._conductor.assembly.place(self._group)
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """One sum at a time."""
-        if not self._busy.acquire(blocking=False):
-            raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
-        try:
-            yield
-        finally:
-            self._busy.release()
-
-    def total(
-        self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
-    ) -> npt.NDArray[Any]:
-        """Run the next sum, or take its total from the ledger."""
-        with self._conductor.holding() as assembly:
-            assembly.start(self._group, spec, encode, epoch, step)
-            pending = assembly.pending(self._group)
-            assert pending is not None  # noqa: S101 - for the type checker
-            self._conductor.wait(self._group, lambda: pending.over)
-            if pending.fault is not None:
-                raise pending.fault
-            assert pending.total is not None  # noqa: S101 - for the type checker
-            self.traffic.sums += 1
-            return pending.total
-
-    def refuse(self, reason: Reason) -> None:
-        """Tell the others that we cannot take part in the next sum."""
-        with self._conductor.holding() as assembly:
-            assembly.refuse(self._group, reason)
-        self._conductor.transport.wake()
-
-    def close(self, *, done: bool) -> None:
-        """Leave: when everybody is done if we are, else at once."""
-        self._conductor.close(done=done)
-
-    def epoch(self) -> int:
-        """The epoch of the next sum; waits until it is known."""
-        with self._conductor.holding() as assembly:
-            self._conductor.wait(self._group, lambda: assembly.ready(self._group))
-            return assembly.next_epoch(self._group)
-
-    def moving(self) -> AbstractContextManager[object]:
-        """Held while an optimiser's state changes."""
-        return self._conductor.holding()
-
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
-        """Leave an optimiser's state with the members."""
-        with self._conductor.holding() as assembly:
-            assembly.ledger(self._group).remember(slot, steps, content)
-
-    def recall(self, slot: int) -> State | None:
-        """The state of an optimiser as the members remember it; waits until that is known."""
-        with self._conductor.holding() as assembly:
-            self._conductor.wait(self._group, lambda: assembly.current(self._group))
-            return assembly.ledger(self._group).states.get(slot)
-
-    def skip(self, slot: int, steps: int) -> None:
-        """Do without the sums of an optimiser's first steps."""
-        with self._conductor.holding() as assembly:
-            assembly.skip(self._group, slot, steps)

@@ -100,6 +100,12 @@ class Driver(Protocol):
     def skip(self, slot: int, steps: int) -> None:
         """Do without the sums of an optimiser's first `steps` steps: their outcome is in its state."""
 
+    def tick(self) -> None:
+        """An optimiser of this program has taken a step, or passed over one."""
+
+    def jump(self, steps: int) -> None:
+        """Begin after this many steps, with all groups."""
+
 
 class SessionDriver:
     """Drives one session over a transport, in the thread that asks for a sum; see `Driver`.
@@ -187,6 +193,12 @@ class SessionDriver:
         return None
 
     def skip(self, slot: int, steps: int) -> None:
+        """Nothing is remembered."""
+
+    def tick(self) -> None:
+        """Nothing is remembered."""
+
+    def jump(self, steps: int) -> None:
         """Nothing is remembered."""
 
     @contextmanager

@@ -201,7 +201,7 @@ class Outgoing:
         self._them = datagram.sender
         if datagram.sender != self._last:  # a new life: whatever the one before did not consume is for this one
             self._last = datagram.sender
-            self._first = 0
+            self._first = datagram.number
         self._next = max(self._first, datagram.number)
 
     def _acknowledge(self, datagram: Datagram, now: float) -> None:

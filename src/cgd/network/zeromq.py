@@ -8,7 +8,6 @@ loses nothing. One thread owns all sockets. The others leave frames in the links
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import socket
@@ -21,45 +20,33 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from cgd.errors import ClosedError, InputError, MembershipError, TransportError
+from cgd.errors import ClosedError, InputError, MembershipError
 from cgd.network import link
-from cgd.network.gate import DOMAIN, WHY_NOT, Gate, Refusals
+from cgd.network.gate import WHY_NOT, Gate, Refusals
 from cgd.network.link import Datagram, DatagramError, Incoming, Kind, Outgoing
+from cgd.network.sockets import calling_socket, listening_address, listening_socket
 from cgd.network.transport import PeerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cgd.network.sockets import Contact, Context, Socket
     from cgd.protocol.messages import Buffer, PeerId
 
 log = logging.getLogger("cgd.network")
 
-HEARTBEAT_MILLISECONDS = 2000
 LONGEST_SLEEP_SECONDS = 1.0
 # Messages read from one kind of socket before the others have their turn.
 TURN = 64
 LONGEST_HELLO = 1024
 
 
-@dataclass(frozen=True)
-class Contact:
-    """Where a participant is found and how it is known.
-
-    Attributes:
-        address: such as `tcp://hospital-a.example:7001`.
-        public_key: its CURVE key, 40 characters of Z85.
-    """
-
-    address: str
-    public_key: bytes
-
-
 @dataclass
 class Way:
     """Both directions to one peer."""
 
-    dealer: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
+    dealer: Socket
+    monitor: Socket
     out: Outgoing
     into: Incoming
     address: str
@@ -101,7 +88,7 @@ class ZeroMQTransport:
         self._update: Mapping[PeerId, Contact] | None = None
         self._ways: dict[PeerId, Way] = {}
         self._poller = zmq.Poller()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: Context = zmq.Context()
         try:
             self._open(listen or listening_address(contacts[me].address))
         except BaseException:
@@ -175,7 +162,8 @@ class ZeroMQTransport:
         """Have these members from now on."""
         with self._changed:
             self._update = contacts
-        self._ring()
+            self._ring()
+            self._changed.wait_for(lambda: self._update is None or self._closed)
 
     def backlog(self, *, connected: bool) -> int:
         """How many frames wait for a peer to take them; `connected`: only for those that can."""
@@ -187,45 +175,18 @@ class ZeroMQTransport:
     # What the thread does.
 
     def _open(self, listen: str) -> None:
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.curve_server = True
-        self._router.curve_secretkey = self._secret_key
-        self._router.zap_domain = DOMAIN
-        self._router.router_mandatory = True
-        self._prepare(self._router)
         self._gate = Gate(self._context, self._names(), self.refusals)
-        failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._door = self._router.get_monitor_socket(failures)
-        try:
-            self._router.bind(listen)
-        except zmq.ZMQError as error:
-            remedy = "stop what listens there, or listen elsewhere (listen=)" if error.errno == zmq.EADDRINUSE else ""
-            raise TransportError(
-                f"{self.me} cannot listen at {listen}: {error.strerror}; {remedy}".rstrip("; ")
-            ) from None
+        self._router, self._door = listening_socket(self._context, self._secret_key, listen)
+        for each in (self._router, self._gate.socket, self._door, self._ear):
+            self._poller.register(each, zmq.POLLIN)
         for peer in self._contacts:
             if peer != self.me:
                 self._connect(peer)
 
     def _connect(self, peer: PeerId) -> None:
-        contact = self._contacts[peer]
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.curve_serverkey = contact.public_key
-        dealer.curve_publickey = self._contacts[self.me].public_key
-        dealer.curve_secretkey = self._secret_key
-        dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
-        dealer.reconnect_ivl = 100
-        dealer.reconnect_ivl_max = 1000
-        self._prepare(dealer)
-        events = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        for event in WHY_NOT:
-            events |= event
-        monitor = dealer.get_monitor_socket(events)
-        try:
-            dealer.connect(contact.address)
-        except zmq.ZMQError as error:
-            raise InputError(f"the address of {peer}, {contact.address!r}, cannot be used: {error.strerror}") from None
-        hello = f"{self.me}\0{self._contacts[self.me].address}".encode()
+        contact, own = self._contacts[peer], self._contacts[self.me]
+        dealer, monitor = calling_socket(self._context, peer, contact, own.public_key, self._secret_key)
+        hello = f"{self.me}\0{own.address}".encode()
         out, into = Outgoing(self._incarnation, hello), Incoming(self._incarnation)
         self._ways[peer] = Way(dealer, monitor, out, into, contact.address)
         for each in (dealer, monitor):
@@ -241,9 +202,9 @@ class ZeroMQTransport:
     def _apply_update(self) -> None:
         """Connect with members that are new, and let go of those that are not any more."""
         with self._changed:
-            contacts, self._update = self._update, None
-            if contacts is None:
+            if self._update is None:
                 return
+            contacts, self._update = self._update, None
             for peer in list(self._ways):
                 if contacts.get(peer) != self._contacts[peer]:
                     self._disconnect(peer)
@@ -253,21 +214,12 @@ class ZeroMQTransport:
             for peer in contacts:
                 if peer != self.me and peer not in self._ways:
                     self._connect(peer)
+            self._changed.notify_all()
 
     def _names(self) -> dict[bytes, PeerId]:
         return {contact.public_key: name for name, contact in self._contacts.items() if name != self.me}
 
-    def _prepare(self, each: zmq.Socket[bytes]) -> None:
-        each.linger = 1000
-        each.maxmsgsize = 2 * link.LONGEST_FRAME
-        each.rcvhwm = each.sndhwm = TURN
-        each.heartbeat_ivl = HEARTBEAT_MILLISECONDS
-        each.heartbeat_timeout = 3 * HEARTBEAT_MILLISECONDS
-        each.ipv6 = True
-
     def _run(self) -> None:
-        for each in (self._router, self._gate.socket, self._door, self._ear):
-            self._poller.register(each, zmq.POLLIN)
         try:
             while not self._closed:
                 self._apply_update()
@@ -303,7 +255,7 @@ class ZeroMQTransport:
         while self._answers:
             self._answer(*self._answers.popleft())
         for way in self._ways.values():
-            while way.dealer.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+            while int(way.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 with self._changed:
                     datagram = way.out.next_datagram(time.monotonic())
                 if datagram is None:
@@ -414,7 +366,7 @@ class ZeroMQTransport:
                 self._post(way, answer)
 
     def _note_event(self, way: Way) -> None:
-        event = recv_monitor_message(way.monitor)["event"]
+        event = zmq.Event(recv_monitor_message(way.monitor)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             way.trouble = "connected, and not yet let in"
             return
@@ -442,20 +394,3 @@ class ZeroMQTransport:
         self._context.destroy(linger=1000)
         self._bell.close()
         self._ear.close()
-
-
-def listening_address(address: str) -> str:
-    """Where to bind for an address that others connect to: this machine if it is a loopback, else all interfaces.
-
-    Examples:
-        >>> listening_address("tcp://hospital-a.example:7001")
-        'tcp://*:7001'
-        >>> listening_address("tcp://127.0.0.1:7001")
-        'tcp://127.0.0.1:7001'
-    """
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    return address.replace("localhost", "127.0.0.1") if loopback else f"tcp://*:{port}"

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cgd.errors import CGDError, InputError, LocalProtocolError, MembersChangedError, RemoteProtocolError
+from cgd.errors import InputError, LocalProtocolError, RemoteProtocolError
+from cgd.protocol.frames import Frame, from_bytes, session_of, to_bytes
+from cgd.protocol.group import Group, Pending
 from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import (
@@ -36,17 +37,12 @@ from cgd.protocol.messages import (
     SESSION_BYTES,
     Ask,
     Farewell,
-    Frame,
     Hello,
     OfAnAssembly,
     PeerId,
     Piece,
-    Reason,
     Standing,
     SumSpec,
-    from_bytes,
-    session_of,
-    to_bytes,
 )
 from cgd.protocol.session import Session
 from cgd.ring.sharing import KEY_BYTES
@@ -56,77 +52,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.protocol.charter import Charter
     from cgd.protocol.messages import Buffer
 
 PIECE_BYTES = 1 << 20
 NO_VIEW = bytes(SESSION_BYTES)
-
-
-@dataclass(frozen=True)
-class Charter:
-    """What all members hold to.
-
-    Attributes:
-        federation: its name.
-        epoch: counts the changes of the charter, from 1.
-        members: everyone.
-        groups: who sums together, by the name of the group.
-        sections: a digest of every section of the federation file.
-        version: of the program.
-    """
-
-    federation: str
-    epoch: int
-    members: tuple[PeerId, ...]
-    groups: Mapping[str, tuple[PeerId, ...]]
-    sections: Mapping[str, str]
-    version: str
-
-    def difference(self, hello: Hello) -> str | None:
-        """What a peer's charter has differently, in words; None if nothing."""
-        if hello.federation != self.federation:
-            return f"it is of another federation, {hello.federation!r}; ours is {self.federation!r}"
-        if hello.version != self.version:
-            return f"it runs cgd {hello.version} and we run {self.version}; install the same version"
-        if hello.epoch != self.epoch:
-            behind = "it needs the new federation file" if hello.epoch < self.epoch else "we need the new one"
-            return f"its federation file is of epoch {hello.epoch} and ours of epoch {self.epoch}: {behind}"
-        theirs = dict(hello.sections)
-        odd = sorted(name for name in theirs.keys() | self.sections if theirs.get(name) != self.sections.get(name))
-        return f"its federation file differs from ours in [{'], ['.join(odd)}]" if odd else None
-
-
-@dataclass
-class Pending:
-    """A sum that our program waits for."""
-
-    spec: SumSpec
-    encode: Callable[[], npt.NDArray[Any]]
-    step: Step | None
-    epoch: int
-    total: npt.NDArray[Any] | None = None
-    fault: CGDError | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether it is finished or has failed."""
-        return self.total is not None or self.fault is not None
-
-
-@dataclass
-class Group:
-    """Where we stand with one group."""
-
-    members: tuple[PeerId, ...]
-    ledger: Ledger
-    place: int = 0
-    """How many of its sums our program has made in this run."""
-    current: bool = False
-    """Whether our ledger is known to be as long as anybody's."""
-    session: Session | None = None
-    pending: Pending | None = None
-    holder: PeerId | None = None
-    received: bytearray = field(default_factory=bytearray)
 
 
 class Assembly:
@@ -140,6 +70,8 @@ class Assembly:
 
     def __init__(self, me: PeerId, charter: Charter, ledgers: Mapping[str, Ledger] | None = None) -> None:
         self.me = me
+        self.clock = 0
+        """How many steps our program's optimisers have taken, or passed over."""
         self._private = X25519PrivateKey.generate()
         self._public = self._private.public_key().public_bytes_raw()
         self._ledgers = dict(ledgers or {})
@@ -179,7 +111,7 @@ class Assembly:
         for name, members in groups.items():
             if name not in self._groups:
                 self._groups[name] = Group(members, self._ledgers.get(name) or Ledger())
-            self._groups[name].members = members
+            self._groups[name].members, self._groups[name].epoch = members, charter.epoch
         for peer in self._hellos.keys() - set(self.others):
             del self._hellos[peer]
         self._leave_view()
@@ -187,63 +119,26 @@ class Assembly:
             self._say_hello(peer)
         self._form_view()
 
+    def group(self, name: str) -> Group:
+        """One of the groups that we sum with."""
+        return self._groups[name]
+
     def start(
         self, group: str, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None = None
-    ) -> None:
+    ) -> Pending:
         """Our program wants its next sum with this group; `encode` makes our addend, anew each time it is asked.
 
-        `epoch` is what `next_epoch` said when the addend was weighted.
+        `epoch` is what `Group.next_epoch` said when the addend was weighted.
         """
-        each = self._groups[group]
-        if each.pending is not None and not each.pending.over:
-            raise LocalProtocolError(f"a sum of {self.me} with {group} is still running; one sum at a time")
-        each.pending = Pending(spec, encode, step, epoch)
-        self._run(each)
+        pending = Pending(spec, encode, epoch, step)
+        self._groups[group].start(pending, self.clock)
+        return pending
 
-    def pending(self, group: str) -> Pending | None:
-        """The sum that our program waits for, or the last one."""
-        return self._groups[group].pending
-
-    def ready(self, group: str) -> bool:
-        """Whether it is known what our program's next sum with this group is."""
-        each = self._groups[group]
-        return each.current or each.place < len(each.ledger)
-
-    def current(self, group: str) -> bool:
-        """Whether our ledger of this group is known to be as long as anybody's."""
-        return self._groups[group].current
-
-    def place(self, group: str) -> int:
-        """How many sums of this group our program has made in this run."""
-        return self._groups[group].place
-
-    def next_epoch(self, group: str) -> int:
-        """The epoch of our program's next sum: of the past if it is made again, else the present one."""
-        each = self._groups[group]
-        return each.ledger.entries[each.place].epoch if each.place < len(each.ledger) else self.charter.epoch
-
-    def refuse(self, group: str, reason: Reason) -> None:
-        """Tell the others that we cannot take part in the next sum with this group."""
-        each = self._groups[group]
-        if each.session is not None and each.current and each.place == len(each.ledger):
-            each.session.refuse(reason)
-
-    def skip(self, group: str, slot: int, steps: int) -> None:
-        """Our program does without the sums up to the end of this many steps of an optimiser: it has their outcome."""
-        each = self._groups[group]
-        for place in range(len(each.ledger) - 1, each.place - 1, -1):
-            step = each.ledger.entries[place].step
-            if step is not None and step.slot == slot and step.number < steps:
-                each.place = place + 1
-                return
-
-    def ledger(self, group: str) -> Ledger:
-        """The ledger of a group."""
-        return self._groups[group].ledger
-
-    def members(self, group: str) -> tuple[PeerId, ...]:
-        """The members of a group, in order."""
-        return tuple(sorted(self._groups[group].members))
+    def jump(self, clock: int) -> None:
+        """Our program begins after this many steps: whatever it summed before is not asked for again."""
+        self.clock = clock
+        for each in self._groups.values():
+            each.jump(clock)
 
     def farewell(self, done: bool) -> None:
         """Tell the others that our program is done, or was stopped."""
@@ -294,7 +189,7 @@ class Assembly:
         session = session_of(data)
         for group in self._groups.values():
             if group.session is not None and group.session.session == session:
-                self._receive_of_sum(group, sender, data)
+                group.receive(sender, data, self.clock)
                 return
         frame = from_bytes(data, sender)
         if isinstance(frame.message, OfAnAssembly):
@@ -310,7 +205,7 @@ class Assembly:
             if group.session is None:
                 continue
             outgoing = group.session.next_outgoing(blocked)
-            self._settle(group)
+            group.settle(self.clock)
             if outgoing is not None:
                 return outgoing
         return None
@@ -386,7 +281,7 @@ class Assembly:
         self._view = NO_VIEW
         self._standings.clear()
         for group in self._groups.values():
-            group.session, group.current, group.holder = None, False, None
+            group.leave_view()
 
     def _pair_key(self, peer: PeerId) -> bytes:
         secret = self._private.exchange(X25519PublicKey.from_public_bytes(self._hellos[peer].ephemeral))
@@ -407,7 +302,7 @@ class Assembly:
                 self._say(longest, Frame(self._view, 0, Ask(name)))
             else:
                 group.current = True
-                self._run(group)
+                group.run(self.clock)
 
     def _give_ledger(self, sender: PeerId, name: str) -> None:
         group = self._groups.get(name)
@@ -432,47 +327,7 @@ class Assembly:
         finally:
             group.received = bytearray()
         group.current = True
-        self._run(group)
-
-    # Sums (rule 2).
-
-    def _run(self, group: Group) -> None:
-        """Begin the sum that our program waits for, or take it from the past."""
-        pending = group.pending
-        if pending is None or pending.over:
-            return
-        try:
-            if group.place < len(group.ledger):
-                pending.total = group.ledger.total(group.place, pending.spec)
-                group.place += 1
-            elif group.current and group.session is not None:
-                if pending.epoch != self.charter.epoch:
-                    raise MembersChangedError(pending.epoch, self.charter.epoch, group.members)
-                group.session.start(pending.spec, pending.encode())
-                self._settle(group)
-        except CGDError as error:
-            pending.fault = error
-
-    def _receive_of_sum(self, group: Group, sender: PeerId, data: Buffer) -> None:
-        assert group.session is not None  # noqa: S101 - for the type checker
-        try:
-            group.session.receive(sender, data)
-        except CGDError as error:
-            if group.pending is None or group.pending.over:
-                raise
-            group.pending.fault = error
-        self._settle(group)
-
-    def _settle(self, group: Group) -> None:
-        """Enter the running sum into the ledger if it is finished."""
-        pending, session = group.pending, group.session
-        if pending is None or pending.over or session is None or not session.finished or not group.current:
-            return
-        if group.place != len(group.ledger):
-            return
-        group.ledger.append(pending.spec, session.total, self.charter.epoch, pending.step)
-        pending.total = session.total
-        group.place += 1
+        group.run(self.clock)
 
     def _say(self, to: PeerId, frame: Frame) -> None:
         self._outbox.append((to, lambda: frame))

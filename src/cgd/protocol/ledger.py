@@ -49,10 +49,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Entry:
-    """One finished sum: what it was of, in which epoch, for which step of an optimiser if any, and its total."""
+    """One finished sum.
+
+    Attributes:
+        kind: what it was of, in words.
+        epoch: in which it was made.
+        clock: how many steps the program's optimisers had taken before it.
+        step: the step whose state will contain it, if it belongs to one.
+        words: the total, if it is kept.
+    """
 
     kind: str
     epoch: int
+    clock: int
     step: Step | None
     words: Buffer | None
 
@@ -87,10 +96,12 @@ class Ledger:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def append(self, spec: SumSpec, total: npt.NDArray[Any], epoch: int, step: Step | None = None) -> None:
+    def append(
+        self, spec: SumSpec, total: npt.NDArray[Any], epoch: int, clock: int = 0, step: Step | None = None
+    ) -> None:
         """Enter a sum that is finished."""
         self._forget_what_states_contain()
-        self.entries.append(Entry(kind_of(spec), epoch, step, total.data.cast("B")))
+        self.entries.append(Entry(kind_of(spec), epoch, clock, step, total.data.cast("B")))
         if step is None:
             self._kept_bytes += total.nbytes
             self._forget_the_oldest()
@@ -109,7 +120,8 @@ class Ledger:
             )
         if entry.words is None:
             raise LocalProtocolError(
-                f"the total of sum {place + 1} is not kept any more; start from a checkpoint of your own after it"
+                f"the total of sum {place + 1} is not kept any more; begin where the members are, with "
+                "`for step in optimizer.steps(count)`"
             )
         return np.frombuffer(entry.words, dtype=WORD_TYPES[spec.ring_bits])
 
@@ -129,7 +141,7 @@ class Ledger:
         """The whole ledger, to be sent or saved: a JSON header, then the totals and states one behind the other."""
         contents = {slot: state.content() for slot, state in self.states.items()}
         entries = [
-            (entry.kind, entry.epoch, entry.step and astuple(entry.step), entry.words and len(entry.words))
+            (entry.kind, entry.epoch, entry.clock, entry.step and astuple(entry.step), entry.words and len(entry.words))
             for entry in self.entries
         ]
         states = [(slot, self.states[slot].steps, len(content)) for slot, content in contents.items()]
@@ -156,9 +168,9 @@ class Ledger:
             if header["format"] != FORMAT:
                 raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
             rest = body[_LENGTH.size + length :]
-            for kind, epoch, step, size in header["entries"]:
+            for kind, epoch, clock, step, size in header["entries"]:
                 words, rest = (None, rest) if size is None else (rest[:size], rest[size:])
-                ledger.entries.append(Entry(kind, epoch, step and Step(*step), words))
+                ledger.entries.append(Entry(kind, epoch, clock, step and Step(*step), words))
             for slot, steps, size in header["states"]:
                 content, rest = bytes(rest[:size]), rest[size:]
                 ledger.states[slot] = State(steps, lambda content=content: content)  # type: ignore[misc]

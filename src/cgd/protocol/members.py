@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cgd.errors import MembershipError
+from cgd.errors import InputError, LocalProtocolError, MembershipError
 from cgd.protocol.messages import LONGEST_NAME, PeerId, SumSpec
+from cgd.ring.fixed_point import WORD_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    import numpy.typing as npt
+
+    from cgd.ring.sharing import ExpandedShares
 
 FEWEST_MEMBERS = 3
 # Elements in one message. A mebibyte of 32-bit words is where encrypted channels were fastest, and small enough that
@@ -34,6 +39,32 @@ def check_members(me: PeerId, members: Collection[PeerId]) -> None:
         raise MembershipError(f"a member is named twice: {', '.join(sorted(members))}")
     if me not in members:
         raise MembershipError(f"{me} is not a member of this sum ({', '.join(sorted(members))})")
+
+
+def check_secret(
+    spec: SumSpec, secret: npt.NDArray[Any], me: PeerId, members: Collection[PeerId], shares: ExpandedShares | None
+) -> None:
+    """Refuse a secret, or settings, that cannot be summed by these members.
+
+    Raises:
+        LocalProtocolError: the secret is not encoded as the settings say, or pair keys are missing.
+        InputError: there is nothing to sum, or the aggregator is not a member.
+    """
+    size, dtype = spec.size, WORD_TYPES[spec.ring_bits]
+    if secret.shape != (size,) or secret.dtype != dtype:
+        raise LocalProtocolError(
+            f"the secret is {secret.dtype}{list(secret.shape)}, the settings say {dtype}{[size]}; encode it first"
+        )
+    if size == 0:
+        raise InputError(f"a vector of shape {spec.shape} is empty; there is nothing to sum")
+    held = shares.peers if shares is not None else frozenset()
+    if spec.sharing == "expanded" and held != set(members) - {me}:
+        raise LocalProtocolError(
+            f"expanded sharing needs a pair key with every peer ({', '.join(members)}), "
+            f"and there are keys with {', '.join(sorted(held)) or 'nobody'}"
+        )
+    if spec.opening == "aggregator" and spec.aggregator not in members:
+        raise MembershipError(f"the aggregator {spec.aggregator!r} is not a member; name one of {', '.join(members)}")
 
 
 def parts(spec: SumSpec, members: Collection[PeerId]) -> dict[PeerId, slice]:

@@ -1,32 +1,11 @@
-"""What members say to each other, and how it looks as bytes.
-
-Messages are frozen and hold plain data. A frame is a fixed header and a body, parsed by hand and checked byte for byte;
-nothing a peer sends is ever unpickled or evaluated.
-
-    offset  bytes  field
-    0       3      "CGD"
-    3       1      version of this format
-    4       1      kind of message
-    5       3      zero
-    8       16     session
-    24      8      number of the sum in the session, little-endian
-    32      8      place of a slice in its vector, little-endian; 0 in other messages
-    40      8      length of the body, little-endian
-    48      …      body
-
-The sender is not in the frame: the transport knows it, and nobody can claim to be somebody else.
-"""
+"""What members say to each other. Messages are frozen and hold plain data; `frames.py` makes bytes of them."""
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Literal
-
-from cgd.errors import FrameError
 
 PeerId = str
 """A member's name, unique in its session."""
@@ -39,18 +18,11 @@ Opening = Literal["mesh", "aggregator"]
 SHARINGS: tuple[Sharing, ...] = ("expanded", "uniform")
 OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator")
 
-VERSION = 1
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
 SEAL_KEY_BYTES = 16
 EPHEMERAL_BYTES = 32
-MOST_DIMENSIONS = 64
 LONGEST_NAME = 255  # bytes; its length travels in one byte
-_MAGIC = b"CGD"
-_HEADER = struct.Struct("<3sBB3x16sQQQ")
-_SPEC = struct.Struct("<BBBB?B")
-_SESSION = slice(8, 24)
-_PIECE = struct.Struct("<QB")
 
 
 class Reason(IntEnum):
@@ -212,191 +184,3 @@ Slice = Share | Subtotal | Total
 OfASum = Ready | Slice | Confirm | Unseal | Abort | Leave
 OfAnAssembly = Hello | Standing | Ask | Piece | Farewell
 Message = OfASum | OfAnAssembly
-
-# The place in this tuple, from 1, is the kind's number on the wire.
-KINDS: tuple[type[Message], ...] = (
-    *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
-    *(Hello, Standing, Ask, Piece, Farewell),
-)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A message with the session and the number of the sum it belongs to."""
-
-    session: bytes
-    number: int
-    message: Message
-
-
-def to_bytes(frame: Frame) -> bytes:
-    """The frame as it travels."""
-    body = _body(frame.message)
-    length = memoryview(body).nbytes
-    kind = KINDS.index(type(frame.message)) + 1
-    start = frame.message.start if isinstance(frame.message, Slice | Piece) else 0
-    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
-
-
-def session_of(data: Buffer) -> bytes:
-    """The session a frame says it belongs to, without reading the rest; nothing is checked."""
-    return bytes(data[_SESSION])
-
-
-def from_bytes(data: Buffer, sender: PeerId) -> Frame:
-    """The frame that `sender` sent.
-
-    Raises:
-        FrameError: the bytes are not a frame of this version; it names the sender and what is wrong.
-    """
-    if len(data) < _HEADER.size:
-        raise FrameError(sender, f"sent {len(data)} bytes, a frame has at least {_HEADER.size}: truncated")
-    magic, version, kind, session, number, start, length = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise FrameError(sender, f"sent bytes that begin with {magic!r}, not a frame of cgd")
-    if version != VERSION:
-        raise FrameError(sender, f"speaks version {version} of the protocol, we speak {VERSION}; install the same cgd")
-    if not 1 <= kind <= len(KINDS):
-        raise FrameError(sender, f"sent a message of unknown kind {kind}")
-    body = memoryview(data)[_HEADER.size :]
-    if len(body) != length:
-        fault = "truncated" if len(body) < length else "oversized"
-        raise FrameError(sender, f"sent a frame of {len(body)} body bytes that declares {length}: {fault}")
-    try:
-        return Frame(session, number, _message(KINDS[kind - 1], start, body))
-    except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise FrameError(sender, f"sent a malformed {KINDS[kind - 1].__name__}: {error}") from None
-
-
-def _body(message: Message) -> Buffer:
-    match message:
-        case Ready(spec, seal):
-            return seal + _spec_body(spec)
-        case Share(_, words) | Subtotal(_, words) | Total(_, words):
-            return words
-        case Confirm(digest):
-            return digest
-        case Unseal(key):
-            return key
-        case Abort(reason):
-            return bytes([reason])
-        case Leave():
-            return b""
-        case Hello():
-            rest = (message.version, message.federation, message.epoch, message.sections)
-            return message.ephemeral + message.knows + json.dumps(rest).encode()
-        case Standing(finished):
-            return json.dumps(finished).encode()
-        case Ask(group):
-            return group.encode()
-        case Piece(_, group, size, words):
-            name = group.encode()
-            return b"".join((_PIECE.pack(size, len(name)), name, words))
-        case Farewell(done):
-            return bytes([done])
-
-
-def _message(kind: type[Message], start: int, body: memoryview) -> Message:
-    if kind is Share or kind is Subtotal or kind is Total:
-        return kind(start, body)
-    if kind is Piece:
-        return _piece(start, body)
-    _expect(start == 0, f"it is no slice and has the place {start}")
-    if kind is Ready:
-        return Ready(_spec(bytes(body[DIGEST_BYTES:])), bytes(body[:DIGEST_BYTES]))
-    if kind is Hello:
-        return _hello(bytes(body))
-    if kind is Confirm:
-        _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
-        return Confirm(bytes(body))
-    if kind is Unseal:
-        _expect(len(body) == SEAL_KEY_BYTES, f"{len(body)} bytes, a key has {SEAL_KEY_BYTES}")
-        return Unseal(bytes(body))
-    if kind is Abort:
-        _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
-        return Abort(Reason(body[0]))
-    if kind is Leave:
-        _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
-        return Leave()
-    if kind is Farewell:
-        _expect(len(body) == 1 and body[0] < 2, "it is neither done nor stopped")
-        return Farewell(bool(body[0]))
-    if kind is Ask:
-        return Ask(_text(bytes(body)))
-    return Standing(tuple((_text(name), _count(number)) for name, number in json.loads(bytes(body))))
-
-
-def _hello(body: bytes) -> Hello:
-    version, federation, epoch, sections = json.loads(body[2 * EPHEMERAL_BYTES :])
-    _expect(len(sections) <= MOST_DIMENSIONS, f"{len(sections)} sections, at most {MOST_DIMENSIONS}")
-    return Hello(
-        body[:EPHEMERAL_BYTES],
-        body[EPHEMERAL_BYTES : 2 * EPHEMERAL_BYTES],
-        _text(version),
-        _text(federation),
-        _count(epoch),
-        tuple((_text(name), _text(digest)) for name, digest in sections),
-    )
-
-
-def _piece(start: int, body: memoryview) -> Piece:
-    size, length = _PIECE.unpack_from(body)
-    _expect(len(body) >= _PIECE.size + length, "a name is cut off")
-    words = body[_PIECE.size + length :]
-    _expect(start + len(words) <= size, f"{len(words)} bytes from {start} on are more than {size}")
-    return Piece(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
-
-
-def _spec_body(spec: SumSpec) -> bytes:
-    names = [spec.dtype.encode(), spec.aggregator.encode(), spec.context.encode()]
-    return b"".join(
-        (
-            _SPEC.pack(
-                spec.ring_bits,
-                spec.fraction_bits,
-                SHARINGS.index(spec.sharing),
-                OPENINGS.index(spec.opening),
-                spec.weighted,
-                len(spec.shape),
-            ),
-            struct.pack(f"<{len(spec.shape)}Q", *spec.shape),
-            *(bytes([len(name)]) + name for name in names),
-        )
-    )
-
-
-def _spec(body: bytes) -> SumSpec:
-    ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
-    _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
-    _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
-    _expect(dimensions <= MOST_DIMENSIONS, f"{dimensions} dimensions, at most {MOST_DIMENSIONS}")
-    shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
-    dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
-    aggregator, rest = _name(rest)
-    context, rest = _name(rest)
-    _expect(not rest, f"{len(rest)} bytes too many")
-    kinds = SHARINGS[sharing], OPENINGS[opening]
-    return SumSpec(shape, dtype, ring_bits, fraction_bits, *kinds, aggregator, context, weighted)
-
-
-def _name(body: bytes) -> tuple[str, bytes]:
-    _expect(len(body) > 0 and len(body) > body[0], "a name is cut off")
-    name = body[1 : 1 + body[0]].decode()
-    _expect(name == "" or name.isprintable(), "a name has unprintable characters")
-    return name, body[1 + body[0] :]
-
-
-def _text(value: object) -> str:
-    text = value.decode() if isinstance(value, bytes) else value
-    _expect(isinstance(text, str) and text.isprintable() and len(text.encode()) <= LONGEST_NAME, "a text is no name")
-    return str(text)
-
-
-def _count(value: object) -> int:
-    _expect(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, "a number is no count")
-    return int(value)  # type: ignore[call-overload,no-any-return]
-
-
-def _expect(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(otherwise)

@@ -37,15 +37,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import (
-    DisagreementError,
-    InputError,
     LocalProtocolError,
-    MembershipError,
     PeerAbortedError,
     RemoteProtocolError,
-    SettingsError,
 )
-from cgd.protocol.members import check_members, parts, slice_at, slices
+from cgd.protocol.agreement import check_digests, check_settings
+from cgd.protocol.members import check_members, check_secret, parts, slice_at, slices
 from cgd.protocol.messages import (
     SEAL_KEY_BYTES,
     Abort,
@@ -61,7 +58,6 @@ from cgd.protocol.messages import (
     Unseal,
 )
 from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
-from cgd.ring.fixed_point import WORD_TYPES
 from cgd.ring.sharing import ExpandedShares, seal, uniform_words, unseal
 
 if TYPE_CHECKING:
@@ -138,7 +134,7 @@ class SecureSum:
             raise self._fault
         if self.state is not State.IDLE:
             raise LocalProtocolError(f"sum {self.number} was started before (it is {self.state.name}); start the next")
-        self._check_secret(spec, secret)
+        check_secret(spec, secret, self.me, self.members, self._shares)
         self._spec = spec
         self._parts = parts(spec, self.members)
         self._subtotal = secret
@@ -265,30 +261,6 @@ class SecureSum:
         np.add(place, np.frombuffer(message.words, dtype=to.dtype), out=place)
         self._here[type(message)][sender].add(message.start)
 
-    def _compare_settings(self) -> None:
-        """All specs are here: whoever differs from most is named, the same one at every member."""
-        specs = {member: self._readies[member].spec for member in self.members}
-        if odd := _odd_ones(specs):
-            who = "this member sums" if odd[0] == self.me else "sums"
-            more = f" (so do {', '.join(odd[1:])})" if odd[1:] else ""
-            usual = next(spec for member, spec in specs.items() if member not in odd)
-            raise SettingsError(
-                odd[0],
-                f"{who} under other settings than most: {'; '.join(usual.differences(specs[odd[0]]))}{more}; "
-                "every member needs the same model, training settings, bound, ring_bits, sharing and opening",
-            )
-
-    def _compare_digests(self) -> None:
-        """All digests are here: the sealed totals must be the same before anybody opens one."""
-        if odd := _odd_ones({member: self._digests[member] for member in self.members}):
-            who = "this member has" if odd[0] == self.me else "has"
-            more = f" (so have {', '.join(odd[1:])})" if odd[1:] else ""
-            raise DisagreementError(
-                odd[0],
-                f"{who} another total of sum {self.number} than most{more}: a member added wrongly or told two "
-                "stories; nothing was opened",
-            )
-
     # How the state moves.
 
     def _advance(self) -> None:
@@ -318,14 +290,14 @@ class SecureSum:
             case State.READYING:
                 self._say_to_all(self._readies[self.me])
             case State.SHARING:
-                self._compare_settings()
+                check_settings(self.me, {member: self._readies[member].spec for member in self.members})
                 self._share()
             case State.OPENING:
                 self._open()
             case State.CONFIRMING:
                 self._confirm()
             case State.UNSEALING:
-                self._compare_digests()
+                check_digests(self.me, self.number, {member: self._digests[member] for member in self.members})
                 self._unseal()
             case State.FINISHED:
                 unseal(self._total, list(self._keys.values()))
@@ -411,32 +383,6 @@ class SecureSum:
     def _say_to_all(self, message: Message) -> None:
         for peer in self.others:
             self._say(peer, message)
-
-    def _check_secret(self, spec: SumSpec, secret: npt.NDArray[Any]) -> None:
-        size, dtype = spec.size, WORD_TYPES[spec.ring_bits]
-        if secret.shape != (size,) or secret.dtype != dtype:
-            raise LocalProtocolError(
-                f"the secret is {secret.dtype}{list(secret.shape)}, the settings say {dtype}{[size]}; encode it first"
-            )
-        if size == 0:
-            raise InputError(f"a vector of shape {spec.shape} is empty; there is nothing to sum")
-        held = self._shares.peers if self._shares is not None else frozenset()
-        if spec.sharing == "expanded" and held != set(self.others):
-            raise LocalProtocolError(
-                f"expanded sharing needs a pair key with every peer ({', '.join(self.others)}), "
-                f"and there are keys with {', '.join(sorted(held)) or 'nobody'}"
-            )
-        if spec.opening == "aggregator" and spec.aggregator not in self.members:
-            raise MembershipError(
-                f"the aggregator {spec.aggregator!r} is not a member; name one of {', '.join(self.members)}"
-            )
-
-
-def _odd_ones(said: dict[PeerId, Any]) -> list[PeerId]:
-    """The members that say something else than most; with a draw, than the first."""
-    words = list(said.values())
-    usual = max(words, key=words.count)
-    return [member for member, word in said.items() if word != usual]
 
 
 def _as_bytes(words: npt.NDArray[Any]) -> memoryview:

@@ -27,8 +27,9 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
+from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.members import check_members
-from cgd.protocol.messages import Abort, Frame, Leave, Message, PeerId, Ready, Reason, SumSpec, from_bytes, to_bytes
+from cgd.protocol.messages import Abort, Leave, Message, PeerId, Ready, Reason, SumSpec
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares

@@ -1,0 +1,118 @@
+"""`GroupDriver`: what `Peers` sums with in a federation."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    import numpy.typing as npt
+
+    from cgd.network.conductor import Conductor
+    from cgd.protocol.ledger import State, Step
+    from cgd.protocol.messages import PeerId, Reason, SumSpec
+
+
+class GroupDriver:
+    """Drives the sums of one group of a federation; see `Driver`."""
+
+    def __init__(self, conductor: Conductor, group: str) -> None:
+        self._conductor = conductor
+        self._group = group
+        self._busy = threading.Lock()
+        self.traffic = conductor.traffic
+
+    @property
+    def me(self) -> PeerId:
+        """This member's name."""
+        return self._conductor.me
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """The names of the group's members in the present epoch."""
+        return tuple(sorted(self._conductor.assembly.group(self._group).members))
+
+    @property
+    def session(self) -> bytes:
+        """The present view."""
+        return self._conductor.assembly.view
+
+    @property
+    def number(self) -> int:
+        """How many sums of this group our program has made."""
+        return self._conductor.assembly.group(self._group).place
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One sum at a time."""
+        if not self._busy.acquire(blocking=False):
+            raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def total(
+        self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
+    ) -> npt.NDArray[Any]:
+        """Run the next sum, or take its total from the ledger."""
+        with self._conductor.holding() as assembly:
+            pending = assembly.start(self._group, spec, encode, epoch, step)
+            self._conductor.wait(self._group, lambda: pending.over)
+            if pending.fault is not None:
+                raise pending.fault
+            assert pending.total is not None  # noqa: S101 - for the type checker
+            self.traffic.sums += 1
+            return pending.total
+
+    def refuse(self, reason: Reason) -> None:
+        """Tell the others that we cannot take part in the next sum."""
+        with self._conductor.holding() as assembly:
+            assembly.group(self._group).refuse(reason)
+        self._conductor.transport.wake()
+
+    def close(self, *, done: bool) -> None:
+        """Leave: when everybody is done if we are, else at once."""
+        self._conductor.close(done=done)
+
+    def epoch(self) -> int:
+        """The epoch of the next sum; waits until it is known."""
+        with self._conductor.holding() as assembly:
+            self._conductor.wait(self._group, lambda: assembly.group(self._group).ready)
+            return assembly.group(self._group).next_epoch
+
+    def moving(self) -> AbstractContextManager[object]:
+        """Held while an optimiser's state changes."""
+        return self._conductor.holding()
+
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+        """Leave an optimiser's state with the members."""
+        with self._conductor.holding() as assembly:
+            assembly.group(self._group).ledger.remember(slot, steps, content)
+
+    def recall(self, slot: int) -> State | None:
+        """The state of an optimiser as the members remember it; waits until that is known."""
+        with self._conductor.holding() as assembly:
+            self._conductor.wait(self._group, lambda: assembly.group(self._group).current)
+            return assembly.group(self._group).ledger.states.get(slot)
+
+    def skip(self, slot: int, steps: int) -> None:
+        """Do without the sums of an optimiser's first steps."""
+        with self._conductor.holding() as assembly:
+            assembly.group(self._group).skip(slot, steps)
+
+    def tick(self) -> None:
+        """An optimiser of this program has taken a step, or passed over one."""
+        with self._conductor.holding() as assembly:
+            assembly.clock += 1
+
+    def jump(self, steps: int) -> None:
+        """Begin after this many steps, with all groups."""
+        with self._conductor.holding() as assembly:
+            assembly.jump(steps)

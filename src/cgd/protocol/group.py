@@ -1,0 +1,148 @@
+"""One group of members that sum together, over the whole life of a federation: a ledger, and a session at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import CGDError, LocalProtocolError, MembersChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from cgd.protocol.ledger import Ledger, Step
+    from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
+    from cgd.protocol.session import Session
+
+
+@dataclass
+class Pending:
+    """A sum that our program waits for.
+
+    Attributes:
+        spec: what is summed, and how.
+        encode: makes our addend, anew each time it is called.
+        epoch: for whose members the addend is made.
+        step: the step of an optimiser that it belongs to, if any.
+        total: when it is finished.
+        fault: when it has failed.
+    """
+
+    spec: SumSpec
+    encode: Callable[[], npt.NDArray[Any]]
+    epoch: int
+    step: Step | None
+    total: npt.NDArray[Any] | None = None
+    fault: CGDError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is finished or has failed."""
+        return self.total is not None or self.fault is not None
+
+
+@dataclass
+class Group:
+    """Where we stand with one group.
+
+    Attributes:
+        members: their names.
+        ledger: what was summed so far.
+        epoch: the present one.
+        place: how many of its sums our program has made in this run.
+        current: whether our ledger is known to be as long as anybody's.
+        session: of the present view, if there is one.
+        pending: the sum that our program waits for, or the last one.
+        holder: the peer that we have asked for its ledger, if we have.
+        received: what has come of that.
+    """
+
+    members: tuple[PeerId, ...]
+    ledger: Ledger
+    epoch: int = 0
+    place: int = 0
+    current: bool = False
+    session: Session | None = None
+    pending: Pending | None = None
+    holder: PeerId | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is known what our program's next sum is."""
+        return self.current or self.place < len(self.ledger)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of our program's next sum: of the past if it is made again, else the present one."""
+        return self.ledger.entries[self.place].epoch if self.place < len(self.ledger) else self.epoch
+
+    def start(self, pending: Pending, clock: int) -> None:
+        """Our program wants its next sum."""
+        if self.pending is not None and not self.pending.over:
+            raise LocalProtocolError("a sum is still running; a member's sums run one after the other")
+        self.pending = pending
+        self.run(clock)
+
+    def run(self, clock: int) -> None:
+        """Begin the sum that our program waits for, or take it from the past."""
+        pending = self.pending
+        if pending is None or pending.over:
+            return
+        try:
+            if self.place < len(self.ledger):
+                pending.total = self.ledger.total(self.place, pending.spec)
+                self.place += 1
+            elif self.current and self.session is not None:
+                if pending.epoch != self.epoch:
+                    raise MembersChangedError(pending.epoch, self.epoch, self.members)
+                self.session.start(pending.spec, pending.encode())
+                self.settle(clock)
+        except CGDError as error:
+            pending.fault = error
+
+    def receive(self, sender: PeerId, data: Buffer, clock: int) -> None:
+        """Take in a frame of the session."""
+        assert self.session is not None  # noqa: S101 - for the type checker
+        try:
+            self.session.receive(sender, data)
+        except CGDError as error:
+            if self.pending is None or self.pending.over:
+                raise
+            self.pending.fault = error
+        self.settle(clock)
+
+    def settle(self, clock: int) -> None:
+        """Enter the running sum into the ledger if it is finished."""
+        pending, session = self.pending, self.session
+        if pending is None or pending.over or session is None or not session.finished or not self.current:
+            return
+        if self.place != len(self.ledger):
+            return
+        self.ledger.append(pending.spec, session.total, self.epoch, clock, pending.step)
+        pending.total = session.total
+        self.place += 1
+
+    def refuse(self, reason: Reason) -> None:
+        """Tell the others that we cannot take part in the next sum, if that is one of the present."""
+        if self.session is not None and self.current and self.place == len(self.ledger):
+            self.session.refuse(reason)
+
+    def skip(self, slot: int, steps: int) -> None:
+        """Our program does without the sums up to the end of this many steps of an optimiser: it has their outcome."""
+        for place in range(len(self.ledger) - 1, self.place - 1, -1):
+            step = self.ledger.entries[place].step
+            if step is not None and step.slot == slot and step.number < steps:
+                self.place = place + 1
+                return
+
+    def jump(self, clock: int) -> None:
+        """Our program begins after this many steps: whatever it summed before is not asked for again."""
+        while self.place < len(self.ledger) and self.ledger.entries[self.place].clock < clock:
+            self.place += 1
+
+    def leave_view(self) -> None:
+        """The present session is over, and where the others stand is not known."""
+        self.session, self.current, self.holder = None, False, None

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+import tomllib
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from cgd import InputError
+from cgd.federation import keys as module
+from cgd.federation.keys import Keys, Participant, host_and_port, is_key, public_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
+
+@pytest.fixture(scope="module")
+def keys() -> Keys:
+    return Keys.generate("hospital-a")
+
+
+def write(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
+    path = folder / "mine.key"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(mode)
+    return path
+
+
+def content(keys: Keys, **changes: str | None) -> str:
+    """A key file, with some lines replaced or left out; values are given as TOML."""
+    lines: dict[str, str | None] = {
+        "name": f'"{keys.name}"',
+        "public": f'"{keys.public}"',
+        "secret": f'"{keys.secret.decode()}"',
+        "seed": f'"{keys.seed.hex()}"',
+    }
+    return "".join(f"{name} = {value}\n" for name, value in (lines | changes).items() if value is not None)
+
+
+def shows_nothing(keys: Keys, error: BaseException) -> bool:
+    """Whether a whole traceback holds neither the secret nor the seed."""
+    text = "".join(traceback.format_exception(error))
+    return not any(secret in text for secret in (keys.secret.decode(), keys.seed.hex(), repr(keys.seed)))
+
+
+# Making and keeping
+
+
+def test_keys_are_a_pair_and_fresh_ones_each_time(keys: Keys) -> None:
+    assert zmq.curve_public(keys.secret) == keys.public.encode()
+    other = Keys.generate("hospital-a")
+    assert len({keys.public, other.public}) == len({keys.secret, other.secret}) == len({keys.seed, other.seed}) == 2
+
+
+def test_repr_shows_no_secret(keys: Keys) -> None:
+    assert repr(keys) == f"Keys(name='hospital-a', public={keys.public!r})"
+
+
+def test_saved_keys_are_loaded(tmp_path: Path, keys: Keys) -> None:
+    private, public = keys.save(tmp_path)
+    assert (private, public) == (tmp_path / "hospital-a.key", tmp_path / "hospital-a.pub")
+    assert Keys.load(private) == keys
+    assert Keys.load(str(private)) == keys
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_private_file_is_its_owners_whatever_the_umask(tmp_path: Path, keys: Keys, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        private, public = keys.save(tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert stat.S_IMODE(public.stat().st_mode) == 0o644 & ~umask
+
+
+def test_the_private_file_says_what_it_is(tmp_path: Path, keys: Keys) -> None:
+    text = keys.save(tmp_path)[0].read_text()
+    assert text.startswith("# The private keys of hospital-a.")
+    assert "with this file alone, a participant that has lost everything else\n# recovers." in text
+    assert tomllib.loads(text) == {
+        "name": "hospital-a",
+        "public": keys.public,
+        "secret": keys.secret.decode(),
+        "seed": keys.seed.hex(),
+    }
+
+
+def test_the_public_file_is_a_participant_without_an_address(tmp_path: Path, keys: Keys) -> None:
+    text = keys.save(tmp_path)[1].read_text()
+    assert text.startswith("# The public key of hospital-a, no secret.")
+    assert tomllib.loads(text) == {"participants": [{"name": "hospital-a", "key": keys.public}]}
+    assert keys.secret.decode() not in text
+    assert keys.seed.hex() not in text
+
+
+@pytest.mark.parametrize("suffix", ["key", "pub"])
+def test_nothing_is_overwritten_or_left_half_done(tmp_path: Path, keys: Keys, suffix: str) -> None:
+    there = tmp_path / f"hospital-a.{suffix}"
+    there.write_text("precious")
+    with pytest.raises(InputError, match=rf"hospital-a\.{suffix} exists and is never overwritten; choose another") as e:
+        keys.save(tmp_path)
+    assert there.read_text() == "precious"
+    assert os.listdir(tmp_path) == [there.name]
+    assert shows_nothing(keys, e.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, keys: Keys) -> None:
+    with pytest.raises(
+        InputError, match=r"hospital-a\.key cannot be written \(No such file or directory\); name a fold"
+    ):
+        keys.save(tmp_path / "nowhere")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\); make room"):
+        keys.save(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../a", "-a", ".a", "ä", "a\n", "a" * 64, "a/b"])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(InputError) as error:
+        Keys.generate(name)
+    assert str(error.value).startswith(f"the participant's name is {name!r}; choose 1 to 63 letters (a to z), digits")
+
+
+@pytest.mark.parametrize("name", ["a", "7", "A.b_c-d", "a" * 63])
+def test_a_name_that_is_one(name: str) -> None:
+    assert Keys.generate(name).name == name
+
+
+# Loading what is not right
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666, 0o620, 0o660])
+def test_a_file_that_others_can_get_at(tmp_path: Path, keys: Keys, mode: int) -> None:
+    path = write(tmp_path, content(keys), mode)
+    with pytest.raises(InputError) as error:
+        Keys.load(path)
+    assert str(error.value) == (
+        f"{path} has mode {mode:04o}, so others than its owner can get at the secret in it; chmod 600 {path}"
+    )
+    path.chmod(0o600)
+    assert Keys.load(path) == keys
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+def test_a_file_that_only_its_owner_can_get_at(tmp_path: Path, keys: Keys, mode: int) -> None:
+    assert Keys.load(write(tmp_path, content(keys), mode)) == keys
+
+
+def test_the_remedy_can_be_pasted_into_a_shell(tmp_path: Path, keys: Keys) -> None:
+    folder = tmp_path / "my keys"
+    folder.mkdir()
+    with pytest.raises(InputError, match=r"chmod 600 '.*/my keys/mine\.key'$"):
+        Keys.load(write(folder, content(keys), 0o644))
+
+
+@pytest.mark.parametrize(("name", "says"), [("none.key", "No such file or directory"), ("", "Is a directory")])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(InputError, match=rf"cannot be read \({says}\); name a key file"):
+        Keys.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seed": None}, "lacks seed; a key file has name, public, secret, seed: restore it from your copy"),
+        ({"name": None, "secret": None}, "lacks name, secret; a key file has"),
+        ({"more": "1", "still": "2"}, "holds 2 more than that; a key file has name, public, secret, seed"),
+        ({"name": "7"}, "the name is no text in quotes; restore it"),
+        ({"seed": "[1]"}, "the seed is no text in quotes"),
+        ({"name": '"a b"'}, "the name is none; it is 1 to 63 letters"),
+        ({"public": '"short"'}, "the public key is none; it is 40 characters of Z85"),
+        ({"public": f'"{"ä" * 20}"'}, "the public key is none; it is 40 characters of Z85"),
+        ({"public": f'"{"#" * 40}"'}, "the public key is none; it is 40 characters of Z85"),
+        ({"secret": f'"{"~" * 40}"'}, "the secret key is none; it is 40 characters of Z85"),
+        ({"seed": '"00"'}, "the seed is none; it is 64 hexadecimal digits"),
+        ({"seed": f'"{"0 " * 32}"'}, "the seed is none; it is 64 hexadecimal digits"),
+        ({"seed": f'"{"x" * 64}"'}, "the seed is none; it is 64 hexadecimal digits"),
+        ({"public": f'"{KEY}"'}, "the public key does not belong to the secret one; restore it from your copy"),
+    ],
+)
+def test_a_malformed_file(tmp_path: Path, keys: Keys, changes: dict[str, str | None], says: str) -> None:
+    path = write(tmp_path, content(keys, **changes))
+    with pytest.raises(InputError) as error:
+        Keys.load(path)
+    assert str(error.value).startswith(str(path))
+    assert says in str(error.value)
+    assert shows_nothing(keys, error.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda text: text.replace('"', "", 2), "not TOML at line 1, column"),
+        (lambda text: text.replace("secret = ", "secret "), "not TOML at line 3, column"),
+        (lambda text: text.replace('secret = "', 'secret = "\\'), "not TOML"),
+        (lambda text: text[:-10], "not TOML"),
+        (lambda text: text.encode() + b"\xff", "not TOML; restore"),
+        (lambda text: text + "more = " + 10_000 * "[", "not TOML"),
+        (lambda text: text + "more = " + 5_000 * "9", "not TOML"),
+    ],
+)
+def test_a_damaged_file_is_told_without_quoting_it(tmp_path: Path, keys: Keys, damage: object, says: str) -> None:
+    assert callable(damage)
+    path = write(tmp_path, damage(content(keys)))
+    with pytest.raises(InputError, match=f"is no key file that cgd wrote: it is {says}") as error:
+        Keys.load(path)
+    assert shows_nothing(keys, error.value)
+
+
+@pytest.mark.parametrize("place", ["name", "public"])
+def test_a_secret_in_the_wrong_line_is_not_shown(tmp_path: Path, keys: Keys, place: str) -> None:
+    path = write(tmp_path, content(keys, **{place: f'"{keys.secret.decode()}"', "secret": f'"{keys.public}"'}))
+    with pytest.raises(InputError, match="is no key file that cgd wrote") as error:
+        Keys.load(path)
+    assert shows_nothing(keys, error.value)
+
+
+# Seeds
+
+
+def test_the_seed_of_a_federation_is_an_hmac(keys: Keys) -> None:
+    expected = hmac.new(keys.seed, b"cgd federation five-hospitals", hashlib.sha256).digest()
+    assert keys.federation_seed("five-hospitals") == expected
+    assert len(expected) == 32
+
+
+def test_seeds_depend_on_the_federation_and_on_the_keys(keys: Keys) -> None:
+    seeds = [each.federation_seed(name) for each in (keys, Keys.generate("hospital-a")) for name in ("one", "two")]
+    assert len({keys.seed, *seeds}) == 5
+
+
+def test_the_seed_of_no_federation(keys: Keys) -> None:
+    with pytest.raises(InputError, match="the federation's name is 'a b'; choose 1 to 63 letters"):
+        keys.federation_seed("a b")
+
+
+# What the others know
+
+
+@pytest.mark.parametrize("text", ["", "a" * 39, "a" * 41, "a" * 39 + " ", "a" * 39 + '"', "#" * 40, "ä" * 20])
+def test_no_key(text: str) -> None:
+    assert not is_key(text.encode())
+
+
+def test_a_public_key_as_such_or_from_its_file(tmp_path: Path, keys: Keys) -> None:
+    _, public = keys.save(tmp_path)
+    assert public_key(str(public)) == public_key(keys.public) == keys.public
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "key = 1", "participants = 1", "participants = [1]", "[[participants]]\nkey=1", "?"]
+)
+def test_neither_a_public_key_nor_its_file(tmp_path: Path, keys: Keys, text: str | None) -> None:
+    private, _ = keys.save(tmp_path)
+    path = private if text is None else write(tmp_path, text)
+    with pytest.raises(
+        InputError, match=r"is neither a public key \(40 characters of Z85\) nor a file with one; give"
+    ) as e:
+        public_key(str(path))
+    assert shows_nothing(keys, e.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("tcp://hospital-a.example:7001", ("hospital-a.example", 7001)),
+        ("tcp://Hospital_A:1", ("hospital_a", 1)),
+        ("tcp://localhost:65535", ("localhost", 65535)),
+        ("tcp://127.0.0.1:7001", ("127.0.0.1", 7001)),
+        ("tcp://[::1]:7001", ("::1", 7001)),
+        ("tcp://[2001:DB8:0:0::1]:7001", ("2001:db8::1", 7001)),
+    ],
+)
+def test_addresses(address: str, place: tuple[str, int]) -> None:
+    assert host_and_port(address) == place
+    assert Participant("a", address, KEY).place == place
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "hospital-a.example:7001", "http://a:7001", "TCP://a:7001", "tcp://a", "tcp://a:", "tcp://:7001"),
+        *("tcp://a:0", "tcp://a:65536", "tcp://a:-1", "tcp://a:7001x", "tcp://a:٧", "tcp://a:07001", "tcp://a:7001\n"),
+        *("tcp://*:7001", "tcp://0.0.0.0:7001", "tcp://[::]:7001", "tcp://1.2.3:7001", "tcp://300.1.1.1:7001"),
+        *("tcp://::1:7001", "tcp://[a]:7001", "tcp://[]:7001", "tcp://[fe80::1%eth0]:7001", "tcp://[1.2.3.4]:7001"),
+        *("tcp://a b:7001", "tcp://ä:7001", "tcp://-a:7001", "tcp://a-:7001", "tcp://a..b:7001", "tcp://a/b:7001"),
+        *("tcp://eth0;a:7001", "ipc://a:7001", "tcp://a:7001/", f"tcp://{'a' * 64}:7001"),
+    ],
+)
+def test_no_addresses(address: str) -> None:
+    with pytest.raises(InputError) as error:
+        host_and_port(address)
+    assert str(error.value).startswith(f"address is {address!r}; write where the others reach it, tcp://HOST:PORT, ")
