@@ -6,14 +6,13 @@ import os
 import stat
 import tomllib
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zmq
 
 from cgd import InputError
-from cgd.federation import keys as module
-from cgd.federation.keys import Keys, Participant, host_and_port, is_key, public_key
+from cgd.federation.keys import Keys, Participant, host_and_port, is_key, public_key, replace_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,7 +122,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, keys: Keys, monkeypat
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match=r"cannot be written \(No space left on device\); make room"):
         keys.save(tmp_path)
     assert os.listdir(tmp_path) == []
@@ -207,7 +206,7 @@ def test_a_malformed_file(tmp_path: Path, keys: Keys, changes: dict[str, str | N
     [
         (lambda text: text.replace('"', "", 2), "not TOML at line 1, column"),
         (lambda text: text.replace("secret = ", "secret "), "not TOML at line 3, column"),
-        (lambda text: text.replace('secret = "', 'secret = "\\'), "not TOML"),
+        (lambda text: text.replace('secret = "', 'secret = "\\q'), "not TOML"),
         (lambda text: text[:-10], "not TOML"),
         (lambda text: text.encode() + b"\xff", "not TOML; restore"),
         (lambda text: text + "more = " + 10_000 * "[", "not TOML"),
@@ -306,3 +305,53 @@ def test_no_addresses(address: str) -> None:
     with pytest.raises(InputError) as error:
         host_and_port(address)
     assert str(error.value).startswith(f"address is {address!r}; write where the others reach it, tcp://HOST:PORT, ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "b b"}, "name is 'b b'; choose 1 to 63 letters (a to z), digits"),
+        ({"address": 7001}, "address is 7001; write where the others reach it, tcp://HOST:PORT"),
+        ({"key": "short"}, "key is 'short'; a key is 40 characters of Z85: copy it from bob.pub"),
+        ({"key": "#" * 40}, f"key is '{'#' * 40}'; a key is 40 characters of Z85: copy it from bob.pub"),
+        ({"key": KEY.encode()}, f"key is {KEY.encode()!r}; a key is 40 characters of Z85"),
+        ({"cell": (1, 2, 3)}, "cell is (1, 2, 3); write the row and the column, from 0, such as cell = [0, 2]"),
+        ({"cell": [-1, 0]}, "cell is [-1, 0]; write the row and the column, from 0"),
+        ({"cell": [True, 0]}, "cell is [True, 0]; write the row and the column, from 0"),
+        ({"cell": [1.0, 0]}, "cell is [1.0, 0]; write the row and the column, from 0"),
+        ({"cell": "1,0"}, "cell is '1,0'; write the row and the column, from 0"),
+    ],
+)
+def test_no_participant(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        Participant(**{"name": "bob", "address": "tcp://bob:7001", "key": KEY} | changes)
+    assert str(error.value).startswith(says)
+
+
+# Changing a file
+
+
+def test_a_replaced_text_keeps_the_mode_and_the_link(tmp_path: Path) -> None:
+    path = write(tmp_path, "old", 0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    replace_text(link, "new ä\r\n")
+    assert link.is_symlink()
+    assert path.read_bytes() == "new ä\r\n".encode()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["link", "mine.key"]
+
+
+@pytest.mark.parametrize("fails", ["replace", "fsync", "chmod"])
+def test_a_text_is_replaced_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = write(tmp_path, "old")
+    monkeypatch.setattr(os, fails, full)
+    with pytest.raises(InputError, match=r"mine\.key cannot be written \(No space left on device\); see whether"):
+        replace_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["mine.key"]

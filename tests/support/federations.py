@@ -58,6 +58,8 @@ def train(peers, steps=None, pause=float(os.environ.get("PAUSE", "0"))):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
+        with open(f"{peers.me}.step", "w") as file:
+            file.write(str(step))
         if step % 10 == 9:
             losses.append(float(peers.sum(torch.tensor([loss.item()]))[0]) / count)
     return optimizer.displacement(), losses
@@ -126,6 +128,14 @@ class Colony:
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"{name} does not end:\n{self.said(name)}") from None
         return codes
+
+    def until_step(self, step: int, names: Iterable[str] | None = None, seconds: float = 120.0) -> None:
+        """Wait until these participants (all, if none are named) have taken a step."""
+        deadline = time.monotonic() + seconds
+        files = [self.folder / f"{name}.step" for name in names or self.names]
+        while not all(file.exists() and int(file.read_text() or 0) >= step for file in files):
+            assert time.monotonic() < deadline, f"nobody gets to step {step}"
+            time.sleep(0.05)
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.err").read_text()

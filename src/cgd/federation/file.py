@@ -366,7 +366,7 @@ def _participant(number: int, table: Any) -> Participant:
 
 def _check_keys(table: Any, needed: Collection[str], optional: Collection[str]) -> None:
     if not isinstance(table, dict):
-        raise InputError(f"is {table!r}; it is a table, with KEY = VALUE in every line")
+        raise InputError(f"{table!r} is no table; write its header, and KEY = VALUE in every line")
     known = (*needed, *optional)
     for key in table:
         if key not in known:

@@ -11,7 +11,8 @@ whoever drives it. The rules:
    had not been consumed by the one before.
 3. The channel keeps the order of what it does not lose. So when the other side tells that it lacks a frame sent before
    one it has seen (or before a PING it has seen), that frame is lost, and everything from there on is sent again.
-4. At most `WINDOW` bytes are under way, or one frame. They count until the other side has consumed them.
+4. At most `WINDOW` bytes are under way, or one frame. They count until the other side has consumed them. The other side
+   drops what is beyond that, and what is beyond `MOST_UNREAD` frames, so that nobody can fill its memory.
 5. A second process with the same key is not let in while the first one answers: see `Incoming`.
 
     offset  bytes  field
@@ -43,6 +44,8 @@ INCARNATION_BYTES = 8
 NOBODY = bytes(INCARNATION_BYTES)
 WINDOW = 8 << 20
 LONGEST_FRAME = 4 << 20
+MOST_UNREAD = 1 << 16
+HIGHEST_NUMBER = 2**63
 HELLO_SECONDS = 0.25
 BUSY_PING_SECONDS = 0.25
 IDLE_PING_SECONDS = 1.0
@@ -102,6 +105,8 @@ def from_bytes(data: Buffer) -> Datagram:
         raise DatagramError(f"version {version} of the link, we speak {VERSION}; install the same cgd")
     if not 1 <= kind <= len(Kind):
         raise DatagramError(f"malformed: unknown kind {kind}")
+    if number > HIGHEST_NUMBER:  # nobody gets there by counting, and what we add to it still has to fit
+        raise DatagramError(f"malformed: the number {number}")
     return Datagram(Kind(kind), sender, recipient, number, memoryview(data)[HEADER_BYTES:])
 
 
@@ -180,7 +185,8 @@ class Outgoing:
             case Kind.WELCOME:
                 self._welcome(datagram)
             case Kind.REFUSED:
-                self.refusal = bytes(datagram.body[:500]).decode(errors="replace")
+                text = bytes(datagram.body[:500]).decode(errors="replace")
+                self.refusal = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
                 return None
             case Kind.ACK if datagram.sender == self._them and len(datagram.body) == _COUNTS.size:
                 self._acknowledge(datagram, now)
@@ -236,33 +242,42 @@ class Incoming:
         self.heard = -inf
         self.channel: bytes | None = None
         self.stale = 0
-        """Datagrams that were dropped: of another incarnation, or copies."""
+        """Datagrams that were dropped: of another incarnation, copies, or beyond the window."""
+        self.life = 0
+        """Counts the incarnations of the peer that were let in."""
         self._me = me
         self._them = NOBODY
         self._arrived = 0  # the place expected next
         self._consumed = 0
         self._consumed_bytes = 0
+        self._unread = 0
+        self._unread_bytes = 0
         self._gap_told = -1
         self._probed: float | None = None
+        self._asked = -inf
+        self._asking = False
 
     def hello(self, datagram: Datagram, channel: bytes, now: float) -> Datagram:
         """Somebody with the peer's key wants in, on this channel; what to answer there."""
         if datagram.sender != self._them:
             if self.alive(now):
                 self._probed = now if self._probed is None else self._probed
+                self._asking = now - self._asked >= HELLO_SECONDS
                 return self._answer(
                     Kind.REFUSED, datagram, b"another process with this key is connected; stop it first"
                 )
             self._them = datagram.sender
+            self.life += 1
             self._arrived = self._consumed = self._consumed_bytes = 0
             self._gap_told = -1
         self.channel, self.heard, self._probed = channel, now, None
         return self._answer(Kind.WELCOME, datagram)
 
     def probe(self) -> Datagram | None:
-        """Ask the one who is in whether it is still there, if somebody else wants in."""
-        if self._probed is None:
+        """Ask the one who is in whether it is still there, if somebody else wants in; once for many who do."""
+        if not self._asking or self._probed is None:
             return None
+        self._asked, self._asking = self._probed, False
         return Datagram(Kind.PROBE, self._me, self._them)
 
     def gone(self) -> None:
@@ -284,8 +299,10 @@ class Incoming:
         self.channel, self.heard, self._probed = channel, now, None
         if datagram.kind is Kind.PING:
             return None, self._ack(datagram.number)
-        if datagram.number == self._arrived:
+        if datagram.number == self._arrived and self._room(len(datagram.body)):
             self._arrived += 1
+            self._unread += 1
+            self._unread_bytes += len(datagram.body)
             self._gap_told = -1
             return datagram.body, None
         self.stale += 1
@@ -294,8 +311,15 @@ class Incoming:
             return None, self._ack(datagram.number + 1)
         return None, None
 
-    def consumed(self, nbytes: int) -> Datagram | None:
-        """A frame was read; an answer if the sender should know now."""
+    def _room(self, nbytes: int) -> bool:
+        return self._unread == 0 or (self._unread < MOST_UNREAD and self._unread_bytes + nbytes <= WINDOW)
+
+    def consumed(self, nbytes: int, life: int | None = None) -> Datagram | None:
+        """A frame was read, of the present life of the peer if not told; an answer if the sender should know now."""
+        self._unread -= 1
+        self._unread_bytes -= nbytes
+        if life is not None and life != self.life:  # the one who sent it is gone, and the numbers began anew
+            return None
         self._consumed += 1
         self._consumed_bytes += nbytes
         return self._ack(self._consumed) if self._consumed_bytes > WINDOW // 4 else None

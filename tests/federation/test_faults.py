@@ -1,0 +1,173 @@
+"""Five real processes over real sockets: whoever is killed, whatever breaks, the bits are those of a quiet run."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import runpy
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cgd import Cell, local_peers
+from cgd.federation import file
+from cgd.federation.keys import Keys
+from support.federations import NAMES, Colony
+from support.ports import free_port
+from support.proxy import BadProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cgd import Peers
+
+STEPS = 60
+
+
+@pytest.fixture
+def colony(tmp_path: Path) -> Iterator[Colony]:
+    made = Colony(tmp_path, steps=STEPS)
+    yield made
+    made.close()
+
+
+def quiet_bits(folder: Path, names: tuple[str, ...] = NAMES, steps: int = STEPS) -> str:
+    """What the same participants, with the same keys, come to inside one process, undisturbed."""
+    training = runpy.run_path(str(folder / "training.py"))
+
+    def work(peers: Peers) -> Any:
+        peers.seed = Keys.load(folder / f"{peers.me}.key").federation_seed("trial")
+        return training["train"](peers, steps=steps)[0]
+
+    with local_peers(names) as peers:
+        displacements = peers.run(work)
+    digests = {hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in displacements}
+    (digest,) = digests
+    return digest
+
+
+def test_five_processes_give_the_bits_of_one(colony: Colony) -> None:
+    colony.start_all()
+    assert set(colony.wait().values()) == {0}
+    assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
+
+
+@pytest.mark.parametrize("lose_state", [False, True], ids=["state kept", "state lost"])
+def test_twenty_kills_at_random_moments_change_nothing(colony: Colony, lose_state: bool) -> None:
+    rng = random.Random(f"kills {lose_state}")
+    colony.start_all(PAUSE="0.2")
+    for _ in range(20):
+        time.sleep(rng.uniform(0, 1.5))
+        victim = rng.choice(NAMES)
+        assert colony.processes[victim].poll() is None, "it is over too soon for twenty kills"
+        colony.kill(victim, lose_state=lose_state)
+        colony.start(victim, PAUSE="0.2")
+    assert set(colony.wait(seconds=300).values()) == {0}
+    assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
+
+
+def test_all_of_them_killed_at_once_go_on_from_their_state(colony: Colony) -> None:
+    colony.start_all(PAUSE="0.2")
+    colony.until_step(20)
+    for name in NAMES:
+        colony.kill(name)
+    made = {name: colony.sums(name) for name in NAMES}
+    colony.start_all()
+    assert set(colony.wait().values()) == {0}
+    assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
+    assert max(made.values()) > 5
+
+
+def test_a_bad_network_changes_nothing(colony: Colony) -> None:
+    """Every connection goes through a proxy that delays, throttles and cuts it."""
+    text = colony.path.read_text()
+    routes, listen = {}, {}
+    for name in NAMES:
+        address = file.Federation.load(colony.path).participant(name).address
+        port, proxy = int(address.rsplit(":", 1)[1]), free_port()
+        routes[proxy] = port
+        listen[name] = f"tcp://127.0.0.1:{port}"
+        text = text.replace(address, f"tcp://127.0.0.1:{proxy}")
+    colony.path.write_text(text)
+    with BadProxy(routes, seed=1) as proxy_server:
+        for name in NAMES:
+            colony.start(name, "--listen", listen[name])
+        colony.until_step(10)
+        colony.kill("cleo", lose_state=True)
+        colony.start("cleo", "--listen", listen["cleo"])
+        assert set(colony.wait(seconds=300).values()) == {0}
+        assert proxy_server.cuts > 20
+    assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
+
+
+def test_a_participant_comes_back_on_another_machine(colony: Colony) -> None:
+    """With its key alone, at another address, which no file mentions."""
+    colony.start_all(PAUSE="0.1")
+    colony.until_step(10)
+    colony.kill("bob", lose_state=True)
+    colony.start("bob", "--address", f"tcp://127.0.0.1:{free_port()}")
+    assert set(colony.wait().values()) == {0}
+    assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
+
+
+def test_a_participant_is_removed_for_good_and_another_joins_late(colony: Colony) -> None:
+    colony.start_all(PAUSE="0.1")
+    colony.until_step(10)
+    colony.kill("dan")
+    reached = int((colony.folder / "ada.step").read_text())
+    file.without(colony.path, "dan")
+    colony.until_step(reached + 10)
+    keys = Keys.generate("fay")
+    keys.save(colony.folder)
+    file.with_participant(colony.path, file.Participant("fay", f"tcp://127.0.0.1:{free_port()}", keys.public, None))
+    colony.start("fay", PAUSE="0.1")
+    codes = colony.wait()
+    assert set(codes) == {"ada", "bob", "cleo", "eve", "fay"}
+    assert set(codes.values()) == {0}
+    bits = colony.bits()
+    assert len(set(bits.values())) == 1
+    assert bits["fay"] != quiet_bits(colony.folder)  # a step without dan, or with fay, is another step
+    assert "epoch 3" in colony.said("ada")
+
+
+def test_whoever_is_removed_is_told(colony: Colony) -> None:
+    colony.start_all(PAUSE="0.2")
+    colony.until_step(3)
+    file.without(colony.path, "dan")
+    assert colony.processes["dan"].wait(60) == 2
+    assert "dan is no longer in the federation: it was removed in epoch 2" in colony.said("dan")
+
+
+def test_a_grid_sums_in_its_groups(tmp_path: Path) -> None:
+    names = ("r0c0", "r0c1", "r1c0", "r1c1", "r2c0", "r2c1")
+    cells = [Cell(int(name[1]), int(name[3])) for name in names]
+    colony = Colony(tmp_path, names, cells, steps=20)
+    try:
+        colony.start_all(PAUSE="0.1")
+        colony.until_step(8)
+        colony.kill("r1c0", lose_state=True)
+        colony.start("r1c0")
+        assert set(colony.wait().values()) == {0}
+        bits = colony.bits()
+    finally:
+        colony.close()
+    columns = {column: {bits[name] for name in names if name.endswith(column)} for column in ("c0", "c1")}
+    assert all(len(each) == 1 for each in columns.values())
+    assert columns["c0"] != columns["c1"]  # they have first layers of their own
+
+
+def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(colony: Colony) -> None:
+    colony.start_all(PAUSE="0.1")
+    colony.until_step(5)
+    colony.processes["ada"].send_signal(signal.SIGINT)
+    assert colony.processes["ada"].wait(30) == 130
+    assert "interrupted; the same command goes on from here" in colony.said("ada")
+    assert "Traceback" not in colony.said("ada")
+    time.sleep(1)
+    assert "ada is left" in colony.said("bob")
+    colony.start("ada")
+    assert set(colony.wait().values()) == {0}
+    assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
