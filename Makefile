@@ -4,13 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
 
-.PHONY: help demo test check format bench docs docs-serve clean
+.PHONY: help demo federation-demo test check format bench docs docs-serve clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 demo: .venv/installed  ## five hospitals train together (half a minute); a table and a plot
 	$(BIN)/cgd demo
+
+federation-demo: .venv/installed  ## five hospitals as five processes over sockets, one killed on the way (a minute)
+	$(BIN)/python examples/federation/demo.py
 
 test: .venv/installed-dev  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2

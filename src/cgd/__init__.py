@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cgd.errors import FrameError as FrameError
     from cgd.errors import InputError as InputError
     from cgd.errors import LocalProtocolError as LocalProtocolError
+    from cgd.errors import MembersChangedError as MembersChangedError
     from cgd.errors import MembershipError as MembershipError
     from cgd.errors import PeerAbortedError as PeerAbortedError
     from cgd.errors import PeerLeftError as PeerLeftError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cgd.errors import TransportError as TransportError
     from cgd.errors import UnconfinedWarning as UnconfinedWarning
     from cgd.errors import WeightError as WeightError
+    from cgd.federation.joining import join as join
     from cgd.learning.confinement import Origin as Origin
     from cgd.learning.confinement import confine as confine
     from cgd.learning.grid import Block as Block
@@ -63,6 +65,7 @@ _HOME = {
         "FrameError",
         "InputError",
         "LocalProtocolError",
+        "MembersChangedError",
         "MembershipError",
         "PeerAbortedError",
         "PeerLeftError",
@@ -75,6 +78,7 @@ _HOME = {
         "UnconfinedWarning",
         "WeightError",
     ),
+    "federation.joining": ("join",),
     "learning.confinement": ("Origin", "confine"),
     "learning.grid": ("Block", "Cell", "Grid"),
     "learning.optimizer": ("ConfinedAdam", "ConfinedOptimizer", "ConfinedSGD"),

@@ -129,12 +129,14 @@ class Colony:
                 raise AssertionError(f"{name} does not end:\n{self.said(name)}") from None
         return codes
 
-    def until_step(self, step: int, names: Iterable[str] | None = None, seconds: float = 120.0) -> None:
+    def until_step(self, step: int, names: Iterable[str] | None = None, seconds: float = 60.0) -> None:
         """Wait until these participants (all, if none are named) have taken a step."""
         deadline = time.monotonic() + seconds
         files = [self.folder / f"{name}.step" for name in names or self.names]
         while not all(file.exists() and int(file.read_text() or 0) >= step for file in files):
-            assert time.monotonic() < deadline, f"nobody gets to step {step}"
+            if time.monotonic() > deadline:
+                said = "\n".join(f"--- {name}\n{self.said(name)}" for name in self.processes)
+                raise AssertionError(f"not all get to step {step}:\n{said}")
             time.sleep(0.05)
 
     def said(self, name: str) -> str:

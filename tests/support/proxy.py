@@ -34,7 +34,7 @@ class BadProxy:
         assert self._ready.wait(10)
         return self
 
-    def __exit__(self, *exit: object) -> None:
+    def __exit__(self, *outcome: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Layer 5, a federation on disk: the file that all participants hold, and the keys that each keeps for itself."""
+"""Layer 6, federations over a network: the file that all participants hold, the keys each keeps, and joining."""
 
 from cgd.federation.file import Federation, Participant, Training, new, with_participant, without
 from cgd.federation.keys import Keys

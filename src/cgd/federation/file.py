@@ -17,9 +17,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
-
 from cgd.errors import InputError, MembershipError
 from cgd.federation.keys import Participant, check_name, check_unique, read_text, replace_text, similar, write_new
 from cgd.learning.grid import Grid
@@ -50,6 +47,7 @@ COMMENTS = {
     "cell": "row and column",
 }
 # One participant in the text: the comments right above, the header, its keys, the comments right below.
+EPOCH = re.compile(r"^(\s*epoch\s*=\s*)\d+", re.MULTILINE)
 BLOCK = re.compile(
     r"""^(?:[ \t]*\#.*\n)*[ \t]*\[\[[ \t]*participants[ \t]*\]\].*\n
         (?:(?:[ \t]*(?:\#.*)?\r?\n)*[ \t]*[^\s\#\[].*\n)*
@@ -321,12 +319,10 @@ def _rewrite(before: Federation, participants: tuple[Participant, ...], change: 
     path = before.path
     with _at(f"{path} stays as it is, for {change} it could not be used: "):
         after = replace(before, epoch=before.epoch + 1, participants=participants)
+    text = EPOCH.sub(rf"\g<1>{after.epoch}", text, count=1)
     try:
-        document = tomlkit.parse(text)
-        document["epoch"] = after.epoch
-        text = tomlkit.dumps(document)
         faithful = Federation.parse(text, path) == after
-    except (TOMLKitError, InputError):
+    except InputError:
         faithful = False
     if not faithful:
         raise InputError(

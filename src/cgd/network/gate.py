@@ -1,8 +1,8 @@
 """Who is let in: CURVE keys, and a log of what was refused.
 
 CURVE encrypts a connection and proves that its client has the secret key of a public key. Whether that key is one of
-ours is asked here, by ZeroMQ's authentication protocol (ZAP, RFC 27). An accepted connection carries the participant's
-name from then on, so what arrives on it is bound to the key, whatever it says.
+ours is asked here, by ZeroMQ's authentication protocol (ZAP, RFC 27). An accepted connection carries its key from then
+on, so what arrives on it is bound to the key, whatever it says, and a key that is listed no more is heard no more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,7 +79,7 @@ class Gate:
         """Answer one question."""
         request = self.socket.recv_multipart()
         version, number, _domain, address, _identity, mechanism, *credentials = request
-        name = None
+        name, key = None, b""
         if mechanism == b"CURVE" and len(credentials) == 1:
             key = z85.encode(credentials[0])
             name = self.names.get(key)
@@ -89,14 +90,49 @@ class Gate:
             self._refusals.add("a stranger", "a connection", detail)
             self.socket.send_multipart([version, number, b"400", b"this key is not listed", b"", b""])
         else:
-            self.socket.send_multipart([version, number, b"200", b"OK", name.encode(), b""])
+            self.socket.send_multipart([version, number, b"200", b"OK", key, b""])
 
 
-# What a failed connection attempt means, in words, by the event that ZeroMQ reports.
+class Visitors:
+    """Watches who comes to the door and gets no further than the handshake: ZeroMQ asks the gate about keys only.
+
+    Args:
+        refusals: where strangers are told.
+    """
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self._ended = 0  # handshakes whose end was reported
+        self._came: dict[int, int] = {}  # connections by their descriptor: how many handshakes had ended before
+
+    def note(self, monitor: zmq.Socket[bytes], most: int) -> None:
+        """Take in what ZeroMQ reports, at most so much."""
+        for _ in range(most):
+            if not monitor.poll(0):
+                return
+            message = recv_monitor_message(monitor)
+            event, value = int(message["event"]), int(message["value"])
+            if event == zmq.EVENT_ACCEPTED:
+                self._came[value] = self._ended
+            elif event != zmq.EVENT_DISCONNECTED:
+                self._ended += 1
+                if event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+                    self._refuse("it does not speak CURVE, or seeks another key than ours")
+            elif self._came.pop(value, -1) == self._ended:  # none ended while it was here, so its own did not
+                self._refuse("it does not speak our protocol")
+
+    def _refuse(self, why: str) -> None:
+        self._refusals.add("a stranger", "a handshake", why)
+
+
+# What a failed connection attempt means, in words, by the event that ZeroMQ reports; the address is put behind it.
 WHY_NOT = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refuses our key: our key is not in its federation file",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak CURVE, or has another key than our file says",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: it has another key than our file says",
     zmq.EVENT_CLOSED: "nobody answers there",
-    zmq.EVENT_DISCONNECTED: "the connection broke",
+    zmq.EVENT_CONNECT_RETRIED: "its address is not known here: no such host, or no name service",
 }
+# ZeroMQ says no more than that the connection ended when it came to no handshake, or after one.
+NO_HANDSHAKE = "something answers there that is not cgd"
+BROKEN = "the connection broke"

@@ -262,7 +262,8 @@ class Incoming:
         if datagram.sender != self._them:
             if self.alive(now):
                 self._probed = now if self._probed is None else self._probed
-                self._asking = now - self._asked >= HELLO_SECONDS
+                if now - self._asked >= HELLO_SECONDS:
+                    self._asked, self._asking = now, True
                 return self._answer(
                     Kind.REFUSED, datagram, b"another process with this key is connected; stop it first"
                 )
@@ -277,7 +278,7 @@ class Incoming:
         """Ask the one who is in whether it is still there, if somebody else wants in; once for many who do."""
         if not self._asking or self._probed is None:
             return None
-        self._asked, self._asking = self._probed, False
+        self._asking = False
         return Datagram(Kind.PROBE, self._me, self._them)
 
     def gone(self) -> None:

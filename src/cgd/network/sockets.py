@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from cgd.errors import InputError, TransportError
 from cgd.network import link
-from cgd.network.gate import DOMAIN, WHY_NOT
+from cgd.network.gate import BROKEN, DOMAIN, NO_HANDSHAKE, WHY_NOT
+
+if TYPE_CHECKING:
+    from cgd.network.link import Incoming, Outgoing
 
 HEARTBEAT_MILLISECONDS = 2000
 LINGER_MILLISECONDS = 1000
+HANDSHAKE_MILLISECONDS = 10000
 # Messages that wait in a socket: few, because what is under way is in the links' windows.
 MOST_MESSAGES = 64
+REDIAL_SECONDS = 1.0
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -33,8 +42,60 @@ class Contact:
     public_key: bytes
 
 
+@dataclass
+class Way:
+    """Both directions to one peer."""
+
+    dealer: Socket
+    monitor: Socket
+    out: Outgoing
+    into: Incoming
+    address: str
+    trouble: str = "not reached yet"
+    connected: bool = False
+    event: zmq.Event | None = None  # the last one that ZeroMQ reported
+    redial: float = inf  # when to connect anew, unless ZeroMQ does
+
+    def note_event(self, now: float) -> None:
+        """Take in what ZeroMQ reports of our connection."""
+        event = zmq.Event(recv_monitor_message(self.monitor)["event"])
+        before, self.event, self.redial = self.event, event, inf
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.connected = True
+            self.trouble = "connected, and not yet let in"
+        elif event == zmq.EVENT_DISCONNECTED:
+            # ZeroMQ connects anew, and reports that next; not if the other side broke the protocol or refused our key,
+            # but it may know better in a while.
+            self.redial = now + REDIAL_SECONDS
+            if self.connected:
+                self.trouble = BROKEN
+            elif before is None or before == zmq.EVENT_CONNECT_RETRIED:  # else the reason came before
+                self.trouble = f"{NO_HANDSHAKE} ({self.address})"
+            self.connected = False
+        elif event != zmq.EVENT_CONNECT_RETRIED or before in (None, event):  # else it is about a connection that ended
+            self.trouble = f"{WHY_NOT[event]} ({self.address})"
+
+    def redial_if_due(self, now: float) -> None:
+        """Connect anew if ZeroMQ has given up."""
+        if now > self.redial:
+            self.redial, self.event = inf, None
+            with contextlib.suppress(zmq.ZMQError):
+                self.dealer.disconnect(self.address)
+            self.dealer.connect(self.address)
+
+    def follow(self, address: str) -> None:
+        """The peer is to be found there now."""
+        try:
+            self.dealer.connect(address)
+            self.dealer.disconnect(self.address)
+        except zmq.ZMQError as error:
+            self.trouble = f"it says that it is at {address!r}: {error.strerror}"
+            return
+        self.address = address
+
+
 def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[Socket, Socket]:
-    """The socket that peers connect to, and a monitor that tells of failed handshakes.
+    """The socket that peers connect to, and a monitor that tells who comes and goes.
 
     Raises:
         TransportError: we cannot listen there.
@@ -45,7 +106,14 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
     router.zap_domain = DOMAIN
     router.router_mandatory = True  # so that we are told if a connection is gone
     _prepare(router)
-    door = router.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    door = router.get_monitor_socket(
+        zmq.EVENT_ACCEPTED
+        | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_DISCONNECTED
+    )
     try:
         router.bind(listen)
     except zmq.ZMQError as error:
@@ -70,8 +138,9 @@ def calling_socket(
     dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
     dealer.reconnect_ivl = 100
     dealer.reconnect_ivl_max = 1000
+    dealer.connect_timeout = HANDSHAKE_MILLISECONDS
     _prepare(dealer)
-    events = zmq.EVENT_HANDSHAKE_SUCCEEDED
+    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
     for event in WHY_NOT:
         events |= event
     monitor = dealer.get_monitor_socket(events)
@@ -105,4 +174,5 @@ def _prepare(each: Socket) -> None:
     each.rcvhwm = each.sndhwm = MOST_MESSAGES
     each.heartbeat_ivl = HEARTBEAT_MILLISECONDS
     each.heartbeat_timeout = 3 * HEARTBEAT_MILLISECONDS
+    each.handshake_ivl = HANDSHAKE_MILLISECONDS
     each.ipv6 = True

@@ -14,23 +14,21 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from cgd.errors import ClosedError, InputError, MembershipError
 from cgd.network import link
-from cgd.network.gate import WHY_NOT, Gate, Refusals
+from cgd.network.gate import Gate, Refusals, Visitors
 from cgd.network.link import Datagram, DatagramError, Incoming, Kind, Outgoing
-from cgd.network.sockets import calling_socket, listening_address, listening_socket
+from cgd.network.sockets import Way, calling_socket, listening_address, listening_socket
 from cgd.network.transport import PeerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cgd.network.sockets import Contact, Context, Socket
+    from cgd.network.sockets import Contact, Context
     from cgd.protocol.messages import Buffer, PeerId
 
 log = logging.getLogger("cgd.network")
@@ -39,18 +37,6 @@ LONGEST_SLEEP_SECONDS = 1.0
 # Messages read from one kind of socket before the others have their turn.
 TURN = 64
 LONGEST_HELLO = 1024
-
-
-@dataclass
-class Way:
-    """Both directions to one peer."""
-
-    dealer: Socket
-    monitor: Socket
-    out: Outgoing
-    into: Incoming
-    address: str
-    trouble: str = "not reached yet"
 
 
 class ZeroMQTransport:
@@ -76,7 +62,7 @@ class ZeroMQTransport:
         self._contacts = dict(contacts)
         self._incarnation = os.urandom(link.INCARNATION_BYTES)
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[PeerId, Buffer]] = deque()
+        self._inbox: deque[tuple[PeerId, Buffer, Incoming, int]] = deque()  # the last: the life it comes from
         self._answers: deque[tuple[bytes, Datagram]] = deque()
         self._woken = False
         self._closed = False
@@ -87,6 +73,7 @@ class ZeroMQTransport:
         self._secret_key = secret_key
         self._update: Mapping[PeerId, Contact] | None = None
         self._ways: dict[PeerId, Way] = {}
+        self._visitors = Visitors(self.refusals)
         self._poller = zmq.Poller()
         self._context: Context = zmq.Context()
         try:
@@ -120,10 +107,9 @@ class ZeroMQTransport:
             if not self._inbox:
                 self._woken = False
                 return None
-            sender, frame = self._inbox.popleft()
-            into = self._ways[sender].into if sender in self._ways else None
-            answer = None if into is None else into.consumed(len(frame))
-            if answer is not None and into is not None and into.channel is not None:
+            sender, frame, into, life = self._inbox.popleft()
+            answer = into.consumed(len(frame), life)
+            if answer is not None and into.channel is not None:
                 self._answers.append((into.channel, answer))
         if answer is not None:
             self._ring()
@@ -232,12 +218,12 @@ class ZeroMQTransport:
                 if self._gate.socket in ready:
                     self._gate.answer()
                 if self._door in ready:
-                    self._note_failure()
+                    self._visitors.note(self._door, TURN)
                 if self._router in ready:
                     self._take_in()
                 for way in self._ways.values():
                     if way.monitor in ready:
-                        self._note_event(way)
+                        way.note_event(time.monotonic())
                     if way.dealer in ready:
                         self._take_answers(way)
             self._send_all()
@@ -255,6 +241,7 @@ class ZeroMQTransport:
         while self._answers:
             self._answer(*self._answers.popleft())
         for way in self._ways.values():
+            way.redial_if_due(time.monotonic())
             while int(way.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 with self._changed:
                     datagram = way.out.next_datagram(time.monotonic())
@@ -282,20 +269,29 @@ class ZeroMQTransport:
         waiting = len(self._inbox)
         for _ in range(TURN):
             try:
-                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                channel = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            channel, last = parts[0].bytes, parts[-1]
-            peer = str(last.get("User-Id"))
-            if len(parts) != 2 or peer not in self._ways:
-                self.refusals.add(peer, "a malformed message", f"{len(parts) - 1} parts instead of 1")
+            last = self._router.recv(copy=False)
+            parts = 1
+            while self._router.rcvmore:  # one by one: there may be millions
+                self._router.recv(copy=False)
+                parts += 1
+            peer = self._gate.names.get(str(last.get("User-Id")).encode())
+            if peer is None:
+                self.refusals.add("a former participant", "a message", "its key is not in the federation file any more")
+                continue
+            if parts != 1:
+                self.refusals.add(peer, "a malformed message", f"{parts} parts instead of 1")
                 continue
             try:
                 datagram = link.from_bytes(last.buffer.toreadonly())
             except DatagramError as error:
-                self.refusals.add(peer, f"a {str(error).split(':')[0]} message", str(error))
-                if "version" in str(error):
+                kind = str(error).split(":")[0]
+                if "version" in kind:
+                    kind = "foreign"  # not the version: there are 256
                     self._refuse(channel, str(error))
+                self.refusals.add(peer, f"{'an' if kind == 'oversized' else 'a'} {kind} message", str(error))
                 continue
             self._take_datagram(peer, channel, datagram)
         with self._changed:
@@ -312,7 +308,7 @@ class ZeroMQTransport:
                 stale = into.stale
                 frame, answer = into.take(datagram, channel, now)
                 if frame is not None:
-                    self._inbox.append((peer, frame))
+                    self._inbox.append((peer, frame, into, into.life))
                 elif into.stale > stale:
                     self.refusals.add(peer, "a stale or repeated message")
             else:
@@ -333,18 +329,8 @@ class ZeroMQTransport:
         if answer.kind is Kind.REFUSED:
             self.refusals.add(peer, "a second process with the same key")
         elif address != self._ways[peer].address and address.startswith("tcp://"):
-            self._follow(self._ways[peer], address)
+            self._ways[peer].follow(address)  # it has moved, and proved with its key that it is the one
         return answer
-
-    def _follow(self, way: Way, address: str) -> None:
-        """A peer has moved to another machine, and proved with its key that it is the one."""
-        try:
-            way.dealer.connect(address)
-            way.dealer.disconnect(way.address)
-        except zmq.ZMQError as error:
-            way.trouble = f"it says that it is at {address!r}: {error.strerror}"
-            return
-        way.address = address
 
     def _refuse(self, channel: bytes, why: str) -> None:
         nobody = Datagram(Kind.REFUSED, self._incarnation, link.NOBODY, 0, why.encode())
@@ -364,24 +350,6 @@ class ZeroMQTransport:
                 answer = way.out.take(datagram, time.monotonic())
             if answer is not None:
                 self._post(way, answer)
-
-    def _note_event(self, way: Way) -> None:
-        event = zmq.Event(recv_monitor_message(way.monitor)["event"])
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            way.trouble = "connected, and not yet let in"
-            return
-        # A closed connection says less than the reason it was closed for.
-        if event == zmq.EVENT_CLOSED and way.trouble in WHY_NOT.values():
-            return
-        trouble = WHY_NOT.get(event, way.trouble)
-        if event == zmq.EVENT_CLOSED:
-            trouble = f"{trouble} ({way.address})"
-        way.trouble = trouble
-
-    def _note_failure(self) -> None:
-        event = recv_monitor_message(self._door)["event"]
-        what = "it does not speak CURVE, or seeks another key than ours"
-        self.refusals.add("a stranger", "a handshake", what if event else "")
 
     def _ring(self) -> None:
         """Wake the thread that owns the sockets, unless somebody has."""
