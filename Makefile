@@ -28,9 +28,10 @@ format: .venv/installed-dev  ## let the linter mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## what a secure sum and a simulated step cost, as ratios
+bench: .venv/installed  ## what sums, simulated steps and sums over sockets cost, as ratios
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/federation.py
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py

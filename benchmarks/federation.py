@@ -1,0 +1,149 @@
+"""What a secure sum costs over sockets: `make bench`.
+
+Five processes on this machine, connected as a federation (ZeroMQ with CURVE), sum vectors; the same processes
+all-reduce the same vectors with torch.distributed's gloo, which neither encrypts nor hides anything. Both in turns in
+one run, so that they meet the same machine; what counts is the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import socket
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional
+
+import cgd
+from cgd.federation import file
+from cgd.federation.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.queues import Queue
+
+NAMES = ("ada", "bob", "cleo", "dan", "eve")
+MNIST_NETWORK = 784 * 256 + 256 * 10
+SIZES = (MNIST_NETWORK, 10_000_000)
+TARGET = 4.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def found(folder: Path) -> tuple[Path, int]:
+    """A federation file with keys for everyone, and a port for gloo."""
+    *ports, rendezvous = free_ports(len(NAMES) + 1)
+    participants = []
+    for name, port in zip(NAMES, ports, strict=True):
+        keys = Keys.generate(name)
+        keys.save(folder)
+        participants.append(file.Participant(name, f"tcp://127.0.0.1:{port}", keys.public, None))
+    file.new(folder / "federation.toml", "bench", participants)
+    return folder / "federation.toml", rendezvous
+
+
+def timed(together: Callable[[], object], function: Callable[[], object]) -> float:
+    """Seconds that a function takes when all begin at the same time."""
+    together()
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def participant(name: str, path: Path, rendezvous: int, repeats: int, results: Queue[Any]) -> None:
+    """One of the five."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{rendezvous}", rank=NAMES.index(name), world_size=len(NAMES)
+    )
+    together = torch.distributed.barrier
+    with cgd.join(path, name, timeout=60) as peers:
+        for size in SIZES:
+            values = np.random.default_rng(0).normal(0, 0.01, size).astype(np.float32)
+            tensor = torch.from_numpy(values.copy())
+            peers.sum(values)
+            torch.distributed.all_reduce(tensor)
+            rounds = max(3, min(repeats, repeats * MNIST_NETWORK * 10 // size))
+            times = [
+                (
+                    timed(together, lambda tensor=tensor: torch.distributed.all_reduce(tensor)),  # type: ignore[misc]
+                    timed(together, lambda values=values: peers.sum(values)),  # type: ignore[misc]
+                )
+                for _ in range(rounds)
+            ]
+            if name == NAMES[0]:
+                results.put((size, median(each[0] for each in times), median(each[1] for each in times)))
+        steps_per_second = train(peers, together)
+        if name == NAMES[0]:
+            results.put(steps_per_second)
+    torch.distributed.destroy_process_group()
+
+
+def train(peers: cgd.Peers, together: Callable[[], object], steps: int = 40) -> float:
+    """Steps per second of the paper's MNIST network, with 60 random images at each participant."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(784, 256, bias=False), torch.nn.ReLU(), torch.nn.Linear(256, 10, bias=False)
+    )
+    cgd.confine(model, seed=peers.seed)
+    optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=60)
+    x, y = torch.rand(60, 784), torch.randint(10, (60,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    step()
+    return steps / timed(together, lambda: [step() for _ in range(steps)])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40)
+    options = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    results: Queue[Any] = spawn.Queue()
+    with tempfile.TemporaryDirectory(prefix="cgd-bench-") as folder:
+        path, rendezvous = found(Path(folder))
+        arguments = (path, rendezvous, options.repeats, results)
+        processes = [spawn.Process(target=participant, args=(name, *arguments)) for name in NAMES]
+        for process in processes:
+            process.start()
+        rows = [results.get(timeout=600) for _ in SIZES]
+        steps_per_second = results.get(timeout=600)
+        for process in processes:
+            process.join()
+    table = Table(title=f"One sum among {len(NAMES)} processes on this machine, medians")
+    for heading in ("floats", "gloo all-reduce", "secure sum over CURVE", "ratio"):
+        table.add_column(heading, justify="right")
+    for size, plain, secure in rows:
+        table.add_row(f"{size:,}", f"{1000 * plain:.1f} ms", f"{1000 * secure:.1f} ms", f"{secure / plain:.1f}")
+    console = Console()
+    console.print(table)
+    console.print(f"The MNIST network, 60 images at each of {len(NAMES)}: {steps_per_second:.1f} steps per second")
+    for size, plain, secure in rows:
+        if secure / plain > TARGET:
+            console.print(f"{size:,} floats: {secure / plain:.1f} is above the target of {TARGET:g}")
+
+
+if __name__ == "__main__":
+    main()
