@@ -41,9 +41,7 @@ def main(peers: cgd.Peers) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(30, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     # Drawn from the seed in our key file: after a crash, on another machine, it is the same origin again.
     cgd.confine(model, delta=float(os.environ.get("DELTA", "0.1")), seed=peers.seed)
-    optimizer = cgd.ConfinedSGD(
-        model.parameters(), lr=peers.training["lr"], peers=peers, samples=len(x) - held_out
-    )
+    optimizer = cgd.ConfinedSGD(model.parameters(), lr=peers.training["lr"], peers=peers, samples=len(x) - held_out)
     # The steps that remain: all of them, or fewer if this program was stopped and the others went on.
     for step in optimizer.steps(peers.training["steps"]):
         optimizer.zero_grad()

@@ -17,7 +17,7 @@ from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.ledger import Ledger, Step
-from cgd.protocol.messages import Ask, Hello, Reason
+from cgd.protocol.messages import Ask, Hello, Piece, Reason
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -243,6 +243,19 @@ def test_who_asks_for_another_groups_past_gets_nothing() -> None:
     frame = to_bytes(Frame(assembly.view, 0, Ask("column-1")))
     with pytest.raises(RemoteProtocolError, match="d: asked for the ledger of 'column-1', which it is not a member of"):
         assembly.receive("d", frame)
+
+
+def test_whoever_asks_again_is_given_nothing_more() -> None:
+    world = World(5, sums=1)
+    world.run()
+    settled(world, 300)
+    assembly = world.programs["a"].assembly
+    for _ in range(3):
+        assembly.receive("b", to_bytes(Frame(assembly.view, 0, Ask("everyone"))))
+    pieces = [
+        to for to, frame in iter(assembly.next_outgoing, None) if isinstance(from_bytes(frame, "a").message, Piece)
+    ]
+    assert pieces == ["b"]
 
 
 def test_a_refusal_fails_the_sum_for_all_and_the_next_one_works() -> None:

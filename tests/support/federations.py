@@ -42,7 +42,7 @@ def network():
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
 
 
-def train(peers, steps=None, pause=float(os.environ.get("PAUSE", "0"))):
+def train(peers, steps=None, pause=0.0, watched=False):
     x, y = data(peers.me)
     model = network()
     cgd.confine(model, delta=0.1, seed=peers.seed)
@@ -58,15 +58,16 @@ def train(peers, steps=None, pause=float(os.environ.get("PAUSE", "0"))):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-        with open(f"{peers.me}.step", "w") as file:
-            file.write(str(step))
+        if watched:
+            with open(f"{peers.me}.step", "w") as file:
+                file.write(str(step))
         if step % 10 == 9:
             losses.append(float(peers.sum(torch.tensor([loss.item()]))[0]) / count)
     return optimizer.displacement(), losses
 
 
 def main(peers):
-    displacement, losses = train(peers)
+    displacement, losses = train(peers, pause=float(os.environ.get("PAUSE", "0")), watched=True)
     with open(f"{peers.me}.bits", "w") as file:
         file.write(hashlib.sha256(displacement.numpy().tobytes()).hexdigest())
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.handlers
 import sys
 import threading
 import time
@@ -44,7 +45,7 @@ class JSONLines(logging.Formatter):
 def log_events(path: Path) -> None:
     """Write what happens to a file; anyone with access to this account may read it, it holds no data and no keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    to_file = logging.FileHandler(path)
+    to_file = logging.handlers.RotatingFileHandler(path, maxBytes=10 << 20, backupCount=3, delay=True)
     to_file.setFormatter(JSONLines())
     logger = logging.getLogger("cgd")
     logger.setLevel(logging.INFO)
@@ -105,7 +106,7 @@ class Display:
         for report in membership.conductor.report():
             latency = f"{1000 * report.latency:.0f} ms" if report.latency is not None else ""
             state = Text(report.state, style=COLOURS[report.state])
-            table.add_row(report.name, state, latency, report.note)
+            table.add_row(report.name, state, latency, Text(report.note))
         what, missing = membership.conductor.assembly.waiting_for("everyone")
         waiting = f"waiting for {', '.join(sorted(missing))} ({what})" if missing else "computing"
         sent = traffic.bytes_sent / 1e6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,6 +132,7 @@ def check(
     """See which peers answer: with latency, version and digest. Exit code 3 if one does not."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from cgd.federation.joining import Membership
 
@@ -149,7 +151,7 @@ def check(
                 hello = membership.conductor.assembly.hello(report.name)
                 latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
                 known = (hello.version, str(hello.epoch)) if hello is not None else ("", "")
-                table.add_row(report.name, report.state, latency, *known, report.note)
+                table.add_row(report.name, report.state, latency, *map(Text, (*known, report.note)))
         finally:
             membership.peers.close()
     console = Console()
@@ -192,11 +194,13 @@ def join(
     with Display(membership) as display:
         try:
             function(membership.peers)
-            display.say("done; waiting for the others (Ctrl-C leaves at once)")
-            membership.conductor.close(done=True)
         except KeyboardInterrupt:
             display.say("interrupted; the same command goes on from here")
             raise typer.Exit(INTERRUPTED) from None
+        else:
+            display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
+            with suppress(KeyboardInterrupt):
+                membership.conductor.close(done=True)
         finally:
             membership.conductor.close(done=False)
     typer.echo(f"cgd: {name} is done after {membership.peers.traffic.sums} sums", err=True)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from cgd.experiments.datasets import Dataset
     from cgd.learning.grid import Block
-    from cgd.network.peers import Peers, Traffic
+    from cgd.network.driver import Traffic
+    from cgd.network.peers import Peers
 
 HIDDEN = 32
 POINTS = 100  # at most so many on a curve

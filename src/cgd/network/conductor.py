@@ -87,7 +87,7 @@ class Conductor:
         self._unsent: dict[PeerId, bytes] = {}
         self._heard = time.monotonic()
         self._refusals = Refusals()
-        self._states: dict[PeerId, str] = {}
+        self._states: dict[PeerId, tuple[str, str]] = {}
         self._failure: BaseException | None = None
         self._closed = False
         self._until: Callable[[], bool] = lambda: False
@@ -200,9 +200,10 @@ class Conductor:
                 moved = self._send_all()
                 full_pause = FULL_PAUSE_SECONDS if moved else min(2 * full_pause, LONGEST_FULL_PAUSE_SECONDS)
                 received = self.transport.receive(full_pause if self._unsent else LOOK_SECONDS)
-                if received is not None:
-                    self._take_in(received)
+                while received is not None and not self._closed:
+                    received = self._take_in(received)
                     full_pause = FULL_PAUSE_SECONDS
+                    self._send_all()
                 if time.monotonic() - looked > LOOK_SECONDS:
                     looked = time.monotonic()
                     self._note_states()
@@ -242,7 +243,8 @@ class Conductor:
         self.traffic.bytes_sent += len(frame)
         return True
 
-    def _take_in(self, received: tuple[PeerId, Buffer] | None) -> None:
+    def _take_in(self, received: tuple[PeerId, Buffer] | None) -> tuple[PeerId, Buffer] | None:
+        """Take in some frames; the next one, if there are more."""
         with self._changed:
             for _ in range(TURN):
                 if received is None:
@@ -257,8 +259,7 @@ class Conductor:
                     self._refusals.add(sender, "a frame", str(error))
                 received = self.transport.receive(0.0)
             self._notify()
-        if received is not None:
-            self._take_in(received)
+        return received
 
     def _notify(self) -> None:
         """Wake the program if what it waits for is there; not for less, because that would happen often."""
@@ -268,9 +269,9 @@ class Conductor:
     def _note_states(self) -> None:
         """Log who comes and goes."""
         for report in self.report():
-            if self._states.get(report.name) == report.state:
+            if self._states.get(report.name) == (report.state, report.note):
                 continue
-            self._states[report.name] = report.state
+            self._states[report.name] = report.state, report.note
             log.info(
                 "%s is %s%s", report.name, report.state, f": {report.note}" if report.note else "",
                 extra={"event": "peer", "peer": report.name, "state": report.state, "note": report.note},

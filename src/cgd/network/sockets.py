@@ -89,7 +89,7 @@ class Way:
             self.dealer.connect(address)
             self.dealer.disconnect(self.address)
         except zmq.ZMQError as error:
-            self.trouble = f"it says that it is at {address!r}: {error.strerror}"
+            self.trouble = f"it says that it is at {address!r}: {_reason(error)}"
             return
         self.address = address
 
@@ -119,7 +119,7 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
     except zmq.ZMQError as error:
         in_use = error.errno == zmq.EADDRINUSE
         remedy = "stop what listens there, or listen elsewhere (listen=)" if in_use else "choose another (listen=)"
-        raise TransportError(f"cannot listen at {listen}: {error.strerror}; {remedy}") from None
+        raise TransportError(f"cannot listen at {listen}: {_reason(error)}; {remedy}") from None
     return router, door
 
 
@@ -147,7 +147,7 @@ def calling_socket(
     try:
         dealer.connect(contact.address)
     except zmq.ZMQError as error:
-        raise InputError(f"the address of {peer}, {contact.address!r}, cannot be used: {error.strerror}") from None
+        raise InputError(f"the address of {peer}, {contact.address!r}, cannot be used: {_reason(error)}") from None
     return dealer, monitor
 
 
@@ -176,3 +176,7 @@ def _prepare(each: Socket) -> None:
     each.heartbeat_timeout = 3 * HEARTBEAT_MILLISECONDS
     each.handshake_ivl = HANDSHAKE_MILLISECONDS
     each.ipv6 = True
+
+
+def _reason(error: zmq.ZMQError) -> str:
+    return zmq.strerror(error.errno or 0)  # its own text would name the address a second time

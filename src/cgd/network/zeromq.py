@@ -183,6 +183,7 @@ class ZeroMQTransport:
         for each in (way.dealer, way.monitor):
             self._poller.unregister(each)
         way.dealer.disable_monitor()
+        way.monitor.close(linger=0)
         way.dealer.close(linger=0)
 
     def _apply_update(self) -> None:
@@ -242,15 +243,15 @@ class ZeroMQTransport:
             self._answer(*self._answers.popleft())
         for way in self._ways.values():
             way.redial_if_due(time.monotonic())
-            while int(way.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            while room := int(way.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 with self._changed:
                     datagram = way.out.next_datagram(time.monotonic())
                 if datagram is None:
                     pause = min(pause, max(0.005, way.out.rest(time.monotonic())))
                     break
                 self._post(way, datagram)
-            else:
-                pause = min(pause, link.BUSY_PING_SECONDS)  # no connection, or a full one: look again soon
+            # Without a connection, or with a full one, the poller tells when there is room.
+            self._poller.register(way.dealer, zmq.POLLIN if room else zmq.POLLIN | zmq.POLLOUT)
         return pause
 
     def _post(self, way: Way, datagram: Datagram) -> None:

@@ -81,7 +81,9 @@ class Assembly:
         self._parting: Farewell | None = None
         self._view = NO_VIEW
         self._views: set[bytes] = set()
+        self._spent: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier lives
         self._standings: dict[PeerId, dict[str, int]] = {}
+        self._given: set[tuple[PeerId, str]] = set()  # who was given which ledger in this view
         self._early: dict[PeerId, tuple[bytes, Standing]] = {}
         self._outbox: deque[tuple[PeerId, Callable[[], Frame]]] = deque()
         self.adopt(charter)
@@ -229,6 +231,15 @@ class Assembly:
                 self._take_piece(sender, self._groups[name], frame.message)
 
     def _greet(self, sender: PeerId, hello: Hello) -> None:
+        try:  # a key without a shared secret, such as zeros, would stop us later
+            self._private.exchange(X25519PublicKey.from_public_bytes(hello.ephemeral))
+        except ValueError:
+            raise RemoteProtocolError(sender, "sent an ephemeral key that is none") from None
+        if (sender, hello.ephemeral) in self._spent:  # its shares may be too
+            raise RemoteProtocolError(sender, "goes back to an ephemeral key of before; it must be started again")
+        known = self._hellos.get(sender)
+        if known is not None and known.ephemeral != hello.ephemeral:
+            self._spent.add((sender, known.ephemeral))
         self._hellos[sender] = hello
         self._left.pop(sender, None)
         if hello.knows != self._public:
@@ -280,6 +291,7 @@ class Assembly:
     def _leave_view(self) -> None:
         self._view = NO_VIEW
         self._standings.clear()
+        self._given.clear()
         for group in self._groups.values():
             group.leave_view()
 
@@ -308,6 +320,9 @@ class Assembly:
         group = self._groups.get(name)
         if group is None or sender not in group.members:
             raise RemoteProtocolError(sender, f"asked for the ledger of {name!r}, which it is not a member of")
+        if (sender, name) in self._given:  # once in a view is all that anybody needs
+            return
+        self._given.add((sender, name))
         content = memoryview(group.ledger.to_bytes())
         for start in range(0, len(content), PIECE_BYTES):
             piece = Piece(start, name, len(content), content[start : start + PIECE_BYTES])

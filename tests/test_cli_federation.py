@@ -1,0 +1,143 @@
+"""The operator's commands, as an operator meets them: files, tables, exit codes, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd.federation.file import Federation
+from support.federations import Colony
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMES = ("ada", "bob", "cleo")
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cgd", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def found(folder: Path) -> None:
+    """Keys and a file, made by the commands."""
+    participants = []
+    for name in NAMES:
+        assert run("keygen", name, cwd=folder).returncode == 0
+        participants += ["--participant", f"{name}=tcp://127.0.0.1:{free_port()}={name}.pub"]
+    made = run("federation", "new", "federation.toml", "--name", "trial", "--steps", "3", *participants, cwd=folder)
+    assert made.returncode == 0, made.stderr
+
+
+def test_from_keys_to_a_file_that_changes(tmp_path: Path) -> None:
+    found(tmp_path)
+    assert stat.S_IMODE((tmp_path / "ada.key").stat().st_mode) == 0o600
+    federation = Federation.load(tmp_path / "federation.toml")
+    assert (federation.name, federation.epoch, federation.training.steps) == ("trial", 1, 3)
+    assert sorted(federation.contacts) == list(NAMES)
+    shown = run("federation", "show", "federation.toml", cwd=tmp_path).stdout
+    assert "trial, epoch 1" in shown
+    assert federation.sections()["training"] in shown
+    run("keygen", "dan", cwd=tmp_path)
+    added = run(
+        *("federation", "add", "federation.toml", "dan", "--address", "tcp://dan.example:7001"),
+        *("--public-key", "dan.pub"),
+        cwd=tmp_path,
+    )
+    assert "epoch 2 now: ada, bob, cleo, dan" in added.stdout
+    removed = run("federation", "remove", "federation.toml", "bob", cwd=tmp_path)
+    assert "epoch 3 now: ada, cleo, dan" in removed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("keygen", "ada"), "ada.key exists and is never overwritten"),
+        (("keygen", "no/slash"), "no/slash"),
+        (("federation", "show", "none.toml"), "none.toml"),
+        (("federation", "remove", "federation.toml", "bob"), "stays as it is"),
+        (("federation", "remove", "federation.toml", "bop"), "did you mean 'bob'?"),
+        (("federation", "new", "federation.toml", "--participant", "ada"), "NAME=ADDRESS=PUBLIC-KEY-FILE"),
+        (("join", "federation.toml", "--as", "zoe", "--run", "training:main"), "name one of ada, bob, cleo"),
+        (("join", "federation.toml", "--as", "ada", "--run", "training"), "it is MODULE:FUNCTION"),
+        (("join", "federation.toml", "--as", "ada", "--run", "nothing:main"), "there is no module 'nothing'"),
+        (("join", "federation.toml", "--as", "ada", "--run", "json:nothing"), "module json has no function 'nothing'"),
+        (
+            ("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "bob.key"),
+            "lists another for ada",
+        ),
+        (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "none.key"), "none.key"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    Colony(tmp_path, NAMES)
+    finished = run(*arguments, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert says in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stderr.startswith("cgd: ")
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    Colony(tmp_path, NAMES)
+    (tmp_path / "ada.key").chmod(0o644)
+    finished = run("join", "federation.toml", "--as", "ada", "--run", "json:dumps", cwd=tmp_path)
+    assert finished.returncode == 2
+    assert "chmod 600" in finished.stderr
+
+
+def test_check_says_who_answers(tmp_path: Path) -> None:
+    colony = Colony(tmp_path, NAMES)
+    try:
+        colony.start("bob", run="time:sleep")  # anything that is connected answers
+        checked = run("federation", "check", "federation.toml", "--as", "ada", "--wait", "8", cwd=tmp_path)
+        assert checked.returncode == 3
+        rows = {line.split()[1]: line for line in checked.stdout.splitlines() if line.startswith("│")}
+        assert "missing" in rows["cleo"]
+        assert "nobody answers" in checked.stdout
+        assert Federation.load(colony.path).digest in checked.stdout
+    finally:
+        colony.close()
+
+
+def test_a_peer_that_never_comes_is_named_and_events_are_json(tmp_path: Path) -> None:
+    colony = Colony(tmp_path, NAMES)
+    try:
+        for name in ("ada", "bob"):
+            colony.start(name, "--timeout", "4", "--log", f"{name}.jsonl")
+        assert set(colony.wait(("ada", "bob"), seconds=60).values()) == {3}
+        assert "no word from cleo for 4 s" in colony.said("ada")
+        assert "nobody answers there" in colony.said("ada")
+    finally:
+        colony.close()
+    events = [json.loads(line) for line in (tmp_path / "ada.jsonl").read_text().splitlines()]
+    assert {"time", "level", "text"} <= events[0].keys()
+    assert any(each.get("peer") == "bob" and each.get("state") == "here" for each in events)
+    secrets = [
+        line.split('"')[1] for line in (tmp_path / "ada.key").read_text().splitlines() if line[:4] in ("secr", "seed")
+    ]
+    assert len(secrets) == 2
+    text = (tmp_path / "ada.jsonl").read_text()
+    assert not any(secret in text for secret in secrets)
+
+
+def test_a_failing_function_is_its_own_error_and_the_others_wait(tmp_path: Path) -> None:
+    colony = Colony(tmp_path, NAMES)
+    (tmp_path / "broken.py").write_text("def main(peers):\n    raise ValueError('no such column')\n")
+    try:
+        colony.start("bob")
+        assert colony.start("ada", run="broken:main").wait(60) == 1
+        assert "ValueError: no such column" in colony.said("ada")
+        colony.start("cleo")
+        colony.start("ada")
+        assert set(colony.wait(seconds=90).values()) == {0}
+    finally:
+        colony.close()
+    assert os.path.exists(tmp_path / "bob.bits")
