@@ -159,10 +159,11 @@ def test_a_grid_sums_in_its_groups(tmp_path: Path) -> None:
     assert columns["c0"] != columns["c1"]  # they have first layers of their own
 
 
-def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(colony: Colony) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(colony: Colony, how: signal.Signals) -> None:
     colony.start_all(PAUSE="0.1")
     colony.until_step(5)
-    colony.processes["ada"].send_signal(signal.SIGINT)
+    colony.processes["ada"].send_signal(how)
     assert colony.processes["ada"].wait(30) == 130
     assert "interrupted; the same command goes on from here" in colony.said("ada")
     assert "Traceback" not in colony.said("ada")

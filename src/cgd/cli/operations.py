@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -186,6 +187,7 @@ def join(
     from cgd.cli.display import Display, log_events
     from cgd.federation.joining import Membership
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is as clean as Ctrl-C
     function = _function(run)
     membership = Membership(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
