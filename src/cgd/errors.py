@@ -12,7 +12,7 @@
     │   └── RemoteProtocolError           a member broke the rules; `.peer` names it
     │       ├── FrameError                its bytes are not a frame of this protocol
     │       ├── SettingsError             it sums under other settings than the rest
-    │       ├── DisagreementError         it opened another total than we did
+    │       ├── DisagreementError         it has another total than most
     │       ├── PeerAbortedError          it gave up this sum and said why
     │       └── PeerLeftError             it left the session
     └── TransportError
@@ -124,7 +124,7 @@ class SettingsError(RemoteProtocolError):
 
 
 class DisagreementError(RemoteProtocolError):
-    """A peer opened another total than we did: somebody added wrongly, or lied."""
+    """A member has another total than most: somebody added wrongly, or lied. Nothing was opened."""
 
 
 class PeerAbortedError(RemoteProtocolError):
@@ -151,7 +151,7 @@ class PeerTimeoutError(TransportError):
         names = ", ".join(sorted(peers))
         super().__init__(
             f"no word from {names} for {seconds:g} s (missing: {what}); "
-            "see whether it still runs, or raise timeout= if its steps take longer"
+            "see what became of it, or raise the timeout if its steps take longer"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import cgd
-from cgd.errors import CGDError, InputError, PeerTimeoutError
+from cgd.errors import CGDError, InputError, PeerTimeoutError, RangeError
 
 app = typer.Typer(
     help="Federated learning in which nobody shares data or a model.",
@@ -46,5 +46,6 @@ def main() -> None:
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
         typer.echo(f"cgd: {error}", err=True)
-        kinds = ((InputError, BAD_INPUT), (PeerTimeoutError, PEER_MISSING))
+        # A value out of range is the training's failure, not the command's.
+        kinds = ((RangeError, FAILED), (InputError, BAD_INPUT), (PeerTimeoutError, PEER_MISSING))
         sys.exit(next((code for kind, code in kinds if isinstance(error, kind)), FAILED))

@@ -69,7 +69,14 @@ class Display:
         self._message = ""
         self._begun = time.monotonic()
         self._console = Console(stderr=True)
-        self._live = Live(get_renderable=self._picture, console=self._console, auto_refresh=False, transient=True)
+        # What the program prints stays above the table, unless it goes elsewhere.
+        self._live = Live(
+            get_renderable=self._picture,
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="cgd-display", daemon=True)
 
@@ -86,6 +93,8 @@ class Display:
         if self._console.is_terminal:
             self._thread.join()
             self._live.stop()
+            if self._message:
+                typer.echo(f"cgd: {self._message}", err=True)
 
     def say(self, message: str) -> None:
         """Show a message below the table, or as a line."""
@@ -107,8 +116,11 @@ class Display:
             latency = f"{1000 * report.latency:.0f} ms" if report.latency is not None else ""
             state = Text(report.state, style=COLOURS[report.state])
             table.add_row(report.name, state, latency, Text(report.note))
-        what, missing = membership.conductor.assembly.waiting_for("everyone")
-        waiting = f"waiting for {', '.join(sorted(missing))} ({what})" if missing else "computing"
+        waits = [membership.conductor.assembly.waiting_for(group) for group in membership.groups]
+        waits = [(what, missing) for what, missing in waits if missing]
+        waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
         sent = traffic.bytes_sent / 1e6
-        status = f"{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {self._message or waiting}"
+        status = (
+            f"{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {self._message or waiting or 'computing'}"
+        )
         return Group(table, Text(status))

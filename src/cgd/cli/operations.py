@@ -18,7 +18,7 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cgd.federation.file import Federation
+    from cgd.network.conductor import PeerReport
 
 federation_app = typer.Typer(help="Make, look at and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
@@ -31,6 +31,7 @@ KeyFile = Annotated[
 Listen = Annotated[
     str | None, typer.Option(help="Where to listen, such as tcp://0.0.0.0:7001 (default: the port of your address).")
 ]
+WhichName = Annotated[str, typer.Argument(help="Which participant.")]
 PublicKey = Annotated[str, typer.Option("--public-key", help="Its public key, from its NAME.pub.")]
 Address = Annotated[str, typer.Option(help="Where the others reach it, such as tcp://host:7001.")]
 CellOption = Annotated[str | None, typer.Option(help="Its row and column in a grid, such as 2,0.")]
@@ -75,7 +76,9 @@ def new(
 
 
 @federation_app.command()
-def add(path: FederationFile, name: str, address: Address, public_key: PublicKey, cell: CellOption = None) -> None:
+def add(
+    path: FederationFile, name: WhichName, address: Address, public_key: PublicKey, cell: CellOption = None
+) -> None:
     """Add a participant: the next epoch. It begins when everybody has made the same change."""
     from cgd.federation import file
     from cgd.learning.grid import Cell
@@ -92,7 +95,7 @@ def add(path: FederationFile, name: str, address: Address, public_key: PublicKey
 
 
 @federation_app.command()
-def remove(path: FederationFile, name: str) -> None:
+def remove(path: FederationFile, name: WhichName) -> None:
     """Remove a participant for good: the next epoch. It begins when all who remain have made the same change."""
     from cgd.federation import file
 
@@ -105,18 +108,22 @@ def show(path: FederationFile) -> None:
     """Show what the file says, with its digests."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from cgd.federation.file import Federation
 
     federation = Federation.load(path)
     console = Console()
-    table = Table("participant", "address", "public key", *(("cell",) if _has_grid(federation) else ()))
+    table = Table("participant", "address")
+    table.add_column("public key", overflow="fold", min_width=20)  # whole, to be compared
+    if federation.grid is not None:
+        table.add_column("cell")
     for each in federation.participants:
         cell = (f"{each.cell.row}, {each.cell.column}",) if each.cell is not None else ()
-        table.add_row(each.name, each.address, each.key, *cell)
+        table.add_row(*map(Text, (each.name, each.address, each.key, *cell)))  # a key may look like markup
     training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
     sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
-    console.print(f"{federation.name}, epoch {federation.epoch}", highlight=False)
+    console.print(f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}", highlight=False)
     console.print(table)
     console.print(f"Training: {training}", soft_wrap=True, highlight=False)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
@@ -135,30 +142,33 @@ def check(
     from rich.table import Table
     from rich.text import Text
 
+    from cgd.federation.file import digest_of
     from cgd.federation.joining import Membership
 
     with _no_state() as state:
         membership = Membership(path, name, key=key, listen=listen, state=state)
         deadline = time.monotonic() + wait
+        reports: dict[str, PeerReport] = {}
         try:
             while time.monotonic() < deadline:
-                reports = membership.conductor.report()
-                if all(report.state == "here" and report.latency for report in reports):
+                for report in membership.conductor.report():  # whoever was here once has answered
+                    if report.name not in reports or reports[report.name].state != "here" or report.state == "here":
+                        reports[report.name] = report
+                if all(report.state == "here" and report.latency for report in reports.values()):
                     break
                 time.sleep(0.1)
-            reports = membership.conductor.report()
-            table = Table("peer", "state", "latency", "version", "epoch", "note")
-            for report in reports:
+            table = Table("peer", "state", "latency", "version", "digest", "note")
+            for report in reports.values():
                 hello = membership.conductor.assembly.hello(report.name)
                 latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
-                known = (hello.version, str(hello.epoch)) if hello is not None else ("", "")
+                known = (hello.version, digest_of(hello.epoch, dict(hello.sections))) if hello is not None else ("", "")
                 table.add_row(report.name, report.state, latency, *map(Text, (*known, report.note)))
         finally:
             membership.peers.close()
     console = Console()
     console.print(f"{membership.federation.name}, digest {membership.federation.digest}", highlight=False)
     console.print(table)
-    if any(report.state != "here" for report in reports):
+    if any(report.state != "here" for report in reports.values()):
         raise typer.Exit(PEER_MISSING)
 
 
@@ -238,10 +248,6 @@ def _tell_epoch(path: Path) -> None:
     names = ", ".join(sorted(federation.contacts))
     typer.echo(f"{path} is of epoch {federation.epoch} now: {names}")
     typer.echo("Everybody in it must hold the same file; running participants notice the change by themselves.")
-
-
-def _has_grid(federation: Federation) -> bool:
-    return federation.participants[0].cell is not None
 
 
 def _no_state() -> Any:

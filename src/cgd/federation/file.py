@@ -221,7 +221,7 @@ class Federation:
     @property
     def digest(self) -> str:
         """A digest of everything, for people to compare."""
-        return _digest([self.epoch, self.sections()])
+        return digest_of(self.epoch, self.sections())
 
     def charter(self, version: str) -> Charter:
         """What the members hold to under this file; `version` is that of the program."""
@@ -263,6 +263,11 @@ class Federation:
                 f"the grid has {grid.rows} row(s), and a sum over a column of fewer than {FEWEST_MEMBERS} hides "
                 "nothing; add rows, or take the cells away"
             )
+
+
+def digest_of(epoch: int, sections: Mapping[str, str]) -> str:
+    """A digest of everything: of a file, or of what a peer says of its own."""
+    return _digest([epoch, dict(sections)])
 
 
 def new(
@@ -390,4 +395,4 @@ def _typed(name: str, value: Any, kind: type) -> Any:
 
 def _digest(content: Any) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import cgd
 from cgd.errors import InputError, MembershipError
 from cgd.federation.file import Federation
-from cgd.federation.keys import Keys
+from cgd.federation.keys import Keys, host_and_port
 from cgd.network.conductor import Conductor
 from cgd.network.group_driver import GroupDriver
 from cgd.network.peers import Peers
@@ -42,7 +42,7 @@ class Membership:
         address: where others find us, if not where the file says: after a move to another machine.
         listen: where to bind, such as `tcp://0.0.0.0:7001`, if not at the port of our address.
         state: a folder for what outlives this process; `state/PARTICIPANT` beside the federation file if not given.
-        timeout: how many seconds a sum waits while nothing comes from those it waits for; None waits for ever.
+        timeout: how many seconds a sum waits while nothing comes from anybody; None waits for ever.
         linger: how many seconds to stay at most for the others when our program is done; None for as long as it takes.
 
     Raises:
@@ -71,6 +71,8 @@ class Membership:
                 f"the key file's public key is {self.keys.public}, and {self.path} lists another for {participant}; "
                 "use the right key file, or have the new key listed"
             )
+        if address is not None:
+            host_and_port(address)
         self._address = address
         self.state = Path(state) if state is not None else self.path.parent / "state" / participant
         assembly = Assembly(self.me, self.federation.charter(cgd.__version__), self._load_ledgers())
@@ -79,6 +81,11 @@ class Membership:
         self.conductor = Conductor(transport, assembly, timeout, linger, self._save_ledger, self._stop.set)
         self.peers = self._peers()
         threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of the groups that we sum with."""
+        return [name for name, members in self.federation.groups().items() if self.me in members]
 
     def _contacts(self) -> dict[str, Contact]:
         contacts = dict(self.federation.contacts)
@@ -105,8 +112,8 @@ class Membership:
 
     def _load_ledgers(self) -> dict[str, Ledger]:
         ledgers = {}
-        for group, members in self.federation.groups().items():
-            if self.me in members and self._file(group).exists():
+        for group in self.groups:
+            if self._file(group).exists():
                 try:
                     ledgers[group] = Ledger.from_bytes(self._file(group).read_bytes())
                 except InputError as error:
@@ -156,6 +163,8 @@ class Membership:
                 f"it is {new.name!r}, epoch {new.epoch}, and we are in {self.federation.name!r}, epoch "
                 f"{self.federation.epoch}; raise its epoch, or stop and join again"
             )
+        if new.training != self.federation.training:
+            raise InputError("its [training] has changed, which running participants cannot; stop them all, then join")
         if self.me not in new.contacts:
             raise MembershipError(f"{self.me} is no longer in the federation: it was removed in epoch {new.epoch}")
         self.federation = new

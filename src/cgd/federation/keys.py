@@ -206,7 +206,7 @@ def public_key(text: str) -> str:
     if not isinstance(key, str) or not is_key(key.encode()):
         raise InputError(
             f"{text} is neither a public key ({KEY_CHARACTERS} characters of Z85) nor a file with one; "
-            "give the NAME.pub that `Keys.save` wrote"
+            "give the NAME.pub that `cgd keygen` wrote"
         )
     return key
 

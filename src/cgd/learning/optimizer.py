@@ -113,13 +113,14 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 group["steps"] += 1
             for peers, groups in self._groups_by_peers():
                 self._memory.leave(peers, groups, self.state)
-            self._default_peers.memory.tick()
         return loss
 
     def steps(self, count: int) -> Iterator[int]:
         """The numbers of the steps that remain of `count`: all of them, or fewer if the members have taken some.
 
-        For programs with one optimiser. A schedule has to be brought to the first of them by the program.
+        A participant that comes back begins with the last step that was taken, because sums that its loop makes after
+        `step()` may be missing; `step()` itself then changes nothing. For programs with one optimiser. A schedule has
+        to be brought to the first step by the program.
 
         Examples:
             >>> import cgd, torch
@@ -133,11 +134,13 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             [0, 1, 2]
         """
         taken = [self._recall(peers, groups) for peers, groups in self._groups_by_peers()]
-        begun = min(taken, default=0)
+        begun = max(0, min(taken, default=0) - 1)
         for group in self.param_groups:
             group["steps"] = begun
         self._default_peers.memory.jump(begun)
-        yield from range(begun, count)
+        for step in range(begun, count):
+            self._default_peers.memory.reach(step)
+            yield step
 
     def displacement(self) -> torch.Tensor:
         """The common displacement of all trainable parameters, as one flat tensor: the same bits at every member."""

@@ -58,7 +58,7 @@ class Conductor:
     Args:
         transport: carries the frames.
         assembly: our side of the federation.
-        timeout: how many seconds a sum waits while nothing comes from those it waits for; None waits for ever.
+        timeout: how many seconds a sum waits while nothing comes from anybody; None waits for ever.
         linger: how many seconds we stay at most for the others when our program is done; None for as long as it takes.
         save: called now and then with a group's name and its ledger, to be kept.
         on_close: called when all is closed.

@@ -100,11 +100,11 @@ class Driver(Protocol):
     def skip(self, slot: int, steps: int) -> None:
         """Do without the sums of an optimiser's first `steps` steps: their outcome is in its state."""
 
-    def tick(self) -> None:
-        """An optimiser of this program has taken a step, or passed over one."""
+    def jump(self, step: int) -> None:
+        """Begin with this step of the program's loop: what all groups summed in earlier ones is not asked for again."""
 
-    def jump(self, steps: int) -> None:
-        """Begin after this many steps, with all groups."""
+    def reach(self, step: int) -> None:
+        """The program's loop is at this step."""
 
 
 class SessionDriver:
@@ -195,10 +195,10 @@ class SessionDriver:
     def skip(self, slot: int, steps: int) -> None:
         """Nothing is remembered."""
 
-    def tick(self) -> None:
+    def jump(self, step: int) -> None:
         """Nothing is remembered."""
 
-    def jump(self, steps: int) -> None:
+    def reach(self, step: int) -> None:
         """Nothing is remembered."""
 
     @contextmanager

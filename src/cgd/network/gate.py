@@ -39,7 +39,7 @@ class Refusals:
         self._clock = clock
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def add(self, who: str, what: str, detail: str = "") -> None:
+    def add(self, who: str, what: str, detail: str = "", level: int = logging.WARNING) -> None:
         """Refuse `what` from `who`; strangers and kinds are few, so the memory stays small."""
         key = who, what
         self.counts[key] = self.counts.get(key, 0) + 1
@@ -51,7 +51,8 @@ class Refusals:
         self._told[key] = now, self.counts[key]
         times = f", {news} times since the last such line" if news > 1 else ""
         more = f" ({detail})" if detail else ""
-        log.warning(
+        log.log(
+            level,
             "refused %s from %s%s%s", what, who, more, times,
             extra={"event": "refused", "peer": who, "what": what, "count": self.counts[key]},
         )  # fmt: skip

@@ -107,12 +107,12 @@ class GroupDriver:
         with self._conductor.holding() as assembly:
             assembly.group(self._group).skip(slot, steps)
 
-    def tick(self) -> None:
-        """An optimiser of this program has taken a step, or passed over one."""
+    def jump(self, step: int) -> None:
+        """Begin with this step of the program's loop, in all groups."""
         with self._conductor.holding() as assembly:
-            assembly.clock += 1
+            assembly.jump(step)
 
-    def jump(self, steps: int) -> None:
-        """Begin after this many steps, with all groups."""
+    def reach(self, step: int) -> None:
+        """The program's loop is at this step."""
         with self._conductor.holding() as assembly:
-            assembly.jump(steps)
+            assembly.clock = step

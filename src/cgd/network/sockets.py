@@ -118,7 +118,11 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
         router.bind(listen)
     except zmq.ZMQError as error:
         in_use = error.errno == zmq.EADDRINUSE
-        remedy = "stop what listens there, or listen elsewhere (listen=)" if in_use else "choose another (listen=)"
+        remedy = (
+            "stop what listens there, or listen elsewhere (listen=, --listen)"
+            if in_use
+            else "choose another (listen=, --listen)"
+        )
         raise TransportError(f"cannot listen at {listen}: {_reason(error)}; {remedy}") from None
     return router, door
 

@@ -311,7 +311,7 @@ class ZeroMQTransport:
                 if frame is not None:
                     self._inbox.append((peer, frame, into, into.life))
                 elif into.stale > stale:
-                    self.refusals.add(peer, "a stale or repeated message")
+                    self.refusals.add(peer, "a stale or repeated message", level=logging.INFO)
             else:
                 self.refusals.add(peer, "a malformed message", f"{datagram.kind.name} from a sender")
         if answer is not None:

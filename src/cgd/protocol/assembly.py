@@ -71,7 +71,7 @@ class Assembly:
     def __init__(self, me: PeerId, charter: Charter, ledgers: Mapping[str, Ledger] | None = None) -> None:
         self.me = me
         self.clock = 0
-        """How many steps our program's optimisers have taken, or passed over."""
+        """The step that our program's loop is at."""
         self._private = X25519PrivateKey.generate()
         self._public = self._private.public_key().public_bytes_raw()
         self._ledgers = dict(ledgers or {})
@@ -137,7 +137,7 @@ class Assembly:
         return pending
 
     def jump(self, clock: int) -> None:
-        """Our program begins after this many steps: whatever it summed before is not asked for again."""
+        """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
         self.clock = clock
         for each in self._groups.values():
             each.jump(clock)

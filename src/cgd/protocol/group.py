@@ -139,7 +139,7 @@ class Group:
                 return
 
     def jump(self, clock: int) -> None:
-        """Our program begins after this many steps: whatever it summed before is not asked for again."""
+        """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
         while self.place < len(self.ledger) and self.ledger.entries[self.place].clock < clock:
             self.place += 1
 

@@ -54,7 +54,7 @@ class Entry:
     Attributes:
         kind: what it was of, in words.
         epoch: in which it was made.
-        clock: how many steps the program's optimisers had taken before it.
+        clock: the step of the program's loop in which it was made.
         step: the step whose state will contain it, if it belongs to one.
         words: the total, if it is kept.
     """
