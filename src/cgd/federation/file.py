@@ -28,7 +28,7 @@ from cgd.ring.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from cgd.protocol.messages import Opening, Sharing
 

@@ -118,9 +118,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     def steps(self, count: int) -> Iterator[int]:
         """The numbers of the steps that remain of `count`: all of them, or fewer if the members have taken some.
 
-        A participant that comes back begins with the last step that was taken, because sums that its loop makes after
-        `step()` may be missing; `step()` itself then changes nothing. For programs with one optimiser. A schedule has
-        to be brought to the first step by the program.
+        A participant that comes back begins with the last step taken, in which `step()` changes nothing: sums that its
+        loop makes after it may be missing. For programs with one optimiser; a schedule is the program's affair.
 
         Examples:
             >>> import cgd, torch

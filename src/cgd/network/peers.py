@@ -63,8 +63,8 @@ class SumSettings:
 class Peers:
     """This member's connection with the others: `peers.sum(values)` gives everyone the same total.
 
-    `cgd.local_peers` makes them inside one process, `cgd.join` over a network. One sum runs at a time; use it from one thread.
-    Closing tells the others, so that nobody waits for a member that is gone.
+    `cgd.local_peers` makes them inside one process, `cgd.join` over a network. One sum runs at a time; use it from one
+    thread. Closing tells the others, so that nobody waits for a member that is gone.
 
     Args:
         driver: runs the protocol.
