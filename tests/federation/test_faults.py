@@ -55,16 +55,16 @@ def test_five_processes_give_the_bits_of_one(colony: Colony) -> None:
     assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
 
 
-@pytest.mark.parametrize("lose_state", [False, True], ids=["state kept", "state lost"])
-def test_twenty_kills_at_random_moments_change_nothing(colony: Colony, lose_state: bool) -> None:
+@pytest.mark.parametrize(("lose_state", "loop"), [(False, "plain"), (True, "steps")])
+def test_twenty_kills_at_random_moments_change_nothing(colony: Colony, lose_state: bool, loop: str) -> None:
     rng = random.Random(f"kills {lose_state}")
-    colony.start_all(PAUSE="0.2")
+    colony.start_all(PAUSE="0.2", LOOP=loop)
     for _ in range(20):
         time.sleep(rng.uniform(0, 1.5))
         victim = rng.choice(NAMES)
         assert colony.processes[victim].poll() is None, "it is over too soon for twenty kills"
         colony.kill(victim, lose_state=lose_state)
-        colony.start(victim, PAUSE="0.2")
+        colony.start(victim, PAUSE="0.2", LOOP=loop)
     assert set(colony.wait(seconds=300).values()) == {0}
     assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
 

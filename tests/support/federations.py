@@ -50,9 +50,10 @@ def train(peers, steps=None, pause=0.0, watched=False):
     groups = [{"params": parameters[:2], "peers": peers.groups["column"]}, {"params": parameters[2:]}] \
         if peers.groups else parameters
     optimizer = cgd.ConfinedSGD(groups, lr=0.5, peers=peers, samples=len(x), momentum=0.5)
-    count = int(peers.sum(np.array(1)))
+    members = int(peers.sum(np.array(1)))
     losses = []
-    for step in range(steps or peers.training["steps"]):
+    count = steps or peers.training["steps"]
+    for step in optimizer.steps(count) if os.environ.get("LOOP") == "steps" else range(count):
         time.sleep(pause)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -62,7 +63,7 @@ def train(peers, steps=None, pause=0.0, watched=False):
             with open(f"{peers.me}.step", "w") as file:
                 file.write(str(step))
         if step % 10 == 9:
-            losses.append(float(peers.sum(torch.tensor([loss.item()]))[0]) / count)
+            losses.append(float(peers.sum(torch.tensor([loss.item()]))[0]) / members)
     return optimizer.displacement(), losses
 
 

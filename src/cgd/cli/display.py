@@ -120,7 +120,5 @@ class Display:
         waits = [(what, missing) for what, missing in waits if missing]
         waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
         sent = traffic.bytes_sent / 1e6
-        status = (
-            f"{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {self._message or waiting or 'computing'}"
-        )
-        return Group(table, Text(status))
+        doing = self._message or waiting or "computing"
+        return Group(table, Text(f"{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {doing}"))

@@ -46,9 +46,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     members are summed first, and nothing moves before the last sum is open: if anybody fails, nobody moves.
 
     In a federation (`cgd.join`) the members remember the displacement. A participant that was stopped runs its program
-    again from the beginning: its first step brings the displacement back, and the steps that were taken before are
-    passed over without a sum, so that the loop, its random numbers and schedules end up where they were.
-    `for step in optimizer.steps(200)` begins where the members are instead.
+    again from the beginning: its first step brings the displacement back, and the steps that were taken before are passed
+    over without a sum, so that its random numbers and schedules end up where they were; or it loops over `steps(count)`.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
@@ -119,7 +118,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         """The numbers of the steps that remain of `count`: all of them, or fewer if the members have taken some.
 
         A participant that comes back begins with the last step taken, in which `step()` changes nothing: sums that its
-        loop makes after it may be missing. For programs with one optimiser; a schedule is the program's affair.
+        loop makes after it may be missing. For programs with one optimiser.
 
         Examples:
             >>> import cgd, torch
