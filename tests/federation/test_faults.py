@@ -10,8 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from cgd import Cell, local_peers
+from cgd import Cell, local_peers, simulate
 from cgd.federation import file
 from cgd.federation.keys import Keys
 from support.federations import NAMES, Colony
@@ -53,6 +54,19 @@ def test_five_processes_give_the_bits_of_one(colony: Colony) -> None:
     colony.start_all()
     assert set(colony.wait().values()) == {0}
     assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
+
+
+def test_five_processes_give_the_bits_of_the_simulator(colony: Colony) -> None:
+    for name in NAMES:
+        colony.start(name, run="training:like_the_simulator")
+    assert set(colony.wait().values()) == {0}
+    training = runpy.run_path(str(colony.folder / "training.py"))
+    simulated = simulate(
+        training["network"], training["blocks"](), steps=6, lr=0.3, delta=0.2, seed=4, arithmetic="ring", progress=False
+    )
+    displacement = torch.cat([each.reshape(-1) for each in simulated.displacement().values()])
+    expected = hashlib.sha256(displacement.numpy().tobytes()).hexdigest()
+    assert set(colony.bits().values()) == {expected}
 
 
 @pytest.mark.parametrize(("lose_state", "loop"), [(False, "plain"), (True, "steps")])

@@ -67,10 +67,31 @@ def train(peers, steps=None, pause=0.0, watched=False):
     return optimizer.displacement(), losses
 
 
-def main(peers):
-    displacement, losses = train(peers, pause=float(os.environ.get("PAUSE", "0")), watched=True)
+def blocks():
+    generator = torch.Generator().manual_seed(3)
+    return cgd.Grid(5).split(torch.randn(60, 6, generator=generator), torch.arange(60) % 2)
+
+
+def like_the_simulator(peers):
+    cell = cgd.Cell(sorted(peers.members).index(peers.me), 0)
+    block, model = blocks()[cell], network()
+    cgd.confine(model, 0.2, cgd.participant_seed(4, cell))
+    optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.3, peers=peers, samples=block.samples)
+    for _ in range(6):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(block.x), block.y).backward()
+        optimizer.step()
+    save(peers, optimizer.displacement())
+
+
+def save(peers, displacement):
     with open(f"{peers.me}.bits", "w") as file:
         file.write(hashlib.sha256(displacement.numpy().tobytes()).hexdigest())
+
+
+def main(peers):
+    displacement, losses = train(peers, pause=float(os.environ.get("PAUSE", "0")), watched=True)
+    save(peers, displacement)
 """
 
 

@@ -46,8 +46,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     members are summed first, and nothing moves before the last sum is open: if anybody fails, nobody moves.
 
     In a federation (`cgd.join`) the members remember the displacement. A participant that was stopped runs its program
-    again from the beginning: its first step brings the displacement back, and the steps that were taken before are passed
-    over without a sum, so that its random numbers and schedules end up where they were; or it loops over `steps(count)`.
+    again from the beginning: its first step brings the displacement back, and steps that were taken before are passed
+    over without a sum, so that random numbers and schedules end up where they were. Or it loops over `steps(count)`.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
