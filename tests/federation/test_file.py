@@ -218,7 +218,7 @@ def test_comments_order_defaults_and_the_path_do_not_matter(tmp_path: Path) -> N
 
 def test_digests_are_of_canonical_json(tmp_path: Path) -> None:
     def digest(content: str) -> str:
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     federation = Federation.load(write(tmp_path, text()))
     training = '{"aggregator":"","bound":16.0,"lr":0.5,"minimum":3,"mu":0.0,"opening":"mesh","ring_bits":32,'

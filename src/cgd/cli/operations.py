@@ -161,7 +161,11 @@ def check(
             for report in reports.values():
                 hello = membership.conductor.assembly.hello(report.name)
                 latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
-                known = (hello.version, digest_of(hello.epoch, dict(hello.sections))) if hello is not None else ("", "")
+                known = (
+                    (hello.version, digest_of(hello.epoch, dict(hello.sections))[:12])
+                    if hello is not None
+                    else ("", "")
+                )
                 table.add_row(report.name, report.state, latency, *map(Text, (*known, report.note)))
         finally:
             membership.peers.close()
