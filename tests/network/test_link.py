@@ -130,7 +130,8 @@ def hello(incarnation: bytes) -> Datagram:
 
 def test_a_second_process_is_let_in_only_when_the_first_is_silent() -> None:
     into = Incoming(THEM)
-    assert into.hello(hello(ME), b"1", 0.0).kind is Kind.WELCOME
+    welcome = into.hello(hello(ME), b"1", 0.0)
+    assert welcome.kind is Kind.WELCOME
     second = into.hello(hello(b"x" * 8), b"2", 1.0)
     assert second.kind is Kind.REFUSED
     assert b"another process with this key" in bytes(second.body)
@@ -138,9 +139,9 @@ def test_a_second_process_is_let_in_only_when_the_first_is_silent() -> None:
     assert probe is not None
     answer = Outgoing(ME, b"a")
     answer.take(into.hello(hello(ME), b"1", 1.0), 1.0)
-    assert answer.take(Datagram(Kind.PROBE, THEM, ME), 1.1) is not None
+    assert answer.take(Datagram(Kind.PROBE, welcome.sender, ME), 1.1) is not None
     for _ in range(5):  # it answers, so it stays
-        frame, ack = into.take(Datagram(Kind.PING, ME, THEM), b"1", 1.2)
+        frame, ack = into.take(Datagram(Kind.PING, ME, welcome.sender), b"1", 1.2)
         assert frame is None
         assert ack is not None
     assert into.hello(hello(b"x" * 8), b"2", 1.3).kind is Kind.REFUSED

@@ -306,13 +306,11 @@ def test_honest_weights_pass_and_one_wrong_one_does_not(count: int, ring_bits: i
     """Equal weights are rounded all in the same direction, which is the worst that can happen."""
     weighing = FixedPoint.for_sum(addends=count, bound=1.0, ring_bits=ring_bits)
     peers = local_peers(3)[0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Peers, "__len__", lambda _: count)
-        words = weighing.encode(np.full(count, 1 / count))
-        honest = words.sum(dtype=words.dtype, keepdims=True)
-        peers._check_weights(honest, weighing)
-        with pytest.raises(WeightError):
-            peers._check_weights(honest + weighing.encode(np.array([0.02])), weighing)
+    words = weighing.encode(np.full(count, 1 / count))
+    honest = words.sum(dtype=words.dtype, keepdims=True)
+    peers._check_weights(honest, weighing, count)
+    with pytest.raises(WeightError):
+        peers._check_weights(honest + weighing.encode(np.array([0.02])), weighing, count)
 
 
 def test_a_weight_at_some_members_only_is_told() -> None:

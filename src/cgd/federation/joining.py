@@ -142,7 +142,7 @@ class Membership:
 
     def _watch(self) -> None:
         """Adopt a new epoch of the federation file when the operator puts one there."""
-        seen = _stamp(self.path)
+        seen = None  # the first look reads it: it may have changed since we did
         while not self._stop.wait(WATCH_SECONDS):
             stamp = _stamp(self.path)
             if stamp == seen:

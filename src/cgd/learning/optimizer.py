@@ -132,7 +132,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             [0, 1, 2]
         """
         taken = [self._recall(peers, groups) for peers, groups in self._groups_by_peers()]
-        begun = max(0, min(taken, default=0) - 1)
+        begun = min(taken, default=0)
+        if begun and all(self._memory.remembers(peers, begun - 1) for peers, _ in self._groups_by_peers()):
+            begun -= 1  # `step` knows that it was taken
         for group in self.param_groups:
             group["steps"] = begun
         self._default_peers.memory.jump(begun)
@@ -213,6 +215,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         if self._memory.remembers(peers, number):
             self._memory.skip(peers, number + 1)
             return {}
+        if self._memory.taken_with_others(number) and not peers.memory.past():
+            raise InputError(
+                f"step {number} was taken with other members, and those of this group have lost their part of it; "
+                "restore a state folder of theirs, or start anew"
+            )
         while True:
             with suppress(MembersChangedError):  # then count and weight for the new ones
                 return self._sum(peers, groups, self._memory.step(peers, number))
@@ -246,7 +253,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             _decline(peers)
             raise
         if groups[0]["total_samples"] is None:
-            total_samples = int(peers.sum(np.array(self.samples), step=step))
+            total_samples = int(peers.sum(np.array(self.samples), step=step, epoch=epoch))
             counted = {"total_samples": total_samples, "members": list(peers.members), "epoch": epoch}
             for group in groups:
                 group.update(samples=self.samples, **counted)

@@ -57,6 +57,10 @@ class Memory:
         """Whether a step was taken already, in an earlier life of this program."""
         return number < self._remembered[peers]
 
+    def taken_with_others(self, number: int) -> bool:
+        """Whether any of the optimiser's peers remember this step."""
+        return any(number < steps for steps in self._remembered.values())
+
     def skip(self, peers: Peers, steps: int) -> None:
         """Do without the sums of the first `steps` steps."""
         peers.memory.skip(self._slots[peers], steps)

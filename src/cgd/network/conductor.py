@@ -14,7 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import CGDError, ClosedError, InputError, LocalProtocolError, PeerTimeoutError, RemoteProtocolError
+from cgd.errors import (
+    CGDError,
+    ClosedError,
+    InputError,
+    LocalProtocolError,
+    MembershipError,
+    PeerTimeoutError,
+    RemoteProtocolError,
+)
 from cgd.network.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
 from cgd.network.gate import Refusals
 
@@ -114,14 +122,15 @@ class Conductor:
         with self._changed:
             trouble = self.assembly.trouble()
             left = {peer: self.assembly.left(peer) for peer in self.assembly.others}
+            hellos = {peer: self.assembly.hello(peer) for peer in left}
         reports = []
-        for peer in self.assembly.others:
+        for peer in left:  # not of the assembly: a new epoch may have begun
             link = links.get(peer)
             if left[peer] is not None:
                 reports.append(PeerReport(peer, "done" if left[peer] else "left"))
             elif link is None or not link.connected:
                 reports.append(PeerReport(peer, "missing", link.trouble if link else "not in this epoch"))
-            elif self.assembly.hello(peer) is None:
+            elif hellos[peer] is None:
                 reports.append(PeerReport(peer, "missing", "connected; its greeting is on the way"))
             elif peer in trouble:
                 reports.append(PeerReport(peer, "refused", trouble[peer], link.latency))
@@ -237,8 +246,11 @@ class Conductor:
     def _send(self, to: PeerId, frame: bytes) -> bool:
         if to not in self.transport.members:
             return True  # removed in this epoch
-        if not self.transport.send(to, frame):
-            return False
+        try:
+            if not self.transport.send(to, frame):
+                return False
+        except MembershipError:  # removed in this moment
+            return True
         self.traffic.frames_sent += 1
         self.traffic.bytes_sent += len(frame)
         return True
@@ -280,11 +292,13 @@ class Conductor:
     def _save_all(self, *, now: bool = False) -> None:
         if self._save is None:
             return
-        for name in self.assembly.charter.groups:
-            if self.me not in self.assembly.charter.groups[name]:
-                continue
+        with self._changed:
+            names = self.assembly.groups
+        for name in names:
             length, when = self._saved.get(name, (0, time.monotonic()))
             with self._changed:
+                if name not in self.assembly.groups:
+                    continue
                 ledger = self.assembly.group(name).ledger
                 if len(ledger) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
                     self._saved.setdefault(name, (length, when))

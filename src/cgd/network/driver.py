@@ -88,6 +88,12 @@ class Driver(Protocol):
     def epoch(self) -> int:
         """The epoch of the next sum: it changes with the members."""
 
+    def outlook(self) -> tuple[int, int]:
+        """The epoch of the next sum, and how many addends it has."""
+
+    def past(self) -> bool:
+        """Whether the next sum was made before."""
+
     def moving(self) -> AbstractContextManager[object]:
         """Held while an optimiser's state changes, so that nobody is given half of it."""
 
@@ -181,6 +187,14 @@ class SessionDriver:
         """Always the same: the members of a session do not change."""
         return 0
 
+    def outlook(self) -> tuple[int, int]:
+        """Always the same."""
+        return 0, len(self.members)
+
+    def past(self) -> bool:
+        """There is none."""
+        return False
+
     def moving(self) -> AbstractContextManager[object]:
         """Nothing to guard."""
         return nullcontext()
@@ -222,6 +236,8 @@ class SessionDriver:
         heard = time.monotonic()
         while True:
             blocked = self._send_all()
+            if self._session.fault is not None:
+                raise self._session.fault
             if not blocked and not self._session.running:
                 return
             received = self._transport.receive(FULL_PAUSE_SECONDS if blocked else self._patience(heard))

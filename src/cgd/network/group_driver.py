@@ -64,7 +64,11 @@ class GroupDriver:
         """Run the next sum, or take its total from the ledger."""
         with self._conductor.holding() as assembly:
             pending = assembly.start(self._group, spec, encode, epoch, step)
-            self._conductor.wait(self._group, lambda: pending.over)
+            try:
+                self._conductor.wait(self._group, lambda: pending.over)
+            except BaseException:  # a timeout, an interrupt: the sum goes on, and is there when it is asked for again
+                assembly.group(self._group).abandon()
+                raise
             if pending.fault is not None:
                 raise pending.fault
             assert pending.total is not None  # noqa: S101 - for the type checker
@@ -86,6 +90,19 @@ class GroupDriver:
         with self._conductor.holding() as assembly:
             self._conductor.wait(self._group, lambda: assembly.group(self._group).ready)
             return assembly.group(self._group).next_epoch
+
+    def outlook(self) -> tuple[int, int]:
+        """The epoch of the next sum, and how many addends it has (or had, if it is of the past)."""
+        with self._conductor.holding() as assembly:
+            self._conductor.wait(self._group, lambda: assembly.group(self._group).ready)
+            each = assembly.group(self._group)
+            return each.next_epoch, each.next_addends
+
+    def past(self) -> bool:
+        """Whether the next sum was made before."""
+        with self._conductor.holding() as assembly:
+            each = assembly.group(self._group)
+            return each.place < len(each.ledger)
 
     def moving(self) -> AbstractContextManager[object]:
         """Held while an optimiser's state changes."""
@@ -109,7 +126,8 @@ class GroupDriver:
 
     def jump(self, step: int) -> None:
         """Begin with this step of the program's loop, in all groups."""
-        with self._conductor.holding() as assembly:
+        with self._conductor.holding() as assembly:  # who is not current yet would not be moved
+            self._conductor.wait(self._group, lambda: assembly.current)
             assembly.jump(step)
 
     def reach(self, step: int) -> None:

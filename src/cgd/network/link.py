@@ -28,6 +28,7 @@ whoever drives it. The rules:
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import deque
 from dataclasses import dataclass
@@ -268,6 +269,7 @@ class Incoming:
                     Kind.REFUSED, datagram, b"another process with this key is connected; stop it first"
                 )
             self._them = datagram.sender
+            self._me = os.urandom(INCARNATION_BYTES)  # numbers begin anew, and the sender knows it by this
             self.life += 1
             self._arrived = self._consumed = self._consumed_bytes = 0
             self._gap_told = -1

@@ -189,13 +189,13 @@ class Peers:
             [array([1.75]), array([1.75]), array([1.75])]
         """
         while True:
-            present = self._driver.epoch()
-            if weight is not None and epoch not in (None, present):
+            present, addends = self._driver.outlook()
+            if epoch not in (None, present):
                 raise MembersChangedError(epoch or 0, present, self.members)
             try:
-                return self._sum(values, weight, bound, ring_bits, context, step, present)
+                return self._sum(values, weight, bound, ring_bits, context, step, present, addends)
             except MembersChangedError:
-                if weight is not None:
+                if weight is not None or epoch is not None:
                     raise
 
     def next_slot(self) -> int:
@@ -226,23 +226,24 @@ class Peers:
         context: str,
         step: Step | None,
         epoch: int,
+        addends: int,
     ) -> Array:
         with self._driver.turn():
             try:
                 array, dtype = to_numpy(values)
-                fixed_point = self._fixed_point(array, weight, bound, ring_bits)
+                fixed_point = self._fixed_point(array, weight, bound, ring_bits, addends)
                 spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
-                addends = [self._encode(array, fixed_point, spec, weight)]  # refuses what does not fit
+                made = [self._encode(array, fixed_point, spec, weight, addends)]  # refuses what does not fit
             except BaseException as error:
                 self._refuse(error)
                 raise
 
             def encode() -> npt.NDArray[Any]:  # anew each time but the first: the protocol takes it over
-                return addends.pop() if addends else self._encode(array, fixed_point, spec, weight)
+                return made.pop() if made else self._encode(array, fixed_point, spec, weight, addends)
 
             total = self._driver.total(spec, encode, epoch, step)
             if weight is not None:
-                self._check_weights(total[-1:], self._weighing(spec))
+                self._check_weights(total[-1:], self._weighing(spec, addends), addends)
             decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
             result: Array = from_numpy(decoded, values)
             return result
@@ -253,36 +254,36 @@ class Peers:
         self._driver.refuse(reason)
 
     def _encode(
-        self, array: npt.NDArray[Any], fixed_point: FixedPoint, spec: SumSpec, weight: float | None
+        self, array: npt.NDArray[Any], fixed_point: FixedPoint, spec: SumSpec, weight: float | None, addends: int
     ) -> npt.NDArray[Any]:
         words = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
         fixed_point.encode(array, 1.0 if weight is None else weight, out=words[: array.size])
         if weight is not None:
-            self._weighing(spec).encode(np.array([weight]), out=words[-1:])
+            self._weighing(spec, addends).encode(np.array([weight]), out=words[-1:])
         return words
 
     def _fixed_point(
-        self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None
+        self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None, addends: int
     ) -> FixedPoint:
         if array.dtype.kind != "f":
             if (weight, bound, ring_bits) != (None, None, None):
                 raise InputError("integers are summed exactly, without weight, bound or ring_bits; pass floats")
-            return FixedPoint.for_integers(addends=len(self))
+            return FixedPoint.for_integers(addends=addends)
         derive = FixedPoint.for_sum if weight is None else FixedPoint.for_weighted_sum
         return derive(
-            addends=len(self),
+            addends=addends,
             bound=self.settings.bound if bound is None else bound,
             ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
         )
 
-    def _weighing(self, spec: SumSpec) -> FixedPoint:
+    def _weighing(self, spec: SumSpec, addends: int) -> FixedPoint:
         """How weights themselves are summed: up to one from each member, without wrapping around."""
-        return FixedPoint.for_sum(addends=len(self), bound=1.0, ring_bits=spec.ring_bits)
+        return FixedPoint.for_sum(addends=addends, bound=1.0, ring_bits=spec.ring_bits)
 
-    def _check_weights(self, words: npt.NDArray[Any], weighing: FixedPoint) -> None:
+    def _check_weights(self, words: npt.NDArray[Any], weighing: FixedPoint, addends: int) -> None:
         total = weighing.decode(words).item()
         # Each weight is off by half a step of the ring at most, and by the rounding of a quotient.
-        if abs(total - 1.0) > len(self) * (weighing.resolution / 2 + QUOTIENT_ROUNDING):
+        if abs(total - 1.0) > addends * (weighing.resolution / 2 + QUOTIENT_ROUNDING):
             raise WeightError(
                 f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
                 "in training, some member's samples are not those that were counted: call recount() on every optimiser"

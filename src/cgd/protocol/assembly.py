@@ -85,7 +85,7 @@ class Assembly:
         self._standings: dict[PeerId, dict[str, int]] = {}
         self._given: set[tuple[PeerId, str]] = set()  # who was given which ledger in this view
         self._early: dict[PeerId, tuple[bytes, Standing]] = {}
-        self._outbox: deque[tuple[PeerId, Callable[[], Frame]]] = deque()
+        self._outbox: deque[tuple[PeerId, Frame]] = deque()
         self.adopt(charter)
 
     # What a driver calls.
@@ -121,6 +121,11 @@ class Assembly:
             self._say_hello(peer)
         self._form_view()
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups that we sum with."""
+        return tuple(self._groups)
+
     def group(self, name: str) -> Group:
         """One of the groups that we sum with."""
         return self._groups[name]
@@ -133,14 +138,18 @@ class Assembly:
         `epoch` is what `Group.next_epoch` said when the addend was weighted.
         """
         pending = Pending(spec, encode, epoch, step)
-        self._groups[group].start(pending, self.clock)
-        return pending
+        return self._groups[group].start(pending, self.clock)
 
     def jump(self, clock: int) -> None:
         """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
         self.clock = clock
         for each in self._groups.values():
             each.jump(clock)
+
+    @property
+    def current(self) -> bool:
+        """Whether all our ledgers are known to be as long as anybody's."""
+        return all(group.current for group in self._groups.values())
 
     def farewell(self, done: bool) -> None:
         """Tell the others that our program is done, or was stopped."""
@@ -191,6 +200,8 @@ class Assembly:
         session = session_of(data)
         for group in self._groups.values():
             if group.session is not None and group.session.session == session:
+                if sender not in group.members:
+                    raise RemoteProtocolError(sender, "is not a member of this group")
                 group.receive(sender, data, self.clock)
                 return
         frame = from_bytes(data, sender)
@@ -199,10 +210,10 @@ class Assembly:
 
     def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
         """The next frame to send and its recipient; None while there is nothing to send to anyone but `blocked`."""
-        for place, (to, make) in enumerate(self._outbox):
+        for place, (to, frame) in enumerate(self._outbox):
             if to not in blocked:
                 del self._outbox[place]
-                return to, to_bytes(make())
+                return to, to_bytes(frame)
         for group in self._groups.values():
             if group.session is None:
                 continue
@@ -253,6 +264,7 @@ class Assembly:
         charter = self.charter
         sections = tuple(sorted(charter.sections.items()))
         knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
+        self._forget(lambda to, frame: to == peer and isinstance(frame.message, Hello))  # this one says it all
         hello = Hello(self._public, knows, charter.version, charter.federation, charter.epoch, sections)
         self._say(peer, Frame(NO_VIEW, 0, hello))
 
@@ -290,6 +302,7 @@ class Assembly:
 
     def _leave_view(self) -> None:
         self._view = NO_VIEW
+        self._forget(lambda _, frame: frame.session != NO_VIEW)  # nobody wants what is of the view that is over
         self._standings.clear()
         self._given.clear()
         for group in self._groups.values():
@@ -302,6 +315,8 @@ class Assembly:
     # Where they stand (rule 3).
 
     def _take_standing(self, sender: PeerId, standing: Standing) -> None:
+        if sender in self._standings:
+            raise RemoteProtocolError(sender, "told twice where it stands")
         self._standings[sender] = dict(standing.finished)
         if len(self._standings) < len(self.others):
             return
@@ -336,7 +351,10 @@ class Assembly:
             return
         group.holder = None
         try:
-            group.ledger.catch_up(Ledger.from_bytes(bytes(group.received)))
+            given, name = Ledger.from_bytes(bytes(group.received)), piece.group
+            if len(given) < self._standings[sender].get(name, 0):
+                raise InputError(f"it has {len(given)} sums, not the {self._standings[sender].get(name, 0)} it told of")
+            group.ledger.catch_up(given)
         except InputError as error:
             raise RemoteProtocolError(sender, f"gave us its past, and {error}") from None
         finally:
@@ -344,5 +362,8 @@ class Assembly:
         group.current = True
         group.run(self.clock)
 
+    def _forget(self, which: Callable[[PeerId, Frame], bool]) -> None:
+        self._outbox = deque((to, frame) for to, frame in self._outbox if not which(to, frame))
+
     def _say(self, to: PeerId, frame: Frame) -> None:
-        self._outbox.append((to, lambda: frame))
+        self._outbox.append((to, frame))

@@ -35,6 +35,7 @@ class Pending:
     epoch: int
     step: Step | None
     total: npt.NDArray[Any] | None = None
+    abandoned: bool = False
     fault: CGDError | None = None
 
     @property
@@ -79,12 +80,33 @@ class Group:
         """The epoch of our program's next sum: of the past if it is made again, else the present one."""
         return self.ledger.entries[self.place].epoch if self.place < len(self.ledger) else self.epoch
 
-    def start(self, pending: Pending, clock: int) -> None:
-        """Our program wants its next sum."""
-        if self.pending is not None and not self.pending.over:
-            raise LocalProtocolError("a sum is still running; a member's sums run one after the other")
+    @property
+    def next_addends(self) -> int:
+        """How many members our program's next sum has, or had when it was made."""
+        return self.ledger.entries[self.place].addends if self.place < len(self.ledger) else len(self.members)
+
+    def start(self, pending: Pending, clock: int) -> Pending:
+        """Our program wants its next sum; one that it gave up waiting for is that sum."""
+        before = self.pending
+        if before is not None and not before.over:
+            if not before.abandoned or before.spec != pending.spec:
+                raise LocalProtocolError("a sum is still running; a member's sums run one after the other")
+            before.abandoned = False
+            return before
         self.pending = pending
         self.run(clock)
+        return pending
+
+    def abandon(self) -> None:
+        """Our program waits no longer, but may have shared its addend: it stays what it is, whatever becomes of it."""
+        pending = self.pending
+        if pending is None or pending.fault is not None:
+            return
+        if pending.total is not None:
+            self.place -= 1
+            return
+        words = pending.encode()
+        pending.encode, pending.abandoned = words.copy, True
 
     def run(self, clock: int) -> None:
         """Begin the sum that our program waits for, or take it from the past."""
@@ -94,7 +116,7 @@ class Group:
         try:
             if self.place < len(self.ledger):
                 pending.total = self.ledger.total(self.place, pending.spec)
-                self.place += 1
+                self.place += not pending.abandoned
             elif self.current and self.session is not None:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
@@ -117,13 +139,17 @@ class Group:
     def settle(self, clock: int) -> None:
         """Enter the running sum into the ledger if it is finished."""
         pending, session = self.pending, self.session
-        if pending is None or pending.over or session is None or not session.finished or not self.current:
+        if pending is None or pending.over or session is None or not self.current:
+            return
+        if session.fault is not None:
+            pending.fault = session.fault
+        if not session.finished:
             return
         if self.place != len(self.ledger):
             return
-        self.ledger.append(pending.spec, session.total, self.epoch, clock, pending.step)
+        self.ledger.append(pending.spec, session.total, self.epoch, clock, pending.step, len(self.members))
         pending.total = session.total
-        self.place += 1
+        self.place += not pending.abandoned
 
     def refuse(self, reason: Reason) -> None:
         """Tell the others that we cannot take part in the next sum, if that is one of the present."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from cgd.protocol.messages import Buffer, SumSpec
 
-FORMAT = "cgd-ledger-1"
+FORMAT = "cgd-ledger-2"
 MOST_KEPT_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
 
@@ -57,6 +57,7 @@ class Entry:
         clock: the step of the program's loop in which it was made.
         step: the step whose state will contain it, if it belongs to one.
         words: the total, if it is kept.
+        addends: how many members it was made of.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Entry:
     clock: int
     step: Step | None
     words: Buffer | None
+    addends: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,17 @@ class Ledger:
         return len(self.entries)
 
     def append(
-        self, spec: SumSpec, total: npt.NDArray[Any], epoch: int, clock: int = 0, step: Step | None = None
+        self,
+        spec: SumSpec,
+        total: npt.NDArray[Any],
+        epoch: int,
+        clock: int = 0,
+        step: Step | None = None,
+        addends: int = 0,
     ) -> None:
         """Enter a sum that is finished."""
         self._forget_what_states_contain()
-        self.entries.append(Entry(kind_of(spec), epoch, clock, step, total.data.cast("B")))
+        self.entries.append(Entry(kind_of(spec), epoch, clock, step, total.data.cast("B"), addends))
         if step is None:
             self._kept_bytes += total.nbytes
             self._forget_the_oldest()
@@ -123,7 +131,10 @@ class Ledger:
                 f"the total of sum {place + 1} is not kept any more; begin where the members are, with "
                 "`for step in optimizer.steps(count)`"
             )
-        return np.frombuffer(entry.words, dtype=WORD_TYPES[spec.ring_bits])
+        dtype = WORD_TYPES[spec.ring_bits]
+        if len(entry.words) != spec.size * dtype.itemsize:
+            raise LocalProtocolError(f"the total of sum {place + 1} is damaged; delete the state folder and join again")
+        return np.frombuffer(entry.words, dtype=dtype)
 
     def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
         """An optimiser has taken `steps` steps; `content` makes its state."""
@@ -141,8 +152,15 @@ class Ledger:
         """The whole ledger, to be sent or saved: a JSON header, then the totals and states one behind the other."""
         contents = {slot: state.content() for slot, state in self.states.items()}
         entries = [
-            (entry.kind, entry.epoch, entry.clock, entry.step and astuple(entry.step), entry.words and len(entry.words))
-            for entry in self.entries
+            (
+                each.kind,
+                each.epoch,
+                each.clock,
+                each.step and astuple(each.step),
+                each.words and len(each.words),
+                each.addends,
+            )
+            for each in self.entries
         ]
         states = [(slot, self.states[slot].steps, len(content)) for slot, content in contents.items()]
         header = json.dumps({"format": FORMAT, "entries": entries, "states": states}).encode()
@@ -168,13 +186,18 @@ class Ledger:
             if header["format"] != FORMAT:
                 raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
             rest = body[_LENGTH.size + length :]
-            for kind, epoch, clock, step, size in header["entries"]:
+            for kind, epoch, clock, step, size, addends in header["entries"]:
+                numbers = (epoch, clock, addends, *(step or ()))
+                if not isinstance(kind, str) or not all(type(each) is int for each in numbers):
+                    raise ValueError("an entry is malformed")
+                if size is not None and not 0 < size <= len(rest):
+                    raise ValueError("it is cut off")
                 words, rest = (None, rest) if size is None else (rest[:size], rest[size:])
-                ledger.entries.append(Entry(kind, epoch, clock, step and Step(*step), words))
+                ledger.entries.append(Entry(kind, epoch, clock, step and Step(*step), words, addends))
             for slot, steps, size in header["states"]:
                 content, rest = bytes(rest[:size]), rest[size:]
                 ledger.states[slot] = State(steps, lambda content=content: content)  # type: ignore[misc]
-        except (ValueError, KeyError, TypeError, struct.error) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
             raise InputError(f"this is not a ledger that cgd made: {error}") from None
         return ledger
 

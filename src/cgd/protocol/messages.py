@@ -33,6 +33,7 @@ class Reason(IntEnum):
     PEER = 3
     STOPPED = 4
     AHEAD = 5
+    DIFFERS = 6
 
     @property
     def text(self) -> str:
@@ -43,6 +44,7 @@ class Reason(IntEnum):
             Reason.PEER: "it saw a peer break the protocol",
             Reason.STOPPED: "its program stopped before the sum",
             Reason.AHEAD: "it is at a later sum already",
+            Reason.DIFFERS: "members differ in their settings or totals (the odd one's own error says in what)",
         }[self]
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ from cgd.protocol.messages import (
     Message,
     PeerId,
     Ready,
+    Reason,
     Share,
     Slice,
     Subtotal,
@@ -108,6 +109,7 @@ class SecureSum:
         self.unsealed = False
         """Whether our key may have left: from then on others may open the total, and a fault cannot be undone."""
         self._fault: RemoteProtocolError | None = None
+        self._told: PeerAbortedError | None = None
         self._shares = shares
         self._random = random
         self._key = random(SEAL_KEY_BYTES)
@@ -176,7 +178,7 @@ class SecureSum:
         to, make = self._outbox[place]
         del self._outbox[place]
         message = make()
-        with self._failing_on_fault():
+        with suppress(RemoteProtocolError), self._failing_on_fault():  # see `fault`; the message goes out all the same
             self._advance()
         return to, message
 
@@ -185,6 +187,11 @@ class SecureSum:
         if (self.state, Event.FAULT) in TRANSITIONS:
             self._move(Event.FAULT)
             self._outbox.clear()
+
+    @property
+    def fault(self) -> RemoteProtocolError | None:
+        """Why the sum has failed, if a peer did it."""
+        return self._fault
 
     @property
     def total(self) -> npt.NDArray[Any]:
@@ -228,7 +235,10 @@ class SecureSum:
     def _take(self, sender: PeerId, message: Message) -> None:
         match message:
             case Abort(reason):
-                raise PeerAbortedError(sender, f"gave up sum {self.number}: {reason.text}")
+                fault = PeerAbortedError(sender, f"gave up sum {self.number}: {reason.text}")
+                if reason is not Reason.DIFFERS or self.state not in (State.IDLE, State.READYING, State.CONFIRMING):
+                    raise fault
+                self._told = fault  # when all have spoken we see for ourselves who differs
             case Ready():
                 self._readies[sender] = message
             case Share():
@@ -278,7 +288,7 @@ class SecureSum:
                 return Event.ALL_SHARED
             case State.OPENING if self._reduced == self._due(self.me) and not self._without_slices(Total):
                 return Event.ALL_OPENED
-            case State.CONFIRMING if not self._missing(self._digests):
+            case State.CONFIRMING if not self._outbox and not self._missing(self._digests):
                 return Event.ALL_CONFIRMED
             case State.UNSEALING if not self._missing(self._keys):
                 return Event.ALL_UNSEALED
@@ -291,6 +301,7 @@ class SecureSum:
                 self._say_to_all(self._readies[self.me])
             case State.SHARING:
                 check_settings(self.me, {member: self._readies[member].spec for member in self.members})
+                self._check_told()
                 self._share()
             case State.OPENING:
                 self._open()
@@ -298,9 +309,15 @@ class SecureSum:
                 self._confirm()
             case State.UNSEALING:
                 check_digests(self.me, self.number, {member: self._digests[member] for member in self.members})
+                self._check_told()
                 self._unseal()
             case State.FINISHED:
                 unseal(self._total, list(self._keys.values()))
+
+    def _check_told(self) -> None:
+        """Everything is the same here, and a peer says that it is not: somebody told it something else."""
+        if self._told is not None:
+            raise self._told
 
     @contextmanager
     def _failing_on_fault(self) -> Iterator[None]:

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
     from cgd.protocol.messages import Buffer
 
-# Faults that every member notices for itself: nobody has to be told.
-_ALL_NOTICE = (DisagreementError, PeerAbortedError, PeerLeftError, SettingsError)
+# Faults that every member was told of by the one who caused them.
+_TOLD = (PeerAbortedError, PeerLeftError)
+# Faults that every member notices for itself, unless somebody said different things to different members.
+_ALL_NOTICE = (DisagreementError, SettingsError)
 
 
 class Session:
@@ -114,6 +116,8 @@ class Session:
     def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
         """The next frame to send and its recipient; None while there is nothing to send to anyone but `blocked`."""
         if self._sum is not None and (outgoing := self._sum.next_outgoing(blocked)) is not None:
+            if self._sum.fault is not None:  # it came about with this message, the last one that we had to say
+                self._fail(self._sum.fault)
             return outgoing[0], to_bytes(Frame(self.session, self._sum.number, outgoing[1]))
         for place, (to, number, message) in enumerate(self._outbox):
             if to not in blocked:
@@ -140,6 +144,11 @@ class Session:
     def finished(self) -> bool:
         """Whether the latest sum is finished."""
         return self._sum is not None and self._sum.state is State.FINISHED
+
+    @property
+    def fault(self) -> RemoteProtocolError | None:
+        """Why the latest sum has failed, if a peer did it."""
+        return self._sum.fault if self._sum is not None else None
 
     @property
     def total(self) -> npt.NDArray[Any]:
@@ -204,8 +213,8 @@ class Session:
         self._sum.fail()
         if unsealed:
             self.end(str(error))
-        elif not isinstance(error, _ALL_NOTICE):
-            self._tell_all(self.number, Abort(Reason.PEER))
+        elif not isinstance(error, _TOLD):
+            self._tell_all(self.number, Abort(Reason.DIFFERS if isinstance(error, _ALL_NOTICE) else Reason.PEER))
 
     def _check_presence(self, peer: PeerId) -> None:
         last = self._gone[peer]
