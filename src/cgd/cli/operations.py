@@ -206,7 +206,7 @@ def join(
     membership = Membership(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
     )
-    log_events(log or membership.state / "events.jsonl")
+    log_events(log or membership.state.folder / "events.jsonl")
     with Display(membership) as display:
         try:
             function(membership.peers)

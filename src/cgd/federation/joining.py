@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,15 +13,19 @@ import cgd
 from cgd.errors import InputError, MembershipError
 from cgd.federation.file import Federation
 from cgd.federation.keys import Keys, host_and_port
+from cgd.federation.state import StateFolder
 from cgd.network.conductor import Conductor
 from cgd.network.group_driver import GroupDriver
 from cgd.network.peers import Peers
 from cgd.network.zeromq import ZeroMQTransport
 from cgd.protocol.assembly import Assembly
-from cgd.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
     from cgd.network.sockets import Contact
+    from cgd.protocol.ledger import Ledger
 
 log = logging.getLogger("cgd.federation")
 
@@ -74,11 +77,14 @@ class Membership:
         if address is not None:
             host_and_port(address)
         self._address = address
-        self.state = Path(state) if state is not None else self.path.parent / "state" / participant
-        assembly = Assembly(self.me, self.federation.charter(cgd.__version__), self._load_ledgers())
+        folder = Path(state) if state is not None else self.path.parent / "state" / participant
+        self.state = StateFolder(folder, self.federation.name)
+        ledgers = self.state.load(self.groups)
+        self._check_epoch(ledgers)
+        assembly = Assembly(self.me, self.federation.charter(cgd.__version__), ledgers)
         transport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
         self._stop = threading.Event()
-        self.conductor = Conductor(transport, assembly, timeout, linger, self._save_ledger, self._stop.set)
+        self.conductor = Conductor(transport, assembly, timeout, linger, self.state, self._close)
         self.peers = self._peers()
         threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
 
@@ -105,40 +111,19 @@ class Membership:
                 groups[kind] = Peers(GroupDriver(self.conductor, name), own, seed=seed, training=training)
         return Peers(GroupDriver(self.conductor, EVERYONE), settings, seed=seed, groups=groups, training=training)
 
-    # The state on disk.
+    def _close(self) -> None:
+        self._stop.set()
+        self.state.close()
 
-    def _file(self, group: str) -> Path:
-        return self.state / f"{self.federation.name}-{group}.ledger"
+    # Epochs.
 
-    def _load_ledgers(self) -> dict[str, Ledger]:
-        ledgers = {}
-        for group in self.groups:
-            if self._file(group).exists():
-                try:
-                    ledgers[group] = Ledger.from_bytes(self._file(group).read_bytes())
-                except InputError as error:
-                    log.warning(
-                        "%s is damaged and not used (%s); the others will catch us up", self._file(group), error,
-                        extra={"event": "damaged"},
-                    )  # fmt: skip
-        return ledgers
-
-    def _save_ledger(self, group: str, content: bytes) -> None:
-        try:
-            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = self._file(group).with_suffix(".new")
-            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._file(group))
-        except OSError as error:
-            log.warning(
-                "the state cannot be saved in %s (%s); the others hold it", self.state, error.strerror,
-                extra={"event": "not saved"},
-            )  # fmt: skip
-
-    # New epochs.
+    def _check_epoch(self, ledgers: Mapping[str, Ledger]) -> None:
+        latest = max((entry.epoch for ledger in ledgers.values() for entry in ledger.entries), default=0)
+        if latest > self.federation.epoch:
+            raise InputError(
+                f"{self.path} is of epoch {self.federation.epoch}, and {self.me} has taken part in epoch {latest}; "
+                "get the newest federation file from another participant"
+            )
 
     def _watch(self) -> None:
         """Adopt a new epoch of the federation file when the operator puts one there."""
@@ -167,6 +152,12 @@ class Membership:
             raise InputError("its [training] has changed, which running participants cannot; stop them all, then join")
         if self.me not in new.contacts:
             raise MembershipError(f"{self.me} is no longer in the federation: it was removed in epoch {new.epoch}")
+        ours, theirs = self.federation.participant(self.me).cell, new.participant(self.me).cell
+        if ours != theirs:
+            raise InputError(
+                f"it moves {self.me} from cell {ours} to {theirs}, and a running program cannot follow: its model and "
+                "data are those of a column; leave it where it is, or stop it and join anew"
+            )
         self.federation = new
         self.conductor.adopt(new.charter(cgd.__version__), self._contacts())
         names = ", ".join(sorted(new.contacts))

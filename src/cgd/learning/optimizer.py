@@ -8,7 +8,7 @@ gradient of the mean loss over everyone's samples and `lr` means what it means i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,22 +16,20 @@ import numpy as np
 import torch
 
 from cgd.errors import CGDError, InputError, MembersChangedError, RangeError
-from cgd.learning import gradients, recovery
+from cgd.learning import counting, gradients, recovery
 from cgd.learning.confinement import warn_if_unconfined
+from cgd.learning.counting import NOT_COUNTED
 from cgd.learning.displacement import AdamDescent, Descent
 from cgd.learning.gradients import trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch.optim.optimizer import ParamsT
 
     from cgd.learning.displacement import Rule
     from cgd.network.peers import Peers
     from cgd.protocol.ledger import Step
-
-# What a group keeps besides its options: how n was counted, and the steps taken. None of it is set by the user.
-_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None, "epoch": None}
 
 
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
@@ -58,7 +56,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._group_peers: list[Peers] = []
         self._memory = recovery.Memory()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
-        super().__init__(params, {**defaults, **_COUNTED, "steps": 0})
+        super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})  # not set by the user
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may carry options of its own and its own `peers`."""
@@ -91,17 +89,13 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         loss = None
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         waiting = self._groups_by_peers()
-        try:
+        with _declining(peers for peers, _ in waiting):  # those that are left when something fails
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
             rules = [self._rule(group) for group in self.param_groups]
             while waiting:
                 gradient_sums |= self._sum_unless_taken(*waiting.pop(0))
-        except BaseException:
-            for peers, _ in waiting:  # nobody shall wait for us in the sums that were to follow
-                _decline(peers)
-            raise
         with self._memory.moving():
             for group, rule in zip(self.param_groups, rules, strict=True):
                 for parameter in trainable(group):
@@ -161,7 +155,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         on from the last step that was finished, never from one before.
         """
         for group in self.param_groups:
-            group.update(_COUNTED)
+            group.update(NOT_COUNTED)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave: the parameters become its origin + displacement, bit for bit.
@@ -170,7 +164,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         not parameters; save `model.state_dict()` beside it.
         """
         for group in state_dict["param_groups"]:
-            if missing := {*self._options, *_COUNTED, "steps"} - group.keys():
+            if missing := {*self._options, *NOT_COUNTED, "steps"} - group.keys():
                 raise InputError(
                     f"the state has no {', '.join(sorted(missing))}: it is not that of a {type(self).__name__}; "
                     "load it into the kind of optimiser it was saved from"
@@ -232,31 +226,29 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = [parameter for group in groups for parameter in trainable(group)]
         self._warn_if_unconfined(parameters)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
-        total_samples, epoch = recovery.restore(remembered.content(), parameters, states)
+        counted = recovery.restore(remembered.content(), parameters, states)
         with torch.no_grad():
             for parameter in parameters:
                 _place(parameter, states[parameter])
         for group in groups:
-            group.update(samples=self.samples, total_samples=total_samples, members=list(peers.members), epoch=epoch)
+            group.update(samples=self.samples, members=list(peers.members), **counted)
         return remembered.steps
 
     def _sum(self, peers: Peers, groups: list[dict[str, Any]], step: Step) -> dict[torch.Tensor, torch.Tensor]:
         """The weighted sum of all members' gradients of these groups."""
         parameters = [parameter for group in groups for parameter in trainable(group)]
-        epoch = peers.memory.epoch()
-        try:
-            self._check_count(peers, groups, epoch)
+        epoch, addends = peers.memory.outlook()
+        with _declining([peers]):
+            counting.check(peers, self.samples, groups, epoch)
             self._warn_if_unconfined(parameters)
             vector = gradients.flat(parameters)
             context = self._context(groups)
-        except BaseException:
-            _decline(peers)
-            raise
         if groups[0]["total_samples"] is None:
-            total_samples = int(peers.sum(np.array(self.samples), step=step, epoch=epoch))
-            counted = {"total_samples": total_samples, "members": list(peers.members), "epoch": epoch}
+            counted = counting.count(peers, self.samples, step, epoch, addends)
             for group in groups:
-                group.update(samples=self.samples, **counted)
+                group.update(counted)
+            with _declining([peers]):  # we may have been counted in an earlier life
+                counting.check(peers, self.samples, groups, epoch)
         weight = self.samples / groups[0]["total_samples"]
         try:
             total = peers.sum(vector, weight=weight, context=context, step=step, epoch=epoch)
@@ -270,25 +262,6 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
         return gradients.context(type(self).__name__, self._options, self.param_groups, groups, self.state)
-
-    def _check_count(self, peers: Peers, groups: list[dict[str, Any]], epoch: int) -> None:
-        """Refuse to go on from a count that no longer holds; a new epoch of a federation is counted anew."""
-        for group in groups:
-            if epoch > 0 and group["epoch"] != epoch:
-                group.update(_COUNTED)
-            if group["total_samples"] is None:
-                continue
-            if group["samples"] != self.samples:
-                raise InputError(
-                    f"samples is {self.samples} and was {group['samples']} when n was counted: the weights would not "
-                    "sum to one; give samples= as it was, or call recount() at every member"
-                )
-            if group["members"] != list(peers.members):
-                raise InputError(
-                    f"n was counted with {', '.join(group['members'])} and the members are {', '.join(peers.members)}; "
-                    "a step taken again with other members would show somebody's gradient. If the step after the last "
-                    "finished one is next, call recount() at every member; otherwise start anew"
-                )
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
         warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
@@ -380,9 +353,16 @@ class ConfinedAdam(ConfinedOptimizer):
         return AdamDescent(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
 
 
-def _decline(peers: Peers) -> None:
-    with suppress(CGDError):  # if they are closed already, the others know
-        peers.decline()
+@contextmanager
+def _declining(all_peers: Iterable[Peers]) -> Iterator[None]:
+    """If something fails, nobody shall wait for us in the sums that were to follow."""
+    try:
+        yield
+    except BaseException:
+        for peers in all_peers:
+            with suppress(CGDError):  # if they are closed already, the others know
+                peers.decline()
+        raise
 
 
 def _working_type(parameter: torch.Tensor) -> torch.dtype:

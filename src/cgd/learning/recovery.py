@@ -81,15 +81,15 @@ class Memory:
         if self.remembers(peers, steps - 1):
             return
         parameters = [parameter for group in groups for parameter in trainable(group)]
-        counted = (groups[0]["total_samples"], groups[0]["epoch"])
-        peers.memory.remember(self._slots[peers], steps, partial(common_state, parameters, state, *counted))
+        counted = [groups[0]["total_samples"], groups[0]["epoch"], *groups[0]["pledges"]]
+        peers.memory.remember(self._slots[peers], steps, partial(common_state, parameters, state, counted))
 
 
 def common_state(
-    parameters: Sequence[torch.Tensor], state: Mapping[torch.Tensor, dict[str, Any]], total_samples: int, epoch: int
+    parameters: Sequence[torch.Tensor], state: Mapping[torch.Tensor, dict[str, Any]], counted: Sequence[int]
 ) -> bytes:
     """The state of these parameters that is the same at every member."""
-    tensors = {_COUNTS: torch.tensor([total_samples, epoch], dtype=torch.int64)}
+    tensors = {_COUNTS: torch.tensor(counted, dtype=torch.int64)}
     for place, parameter in enumerate(parameters):
         for key, value in state[parameter].items():
             if key != "origin":
@@ -100,15 +100,15 @@ def common_state(
 
 def restore(
     content: bytes, parameters: Sequence[torch.Tensor], state: Mapping[torch.Tensor, dict[str, Any]]
-) -> tuple[int, int]:
-    """Put a common state into place, beside the origins; returns how many samples were counted, and in which epoch.
+) -> dict[str, Any]:
+    """Put a common state into place, beside the origins; returns what a parameter group keeps of the count.
 
     Raises:
         InputError: it is not the state of an optimiser over these parameters.
     """
     try:
         tensors = safetensors.torch.load(content)
-        total_samples, epoch = tensors.pop(_COUNTS).tolist()
+        total_samples, epoch, *pledges = tensors.pop(_COUNTS).tolist()
         found: list[dict[str, Any]] = [{} for _ in parameters]
         for name, tensor in tensors.items():
             place, key = name.split(".", 1)
@@ -126,4 +126,4 @@ def restore(
         for key, tensor in each.items():
             tuple_like = tensor.dtype == torch.float64 and key == "powers"
             state[parameter][key] = tuple(tensor.tolist()) if tuple_like else tensor.to(parameter.device)
-    return total_samples, epoch
+    return {"total_samples": total_samples, "epoch": epoch, "pledges": pledges}

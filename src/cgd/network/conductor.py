@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cgd.errors import (
     CGDError,
@@ -60,6 +60,19 @@ class PeerReport:
     latency: float | None = None
 
 
+class Store(Protocol):
+    """Where ledgers outlive the process."""
+
+    def append(self, group: str, place: int, entry: bytes) -> None:
+        """Keep one more entry of a group's ledger."""
+
+    def turn(self, group: str) -> None:
+        """The ledger as it is now will be saved; what is appended from now on goes with it."""
+
+    def save(self, group: str, length: int, ledger: bytes) -> None:
+        """Keep a group's ledger as it was, in place of all entries up to this length."""
+
+
 class Conductor:
     """Drives an assembly over a transport until it is closed.
 
@@ -68,7 +81,7 @@ class Conductor:
         assembly: our side of the federation.
         timeout: how many seconds a sum waits while nothing comes from anybody; None waits for ever.
         linger: how many seconds we stay at most for the others when our program is done; None for as long as it takes.
-        save: called now and then with a group's name and its ledger, to be kept.
+        store: keeps the ledgers, so that members who die together lose nothing.
         on_close: called when all is closed.
     """
 
@@ -78,7 +91,7 @@ class Conductor:
         assembly: Assembly,
         timeout: float | None = None,
         linger: float | None = 0.0,
-        save: Callable[[str, bytes], None] | None = None,
+        store: Store | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         if timeout is not None and timeout <= 0:
@@ -88,9 +101,10 @@ class Conductor:
         self.traffic = Traffic()
         self._timeout = timeout
         self._linger = linger
-        self._save = save
+        self._store = store
         self._on_close = on_close
         self._saved: dict[str, tuple[int, float]] = {}
+        self._entered: dict[str, int] = {name: len(assembly.group(name).ledger) for name in assembly.groups}
         self._changed = threading.Condition(threading.RLock())
         self._unsent: dict[PeerId, bytes] = {}
         self._heard = time.monotonic()
@@ -192,6 +206,22 @@ class Conductor:
                 raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + why if why else ''}")
             self._changed.wait(LOOK_SECONDS)
 
+    def keep(self, group: str) -> None:
+        """Keep what is new in a group's ledger; the caller holds the assembly.
+
+        This is done before our program gets a total. So whatever is summed later, by whichever group, nobody has it
+        unless all members of this group have kept what came before.
+        """
+        if self._store is None:
+            return
+        ledger = self.assembly.group(group).ledger
+        entered, self._entered[group] = self._entered.get(group, 0), len(ledger)
+        if len(ledger) > entered + 1:  # others have caught us up: what the entries alone do not tell is in the states
+            self._store.turn(group)
+            self._store.save(group, len(ledger), ledger.to_bytes())
+        elif len(ledger) > entered:
+            self._store.append(group, entered, ledger.entry(entered))
+
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
             raise self._failure
@@ -290,7 +320,7 @@ class Conductor:
             )  # fmt: skip
 
     def _save_all(self, *, now: bool = False) -> None:
-        if self._save is None:
+        if self._store is None:
             return
         with self._changed:
             names = self.assembly.groups
@@ -303,6 +333,8 @@ class Conductor:
                 if len(ledger) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
                     self._saved.setdefault(name, (length, when))
                     continue
+                self._store.turn(name)
                 length, content = len(ledger), ledger.to_bytes()
-            self._save(name, content)
+                self._entered[name] = length
+            self._store.save(name, length, content)
             self._saved[name] = length, time.monotonic()

@@ -85,11 +85,8 @@ class Driver(Protocol):
     def close(self, *, done: bool) -> None:
         """Leave, and tell the others; `done`: whether our program has done all it wanted."""
 
-    def epoch(self) -> int:
-        """The epoch of the next sum: it changes with the members."""
-
     def outlook(self) -> tuple[int, int]:
-        """The epoch of the next sum, and how many addends it has."""
+        """The epoch of the next sum, which changes with the members, and how many addends it has."""
 
     def past(self) -> bool:
         """Whether the next sum was made before."""
@@ -183,12 +180,8 @@ class SessionDriver:
         self._depart_if_idle()
         self._transport.wake()
 
-    def epoch(self) -> int:
-        """Always the same: the members of a session do not change."""
-        return 0
-
     def outlook(self) -> tuple[int, int]:
-        """Always the same."""
+        """Always the same: the members of a session do not change."""
         return 0, len(self.members)
 
     def past(self) -> bool:

@@ -72,6 +72,7 @@ class GroupDriver:
             if pending.fault is not None:
                 raise pending.fault
             assert pending.total is not None  # noqa: S101 - for the type checker
+            self._conductor.keep(self._group)
             self.traffic.sums += 1
             return pending.total
 
@@ -84,12 +85,6 @@ class GroupDriver:
     def close(self, *, done: bool) -> None:
         """Leave: when everybody is done if we are, else at once."""
         self._conductor.close(done=done)
-
-    def epoch(self) -> int:
-        """The epoch of the next sum; waits until it is known."""
-        with self._conductor.holding() as assembly:
-            self._conductor.wait(self._group, lambda: assembly.group(self._group).ready)
-            return assembly.group(self._group).next_epoch
 
     def outlook(self) -> tuple[int, int]:
         """The epoch of the next sum, and how many addends it has (or had, if it is of the past)."""

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from cgd.protocol.messages import Buffer
 
 PIECE_BYTES = 1 << 20
+MOST_LEDGER_BYTES = 16 << 30
+MOST_LIVES = 10_000
 NO_VIEW = bytes(SESSION_BYTES)
 
 
@@ -250,6 +252,8 @@ class Assembly:
             raise RemoteProtocolError(sender, "goes back to an ephemeral key of before; it must be started again")
         known = self._hellos.get(sender)
         if known is not None and known.ephemeral != hello.ephemeral:
+            if sum(peer == sender for peer, _ in self._spent) >= MOST_LIVES:  # none of them may be forgotten
+                raise RemoteProtocolError(sender, f"was started more than {MOST_LIVES} times; start us again, too")
             self._spent.add((sender, known.ephemeral))
         self._hellos[sender] = hello
         self._left.pop(sender, None)
@@ -321,15 +325,22 @@ class Assembly:
         if len(self._standings) < len(self.others):
             return
         for name, group in self._groups.items():
-            others = [peer for peer in sorted(group.members) if peer != self.me]
-            longest = max(others, key=lambda peer: self._standings[peer].get(name, 0))
-            if self._standings[longest].get(name, 0) > len(group.ledger):
-                group.holder = longest
-                group.received = bytearray()
-                self._say(longest, Frame(self._view, 0, Ask(name)))
-            else:
-                group.current = True
-                group.run(self.clock)
+            self._catch_up(name, group)
+
+    def _catch_up(self, name: str, group: Group, doubted: frozenset[PeerId] = frozenset()) -> None:
+        """Ask whoever has finished most sums for its ledger, if that is more than we have."""
+        finished = {peer: self._standings[peer].get(name, 0) for peer in sorted(group.members) if peer != self.me}
+        ahead = [peer for peer in finished if finished[peer] > len(group.ledger)]
+        if ahead:
+            # If all of them gave us what cannot be, the first is named as the one we wait for.
+            asked = max(ahead, key=lambda peer: (peer not in doubted, finished[peer]))
+            group.holder, group.doubted, group.received = asked, doubted, bytearray()
+            if asked not in doubted:
+                self._say(asked, Frame(self._view, 0, Ask(name)))
+        else:
+            group.holder = None
+            group.current = True
+            group.run(self.clock)
 
     def _give_ledger(self, sender: PeerId, name: str) -> None:
         group = self._groups.get(name)
@@ -344,23 +355,20 @@ class Assembly:
             self._say(sender, Frame(self._view, 0, piece))
 
     def _take_piece(self, sender: PeerId, group: Group, piece: Piece) -> None:
-        if sender != group.holder or piece.start != len(group.received):
+        if sender != group.holder or sender in group.doubted or piece.start != len(group.received):
             return
         group.received += piece.words
-        if len(group.received) < piece.size:
+        if len(group.received) < piece.size <= MOST_LEDGER_BYTES:
             return
-        group.holder = None
         try:
             given, name = Ledger.from_bytes(bytes(group.received)), piece.group
             if len(given) < self._standings[sender].get(name, 0):
                 raise InputError(f"it has {len(given)} sums, not the {self._standings[sender].get(name, 0)} it told of")
             group.ledger.catch_up(given)
         except InputError as error:
+            self._catch_up(piece.group, group, group.doubted | {sender})
             raise RemoteProtocolError(sender, f"gave us its past, and {error}") from None
-        finally:
-            group.received = bytearray()
-        group.current = True
-        group.run(self.clock)
+        self._catch_up(piece.group, group)
 
     def _forget(self, which: Callable[[PeerId, Frame], bool]) -> None:
         self._outbox = deque((to, frame) for to, frame in self._outbox if not which(to, frame))

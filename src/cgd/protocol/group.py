@@ -57,7 +57,9 @@ class Group:
         session: of the present view, if there is one.
         pending: the sum that our program waits for, or the last one.
         holder: the peer that we have asked for its ledger, if we have.
-        received: what has come of that.
+        doubted: peers whose ledger was none.
+        received: what has come of the holder's.
+        refusal: why our program cannot take part in its next sum, until the others can be told.
     """
 
     members: tuple[PeerId, ...]
@@ -68,7 +70,9 @@ class Group:
     session: Session | None = None
     pending: Pending | None = None
     holder: PeerId | None = None
+    doubted: frozenset[PeerId] = frozenset()
     received: bytearray = field(default_factory=bytearray)
+    refusal: Reason | None = None
 
     @property
     def ready(self) -> bool:
@@ -93,7 +97,7 @@ class Group:
                 raise LocalProtocolError("a sum is still running; a member's sums run one after the other")
             before.abandoned = False
             return before
-        self.pending = pending
+        self.pending, self.refusal = pending, None
         self.run(clock)
         return pending
 
@@ -110,6 +114,8 @@ class Group:
 
     def run(self, clock: int) -> None:
         """Begin the sum that our program waits for, or take it from the past."""
+        if self.refusal is not None:
+            self.refuse(self.refusal)
         pending = self.pending
         if pending is None or pending.over:
             return
@@ -153,8 +159,11 @@ class Group:
 
     def refuse(self, reason: Reason) -> None:
         """Tell the others that we cannot take part in the next sum, if that is one of the present."""
-        if self.session is not None and self.current and self.place == len(self.ledger):
-            self.session.refuse(reason)
+        self.refusal = reason
+        if self.session is not None and self.current:
+            self.refusal = None
+            if self.place == len(self.ledger):
+                self.session.refuse(reason)
 
     def skip(self, slot: int, steps: int) -> None:
         """Our program does without the sums up to the end of this many steps of an optimiser: it has their outcome."""

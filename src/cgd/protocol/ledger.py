@@ -140,13 +140,19 @@ class Ledger:
         """An optimiser has taken `steps` steps; `content` makes its state."""
         self.states[slot] = State(steps, content)
 
-    def catch_up(self, other: Ledger) -> None:
-        """Take over what a longer ledger of the same group has."""
-        self.entries += other.entries[len(self) :]
+    def catch_up(self, other: Ledger, start: int = 0) -> None:
+        """Take over what a longer ledger of the same group has; its first entry is in the place `start`."""
+        self.entries += other.entries[len(self) - start :]
         for slot, state in other.states.items():
             if slot not in self.states or state.steps > self.states[slot].steps:
                 self.states[slot] = state
         self._kept_bytes = sum(len(entry.words) for entry in self.entries if entry.step is None and entry.words)
+
+    def entry(self, place: int) -> bytes:
+        """One entry, to be saved as soon as it is made: a ledger that has no other."""
+        part = Ledger()
+        part.entries.append(self.entries[place])
+        return part.to_bytes()
 
     def to_bytes(self) -> bytes:
         """The whole ledger, to be sent or saved: a JSON header, then the totals and states one behind the other."""

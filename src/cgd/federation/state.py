@@ -1,0 +1,130 @@
+"""What a participant keeps on disk: the ledgers of its groups, whole now and then, and each entry as it is made.
+
+The others hold a participant's past as well, so nothing here is needed while one of them is alive. It is for members
+who die together: all of them, or a column of a grid. Entries are handed to the system before the program goes on, so a
+killed process has them; a whole ledger is also forced to the disk, so a power cut takes a few seconds of them at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from typing import TYPE_CHECKING, BinaryIO
+
+from cgd.errors import InputError
+from cgd.protocol.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+log = logging.getLogger("cgd.federation")
+
+_RECORD = struct.Struct("<QQ")  # the place of an entry, and its bytes
+
+
+class StateFolder:
+    """A folder with the ledgers of one participant; see `cgd.network.conductor.Store`.
+
+    Args:
+        folder: made when there is something to keep.
+        federation: the name of the federation.
+    """
+
+    def __init__(self, folder: Path, federation: str) -> None:
+        self.folder = folder
+        self._federation = federation
+        self._journals: dict[str, BinaryIO] = {}
+
+    def load(self, groups: Iterable[str]) -> dict[str, Ledger]:
+        """The ledgers that were kept, by group. What is damaged is left out: the others will catch us up."""
+        ledgers = {}
+        for group in groups:
+            ledger = Ledger()
+            try:
+                if self._file(group).exists():
+                    ledger = Ledger.from_bytes(self._file(group).read_bytes())
+                for start, journal in self._journals_of(group):
+                    if start <= len(ledger):
+                        _replay(journal, ledger)
+            except InputError as error:
+                log.warning(
+                    "%s is damaged and not used (%s); the others will catch us up", self._file(group), error,
+                    extra={"event": "damaged"},
+                )  # fmt: skip
+            if len(ledger):
+                ledgers[group] = ledger
+        return ledgers
+
+    def append(self, group: str, place: int, entry: bytes) -> None:
+        """Keep one more entry of a group's ledger."""
+        try:
+            if group not in self._journals:
+                self._journals[group] = self._open(self._file(group).with_suffix(f".{place}.entries"))
+            self._journals[group].write(_RECORD.pack(place, len(entry)) + entry)
+            self._journals[group].flush()
+        except OSError as error:
+            self._complain(error)
+
+    def turn(self, group: str) -> None:
+        """The ledger as it is now will be saved; what is appended from now on goes with it."""
+        if group in self._journals:
+            self._journals.pop(group).close()
+
+    def save(self, group: str, length: int, ledger: bytes) -> None:
+        """Keep a group's ledger as it was, in place of all entries up to this length."""
+        try:
+            temporary = self._file(group).with_suffix(".new")
+            with self._open(temporary) as file:
+                file.write(ledger)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._file(group))
+            for start, journal in self._journals_of(group):
+                if start < length:
+                    journal.unlink()
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        """Close the files."""
+        for group in list(self._journals):
+            self.turn(group)
+
+    def _file(self, group: str) -> Path:
+        return self.folder / f"{self._federation}-{group}.ledger"
+
+    def _journals_of(self, group: str) -> list[tuple[int, Path]]:
+        files = self.folder.glob(f"{self._federation}-{group}.*.entries")
+        return sorted((int(file.suffixes[-2][1:]), file) for file in files if file.suffixes[-2][1:].isdigit())
+
+    def _open(self, path: Path) -> BinaryIO:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+    def _complain(self, error: OSError) -> None:
+        log.warning(
+            "the state cannot be saved in %s (%s); the others hold it", self.folder, error.strerror,
+            extra={"event": "not saved"},
+        )  # fmt: skip
+
+
+def _replay(journal: Path, ledger: Ledger) -> None:
+    """Add the entries of a journal that a ledger does not have yet; one that was cut off by a kill ends it."""
+    for place, content in _records(journal.read_bytes()):
+        if place != len(ledger):
+            continue
+        try:
+            ledger.catch_up(Ledger.from_bytes(content), start=place)
+        except InputError:
+            return
+
+
+def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _RECORD.size <= len(data):
+        place, size = _RECORD.unpack_from(data, at)
+        at += _RECORD.size
+        yield place, data[at : at + size]
+        at += size
