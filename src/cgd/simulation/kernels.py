@@ -33,6 +33,7 @@ from cgd.simulation.vectors import (
 
 TILE = 64
 CROSS_ENTROPY, SQUARED_ERROR = range(2)
+LARGE = 1e200
 
 
 @compiled
@@ -305,13 +306,21 @@ def _output_delta(buffer, deltas, widths, targets, times, squares, count, kind):
     shifted = deltas[last : last + count * outputs]
     for i in range(len(shifted)):
         shifted[i] = exp(shifted[i])
+    # Logarithms are dear: that of a product is the sum. No total is below 1, and few products reach LARGE.
+    product = 1.0
     for t in range(count):
         d = delta[t]
         total = ZERO
         for o in range(outputs):
             total += d[o]
-        loss += times[t] * np.log(total)
+        if times[t] == 1:
+            product *= np.float64(total)
+            if product > LARGE:
+                loss += np.log(product)
+                product = 1.0
+        else:
+            loss += times[t] * np.log(total)
         scale = times[t] / total
         for o in range(outputs):
             d[o] = scale * d[o] - targets[t, o]
-    return loss
+    return loss + np.log(product)
