@@ -86,6 +86,12 @@ def test_more_samples_in_a_shard_than_in_a_tile(mode: str) -> None:
     assert_engines_agree(fully_connected(FEATURES, 20, 11, 7), split, mode)
 
 
+def test_many_outputs() -> None:
+    """So many that the product of a tile's totals, whose logarithm is taken, must be cut in pieces."""
+    of = blocks(1, 1, count=SHARDS * TILE)
+    assert_engines_agree(fully_connected(FEATURES, 4, 6_000), of, "joint")
+
+
 @pytest.mark.parametrize("mode", ["towers", "joint"])
 def test_named_layers(mode: str) -> None:
     def build() -> nn.Sequential:

@@ -33,7 +33,7 @@ from cgd.simulation.vectors import (
 
 TILE = 64
 CROSS_ENTROPY, SQUARED_ERROR = range(2)
-LARGE = 1e200
+LARGE = 1e100
 
 
 @compiled
