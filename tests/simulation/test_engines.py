@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from cgd import Grid
 from cgd.simulation.fused import SHARDS, FusedEngine, Network, known_loss
-from cgd.simulation.kernels import CROSS_ENTROPY, SQUARED_ERROR, TILE
+from cgd.simulation.kernels import BLOCK, CROSS_ENTROPY, SQUARED_ERROR, STRIPE, TILE
 from cgd.simulation.modules import ModuleEngine
 from cgd.simulation.participants import Participants
 from support.networks import FEATURES, blocks, fully_connected
@@ -86,6 +86,25 @@ def test_more_samples_in_a_shard_than_in_a_tile(mode: str) -> None:
     assert_engines_agree(fully_connected(FEATURES, 20, 11, 7), split, mode)
 
 
+def test_more_members_in_a_row_than_in_a_stripe() -> None:
+    columns = 2 * STRIPE + 3
+    x = torch.randn(30, columns, generator=torch.Generator().manual_seed(0))
+    for widths in [(8, 3), (8, 5, 3)]:
+        split = Grid(2, columns).split(x, (x[:, 0] > 0).long())
+        assert_engines_agree(fully_connected(columns, *widths, bias=True), split, "joint")
+
+
+def test_more_samples_in_a_shard_than_in_a_block() -> None:
+    of = blocks(1, 2, count=SHARDS * (BLOCK + 100))
+    assert_engines_agree(fully_connected(FEATURES, 4, 3), of, "joint")
+
+
+def test_many_outputs() -> None:
+    """So many that the product of a tile's totals, whose logarithm is taken, must be cut in pieces."""
+    of = blocks(1, 1, count=SHARDS * TILE)
+    assert_engines_agree(fully_connected(FEATURES, 4, 6_000), of, "joint")
+
+
 @pytest.mark.parametrize("mode", ["towers", "joint"])
 def test_named_layers(mode: str) -> None:
     def build() -> nn.Sequential:
@@ -127,8 +146,8 @@ def test_bits_do_not_depend_on_threads() -> None:
     program = (
         "import hashlib, cgd, torch; from support.networks import fully_connected; "
         "x = torch.randn(400, 784, generator=torch.Generator().manual_seed(0)); "
-        "blocks = cgd.Grid(2).split(x, (x[:, 0] > 0).long()); "
-        "colony = cgd.simulate(fully_connected(784, 64, 2), blocks, steps=2, lr=0.1, progress=False); "
+        "blocks = cgd.Grid(2, 8).split(x, (x[:, 0] > 0).long()); "
+        "colony = cgd.simulate(fully_connected(784, 64, 40), blocks, mode='joint', steps=2, lr=0.1, progress=False); "
         "print(colony.engine, hashlib.sha256(colony.flat.numpy().tobytes()).hexdigest())"
     )
     said = set()

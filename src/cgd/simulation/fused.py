@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from cgd.errors import InputError
@@ -148,7 +149,8 @@ class FusedEngine:
         first, first_bias, head = self._unpack(displacement.numpy())
         kernel = kernels.towers_gradient if self._towers else kernels.joint_gradient
         totals, loss = [np.zeros_like(each, dtype=np.float64) for each in (first, first_bias, head)], 0.0
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        # The kernels' matrix products are one thread's work each: the threads are the pool's.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool, threadpool_limits(1, "blas"):
             for chunk in self._chunks:
                 firsts, heads = chunk.origins or self._origins(chunk.rows, all_layers=self._towers)
                 shared = (

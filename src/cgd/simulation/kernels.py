@@ -1,10 +1,11 @@
 """The arithmetic of a colony of fully-connected networks, compiled: one pass over the samples, all layers fused.
 
 Batched matrix products are a poor fit for a hundred thousand small networks: each is used for a few dozen samples, and
-what passes through memory between two products outweighs the arithmetic. Here one participant's weights and a tile of
-samples stay in the nearest caches from the first layer to the last and back, and features that are zero are skipped.
+what passes through memory between two products outweighs the arithmetic. Here the weights of one participant, or of
+STRIPE members of a row, and a tile of samples stay in the nearest caches on the way through layers 2…N and back, and
+features that are zero are skipped.
 
-The functions work on a *tile*, up to TILE samples of one row of the grid. Weights of layers 2…N (the *head*) are one
+A *tile* is up to TILE samples of one row of the grid. Weights of layers 2…N (the *head*) are one
 flat vector per participant, in the order of the parameters: weight, bias if there is one, next weight, …
 Everything is single precision. Sums are reordered for vector units, so the last bits depend on the processor, but not
 on the number of threads.
@@ -19,10 +20,12 @@ from cgd.simulation.vectors import (
     ZERO,
     activate,
     add,
+    add_all,
     add_back_products,
     add_outer,
     add_products,
     add_scaled,
+    add_to_all,
     clear,
     compiled,
     copy,
@@ -31,8 +34,11 @@ from cgd.simulation.vectors import (
     times_slope,
 )
 
-TILE = 64
+TILE = 64  # samples
+BLOCK = 2048  # samples that go through layer 1 before layer 2 pushes it out of the caches
+STRIPE = 32  # members of a row
 CROSS_ENTROPY, SQUARED_ERROR = range(2)
+LARGE = 1e100
 
 
 @compiled
@@ -69,23 +75,61 @@ def joint_gradient(start, end, rows, cuts, data, targets, fixed, first, first_bi
         The sums for layer 1, its biases and layers 2…N, and of the losses, all over samples and columns.
     """
     indptr, indices, values = data
-    widths, biased, activation, loss_kind = net
-    width, columns = widths[0], len(cuts) - 1
+    widths, columns = net[0], len(cuts) - 1
+    width = widths[0]
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
-    weights = np.empty_like(head)
-    buffer = np.empty(TILE * np.sum(widths), np.float32)
-    hidden = buffer[: TILE * width].reshape(TILE, width)
-    deltas = np.empty_like(buffer)
-    back = np.empty((TILE, width), np.float32)
-    second = np.empty((TILE, widths[1] if len(widths) > 1 else 1), np.float32)
-    times = np.ones(TILE, np.float32)
-    squares = np.zeros(TILE, np.float64)
     bias = np.zeros(width, np.float32)
     for c in range(len(first_bias)):
         bias += first_bias[c]
-    # Where the deltas of layer 2's outputs begin; of layer 1's, if there is no other.
-    after = TILE * width if len(widths) > 1 else 0
-    wide = widths[1] if len(widths) > 1 else width
+    hidden = np.empty((min(BLOCK, end - start), width), np.float32)
+    back = np.empty_like(hidden)
+    once, none = np.ones(BLOCK, np.float32), np.empty(0, np.float64)
+    loss = 0.0
+    for at in range(start, end, BLOCK):
+        stop = min(at + BLOCK, end)
+        for s in range(at, stop):
+            add(fixed[s], bias, hidden[s - at])
+            add_products(hidden[s - at], indices, values, indptr[s], indptr[s + 1], first, 0)
+        if len(widths) > 1:
+            loss += _row_heads(at, stop, rows, columns, targets, hidden, back, heads, first_row, head, net, sums[2])
+        else:
+            # Nobody has a layer of its own: all columns say the same.
+            loss += columns * _output_delta(hidden, back, targets[at:stop], 1, once, none, stop - at, net[3])
+            back[: stop - at] *= np.float32(columns)
+        for s in range(at, stop):
+            for c in range(len(first_bias)):
+                add(sums[1][c], back[s - at], sums[1][c])
+            for k in range(indptr[s], indptr[s + 1]):
+                add_scaled(sums[0][indices[k]], values[k], back[s - at])
+    return sums[0], sums[1], sums[2], loss
+
+
+@compiled
+def _row_heads(start, end, rows, columns, targets, hidden, back, heads, first_row, head, net, sums):
+    """Layers 2…N of all members of the rows: from the row's sums `hidden` to what flows `back` into them.
+
+    Adds up the gradients of layers 2…N in `sums` and returns the losses. A row shares its activations, so layer 2 of
+    all its members is one matrix with the members below each other, and its products are worth a library's.
+    """
+    widths, biased, activation, loss_kind = net
+    width, wide = widths[0], widths[1]
+    size = width * wide
+    most = min(columns, STRIPE)
+    matrix = np.empty((most * wide, width), np.float32)
+    bias = np.empty(most * wide, np.float32)
+    outs = np.empty(TILE * most * wide, np.float32)
+    flows = np.empty((TILE, width), np.float32)
+    # What layer 2's own sum needs of the members' deltas is their sum: a product with ones in the right places.
+    ones = np.zeros((most * wide, wide), np.float32)
+    for o in range(most * wide):
+        ones[o, o % wide] = ONE
+    together = np.empty((TILE, wide), np.float32)
+    weights = np.empty_like(head)
+    buffer = np.empty(TILE * np.sum(widths), np.float32)
+    deltas = np.empty_like(buffer)
+    second = buffer[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
+    delta = deltas[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
+    once, none = np.ones(TILE * most, np.float32), np.empty(0, np.float64)
     loss = 0.0
     row = np.searchsorted(rows, start, side="right") - 1
     at = start
@@ -93,37 +137,47 @@ def joint_gradient(start, end, rows, cuts, data, targets, fixed, first, first_bi
         while rows[row + 1] <= at:
             row += 1
         count = min(TILE, end - at, rows[row + 1] - at)
+        into = hidden[at - start : at - start + count]
+        out = back[at - start : at - start + count]
+        wanted = targets[at : at + count]
+        activate(into, count, activation)
         for t in range(count):
-            clear(back[t])
-            clear(second[t])
-            add(fixed[at + t], bias, hidden[t])
-            add_products(hidden[t], indices, values, indptr[at + t], indptr[at + t + 1], first, 0)
-        if len(widths) > 1:
-            activate(hidden, count, activation)
-        for c in range(columns):
-            add(heads[(row - first_row) * columns + c], head, weights)
-            _forward(weights, widths, biased, activation, buffer, count)
-            loss += _output_delta(buffer, deltas, widths, targets[at : at + count], times, squares, count, loss_kind)
-            _backward(weights, widths, biased, activation, buffer, deltas, sums[2], count)
-            delta = deltas[after : after + TILE * wide].reshape(TILE, wide)
+            clear(out[t])
+        for c0 in range(0, columns, STRIPE):
+            members = min(STRIPE, columns - c0)
+            mine = heads[(row - first_row) * columns + c0 : (row - first_row) * columns + c0 + members]
+            for c in range(members):
+                part = slice(c * wide, (c + 1) * wide)
+                add(mine[c, :size], head[:size], matrix[part].reshape(size))
+                if biased[0]:
+                    add(mine[c, size : size + wide], head[size : size + wide], bias[part])
+            say = outs[: count * members * wide].reshape(count, members * wide)
+            np.dot(into, matrix[: members * wide].T, say)
+            if biased[0]:
+                add_to_all(bias[: members * wide], say, count)
+            if len(widths) == 2:
+                every = say.reshape(count * members, wide)
+                loss += _output_delta(every, every, wanted, members, once, none, count * members, loss_kind)
+            else:
+                for c in range(members):
+                    part = slice(c * wide, (c + 1) * wide)
+                    for t in range(count):
+                        copy(say[t, part], second[t])
+                    add(mine[c], head, weights)
+                    loss += _later_layers(weights, net, buffer, deltas, wanted, once, none, sums, count)
+                    for t in range(count):
+                        copy(delta[t], say[t, part])
+            np.dot(say, ones[: members * wide], together[:count])
+            add_outer(together, into, sums[:size].reshape(wide, width), count)
+            if biased[0]:
+                add_all(together, sums[size : size + wide], count)
+            np.dot(say, matrix[: members * wide], flows[:count])
             for t in range(count):
-                if len(widths) > 1:
-                    # The row shares its activations: layer 2's weights need the columns' deltas in sum only.
-                    add(second[t], delta[t], second[t])
-                    add_back_products(weights[: width * wide].reshape(wide, width), delta[t], back[t])
-                else:
-                    add(back[t], delta[t], back[t])
-        if len(widths) > 1:
-            add_outer(second, hidden, sums[2][: widths[0] * widths[1]].reshape(widths[1], widths[0]), count)
+                add(flows[t], out[t], out[t])
         for t in range(count):
-            if len(widths) > 1:
-                times_slope(back[t], hidden[t], activation)
-            for c in range(len(first_bias)):
-                add(sums[1][c], back[t], sums[1][c])
-            for k in range(indptr[at + t], indptr[at + t + 1]):
-                add_scaled(sums[0][indices[k]], values[k], back[t])
+            times_slope(out[t], into[t], activation)
         at += count
-    return sums[0], sums[1], sums[2], loss
+    return loss
 
 
 @compiled
@@ -136,7 +190,7 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
     Samples without a feature in a column are all the same to its participant: they go through its network as one.
     """
     indptr, indices, values = data
-    widths, biased, activation, loss_kind = net
+    widths, biased, activation, _ = net
     width, columns, outputs = widths[0], len(cuts) - 1, targets.shape[1]
     features = cuts[columns]
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
@@ -145,10 +199,14 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
     hidden = buffer[: TILE * width].reshape(TILE, width)
     deltas = np.empty_like(buffer)
     back = deltas[: TILE * width].reshape(TILE, width)
+    deep = len(widths) > 1
+    wide = widths[1] if deep else 0
+    size = width * wide
+    second = buffer[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
+    delta = deltas[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
     wanted = np.empty((TILE, outputs), np.float32)
     times = np.ones(TILE, np.float32)
     squares = np.zeros(TILE, np.float64)
-    who = np.empty(TILE, np.int64)
     from_ = np.empty(TILE, np.int64)
     to = np.empty(TILE, np.int64)
     own = np.empty((np.max(cuts[1:] - cuts[:-1]), width), np.float32)
@@ -176,20 +234,20 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
                 count = 0
                 while s < stop and count < TILE - 1:
                     k = place[s - begin]
-                    after = k
-                    while after < indptr[s + 1] and indices[after] < cuts[c + 1]:
-                        after += 1
-                    place[s - begin] = after
-                    if k == after:
+                    until = k
+                    while until < indptr[s + 1] and indices[until] < cuts[c + 1]:
+                        until += 1
+                    place[s - begin] = until
+                    if k == until:
                         empty += ONE
                         add(nothing, targets[s], nothing)
                         for o in range(outputs):
                             squared += np.float64(targets[s, o]) * np.float64(targets[s, o])
                     else:
-                        who[count], from_[count], to[count], times[count] = s, k, after, ONE
+                        from_[count], to[count], times[count] = k, until, ONE
                         copy(targets[s], wanted[count])
                         copy(own_bias, hidden[count])
-                        add_products(hidden[count], indices, values, k, after, own, cuts[c])
+                        add_products(hidden[count], indices, values, k, until, own, cuts[c])
                         count += 1
                     s += 1
                 if s == stop and empty > 0:
@@ -200,18 +258,19 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
                     empty = ZERO
                 if count == 0:
                     continue
-                if len(widths) > 1:
+                if deep:
                     activate(hidden, count, activation)
-                _forward(weights, widths, biased, activation, buffer, count)
-                loss += _output_delta(buffer, deltas, widths, wanted, times, squares, count, loss_kind)
-                _backward(weights, widths, biased, activation, buffer, deltas, sums[2], count)
-                if len(widths) > 1:
-                    after = TILE * widths[0]
-                    delta = deltas[after : after + TILE * widths[1]].reshape(TILE, widths[1])
-                    add_outer(delta, hidden, sums[2][: widths[0] * widths[1]].reshape(widths[1], widths[0]), count)
+                    products(hidden, weights[:size].reshape(wide, width), second, count)
+                    if biased[0]:
+                        add_to_all(weights[size : size + wide], second, count)
+                loss += _later_layers(weights, net, buffer, deltas, wanted, times, squares, sums[2], count)
+                if deep:
+                    add_outer(delta, hidden, sums[2][:size].reshape(wide, width), count)
+                    if biased[0]:
+                        add_all(delta, sums[2][size : size + wide], count)
                     for t in range(count):
                         clear(back[t])
-                        add_back_products(weights[: width * widths[1]].reshape(widths[1], width), delta[t], back[t])
+                        add_back_products(weights[:size].reshape(wide, width), delta[t], back[t])
                         times_slope(back[t], hidden[t], activation)
                 for t in range(count):
                     if len(first_bias):
@@ -223,95 +282,99 @@ def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_
 
 
 @compiled
-def _forward(weights, widths, biased, activation, buffer, count):
-    """Layers 2…N for a tile; the activations of all layers lie one after the other in `buffer`."""
+def _later_layers(weights, net, buffer, deltas, targets, times, squares, sums, count):
+    """From what layer 2 says to the outputs, their loss and back to layer 2's deltas; adds up layers 3…N.
+
+    What the layers say lies one after the other in `buffer`, their deltas in the same places of `deltas`. Layer 2 is
+    given before its activation. If there is no layer 3, what is given are the outputs.
+    """
+    widths, biased, activation, loss_kind = net
+    last = len(widths) - 1
     w = a = 0
-    for layer in range(1, len(widths)):
+    for layer in range(1, last + 1):
         wide_in, wide_out = widths[layer - 1], widths[layer]
         into = buffer[a : a + TILE * wide_in].reshape(TILE, wide_in)
         a += TILE * wide_in
-        out = buffer[a : a + TILE * wide_out].reshape(TILE, wide_out)
-        products(into, weights[w : w + wide_in * wide_out].reshape(wide_out, wide_in), out, count)
-        w += wide_in * wide_out
-        if biased[layer - 1]:
-            for t in range(count):
-                add(out[t], weights[w : w + wide_out], out[t])
-            w += wide_out
-        if layer < len(widths) - 1:
-            activate(out, count, activation)
-
-
-@compiled
-def _backward(weights, widths, biased, activation, buffer, deltas, sums, count):
-    """From the outputs' deltas to those of layer 2's outputs; adds up all weights but those of layer 2, and biases."""
-    w = len(weights)
-    a = len(buffer) - TILE * widths[-1]
-    for layer in range(len(widths) - 1, 0, -1):
+        if layer > 1:
+            out = buffer[a : a + TILE * wide_out].reshape(TILE, wide_out)
+            activate(into, count, activation)
+            products(into, weights[w : w + wide_in * wide_out].reshape(wide_out, wide_in), out, count)
+            if biased[layer - 1]:
+                add_to_all(weights[w + wide_in * wide_out : w + (wide_in + 1) * wide_out], out, count)
+        w += (wide_in + biased[layer - 1]) * wide_out
+    out = buffer[a : a + TILE * widths[last]].reshape(TILE, widths[last])
+    delta = deltas[a : a + TILE * widths[last]].reshape(TILE, widths[last])
+    loss = _output_delta(out, delta, targets, 1, times, squares, count, loss_kind)
+    for layer in range(last, 1, -1):
         wide_in, wide_out = widths[layer - 1], widths[layer]
         delta = deltas[a : a + TILE * wide_out].reshape(TILE, wide_out)
+        a -= TILE * wide_in
+        into = buffer[a : a + TILE * wide_in].reshape(TILE, wide_in)
+        before = deltas[a : a + TILE * wide_in].reshape(TILE, wide_in)
+        w -= (wide_in + biased[layer - 1]) * wide_out
+        matrix = slice(w, w + wide_in * wide_out)
+        add_outer(delta, into, sums[matrix].reshape(wide_out, wide_in), count)
         if biased[layer - 1]:
-            w -= wide_out
-            for t in range(count):
-                add(sums[w : w + wide_out], delta[t], sums[w : w + wide_out])
-        w -= wide_in * wide_out
-        if layer > 1:
-            a -= TILE * wide_in
-            into = buffer[a : a + TILE * wide_in].reshape(TILE, wide_in)
-            before = deltas[a : a + TILE * wide_in].reshape(TILE, wide_in)
-            add_outer(delta, into, sums[w : w + wide_in * wide_out].reshape(wide_out, wide_in), count)
-            matrix = weights[w : w + wide_in * wide_out].reshape(wide_out, wide_in)
-            for t in range(count):
-                clear(before[t])
-                add_back_products(matrix, delta[t], before[t])
-                times_slope(before[t], into[t], activation)
+            add_all(delta, sums[matrix.stop : matrix.stop + wide_out], count)
+        for t in range(count):
+            clear(before[t])
+            add_back_products(weights[matrix].reshape(wide_out, wide_in), delta[t], before[t])
+            times_slope(before[t], into[t], activation)
+    return loss
 
 
 @compiled
-def _output_delta(buffer, deltas, widths, targets, times, squares, count, kind):
-    """Set the outputs' deltas and return the loss, of samples that may stand for several.
+def _output_delta(out, delta, targets, each, times, squares, count, kind):
+    """Set the outputs' deltas and return the loss, of samples that may stand for several; delta may be `out`.
 
     Such a sample occurs `times`, its targets are summed up, and `squares` is the sum of their squares. If the loss is
-    the cross-entropy, the targets of each are probabilities.
+    the cross-entropy, the targets of each are probabilities. One line of `targets` is for `each` lines of `out`.
     """
-    outputs = widths[-1]
-    last = len(buffer) - TILE * outputs
-    out = buffer[last:].reshape(TILE, outputs)
-    delta = deltas[last:].reshape(TILE, outputs)
+    outputs = out.shape[1]
     loss = 0.0
     if kind == SQUARED_ERROR:
         scale = np.float32(2) / np.float32(outputs)
         for t in range(count):
+            target = targets[t // each]
             square = squares[t] if times[t] != 1 else 0.0
             for o in range(outputs):
-                error = times[t] * out[t, o] - targets[t, o]
+                said = np.float64(out[t, o])
+                error = times[t] * out[t, o] - target[o]
                 delta[t, o] = scale * error
                 if times[t] == 1:
                     square += np.float64(error) * np.float64(error)
                 else:
-                    said = np.float64(out[t, o])
-                    square += (np.float64(times[t]) * said - 2.0 * np.float64(targets[t, o])) * said
+                    square += (np.float64(times[t]) * said - 2.0 * np.float64(target[o])) * said
             loss += square / outputs
         return loss
     for t in range(count):
-        z, d = out[t], delta[t]
+        z, d, target = out[t], delta[t], targets[t // each]
         highest = z[0]
         for o in range(1, outputs):
             highest = max(highest, z[o])
         likely = ZERO
         for o in range(outputs):
             d[o] = z[o] - highest
-            likely += targets[t, o] * d[o]
+            likely += target[o] * d[o]
         loss -= likely
-    shifted = deltas[last : last + count * outputs]
+    shifted = delta[:count].reshape(count * outputs)
     for i in range(len(shifted)):
         shifted[i] = exp(shifted[i])
+    # Logarithms are dear: that of a product is the sum. No total is below 1, and few products reach LARGE.
+    product = 1.0
     for t in range(count):
-        d = delta[t]
+        d, target = delta[t], targets[t // each]
         total = ZERO
         for o in range(outputs):
             total += d[o]
-        loss += times[t] * np.log(total)
+        if times[t] == 1:
+            product *= np.float64(total)
+            if product > LARGE:
+                loss += np.log(product)
+                product = 1.0
+        else:
+            loss += times[t] * np.log(total)
         scale = times[t] / total
         for o in range(outputs):
-            d[o] = scale * d[o] - targets[t, o]
-    return loss
+            d[o] = scale * d[o] - target[o]
+    return loss + np.log(product)

@@ -96,6 +96,20 @@ def add(x, y, out):
 
 
 @compiled
+def add_to_all(x, out, count):
+    """Add x to each of the first `count` rows."""
+    for t in range(count):
+        add(x, out[t], out[t])
+
+
+@compiled
+def add_all(rows, out, count):
+    """Add each of the first `count` rows to `out`."""
+    for t in range(count):
+        add(rows[t], out, out)
+
+
+@compiled
 def add_scaled(out, scale, x):
     """Add scale·x to `out`."""
     for i in range(len(out)):
