@@ -16,8 +16,10 @@ from cgd.errors import InputError
 from cgd.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from cgd.protocol.messages import Buffer
 
 log = logging.getLogger("cgd.federation")
 
@@ -57,12 +59,13 @@ class StateFolder:
                 ledgers[group] = ledger
         return ledgers
 
-    def append(self, group: str, place: int, entry: bytes) -> None:
-        """Keep one more entry of a group's ledger."""
+    def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
+        """Keep one more entry of a group's ledger, given in pieces."""
         try:
             if group not in self._journals:
                 self._journals[group] = self._open(self._file(group).with_suffix(f".{place}.entries"))
-            self._journals[group].write(_RECORD.pack(place, len(entry)) + entry)
+            self._journals[group].write(_RECORD.pack(place, sum(map(len, entry))))
+            self._journals[group].writelines(entry)
             self._journals[group].flush()
         except OSError as error:
             self._complain(error)
@@ -116,7 +119,7 @@ def _replay(journal: Path, ledger: Ledger) -> None:
         if place != len(ledger):
             continue
         try:
-            ledger.catch_up(Ledger.from_bytes(content), start=place)
+            ledger.add_entry(content)
         except InputError:
             return
 

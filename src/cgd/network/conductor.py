@@ -27,7 +27,7 @@ from cgd.network.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
 from cgd.network.gate import Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cgd.network.transport import StandingTransport
     from cgd.protocol.assembly import Assembly
@@ -63,8 +63,8 @@ class PeerReport:
 class Store(Protocol):
     """Where ledgers outlive the process."""
 
-    def append(self, group: str, place: int, entry: bytes) -> None:
-        """Keep one more entry of a group's ledger."""
+    def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
+        """Keep one more entry of a group's ledger, given in pieces."""
 
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""

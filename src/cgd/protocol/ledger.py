@@ -19,7 +19,7 @@ import hashlib
 import json
 import struct
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from cgd.ring.fixed_point import WORD_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     import numpy.typing as npt
 
@@ -140,34 +139,45 @@ class Ledger:
         """An optimiser has taken `steps` steps; `content` makes its state."""
         self.states[slot] = State(steps, content)
 
-    def catch_up(self, other: Ledger, start: int = 0) -> None:
-        """Take over what a longer ledger of the same group has; its first entry is in the place `start`."""
-        self.entries += other.entries[len(self) - start :]
+    def catch_up(self, other: Ledger) -> None:
+        """Take over what a longer ledger of the same group has."""
+        self.entries += other.entries[len(self) :]
         for slot, state in other.states.items():
             if slot not in self.states or state.steps > self.states[slot].steps:
                 self.states[slot] = state
-        self._kept_bytes = sum(len(entry.words) for entry in self.entries if entry.step is None and entry.words)
+        self._count_kept()
 
-    def entry(self, place: int) -> bytes:
-        """One entry, to be saved as soon as it is made: a ledger that has no other."""
-        part = Ledger()
-        part.entries.append(self.entries[place])
-        return part.to_bytes()
+    def entry(self, place: int) -> tuple[Buffer, ...]:
+        """One entry, to be saved as soon as it is made; in pieces, so that a large total is not copied for it."""
+        entry = self.entries[place]
+        header = json.dumps(_row(entry)).encode()
+        return (_LENGTH.pack(len(header)), header, *((entry.words,) if entry.words else ()))
+
+    def add_entry(self, data: Buffer) -> None:
+        """Append what `entry` gave, all pieces joined.
+
+        There is no digest: it would cost as much as the rest. What is cut off is noticed here, and a wrong total when
+        the members compare their displacements.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        try:
+            view = memoryview(data)
+            (length,) = _LENGTH.unpack_from(view)
+            row, rest = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length])), view[_LENGTH.size + length :]
+            entry, rest = _entry(row, rest)
+            if len(rest):
+                raise ValueError("it is too long")
+        except (ValueError, TypeError, RecursionError, struct.error) as error:
+            raise InputError(f"this is not an entry that cgd made: {error}") from None
+        self.entries.append(entry)
+        self._count_kept()
 
     def to_bytes(self) -> bytes:
         """The whole ledger, to be sent or saved: a JSON header, then the totals and states one behind the other."""
         contents = {slot: state.content() for slot, state in self.states.items()}
-        entries = [
-            (
-                each.kind,
-                each.epoch,
-                each.clock,
-                each.step and astuple(each.step),
-                each.words and len(each.words),
-                each.addends,
-            )
-            for each in self.entries
-        ]
+        entries = [_row(each) for each in self.entries]
         states = [(slot, self.states[slot].steps, len(content)) for slot, content in contents.items()]
         header = json.dumps({"format": FORMAT, "entries": entries, "states": states}).encode()
         totals = (entry.words for entry in self.entries if entry.words)
@@ -192,20 +202,20 @@ class Ledger:
             if header["format"] != FORMAT:
                 raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
             rest = body[_LENGTH.size + length :]
-            for kind, epoch, clock, step, size, addends in header["entries"]:
-                numbers = (epoch, clock, addends, *(step or ()))
-                if not isinstance(kind, str) or not all(type(each) is int for each in numbers):
-                    raise ValueError("an entry is malformed")
-                if size is not None and not 0 < size <= len(rest):
-                    raise ValueError("it is cut off")
-                words, rest = (None, rest) if size is None else (rest[:size], rest[size:])
-                ledger.entries.append(Entry(kind, epoch, clock, step and Step(*step), words, addends))
+            for row in header["entries"]:
+                entry, rest = _entry(row, rest)
+                ledger.entries.append(entry)
             for slot, steps, size in header["states"]:
+                if not all(type(each) is int and each >= 0 for each in (slot, steps, size)) or size > len(rest):
+                    raise ValueError("a state is malformed")
                 content, rest = bytes(rest[:size]), rest[size:]
                 ledger.states[slot] = State(steps, lambda content=content: content)  # type: ignore[misc]
         except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
             raise InputError(f"this is not a ledger that cgd made: {error}") from None
         return ledger
+
+    def _count_kept(self) -> None:
+        self._kept_bytes = sum(len(entry.words) for entry in self.entries if entry.step is None and entry.words)
 
     def _forget_what_states_contain(self) -> None:
         """Rule 1; only the tail can hold such totals."""
@@ -226,6 +236,24 @@ class Ledger:
             if entry.step is None and entry.words is not None:
                 self._kept_bytes -= len(entry.words)
                 self.entries[place] = replace(entry, words=None)
+
+
+def _row(entry: Entry) -> list[Any]:
+    """An entry as JSON; its total follows elsewhere."""
+    step, size = entry.step and astuple(entry.step), entry.words and len(entry.words)
+    return [entry.kind, entry.epoch, entry.clock, step, size, entry.addends]
+
+
+def _entry(row: list[Any], rest: memoryview) -> tuple[Entry, memoryview]:
+    """The entry that `_row` told of, whose total comes next, and what comes after that."""
+    kind, epoch, clock, step, size, addends = row
+    numbers = (epoch, clock, addends, *(step or ()))
+    if not isinstance(kind, str) or not all(type(each) is int for each in numbers):
+        raise ValueError("an entry is malformed")
+    if size is not None and not 0 < size <= len(rest):
+        raise ValueError("it is cut off")
+    words, rest = (None, rest) if size is None else (rest[:size], rest[size:])
+    return Entry(kind, epoch, clock, None if step is None else Step(*step), words, addends), rest
 
 
 def kind_of(spec: SumSpec) -> str:

@@ -36,11 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import (
-    LocalProtocolError,
-    PeerAbortedError,
-    RemoteProtocolError,
-)
+from cgd.errors import LocalProtocolError, PeerAbortedError, RemoteProtocolError
 from cgd.protocol.agreement import check_digests, check_settings
 from cgd.protocol.members import check_members, check_secret, parts, slice_at, slices
 from cgd.protocol.messages import (
@@ -139,6 +135,7 @@ class SecureSum:
         check_secret(spec, secret, self.me, self.members, self._shares)
         self._spec = spec
         self._parts = parts(spec, self.members)
+        self._slices = {member: slices(self._parts.get(member, slice(0, 0))) for member in self.members}
         self._subtotal = secret
         self._total = np.zeros_like(secret)
         self._readies[self.me] = Ready(spec, hashlib.sha256(self._key).digest())
@@ -208,7 +205,7 @@ class SecureSum:
                 return "Ready", self._missing(self._readies)
             case State.SHARING:
                 return "Share", self._without_slices(Share)
-            case State.OPENING if self._reduced < self._due(self.me):
+            case State.OPENING if self._reduced < len(self._slices[self.me]):
                 return "Subtotal", self._without_slices(Subtotal)
             case State.OPENING:
                 return "Total", self._without_slices(Total)
@@ -286,7 +283,7 @@ class SecureSum:
                 return Event.ALL_READY
             case State.SHARING if not self._outbox and (self._expanded or not self._without_slices(Share)):
                 return Event.ALL_SHARED
-            case State.OPENING if self._reduced == self._due(self.me) and not self._without_slices(Total):
+            case State.OPENING if self._reduced == len(self._slices[self.me]) and not self._without_slices(Total):
                 return Event.ALL_OPENED
             case State.CONFIRMING if not self._outbox and not self._missing(self._digests):
                 return Event.ALL_CONFIRMED
@@ -344,9 +341,8 @@ class SecureSum:
 
     def _open(self) -> None:
         seal(self._subtotal, self._key)
-        places = [(reducer, slices(part)) for reducer, part in self._parts.items()]
-        for row in zip_longest(*(column for _, column in places)):  # every reducer's first slice, then the second ...
-            for (reducer, _), place in zip(places, row, strict=True):
+        for row in zip_longest(*self._slices.values()):  # every reducer's first slice, then the second ...
+            for reducer, place in zip(self._slices, row, strict=True):
                 if place is None:
                     continue
                 if reducer == self.me:
@@ -357,7 +353,7 @@ class SecureSum:
 
     def _reduce(self) -> None:
         """Tell the total of every slice of our part that has come from all."""
-        for place in slices(self._parts.get(self.me, slice(0, 0)))[self._reduced :]:
+        for place in self._slices[self.me][self._reduced :]:
             if not all(place.start in here for here in self._here[Subtotal].values()):
                 return
             self._say_to_all(Total(place.start, _as_bytes(self._total[place])))
@@ -384,15 +380,13 @@ class SecureSum:
     def _missing(self, heard: Collection[PeerId]) -> frozenset[PeerId]:
         return frozenset(self.members) - frozenset(heard) - {self.me}
 
-    def _due(self, reducer: PeerId) -> int:
-        """How many slices the part of a reducer has."""
-        return len(slices(self._parts.get(reducer, slice(0, 0))))
-
     def _without_slices(self, kind: type[Slice]) -> frozenset[PeerId]:
         """The peers that have not sent all their slices of a kind."""
-        whole = len(slices(slice(0, self._subtotal.size)))
-        due = {Share: lambda _: whole, Subtotal: lambda _: self._due(self.me), Total: self._due}[kind]
-        return frozenset(peer for peer, here in self._here[kind].items() if len(here) < due(peer))
+        here = self._here[kind]
+        if kind is Total:  # everyone's of its own part
+            return frozenset(peer for peer in self.others if len(here[peer]) < len(self._slices[peer]))
+        whole = slices(slice(0, self._subtotal.size)) if kind is Share else self._slices[self.me]
+        return frozenset(peer for peer in self.others if len(here[peer]) < len(whole))
 
     def _say(self, to: PeerId, message: Message) -> None:
         self._outbox.append((to, lambda: message))

@@ -154,8 +154,15 @@ for every member (ring_bits=64 keeps the precision)
             return signed.astype(dtype)
         values = np.empty(words.shape, dtype=dtype)
         flat, out = signed.reshape(-1), values.reshape(-1)
+        # Converting rounds, and multiplying by a power of two does not; but half precision cannot hold the integers.
+        scaled = np.empty(min(CHUNK, flat.size), dtype=np.float64) if values.dtype == np.float16 else None
         for start in range(0, flat.size, CHUNK):
-            out[start : start + CHUNK] = np.multiply(flat[start : start + CHUNK], self.resolution, dtype=np.float64)
+            place = out[start : start + CHUNK]
+            chunk = place if scaled is None else scaled[: place.size]
+            np.copyto(chunk, flat[start : start + CHUNK], casting="unsafe")
+            chunk *= chunk.dtype.type(self.resolution)
+            if scaled is not None:
+                np.copyto(place, chunk, casting="unsafe")
         return values
 
     def _check_range(self, chunk: npt.NDArray[Any], start: int, shape: tuple[int, ...]) -> bool:
