@@ -251,8 +251,10 @@ def test_a_second_process_waits_until_the_first_is_killed(town: Town) -> None:
     first = town.processes["ada"]
     (town.folder / "ada.err").rename(town.folder / "first.err")  # what it says from here on goes there too
     try:
-        second = town.start("ada", "--address", f"tcp://127.0.0.1:{free_port()}", "--timeout", "3", run="summing:many")
-        assert second.wait(60) == 3
+        elsewhere = ("--address", f"tcp://127.0.0.1:{free_port()}", "--timeout", "3")
+        assert town.start("ada", *elsewhere, run="summing:many").wait(60) == 2
+        assert "state/ada is in use: this participant runs already" in town.said("ada").splitlines()[-1]
+        assert town.start("ada", *elsewhere, "--state", "copy", run="summing:many").wait(60) == 3
         refused = "another process with this key is connected; stop it first"
         assert f"bob: {refused}; cleo: {refused}" in town.said("ada").splitlines()[-1]
         assert "the total" not in town.said("ada")

@@ -49,7 +49,7 @@ class Membership:
         linger: how many seconds to stay at most for the others when our program is done; None for as long as it takes.
 
     Raises:
-        InputError: the file, the key or the address cannot be used.
+        InputError: the file, the key, the address or the state folder cannot be used.
         TransportError: the port is in use.
     """
 
@@ -79,10 +79,15 @@ class Membership:
         self._address = address
         folder = Path(state) if state is not None else self.path.parent / "state" / participant
         self.state = StateFolder(folder, self.federation.name)
-        ledgers = self.state.load(self.groups)
-        self._check_epoch(ledgers)
-        assembly = Assembly(self.me, self.federation.charter(cgd.__version__), ledgers)
-        transport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
+        self.state.lock()
+        try:
+            ledgers = self.state.load(self.groups)
+            self._check_epoch(ledgers)
+            assembly = Assembly(self.me, self.federation.charter(cgd.__version__), ledgers)
+            transport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
+        except BaseException:
+            self.state.close()
+            raise
         self._stop = threading.Event()
         self.conductor = Conductor(transport, assembly, timeout, linger, self.state, self._close)
         self.peers = self._peers()

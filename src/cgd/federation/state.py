@@ -7,6 +7,7 @@ killed process has them; a whole ledger is also forced to the disk, so a power c
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import struct
@@ -38,6 +39,27 @@ class StateFolder:
         self.folder = folder
         self._federation = federation
         self._journals: dict[str, BinaryIO] = {}
+        self._lock: BinaryIO | None = None
+
+    def lock(self) -> None:
+        """Have the folder for ourselves, until `close` or the end of the process.
+
+        Raises:
+            InputError: another process has it.
+        """
+        try:
+            self._lock = lock = self._open(self.folder / "lock")
+        except OSError as error:
+            self._complain(error)
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise InputError(
+                f"{self.folder} is in use: this participant runs already; stop the other process first, or give this "
+                "one a folder of its own (state=, --state)"
+            ) from None
 
     def load(self, groups: Iterable[str]) -> dict[str, Ledger]:
         """The ledgers that were kept, by group. What is damaged is left out: the others will catch us up."""
@@ -94,6 +116,8 @@ class StateFolder:
         """Close the files."""
         for group in list(self._journals):
             self.turn(group)
+        if self._lock is not None:
+            self._lock.close()
 
     def _file(self, group: str) -> Path:
         return self.folder / f"{self._federation}-{group}.ledger"
