@@ -89,10 +89,10 @@ def test_all_of_them_killed_at_once_go_on_from_their_state(colony: Colony) -> No
     for name in NAMES:
         colony.kill(name)
     made = {name: colony.sums(name) for name in NAMES}
+    assert min(made.values()) >= 20  # none is lost that any of them had
     colony.start_all()
     assert set(colony.wait().values()) == {0}
     assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
-    assert max(made.values()) > 5
 
 
 def test_a_bad_network_changes_nothing(colony: Colony) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cgd.federation import file
 from cgd.federation.keys import Keys
+from cgd.federation.state import StateFolder
 from support.ports import free_port
 
 if TYPE_CHECKING:
@@ -166,11 +167,9 @@ class Colony:
         return (self.folder / f"{name}.err").read_text()
 
     def sums(self, name: str) -> int:
-        """How many sums a participant has finished, by its state on disk; 0 before it was saved."""
-        from cgd.protocol.ledger import Ledger
-
-        path = self.folder / "state" / name / "trial-everyone.ledger"
-        return len(Ledger.from_bytes(path.read_bytes())) if path.exists() else 0
+        """How many sums a participant has finished, by its state on disk."""
+        ledgers = StateFolder(self.folder / "state" / name, "trial").load(["everyone"])
+        return len(ledgers.get("everyone", ()))
 
     def bits(self) -> dict[str, str]:
         return {name: (self.folder / f"{name}.bits").read_text() for name in self.names}
