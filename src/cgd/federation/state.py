@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
@@ -91,11 +92,13 @@ class StateFolder:
             self._journals[group].flush()
         except OSError as error:
             self._complain(error)
+            self.turn(group)  # nothing can be read behind a record that is cut off
 
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
         if group in self._journals:
-            self._journals.pop(group).close()
+            with suppress(OSError):  # a full disk; told when it was written to
+                self._journals.pop(group).close()
 
     def save(self, group: str, length: int, ledger: bytes) -> None:
         """Keep a group's ledger as it was, in place of all entries up to this length."""

@@ -26,6 +26,10 @@ NOT_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members"
 PLEDGE_BYTES = 5  # the total of all members' pledges is exact
 
 
+class OtherSamplesError(InputError):
+    """A member of a federation has come back with other samples. The others wait: it may come back with those it had."""
+
+
 def count(peers: Peers, samples: int, step: Step, epoch: int, addends: int) -> dict[str, Any]:
     """Count the samples of all members of an epoch.
 
@@ -59,7 +63,7 @@ def check(peers: Peers, samples: int, groups: Sequence[dict[str, Any]], epoch: i
                 "sum to one; give samples= as it was, or call recount() at every member"
             )
         if epoch > 0 and _pledge(peers.seed, samples, epoch) not in group["pledges"]:
-            raise InputError(
+            raise OtherSamplesError(
                 f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to "
                 "one. Come back with the data that you had; or remove and add this participant, which counts anew"
             )

@@ -94,6 +94,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 with torch.enable_grad():
                     loss = closure()
             rules = [self._rule(group) for group in self.param_groups]
+            self._recall_all()
             while waiting:
                 gradient_sums |= self._sum_unless_taken(*waiting.pop(0))
         with self._memory.moving():
@@ -203,9 +204,6 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     def _sum_unless_taken(self, peers: Peers, groups: list[dict[str, Any]]) -> dict[torch.Tensor, torch.Tensor]:
         """The sum of this step's gradients; nothing if the members have taken the step, whose outcome we then have."""
         number = groups[0]["steps"]
-        if not self._memory.asked(peers):
-            self._recall(peers, groups)
-            self._memory.skip(peers, number)
         if self._memory.remembers(peers, number):
             self._memory.skip(peers, number + 1)
             return {}
@@ -217,6 +215,14 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         while True:
             with suppress(MembersChangedError):  # then count and weight for the new ones
                 return self._sum(peers, groups, self._memory.step(peers, number))
+
+    def _recall_all(self) -> None:
+        """Ask those who were not asked yet what they remember, before anything is summed with any of them."""
+        for peers, groups in self._groups_by_peers():
+            if not self._memory.asked(peers):
+                number = groups[0]["steps"]
+                self._recall(peers, groups)
+                self._memory.skip(peers, number)
 
     def _recall(self, peers: Peers, groups: list[dict[str, Any]]) -> int:
         """Take over the state that the members remember if it is ahead of ours; how many steps we have after that."""
@@ -358,6 +364,8 @@ def _declining(all_peers: Iterable[Peers]) -> Iterator[None]:
     """If something fails, nobody shall wait for us in the sums that were to follow."""
     try:
         yield
+    except counting.OtherSamplesError:
+        raise
     except BaseException:
         for peers in all_peers:
             with suppress(CGDError):  # if they are closed already, the others know

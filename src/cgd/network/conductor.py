@@ -164,14 +164,13 @@ class Conductor:
                 self._until = lambda: self.assembly.all_done
                 while not self.assembly.all_done and (deadline is None or time.monotonic() < deadline):
                     self._changed.wait(LOOK_SECONDS)
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while self.transport.backlog(connected=True) and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS / 10)
-        with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.transport.wake()
-        self._thread.join()
+        self._thread.join()  # its last deed is to send what is left to be said
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while self.transport.backlog(connected=True) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS / 10)
         self._save_all(now=True)
         self.transport.close()
         self._on_close()
@@ -215,12 +214,13 @@ class Conductor:
         if self._store is None:
             return
         ledger = self.assembly.group(group).ledger
-        entered, self._entered[group] = self._entered.get(group, 0), len(ledger)
+        entered = self._entered.get(group, 0)
         if len(ledger) > entered + 1:  # others have caught us up: what the entries alone do not tell is in the states
             self._store.turn(group)
             self._store.save(group, len(ledger), ledger.to_bytes())
         elif len(ledger) > entered:
             self._store.append(group, entered, ledger.entry(entered))
+        self._entered[group] = len(ledger)
 
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
@@ -247,6 +247,7 @@ class Conductor:
                     looked = time.monotonic()
                     self._note_states()
                     self._save_all()
+            self._send_all()
         except ClosedError:
             pass
         except BaseException as error:

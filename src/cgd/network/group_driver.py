@@ -66,13 +66,13 @@ class GroupDriver:
             pending = assembly.start(self._group, spec, encode, epoch, step)
             try:
                 self._conductor.wait(self._group, lambda: pending.over)
+                self._conductor.keep(self._group)
             except BaseException:  # a timeout, an interrupt: the sum goes on, and is there when it is asked for again
                 assembly.group(self._group).abandon()
                 raise
             if pending.fault is not None:
                 raise pending.fault
             assert pending.total is not None  # noqa: S101 - for the type checker
-            self._conductor.keep(self._group)
             self.traffic.sums += 1
             return pending.total
 
