@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+import struct
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,16 +16,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cgd.errors import InputError, LocalProtocolError, MembersChangedError, PeerAbortedError, RemoteProtocolError
+from cgd.errors import (
+    InputError,
+    LocalProtocolError,
+    MembersChangedError,
+    PeerAbortedError,
+    RemoteProtocolError,
+    SettingsError,
+)
+from cgd.protocol import assembly as module
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
-from cgd.protocol.ledger import Ledger, Step
-from cgd.protocol.messages import Ask, Hello, Piece, Reason
+from cgd.protocol.ledger import FORMAT, Ledger, Step, kind_of
+from cgd.protocol.messages import Abort, Ask, Hello, Message, Piece, Reason, Standing, Unseal
 from support.wire import spec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
+
+    from cgd.protocol.group import Pending
 
 MEMBERS = ("a", "b", "c", "d")
 SIZE = 5
@@ -325,3 +341,397 @@ def test_hello_is_repeated_to_whoever_does_not_know_us() -> None:
     theirs = from_bytes(frames["a"], "b").message
     assert isinstance(theirs, Hello)
     assert hello.knows == theirs.ephemeral
+
+
+# Members that send what they should not. Here programs start nothing by themselves, and all frames are delivered.
+
+
+def still(sums: dict[str, int] | None = None, **changes: Any) -> World:
+    """Members that have finished so many sums each, none if it is not told, and want no other."""
+    world = World(0, sums=0, held=charter(**changes))
+    for me, count in (sums or {}).items():
+        world.programs[me] = Program(me, world.charter, 0, past(count))
+    for program in world.programs.values():
+        program.advance = lambda: None  # type: ignore[method-assign]
+    return world
+
+
+def past(count: int) -> Ledger:
+    ledger = Ledger()
+    for number in range(count):
+        total = np.frombuffer(expected(number), dtype="<u4").copy()
+        ledger.append(spec(SIZE), total, epoch=1, addends=len(MEMBERS))
+    return ledger
+
+
+def exchange(
+    world: World, bend: Callable[[str, str, Message], Message | None] = lambda _sender, _to, message: message
+) -> list[RemoteProtocolError]:
+    """Deliver what `bend` makes of each message, until nobody has anything to say; what was refused on the way."""
+    refused: list[RemoteProtocolError] = []
+    while True:
+        frames = [
+            (me, to, data)
+            for me, program in world.programs.items()
+            for to, data in iter(program.assembly.next_outgoing, None)
+        ]
+        if not frames:
+            return refused
+        for sender, to, data in frames:
+            frame = from_bytes(data, sender)
+            message = bend(sender, to, frame.message)
+            if message is None:
+                continue
+            try:
+                world.programs[to].assembly.receive(sender, to_bytes(replace(frame, message=message)))
+            except RemoteProtocolError as error:
+                refused.append(error)
+
+
+def start_all(world: World, number: int = 0) -> dict[str, Pending]:
+    """Everybody's program wants its next sum."""
+    return {
+        me: program.assembly.start("everyone", spec(SIZE), partial(addend, me, number), 1)
+        for me, program in world.programs.items()
+    }
+
+
+def finished(world: World) -> dict[str, int]:
+    return {me: len(program.assembly.group("everyone").ledger) for me, program in world.programs.items()}
+
+
+def is_current(world: World, me: str) -> bool:
+    return world.programs[me].assembly.group("everyone").current
+
+
+def from_b(content: bytes) -> Callable[[str, str, Message], Message]:
+    """Instead of its ledger, b gives this."""
+
+    def bend(sender: str, _to: str, message: Message) -> Message:
+        if sender != "b" or not isinstance(message, Piece):
+            return message
+        return Piece(0, message.group, len(content), content)
+
+    return bend
+
+
+def test_if_ones_past_is_none_another_is_asked() -> None:
+    world = still({"b": 3, "c": 3})
+    refused = exchange(world, from_b(b"nothing of the kind"))
+    assert {str(error) for error in refused} == {
+        "b: gave us its past, and this is not a ledger that cgd made: its digest is wrong"
+    }
+    assert len(refused) == 2  # a and d
+    assert set(finished(world).values()) == {3}
+    assert all(is_current(world, me) for me in MEMBERS)
+
+
+def test_if_only_a_shorter_past_is_sound_it_is_taken_and_the_other_is_waited_for() -> None:
+    """A sum that somebody has finished is not run again, even if it cannot be had."""
+    world = still({"a": 2, "b": 6, "c": 5})
+    exchange(world, from_b(b"nothing of the kind"))
+    assert finished(world) == {"a": 5, "b": 6, "c": 5, "d": 5}
+    for me in "acd":
+        assert not is_current(world, me)
+        assert world.programs[me].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+    world.kill("b", keep=False)
+    world.programs["b"].advance = lambda: None  # type: ignore[method-assign]
+    assert exchange(world) == []
+    assert set(finished(world).values()) == {5}
+    assert all(is_current(world, me) for me in MEMBERS)
+
+
+def test_a_past_that_nobody_can_give_is_named() -> None:
+    world = still({"b": 3})
+    refused = exchange(world, from_b(b"nothing of the kind"))
+    assert [error.peer for error in refused] == ["b"] * 3
+    for me in "acd":
+        assert world.programs[me].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+
+
+def test_who_says_that_it_has_more_than_it_has_is_caught_and_the_rest_is_had_from_others() -> None:
+    def boast(sender: str, _to: str, message: Message) -> Message:
+        return Standing((("everyone", 99),)) if sender == "b" and isinstance(message, Standing) else message
+
+    world = still({"a": 5, "b": 5, "c": 6, "d": 6})
+    refused = exchange(world, boast)
+    assert "b: gave us its past, and it has 5 sums, not the 99 it told of" in {str(error) for error in refused}
+    assert finished(world)["a"] == 6
+    assert world.programs["a"].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+
+
+def test_who_tells_twice_where_it_stands_is_refused_and_the_sum_goes_on() -> None:
+    world = still()
+    exchange(world)
+    pending = start_all(world)
+    view = world.programs["a"].assembly.view
+    with pytest.raises(RemoteProtocolError, match="b: told twice where it stands"):
+        world.programs["a"].assembly.receive("b", to_bytes(Frame(view, 0, Standing((("everyone", 7),)))))
+    assert exchange(world) == []
+    assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0)}
+    assert set(finished(world).values()) == {1}
+
+
+def ledger_bytes(entries: Any = (), states: Any = (), *, header: bytes | None = None, rest: bytes = b"") -> bytes:
+    """What looks like a ledger, with a right digest."""
+    written = header or json.dumps({"format": FORMAT, "entries": entries, "states": states}).encode()
+    body = struct.pack("<Q", len(written)) + written + rest
+    return hashlib.sha256(body).digest() + body
+
+
+KIND = kind_of(spec(SIZE))
+ENTRY = [KIND, 1, 0, None, None, 4]
+
+
+NO_LEDGERS = {
+    "nothing": b"",
+    "less than a digest": bytes(31),
+    "zeros": bytes(100),
+    "cut off": ledger_bytes()[:-1],
+    "endless brackets": ledger_bytes(header=b"[" * 100_000),
+    "a list": ledger_bytes(header=b"[]"),
+    "a number": ledger_bytes(header=b"7"),
+    "no text": ledger_bytes(header=b"\xff"),
+    "another format": ledger_bytes(header=b'{"format": "cgd-ledger-1", "entries": [], "states": []}'),
+    "an entry with a field too few": ledger_bytes([ENTRY[:5]]),
+    "an entry whose total is cut off": ledger_bytes([[*ENTRY[:4], 8, 4]], rest=b"1234567"),
+    "an entry with an empty total": ledger_bytes([[*ENTRY[:4], 0, 4]]),
+    "an entry with a total of negative size": ledger_bytes([[*ENTRY[:4], -4, 4]], rest=b"12345678"),
+    "an entry of no kind": ledger_bytes([[7, *ENTRY[1:]]]),
+    "an entry whose epoch is a text": ledger_bytes([[KIND, "1", *ENTRY[2:]]]),
+    "an entry with half a step": ledger_bytes([[*ENTRY[:3], [0], None, 4]]),
+    "an entry whose step is a text": ledger_bytes([[*ENTRY[:3], [0, "1"], None, 4]]),
+    "an entry with an empty step": ledger_bytes([[*ENTRY[:3], [], None, 4]]),
+    "an entry whose step is false": ledger_bytes([[*ENTRY[:3], False, None, 4]]),
+    "a state that is cut off": ledger_bytes([ENTRY], [[0, 1, 8]], rest=b"1234567"),
+    "a state of negative size": ledger_bytes([ENTRY], [[0, 1, -1]], rest=b"1234567"),
+    "a state after no number of steps": ledger_bytes([ENTRY], [[0, "1", 8]], rest=b"12345678"),
+    "a state in no slot": ledger_bytes([ENTRY], [["0", 1, 8]], rest=b"12345678"),
+    "a state in a list": ledger_bytes([ENTRY], [[[], 1, 8]], rest=b"12345678"),
+}
+
+
+@pytest.mark.parametrize("content", NO_LEDGERS.values(), ids=NO_LEDGERS)
+def test_what_is_not_a_ledger_is_refused_whatever_it_is(content: bytes) -> None:
+    with pytest.raises(InputError, match="this is not a ledger that cgd made"):
+        Ledger.from_bytes(content)
+
+
+def test_pieces_that_nobody_asked_for_or_that_do_not_fit_change_nothing() -> None:
+    world = still({"b": 3})
+    assembly = world.programs["a"].assembly
+    exchange(world, lambda _, to, message: None if to == "a" and isinstance(message, Piece) else message)
+    assert assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+
+    def give(sender: str, start: int, words: bytes, size: int) -> None:
+        assembly.receive(sender, to_bytes(Frame(assembly.view, 0, Piece(start, "everyone", size, words))))
+
+    right, other = past(3).to_bytes(), past(7).to_bytes()
+    give("c", 0, other, len(other))
+    give("b", 5, other[5:9], len(other))
+    give("b", 10**15, other, 2 * 10**15)
+    assert finished(world)["a"] == 0
+    give("b", 0, right[:100], len(right))
+    give("b", 0, right[:100], len(right))
+    give("b", 100, right[100:], len(right))
+    assert finished(world)["a"] == 3
+    assert is_current(world, "a")
+    give("b", 0, other, len(other))
+    assert finished(world)["a"] == 3
+
+
+def test_a_member_that_is_started_again_and_again_does_not_fill_our_memory() -> None:
+    """It asks for the past each time, and reads nothing; another one is away."""
+    world = still({"a": 3})
+    exchange(world)
+    assembly = world.programs["a"].assembly
+    for _ in range(50):
+        world.kill("b", keep=False)
+        for to, data in iter(world.programs["b"].assembly.next_outgoing, None):
+            if to == "a":
+                assembly.receive("b", data)
+        assembly.receive("b", to_bytes(Frame(assembly.view, 0, Ask("everyone"))))
+        while assembly.next_outgoing({"b", "d"}) is not None:
+            pass
+    waiting = [from_bytes(data, "a").message for to, data in iter(assembly.next_outgoing, None) if to == "b"]
+    assert [type(each) for each in waiting] == [Hello, Standing, Piece]
+
+
+def test_who_is_started_too_often_is_refused_and_the_rest_goes_on_when_we_are_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of its keys may be forgotten, and they must not fill the memory."""
+    monkeypatch.setattr(module, "MOST_LIVES", 3)
+    world = still()
+    exchange(world)
+    for _ in range(3):
+        world.kill("b", keep=False)
+        assert exchange(world) == []
+        assert all(is_current(world, me) for me in MEMBERS)
+    world.kill("b", keep=False)
+    refused = exchange(world)
+    assert {str(error) for error in refused} == {"b: was started more than 3 times; start us again, too"}
+    assert set(world.programs["b"].assembly.trouble()) == {"a", "c", "d"}
+    for me in "acd":
+        world.kill(me, keep=True)
+    for program in world.programs.values():
+        program.advance = lambda: None  # type: ignore[method-assign]
+    exchange(world)
+    assert all(is_current(world, me) for me in MEMBERS)
+    pending = start_all(world)
+    exchange(world)
+    assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0)}
+
+
+def test_a_member_that_goes_back_to_an_old_life_is_refused_until_it_is_started_again() -> None:
+    world = still()
+    exchange(world)
+    old = world.programs["b"]
+    world.kill("b", keep=False)
+    exchange(world)
+    world.programs["b"] = old
+    old.assembly.receive("a", to_bytes(Frame(bytes(16), 0, hello_of(world, "a"))))
+    refused = exchange(world)
+    assert {str(error) for error in refused} == {"b: goes back to an ephemeral key of before; it must be started again"}
+    world.kill("b", keep=False)
+    assert exchange(world) == []
+    pending = start_all(world)
+    exchange(world)
+    assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0)}
+
+
+def hello_of(world: World, me: str) -> Hello:
+    """What a member says to one that it does not know."""
+    other = next(peer for peer in world.programs if peer != me)
+    hello = world.programs[other].assembly.hello(me)
+    assert hello is not None
+    return replace(hello, knows=bytes(32))
+
+
+def test_who_is_not_of_a_group_cannot_disturb_its_sums() -> None:
+    column = ("a", "b", "c")
+    world = still(groups={"everyone": MEMBERS, "column-0": column})
+    exchange(world)
+    pending = {
+        me: world.programs[me].assembly.start("column-0", spec(SIZE), partial(addend, me, 0), 1) for me in column
+    }
+    assembly = world.programs["a"].assembly
+    session = assembly.group("column-0").session
+    assert session is not None
+    with pytest.raises(RemoteProtocolError, match="d: is not a member of this group"):
+        assembly.receive("d", to_bytes(Frame(session.session, 1, Abort(Reason.PEER))))
+    assert exchange(world) == []
+    assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0, column)}
+
+
+@pytest.mark.parametrize("last", MEMBERS)
+def test_other_settings_are_told_to_everybody_whoever_is_last(last: str) -> None:
+    world = still()
+    exchange(world)
+    odd = replace(spec(SIZE), context="another lr")
+    pending = {}
+    for me in sorted(MEMBERS, key=lambda me: me == last):
+        if me == last:
+            exchange(world)
+        wanted = odd if me == "c" else spec(SIZE)
+        program = world.programs[me]
+        pending[me] = program.assembly.start("everyone", wanted, partial(addend, me, 0), 1)
+    exchange(world)
+    for each in pending.values():
+        assert isinstance(each.fault, SettingsError), each.fault
+        assert each.fault.peer == "c"
+
+
+# Refusals, and sums that nobody waits for.
+
+
+def test_a_refusal_before_we_know_where_we_are_is_told_when_we_do() -> None:
+    world = still()
+    world.programs["b"].assembly.group("everyone").refuse(Reason.STOPPED)
+    exchange(world)
+    pending = {me: world.programs[me].assembly.start("everyone", spec(SIZE), partial(addend, me, 0), 1) for me in "acd"}
+    exchange(world)
+    for each in pending.values():
+        assert isinstance(each.fault, PeerAbortedError)
+        assert each.fault.peer == "b"
+    again = start_all(world)
+    exchange(world)
+    assert {each.total.tobytes() for each in again.values() if each.total is not None} == {expected(0)}
+
+
+def test_a_refusal_of_a_sum_that_turns_out_to_be_of_the_past_is_not_told() -> None:
+    world = still({"a": 1, "c": 1, "d": 1})
+    world.programs["b"].assembly.group("everyone").refuse(Reason.STOPPED)
+    exchange(world)
+    for me in "acd":
+        world.programs[me].assembly.group("everyone").place = 1
+    assert exchange(world) == []
+    (first,) = (start_all(world, 1)[me] for me in "b")
+    assert first.total is not None
+    assert first.total.tobytes() == expected(0)
+    second = world.programs["b"].assembly.start("everyone", spec(SIZE), lambda: addend("b", 1), 1)
+    exchange(world)
+    assert second.total is not None
+    assert second.total.tobytes() == expected(1)
+
+
+@pytest.mark.parametrize("finished_before", [False, True])
+def test_a_sum_that_was_abandoned_is_the_next_one_that_is_asked_for(finished_before: bool) -> None:
+    world = still()
+    exchange(world)
+    pending = start_all(world)
+    group = world.programs["a"].assembly.group("everyone")
+    if finished_before:
+        exchange(world)
+    group.abandon()
+    exchange(world)
+    assert all(each.total is not None for each in pending.values())
+    assert (len(group.ledger), group.place) == (1, 0)
+    asked = world.programs["a"].assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert asked.total is not None
+    assert asked.total.tobytes() == expected(0)
+    assert (len(group.ledger), group.place) == (1, 1)
+
+
+def test_a_sum_that_was_abandoned_and_that_others_finished_is_the_next_one_that_is_asked_for() -> None:
+    """Its total comes from the past, while nobody waits for it."""
+    world = still()
+    exchange(world)
+    start_all(world)
+    exchange(world, lambda _, to, message: None if to == "a" and isinstance(message, Unseal) else message)
+    assert finished(world) == {"a": 0, "b": 1, "c": 1, "d": 1}
+    group = world.programs["a"].assembly.group("everyone")
+    group.abandon()
+    world.kill("b", keep=True)
+    exchange(world)
+    assert (len(group.ledger), group.place) == (1, 0)
+    asked = world.programs["a"].assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert asked.total is not None
+    assert asked.total.tobytes() == expected(0)
+    assert (len(group.ledger), group.place) == (1, 1)
+
+
+def test_an_abandoned_sum_shares_the_same_addend_in_the_next_view() -> None:
+    """Whatever has become of the values by then."""
+    world = still()
+    exchange(world)
+    values = addend("a", 0)
+    world.programs["a"].assembly.start("everyone", spec(SIZE), values.copy, 1)
+    world.programs["a"].assembly.group("everyone").abandon()
+    values[:] = 0
+    world.kill("b", keep=False)
+    exchange(world)
+    for me in "bcd":
+        world.programs[me].assembly.start("everyone", spec(SIZE), partial(addend, me, 0), 1)
+    exchange(world)
+    assert bytes(world.programs["c"].assembly.group("everyone").ledger.entries[0].words or b"") == expected(0)
+
+
+def test_no_other_sum_is_begun_while_an_abandoned_one_runs() -> None:
+    world = still()
+    exchange(world)
+    assembly = world.programs["a"].assembly
+    assembly.start("everyone", spec(SIZE), lambda: addend("a", 0), 1)
+    assembly.group("everyone").abandon()
+    with pytest.raises(LocalProtocolError, match="a sum is still running"):
+        assembly.start("everyone", spec(SIZE + 1), lambda: addend("a", 0), 1)

@@ -27,7 +27,7 @@ PLEDGE_BYTES = 5  # the total of all members' pledges is exact
 
 
 class OtherSamplesError(InputError):
-    """A member of a federation has come back with other samples. The others wait: it may come back with those it had."""
+    """A member of a federation has come back with other samples. The others wait: it may come with those it had."""
 
 
 def count(peers: Peers, samples: int, step: Step, epoch: int, addends: int) -> dict[str, Any]:
