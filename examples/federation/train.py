@@ -29,8 +29,9 @@ def standardised(x: torch.Tensor, peers: cgd.Peers) -> torch.Tensor:
     """By the mean and deviation of all hospitals' records, which are sums too: nobody shows its own."""
     statistics = torch.stack([torch.full((x.shape[1],), len(x)), x.sum(0), x.square().sum(0)]).double()
     count, total, squares = peers.sum(statistics, bound=2.0**40, ring_bits=64)
-    mean = total / count
-    return (x - mean.float()) / (squares / count - mean.square()).sqrt().float()
+    mean: torch.Tensor = total / count
+    deviation: torch.Tensor = (squares / count - mean.square()).sqrt()
+    return (x - mean.float()) / deviation.float()
 
 
 def main(peers: cgd.Peers) -> None:

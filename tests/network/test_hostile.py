@@ -634,11 +634,11 @@ def test_frames_that_a_dead_process_left_unread_do_not_stop_the_next_one(trio: T
 
 def test_a_receiver_keeps_no_more_than_a_window_whatever_the_sender_does() -> None:
     into = Incoming(b"t" * 8)
-    into.hello(Datagram(Kind.HELLO, b"m" * 8, link.NOBODY), b"1", 0.0)
+    us = into.hello(Datagram(Kind.HELLO, b"m" * 8, link.NOBODY), b"1", 0.0).sender
 
     def taken(frame: bytes, first: int, count: int) -> int:
         numbers = range(first, first + count)
-        frames = [into.take(Datagram(Kind.DATA, b"m" * 8, b"t" * 8, i, frame), b"1", 0.0)[0] for i in numbers]
+        frames = [into.take(Datagram(Kind.DATA, b"m" * 8, us, i, frame), b"1", 0.0)[0] for i in numbers]
         return sum(each is not None for each in frames)
 
     megabyte = bytes(1 << 20)

@@ -156,7 +156,7 @@ def test_a_total_that_one_member_finished_is_taken_over_and_not_opened_again() -
         world.programs[lost].me = lost
         world.programs[lost].assembly.me = lost
         altered = world.programs[lost]
-        altered.advance = lambda altered=altered: None  # type: ignore[method-assign]
+        altered.advance = lambda: None  # type: ignore[method-assign]
         settled(world, 500)
         altered.assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1, Step(0, 0))
         settled(world)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from cgd.network.peers import SumSettings
     from cgd.network.transport import Transport
+    from cgd.protocol.messages import Buffer
 
 MEMBERS = ("a", "b", "c")
 
@@ -29,7 +30,7 @@ class BentTransport:
     def send(self, to: str, frame: bytes) -> bool:
         return self._inner.send(to, self._bend(frame))
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
+    def receive(self, timeout: float | None) -> tuple[str, Buffer] | None:
         return self._inner.receive(timeout)
 
     def wake(self) -> None:
