@@ -205,3 +205,64 @@ def test_no_sequence_of_datagrams_breaks_either_end(datagrams: list[Datagram]) -
         elif datagram.kind in (Kind.DATA, Kind.PING):
             into.take(datagram, b"c", float(now))
     assert out.rest(1e9) == 0.0
+
+
+# Several processes of one peer.
+
+
+class Way:
+    """The way from some processes of one peer to us; time is up to the test."""
+
+    def __init__(self) -> None:
+        self.into = Incoming(b"u" * 8)
+        self.now = 0.0
+
+    def carry(self, out: Outgoing, seconds: float) -> list[bytes]:
+        """What arrives of a process in this time."""
+        arrived = []
+        end = self.now + seconds
+        while self.now < end:
+            datagram = out.next_datagram(self.now)
+            if datagram is None:
+                self.now += 0.05
+                continue
+            frame, answer = self._take(datagram)
+            if frame is not None:
+                arrived.append(frame)
+            if answer is not None:
+                out.take(answer, self.now)
+        return arrived
+
+    def _take(self, datagram: Datagram) -> tuple[bytes | None, Datagram | None]:
+        if datagram.kind is Kind.HELLO:
+            return None, self.into.hello(datagram, b"channel", self.now)
+        frame, answer = self.into.take(datagram, b"channel", self.now)
+        if frame is None:
+            return None, answer
+        return bytes(frame), self.into.consumed(len(frame), self.into.life) or answer
+
+
+def test_the_first_process_is_heard_again_when_a_second_one_is_gone() -> None:
+    way = Way()
+    first, second = Outgoing(b"1" * 8, b"bob"), Outgoing(b"2" * 8, b"bob")
+    for frame in (b"a", b"b"):
+        first.offer(frame)
+    assert way.carry(first, 2.0) == [b"a", b"b"]
+    way.now += link.SILENT_SECONDS + 1.0
+    second.offer(b"x")
+    assert way.carry(second, 2.0) == [b"x"]
+    way.now += link.SILENT_SECONDS + 1.0
+    first.offer(b"c")
+    assert way.carry(first, 20.0) == [b"c"]
+
+
+def test_a_peer_is_heard_when_its_way_was_made_anew() -> None:
+    """As when a new epoch has another address for it; both processes stay."""
+    way = Way()
+    out = Outgoing(b"1" * 8, b"bob")
+    for number in range(5):
+        out.offer(bytes([number]))
+    assert len(way.carry(out, 3.0)) == 5
+    way.into = Incoming(b"u" * 8)
+    out.offer(b"later")
+    assert way.carry(out, 20.0)[-1:] == [b"later"]

@@ -11,7 +11,10 @@ import fcntl
 import logging
 import os
 import struct
+import threading
+import time
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cgd.federation")
 
+COMPLAINT_SECONDS = 60.0
 _RECORD = struct.Struct("<QQ")  # the place of an entry, and its bytes
 
 
@@ -41,6 +45,8 @@ class StateFolder:
         self._federation = federation
         self._journals: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
+        self._saving = threading.Lock()
+        self._complained = -inf
 
     def lock(self) -> None:
         """Have the folder for ourselves, until `close` or the end of the process.
@@ -100,20 +106,23 @@ class StateFolder:
             with suppress(OSError):  # a full disk; told when it was written to
                 self._journals.pop(group).close()
 
-    def save(self, group: str, length: int, ledger: bytes) -> None:
-        """Keep a group's ledger as it was, in place of all entries up to this length."""
+    def save(self, group: str, length: int, ledger: bytes) -> bool:
+        """Keep a group's ledger as it was, in place of all entries up to this length; whether that worked."""
         try:
-            temporary = self._file(group).with_suffix(".new")
-            with self._open(temporary) as file:
-                file.write(ledger)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._file(group))
-            for start, journal in self._journals_of(group):
-                if start < length:
-                    journal.unlink()
+            with self._saving:
+                temporary = self._file(group).with_suffix(".new")
+                with self._open(temporary) as file:
+                    file.write(ledger)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(self._file(group))
+                for start, journal in self._journals_of(group):
+                    if start < length:
+                        journal.unlink()
         except OSError as error:
             self._complain(error)
+            return False
+        return True
 
     def close(self) -> None:
         """Close the files."""
@@ -134,6 +143,9 @@ class StateFolder:
         return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
     def _complain(self, error: OSError) -> None:
+        if time.monotonic() - self._complained < COMPLAINT_SECONDS:
+            return
+        self._complained = time.monotonic()
         log.warning(
             "the state cannot be saved in %s (%s); the others hold it", self.folder, error.strerror,
             extra={"event": "not saved"},

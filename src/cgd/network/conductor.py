@@ -69,8 +69,8 @@ class Store(Protocol):
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
 
-    def save(self, group: str, length: int, ledger: bytes) -> None:
-        """Keep a group's ledger as it was, in place of all entries up to this length."""
+    def save(self, group: str, length: int, ledger: bytes) -> bool:
+        """Keep a group's ledger as it was, in place of all entries up to this length; whether that worked."""
 
 
 class Conductor:
@@ -337,5 +337,5 @@ class Conductor:
                 self._store.turn(name)
                 length, content = len(ledger), ledger.to_bytes()
                 self._entered[name] = length
-            self._store.save(name, length, content)
-            self._saved[name] = length, time.monotonic()
+            saved = self._store.save(name, length, content)
+            self._saved[name] = length if saved else -1, time.monotonic()  # if not, it is tried again
