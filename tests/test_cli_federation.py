@@ -74,6 +74,16 @@ def test_from_keys_to_a_file_that_changes(tmp_path: Path) -> None:
             "lists another for ada",
         ),
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "none.key"), "none.key"),
+        (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "ada.pub"), "is a public key"),
+        (("join", "federation.toml", "--as", "ada", "--run", "training.py:main"), "without .py: training:main"),
+        (("join", "federation.toml", "--as", "ada", "--run", "os:getcwd"), "is called with one argument, the peers"),
+        (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--listen", "host:1"), "write tcp://HOST:P"),
+        (
+            ("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--state", "ada.key"),
+            "name another folder",
+        ),
+        (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--log", "/dev/null/x"), "with --log"),
+        (("federation", "check", "federation.toml", "--as", "ada", "--wait", "0"), "a number of seconds above 0"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -91,6 +101,33 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     finished = run("join", "federation.toml", "--as", "ada", "--run", "json:dumps", cwd=tmp_path)
     assert finished.returncode == 2
     assert "chmod 600" in finished.stderr
+
+
+def test_a_grid_is_made_by_the_command(tmp_path: Path) -> None:
+    participants = []
+    for row, name in enumerate(NAMES):
+        run("keygen", name, cwd=tmp_path)
+        participants += ["--participant", f"{name}=tcp://127.0.0.1:{7001 + row}={name}.pub={row},0"]
+    assert run("federation", "new", "grid.toml", *participants, cwd=tmp_path).returncode == 0
+    federation = Federation.load(tmp_path / "grid.toml")
+    assert federation.groups()["column-0"] == NAMES
+    shown = run("federation", "show", "grid.toml", cwd=tmp_path).stdout
+    assert all(each.key in shown for each in federation.participants)  # unbroken, to be compared
+
+
+def test_who_is_at_fault_ends_as_for_bad_input(tmp_path: Path) -> None:
+    """So that a service manager does not start it again, and the others wait for it."""
+    colony = Colony(tmp_path, NAMES)
+    (tmp_path / "nan.py").write_text(
+        "import sys, numpy as np\n\ndef main(peers):\n    peers.sum(np.array([np.nan if peers.me == 'bob' else 1.0]))\n"
+    )
+    try:
+        for name in NAMES:
+            colony.start(name, run="nan:main")
+        assert colony.wait(seconds=90) == {"ada": 1, "bob": 2, "cleo": 1}
+        assert "Traceback" not in colony.said("bob")
+    finally:
+        colony.close()
 
 
 def test_check_says_who_answers(tmp_path: Path) -> None:
@@ -134,7 +171,10 @@ def test_a_failing_function_is_its_own_error_and_the_others_wait(tmp_path: Path)
     try:
         colony.start("bob")
         assert colony.start("ada", run="broken:main").wait(60) == 1
-        assert "ValueError: no such column" in colony.said("ada")
+        assert colony.said("ada").endswith(
+            "ValueError: no such column\ncgd: broken:main failed: ValueError: no such column\n"
+        )
+        assert "typer" not in colony.said("ada")  # where our code called theirs is of no interest
         colony.start("cleo")
         colony.start("ada")
         assert set(colony.wait(seconds=90).values()) == {0}

@@ -49,11 +49,19 @@ class Town(Colony):
         (folder / "summing.py").write_text(SUMMING)
         self._joined: list[Membership] = []
 
-    def join(self, name: str, path: Path | None = None, key: str = "", timeout: float | None = None) -> Membership:
+    def join(
+        self,
+        name: str,
+        path: Path | None = None,
+        key: str = "",
+        timeout: float | None = None,
+        listen: str | None = None,
+    ) -> Membership:
         """Take part as `name`, by a federation file of one's own and with somebody's key, if they are told."""
         state = self.folder / f"state-{len(self._joined)}"
         keys = self.folder / f"{key or name}.key"
-        self._joined.append(Membership(path or self.path, name, key=keys, state=state, timeout=timeout))
+        membership = Membership(path or self.path, name, key=keys, listen=listen, state=state, timeout=timeout)
+        self._joined.append(membership)
         return self._joined[-1]
 
     def other_file(self, *changes: tuple[str, str]) -> Path:
@@ -124,7 +132,7 @@ def test_an_unlisted_key_is_refused(town: Town, caplog: pytest.LogCaptureFixture
     # She sits at the address of ada, so bob calls her too, and finds another key than ada's.
     expect(
         *(bob, "ada", "missing"),
-        f"it hung up in the handshake: it has another key than our file says ({town.address('ada')})",
+        f"it hung up in the handshake: it has another key than our file says, or is not cgd ({town.address('ada')})",
     )
     expect_line(caplog, "refused a handshake from a stranger (it does not speak CURVE, or seeks another key than ours)")
 
@@ -276,13 +284,21 @@ def test_a_second_process_waits_until_the_first_is_killed(town: Town) -> None:
 
 def test_a_port_in_use_is_told(town: Town) -> None:
     town.join("ada")
-    said = f"cannot listen at {town.address('ada')}: Address already in use; stop what listens there, or listen elsewh"
+    said = f"cannot listen at {town.address('ada')}: Address already in use; stop what listens there (it may be this"
     with pytest.raises(TransportError) as caught:
         town.join("ada")
     assert str(caught.value).startswith(said)
     assert town.start("ada", run="summing:once").wait(60) == 1
     assert town.said("ada").startswith(f"cgd: {said}")
     assert "Traceback" not in town.said("ada")
+
+
+def test_who_is_not_reached_by_the_others_is_told(town: Town) -> None:
+    """As behind a firewall that lets nothing in."""
+    ada = town.join("ada", listen=f"tcp://127.0.0.1:{free_port()}")
+    town.join("bob")
+    deaf = f"nothing comes from it; if this lasts it does not reach us at {town.address('ada')}: is our port open?"
+    expect(ada, "bob", "missing", deaf)
 
 
 def test_a_peer_that_never_comes_is_named_after_the_timeout(town: Town) -> None:

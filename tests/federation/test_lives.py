@@ -24,6 +24,7 @@ from cgd.errors import (
     InputError,
     LocalProtocolError,
     PeerAbortedError,
+    PeerLeftError,
     PeerTimeoutError,
     RangeError,
     SettingsError,
@@ -325,14 +326,11 @@ def test_a_total_that_one_of_the_dead_had_opened_is_not_summed_again(village: Vi
 # A state folder that cannot be written.
 
 
-def test_a_state_that_cannot_be_saved_stops_nothing(
-    village: Village, quiet: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_used_is_told_before_anything_begins(village: Village) -> None:
     village.folder("ada").parent.mkdir()
     village.folder("ada").write_text("in the way")
-    village.start_all(Training())
-    assert village.results() == quiet
-    assert f"the state cannot be saved in {village.folder('ada')}" in caplog.text
+    with pytest.raises(InputError, match="name another folder"):
+        village.start("ada", Training())
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
@@ -510,6 +508,20 @@ def test_who_leaves_in_order_is_heard_to_leave(village: Village) -> None:
     village["cleo"].stop()
     assemblies = [village[name].membership.conductor.assembly for name in ("ada", "bob")]
     village.until(lambda: all(assembly.left("cleo") is False for assembly in assemblies))
+
+
+def test_who_asks_for_one_more_sum_than_the_others_is_told(village: Village) -> None:
+    def short(life: Life) -> None:
+        with life.peers:
+            Summing([1, 2])(life)
+
+    village.start("ada", Summing([1, 2, 3]))
+    village.start("bob", Summing([1, 2, 3]))
+    village.start("cleo", short)
+    for name, error in village.errors("ada", "bob").items():
+        assert isinstance(error, PeerLeftError), (name, error)
+        assert error.peer == "cleo"
+        assert "our program asks for one more sum" in str(error)
 
 
 def test_nobody_stays_when_the_last_one_is_done(village: Village) -> None:

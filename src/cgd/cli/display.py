@@ -17,6 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cgd.errors import InputError
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
@@ -42,10 +44,25 @@ class JSONLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class EventFile(logging.handlers.RotatingFileHandler):
+    """A log that complains once, and in one line, if it cannot be written any more."""
+
+    _complained = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
+        """Called when a line could not be written."""
+        if not self._complained:
+            self._complained = True
+            typer.echo(f"cgd: {self.baseFilename} cannot be written any more; events are lost", err=True)
+
+
 def log_events(path: Path) -> None:
     """Write what happens to a file; anyone with access to this account may read it, it holds no data and no keys."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    to_file = logging.handlers.RotatingFileHandler(path, maxBytes=10 << 20, backupCount=3, delay=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        to_file = EventFile(path, maxBytes=10 << 20, backupCount=3)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); name another place with --log") from None
     to_file.setFormatter(JSONLines())
     logger = logging.getLogger("cgd")
     logger.setLevel(logging.INFO)
@@ -54,6 +71,8 @@ def log_events(path: Path) -> None:
     if not sys.stderr.isatty():
         to_screen = logging.StreamHandler()
         to_screen.setFormatter(logging.Formatter("cgd: %(message)s"))
+        # A stale message after a restart is nothing to worry about.
+        to_screen.addFilter(lambda record: record.levelno > logging.INFO or getattr(record, "event", "") != "refused")
         logger.addHandler(to_screen)
 
 
@@ -121,4 +140,6 @@ class Display:
         waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
         sent = traffic.bytes_sent / 1e6
         doing = self._message or waiting or "computing"
-        return Group(table, Text(f"{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {doing}"))
+        step = membership.conductor.assembly.clock
+        steps = f"step {step + 1} of {federation.training.steps}, " if step else ""
+        return Group(table, Text(f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {doing}"))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cgd.cli.base import INTERRUPTED, PEER_MISSING, app
-from cgd.errors import InputError
+from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, PEER_MISSING, app
+from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cgd.learning.grid import Cell
     from cgd.network.conductor import PeerReport
 
 federation_app = typer.Typer(help="Make, look at and change the federation file.", no_args_is_help=True)
@@ -56,7 +59,7 @@ def new(
     path: FederationFile,
     participant: Annotated[
         list[str],
-        typer.Option(help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; the file is its NAME.pub."),
+        typer.Option(help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; in a grid, =ROW,COLUMN behind it."),
     ],
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
     steps: Annotated[int, typer.Option(help="How many steps to train.")] = 200,
@@ -68,9 +71,10 @@ def new(
     participants = []
     for each in participant:
         parts = each.split("=")
-        if len(parts) != 3:
-            raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE")
-        participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), None))
+        if len(parts) not in (3, 4):
+            raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
+        cell = _cell(parts[3]) if len(parts) == 4 else None
+        participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), cell))
     file.new(path, name, participants, file.Training(steps=steps, lr=lr))
     typer.echo(f"{path} is written; give everybody the same file")
 
@@ -81,15 +85,8 @@ def add(
 ) -> None:
     """Add a participant: the next epoch. It begins when everybody has made the same change."""
     from cgd.federation import file
-    from cgd.learning.grid import Cell
 
-    place = None
-    if cell is not None:
-        try:
-            row, column = (int(part) for part in cell.split(","))
-        except ValueError:
-            raise InputError(f"--cell is {cell!r}; it is a row and a column, such as 2,0") from None
-        place = Cell(row, column)
+    place = None if cell is None else _cell(cell)
     file.with_participant(path, file.Participant(name, address, _public_key(public_key), place))
     _tell_epoch(path)
 
@@ -115,7 +112,7 @@ def show(path: FederationFile) -> None:
     federation = Federation.load(path)
     console = Console()
     table = Table("participant", "address")
-    table.add_column("public key", overflow="fold", min_width=20)  # whole, to be compared
+    table.add_column("public key", no_wrap=True, min_width=40)  # whole, to be compared
     if federation.grid is not None:
         table.add_column("cell")
     for each in federation.participants:
@@ -145,6 +142,8 @@ def check(
     from cgd.federation.file import digest_of
     from cgd.federation.joining import Membership
 
+    if not 0 < wait < float("inf"):
+        raise InputError(f"--wait is {wait}; it is a number of seconds above 0")
     with _no_state() as state:
         membership = Membership(path, name, key=key, listen=listen, state=state)
         deadline = time.monotonic() + wait
@@ -207,35 +206,83 @@ def join(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
     )
     log_events(log or membership.state.folder / "events.jsonl")
+    failure: Exception | None = None
     with Display(membership) as display:
         try:
             function(membership.peers)
         except KeyboardInterrupt:
             display.say("interrupted; the same command goes on from here")
             raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            failure = error
         else:
             display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
             with suppress(KeyboardInterrupt):
                 membership.conductor.close(done=True)
         finally:
             membership.conductor.close(done=False)
-    typer.echo(f"cgd: {name} is done after {membership.peers.traffic.sums} sums", err=True)
+    if failure is not None:
+        _fail(failure, run, name)
+    sums = membership.peers.traffic.sums
+    typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
 
 
 def _function(place: str) -> Callable[[Any], Any]:
     module, _, name = place.partition(":")
     if not module or not name:
         raise InputError(f"--run is {place!r}; it is MODULE:FUNCTION, such as train:main for main in train.py")
+    if module.endswith(".py"):
+        raise InputError(f"--run is {place!r}; name the module without .py: {module.removesuffix('.py')}:{name}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise InputError(f"there is no module {module!r} here or installed; --run is MODULE:FUNCTION") from None
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            raise InputError(f"there is no module {module!r} here or installed; --run is MODULE:FUNCTION") from None
+        _print_users_part(error)
+        raise InputError(f"module {module} cannot be imported: {error}") from None
     if not callable(function):
         raise InputError(f"module {module} has no function {name!r}; --run is MODULE:FUNCTION")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise InputError(f"{place} is called with one argument, the peers, and cannot be: {error}") from None
+    except ValueError:  # of some functions Python does not know what they take
+        pass
     return function  # type: ignore[no-any-return]
+
+
+def _fail(error: Exception, run: str, name: str) -> NoReturn:
+    """End with the code that tells whether it was this participant's program or data."""
+    own = isinstance(error, RangeError) or (isinstance(error, SettingsError) and error.peer == name)
+    if isinstance(error, CGDError) and not own:
+        raise error
+    if not own:
+        _print_users_part(error)
+    typer.echo(f"cgd: {error}" if own else f"cgd: {run} failed: {type(error).__name__}: {error}", err=True)
+    raise typer.Exit(BAD_INPUT if own else FAILED)
+
+
+def _print_users_part(error: Exception) -> None:
+    """The traceback from where the user's code begins."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")
+
+
+def _cell(text: str) -> Cell:
+    from cgd.learning.grid import Cell
+
+    try:
+        row, column = (int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"the cell is {text!r}; it is a row and a column, such as 2,0") from None
+    return Cell(row, column)
 
 
 def _public_key(text: str) -> str:

@@ -77,6 +77,7 @@ class Membership:
         if address is not None:
             host_and_port(address)
         self._address = address
+        self._doubted = False
         folder = Path(state) if state is not None else self.path.parent / "state" / participant
         self.state = StateFolder(folder, self.federation.name)
         self.state.lock()
@@ -143,18 +144,23 @@ class Membership:
             except MembershipError as error:
                 self.conductor.fail(error)
             except InputError as error:
+                self._doubted = True
                 log.warning("the federation file has changed and is not used: %s", error, extra={"event": "file"})
 
     def _take_over(self, new: Federation) -> None:
         if new.digest == self.federation.digest:
+            if self._doubted:
+                log.info("the federation file is as it was", extra={"event": "file"})
+            self._doubted = False
             return
+        self._doubted = True  # until it is taken over
+        if new.training != self.federation.training:
+            raise InputError("its [training] has changed, which running participants cannot; stop them all, then join")
         if new.name != self.federation.name or new.epoch <= self.federation.epoch:
             raise InputError(
                 f"it is {new.name!r}, epoch {new.epoch}, and we are in {self.federation.name!r}, epoch "
                 f"{self.federation.epoch}; raise its epoch, or stop and join again"
             )
-        if new.training != self.federation.training:
-            raise InputError("its [training] has changed, which running participants cannot; stop them all, then join")
         if self.me not in new.contacts:
             raise MembershipError(f"{self.me} is no longer in the federation: it was removed in epoch {new.epoch}")
         ours, theirs = self.federation.participant(self.me).cell, new.participant(self.me).cell
@@ -163,7 +169,7 @@ class Membership:
                 f"it moves {self.me} from cell {ours} to {theirs}, and a running program cannot follow: its model and "
                 "data are those of a column; leave it where it is, or stop it and join anew"
             )
-        self.federation = new
+        self.federation, self._doubted = new, False
         self.conductor.adopt(new.charter(cgd.__version__), self._contacts())
         names = ", ".join(sorted(new.contacts))
         log.info("epoch %d: %s", new.epoch, names, extra={"event": "epoch", "epoch": new.epoch})

@@ -301,7 +301,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); name the federation file, a TOML file") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be read ({reason}); name the federation file, a TOML file") from None
 
 
 def write_new(path: Path, text: str, mode: int) -> None:
@@ -360,6 +361,8 @@ def _fill(descriptor: int, text: str) -> None:
 def _private_content(path: str | os.PathLike[str]) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
+            if str(path).endswith(".pub"):
+                raise InputError(f"{path} is a public key; name the private key file, NAME.key")
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             # Where there are no such modes, everything seems to be open to all.
             if mode & 0o077 and os.name == "posix":

@@ -47,18 +47,20 @@ class StateFolder:
         self._lock: BinaryIO | None = None
         self._saving = threading.Lock()
         self._complained = -inf
+        self._failed: set[str] = set()
 
     def lock(self) -> None:
         """Have the folder for ourselves, until `close` or the end of the process.
 
         Raises:
-            InputError: another process has it.
+            InputError: another process has it, or nothing can be written there.
         """
         try:
             self._lock = lock = self._open(self.folder / "lock")
         except OSError as error:
-            self._complain(error)
-            return
+            raise InputError(
+                f"the state cannot be kept in {self.folder} ({error.strerror}); name another folder (state=, --state)"
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -90,6 +92,8 @@ class StateFolder:
 
     def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
         """Keep one more entry of a group's ledger, given in pieces."""
+        if group in self._failed:  # nothing can be read behind an entry that is missing: the next whole save mends it
+            return
         try:
             if group not in self._journals:
                 self._journals[group] = self._open(self._file(group).with_suffix(f".{place}.entries"))
@@ -98,10 +102,13 @@ class StateFolder:
             self._journals[group].flush()
         except OSError as error:
             self._complain(error)
-            self.turn(group)  # nothing can be read behind a record that is cut off
+            self._failed.add(group)
+            if (path := self._file(group).with_suffix(f".{place}.entries")).exists():  # and has nothing else
+                path.unlink()
 
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
+        self._failed.discard(group)
         if group in self._journals:
             with suppress(OSError):  # a full disk; told when it was written to
                 self._journals.pop(group).close()

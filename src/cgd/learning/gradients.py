@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     Group = dict[str, Any]
 
 
+# Characters of the options that are said in words; a context has 255 bytes.
+SHOWN = 150
+
+
 def trainable(group: Group) -> list[torch.Tensor]:
     """The parameters of a group that take part."""
     return [parameter for parameter in group["params"] if parameter.requires_grad]
@@ -51,15 +55,17 @@ def context(
     everything = enumerate(chain.from_iterable(group["params"] for group in all_groups))
     layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in everything if each.requires_grad]
     model = hashlib.sha256(repr(layout).encode())
-    state = hashlib.sha256(repr(chosen).encode())
+    state = hashlib.sha256()
     for parameter in (each for group in groups for each in trainable(group)):
         for key, value in sorted(states[parameter].items() if parameter in states else ()):
             if key != "origin":
                 state.update(key.encode())
                 state.update(_bytes(value))
     shown = ", ".join(f"{key} {' '.join(values)}" for key, values in chosen.items())
-    digests = f"model {model.hexdigest()[:12]}, state {state.hexdigest()[:12]}"
-    return f"{kind} with {shown}"[:180] + f", {digests}"
+    said = f"{kind} with {shown}"
+    if len(said) > SHOWN:
+        said = f"{said[:SHOWN]}…, all of it {hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    return f"{said}, model {model.hexdigest()[:12]}, state {state.hexdigest()[:12]}"
 
 
 def located(error: RangeError, groups: Sequence[Group], parameters: Sequence[torch.Tensor]) -> RangeError:

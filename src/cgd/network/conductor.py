@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cgd.errors import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cgd.network")
 
 LOOK_SECONDS = 0.2
+TELL_SECONDS = 10.0
 SAVE_SECONDS = 5.0
 LONGEST_FULL_PAUSE_SECONDS = 0.05
 # Frames taken in before the next ones are sent.
@@ -145,7 +147,7 @@ class Conductor:
             elif link is None or not link.connected:
                 reports.append(PeerReport(peer, "missing", link.trouble if link else "not in this epoch"))
             elif hellos[peer] is None:
-                reports.append(PeerReport(peer, "missing", "connected; its greeting is on the way"))
+                reports.append(PeerReport(peer, "missing", link.trouble or "connected; its greeting is on the way"))
             elif peer in trouble:
                 reports.append(PeerReport(peer, "refused", trouble[peer], link.latency))
             else:
@@ -194,6 +196,7 @@ class Conductor:
         if until():
             return
         self._heard = time.monotonic()
+        patience = self._heard + TELL_SECONDS
         self._until = until
         self.transport.wake()
         while not until():
@@ -203,7 +206,17 @@ class Conductor:
                 notes = {report.name: report.note for report in self.report() if report.note}
                 why = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
                 raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + why if why else ''}")
+            if time.monotonic() > patience:
+                patience = inf
+                self._tell_who_is_missing()
             self._changed.wait(LOOK_SECONDS)
+
+    def _tell_who_is_missing(self) -> None:
+        """For those who look at no table and no log: a warning reaches the screen all the same."""
+        away = [report for report in self.report() if report.state in ("missing", "refused", "left")]
+        if away:
+            names = "; ".join(f"{report.name}: {report.note or report.state}" for report in away)
+            log.warning("%s waits for %s", self.me, names, extra={"event": "waiting"})
 
     def keep(self, group: str) -> None:
         """Keep what is new in a group's ledger; the caller holds the assembly.

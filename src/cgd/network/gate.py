@@ -130,7 +130,9 @@ class Visitors:
 WHY_NOT = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refuses our key: our key is not in its federation file",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak CURVE, or has another key than our file says",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: it has another key than our file says",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
+        "it hung up in the handshake: it has another key than our file says, or is not cgd"
+    ),
     zmq.EVENT_CLOSED: "nobody answers there",
     zmq.EVENT_CONNECT_RETRIED: "its address is not known here: no such host, or no name service",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ HANDSHAKE_MILLISECONDS = 10000
 # Messages that wait in a socket: few, because what is under way is in the links' windows.
 MOST_MESSAGES = 64
 REDIAL_SECONDS = 1.0
+LISTEN = re.compile(r"tcp://.+:[0-9]+")
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -98,8 +100,11 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
     """The socket that peers connect to, and a monitor that tells who comes and goes.
 
     Raises:
+        InputError: that is no address.
         TransportError: we cannot listen there.
     """
+    if not LISTEN.fullmatch(listen):
+        raise InputError(f"listen is {listen!r}; write tcp://HOST:PORT, such as tcp://0.0.0.0:7001")
     router = context.socket(zmq.ROUTER)
     router.curve_server = True
     router.curve_secretkey = secret_key
@@ -119,7 +124,7 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
     except zmq.ZMQError as error:
         in_use = error.errno == zmq.EADDRINUSE
         remedy = (
-            "stop what listens there, or listen elsewhere (listen=, --listen)"
+            "stop what listens there (it may be this participant itself), or listen elsewhere (listen=, --listen)"
             if in_use
             else "choose another (listen=, --listen)"
         )

@@ -22,7 +22,7 @@ class PeerStatus:
     Attributes:
         connected: whether frames reach it at the moment.
         latency: seconds to it and back, if that was measured.
-        trouble: if it is not connected, why.
+        trouble: if it is not connected, or nothing comes from it, why.
     """
 
     connected: bool

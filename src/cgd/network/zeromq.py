@@ -135,14 +135,7 @@ class ZeroMQTransport:
         """How it stands with every peer."""
         now = time.monotonic()
         with self._changed:
-            return {
-                peer: PeerStatus(
-                    connected=way.out.welcomed and now - way.out.heard < link.SILENT_SECONDS,
-                    latency=way.out.latency,
-                    trouble=way.out.refusal or way.trouble,
-                )
-                for peer, way in self._ways.items()
-            }
+            return {peer: self._status(way, now) for peer, way in self._ways.items()}
 
     def update(self, contacts: Mapping[PeerId, Contact]) -> None:
         """Have these members from now on."""
@@ -159,6 +152,15 @@ class ZeroMQTransport:
             return sum(way.out.waiting for way in ways)
 
     # What the thread does.
+
+    def _status(self, way: Way, now: float) -> PeerStatus:
+        connected = way.out.welcomed and now - way.out.heard < link.SILENT_SECONDS
+        trouble = way.out.refusal or way.trouble
+        if connected:
+            address = self._contacts[self.me].address
+            deaf = f"nothing comes from it; if this lasts it does not reach us at {address}: is our port open?"
+            trouble = "" if way.into.alive(now) else deaf
+        return PeerStatus(connected, way.out.latency, trouble)
 
     def _open(self, listen: str) -> None:
         self._gate = Gate(self._context, self._names(), self.refusals)

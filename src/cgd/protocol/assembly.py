@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cgd.errors import InputError, LocalProtocolError, RemoteProtocolError
+from cgd.errors import InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
 from cgd.protocol.frames import Frame, from_bytes, session_of, to_bytes
 from cgd.protocol.group import Group, Pending
 from cgd.protocol.ledger import Ledger, Step
@@ -139,8 +139,9 @@ class Assembly:
 
         `epoch` is what `Group.next_epoch` said when the addend was weighted.
         """
-        pending = Pending(spec, encode, epoch, step)
-        return self._groups[group].start(pending, self.clock)
+        pending = self._groups[group].start(Pending(spec, encode, epoch, step), self.clock)
+        self._give_up_on_the_done()
+        return pending
 
     def jump(self, clock: int) -> None:
         """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
@@ -233,6 +234,7 @@ class Assembly:
                 self._greet(sender, frame.message)
             case Farewell(done):
                 self._left[sender] = done
+                self._give_up_on_the_done()
             case Standing():
                 if frame.session == self._view:
                     self._take_standing(sender, frame.message)
@@ -341,6 +343,18 @@ class Assembly:
             group.holder = None
             group.current = True
             group.run(self.clock)
+            self._give_up_on_the_done()
+
+    def _give_up_on_the_done(self) -> None:
+        """A peer whose program is done, and that is not ready for the sum we wait for, will never be."""
+        for group in self._groups.values():
+            if group.current and group.session is not None and group.pending is not None and not group.pending.over:
+                what, missing = group.session.waiting_for
+                for peer in sorted(missing):
+                    if what == "Ready" and self._left.get(peer):
+                        group.pending.fault = PeerLeftError(
+                            peer, "is done, and our program asks for one more sum; all programs must make the same sums"
+                        )
 
     def _give_ledger(self, sender: PeerId, name: str) -> None:
         group = self._groups.get(name)
