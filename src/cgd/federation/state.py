@@ -103,8 +103,8 @@ class StateFolder:
         except OSError as error:
             self._complain(error)
             self._failed.add(group)
-            if (path := self._file(group).with_suffix(f".{place}.entries")).exists():  # and has nothing else
-                path.unlink()
+            with suppress(OSError):  # a file of this name has nothing else in it
+                self._file(group).with_suffix(f".{place}.entries").unlink(missing_ok=True)
 
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
