@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cgd.cli.display import EventFile
 from cgd.federation.file import Federation
 from support.federations import Colony
 from support.ports import free_port
@@ -181,3 +184,13 @@ def test_a_failing_function_is_its_own_error_and_the_others_wait(tmp_path: Path)
     finally:
         colony.close()
     assert os.path.exists(tmp_path / "bob.bits")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+def test_a_log_that_cannot_be_written_complains_once(capsys: pytest.CaptureFixture[str]) -> None:
+    events = EventFile("/dev/full")
+    for _ in range(3):
+        events.handle(logging.LogRecord("cgd", logging.INFO, "", 0, "something", None, None))
+    with suppress(OSError):  # what could not be written is still there
+        events.close()
+    assert capsys.readouterr().err == "cgd: /dev/full cannot be written any more; events are lost\n"

@@ -510,6 +510,18 @@ def test_who_leaves_in_order_is_heard_to_leave(village: Village) -> None:
     village.until(lambda: all(assembly.left("cleo") is False for assembly in assemblies))
 
 
+def test_who_waits_for_long_says_for_whom(
+    village: Village, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(conductor, "TELL_SECONDS", 0.1)
+    village.start("ada", Summing())
+    village.until(lambda: "ada waits for bob: " in caplog.text)
+    for name in ("bob", "cleo"):
+        village.start(name, Summing())
+    assert village.results() == dict.fromkeys(NAMES, (3, 6, 9))
+    assert caplog.text.count("ada waits for") == 1
+
+
 def test_who_asks_for_one_more_sum_than_the_others_is_told(village: Village) -> None:
     def short(life: Life) -> None:
         with life.peers:
@@ -867,3 +879,13 @@ def test_a_file_of_an_older_epoch_than_the_state_is_refused(own: Village) -> Non
         own.start("cleo", Summing([1]), path=old)
     own.start("cleo", Summing([1]))
     assert own.results()["cleo"] == (4,)
+
+
+def test_a_file_that_is_mended_is_told(own: Village, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "cgd")
+    own.start("ada", idle)
+    before = own.path.read_text()
+    own.path.write_text("no TOML")
+    own.until(lambda: "the federation file has changed and is not used" in caplog.text)
+    own.path.write_text(before)
+    own.until(lambda: "the federation file is as it was" in caplog.text)
