@@ -29,7 +29,7 @@ from rich.table import Table
 from torch.nn import functional
 
 import cgd
-from cgd.federation import file
+from cgd.federation import editing, file
 from cgd.federation.keys import Keys
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def found(folder: Path) -> tuple[Path, int, list[int]]:
         keys = Keys.generate(name)
         keys.save(folder)
         participants.append(file.Participant(name, f"tcp://127.0.0.1:{port}", keys.public, None))
-    file.new(folder / "federation.toml", "bench", participants)
+    editing.new(folder / "federation.toml", "bench", participants)
     return folder / "federation.toml", rendezvous, bare
 
 

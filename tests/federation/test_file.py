@@ -10,7 +10,8 @@ import zmq
 
 from cgd import InputError
 from cgd.errors import MembershipError
-from cgd.federation.file import Federation, Participant, Training, new, with_participant, without
+from cgd.federation.editing import new, with_participant, without
+from cgd.federation.file import Federation, Participant, Training
 from cgd.learning.grid import Cell, Grid
 from cgd.network.peers import SumSettings
 from cgd.protocol.charter import Charter

@@ -29,7 +29,7 @@ from cgd.errors import (
     RangeError,
     SettingsError,
 )
-from cgd.federation import file, joining
+from cgd.federation import editing, joining
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
 from cgd.network import conductor
@@ -789,7 +789,7 @@ def own(tmp_path: Path, watched: None) -> Iterator[Village]:
 def add(village: Village, name: str) -> None:
     keys = Keys.generate(name)
     keys.save(village.path.parent)
-    file.with_participant(village.path, stranger(keys, len(village.names)))
+    editing.with_participant(village.path, stranger(keys, len(village.names)))
 
 
 def all_in_epoch(village: Village, epoch: int) -> bool:
@@ -837,7 +837,7 @@ def test_a_count_that_was_under_way_is_made_anew_with_the_members_that_are_left(
         own.start(name, Training(), halt=0 if name in ("bob", "dan") else None)
     own.until(lambda: all(own[name].waits_for("Ready", "bob", "dan") for name in ("ada", "cleo", "eve")))
     own.kill("bob", "dan")
-    file.without(own.path, "dan")
+    editing.without(own.path, "dan")
     own.start("bob", Training())
     results = own.results()
     assert set(results) == {"ada", "bob", "cleo", "eve"}

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cgd.federation import file
+from cgd.federation import editing, file
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
 from support.ports import free_port
@@ -113,7 +113,7 @@ class Colony:
             keys.save(folder)
             cell = cells[i] if cells else None
             participants.append(file.Participant(name, f"tcp://127.0.0.1:{free_port()}", keys.public, cell))
-        file.new(self.path, "trial", participants, replace(file.Training(), **training))  # type: ignore[arg-type]
+        editing.new(self.path, "trial", participants, replace(file.Training(), **training))  # type: ignore[arg-type]
 
     @property
     def names(self) -> list[str]:

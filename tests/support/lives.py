@@ -22,7 +22,7 @@ from torch import nn
 
 import cgd
 from cgd.errors import CGDError, ClosedError
-from cgd.federation import file, joining
+from cgd.federation import editing, file, joining
 from cgd.federation.keys import Keys
 from cgd.network.transport import PeerStatus
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
@@ -336,7 +336,7 @@ def found(folder: Path, names: Sequence[str], cells: Sequence[Cell] = ()) -> Pat
         keys = Keys.generate(name)
         keys.save(folder)
         participants.append(stranger(keys, place, cells[place] if cells else None))
-    file.new(folder / "federation.toml", FEDERATION, participants)
+    editing.new(folder / "federation.toml", FEDERATION, participants)
     return folder / "federation.toml"
 
 

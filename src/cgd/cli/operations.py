@@ -66,7 +66,7 @@ def new(
     lr: Annotated[float, typer.Option(help="The step size.")] = 0.5,
 ) -> None:
     """Write a federation file from everybody's public keys."""
-    from cgd.federation import file
+    from cgd.federation import editing, file
 
     participants = []
     for each in participant:
@@ -75,7 +75,7 @@ def new(
             raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
         cell = _cell(parts[3]) if len(parts) == 4 else None
         participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), cell))
-    file.new(path, name, participants, file.Training(steps=steps, lr=lr))
+    editing.new(path, name, participants, file.Training(steps=steps, lr=lr))
     typer.echo(f"{path} is written; give everybody the same file")
 
 
@@ -84,19 +84,19 @@ def add(
     path: FederationFile, name: WhichName, address: Address, public_key: PublicKey, cell: CellOption = None
 ) -> None:
     """Add a participant: the next epoch. It begins when everybody has made the same change."""
-    from cgd.federation import file
+    from cgd.federation import editing, file
 
     place = None if cell is None else _cell(cell)
-    file.with_participant(path, file.Participant(name, address, _public_key(public_key), place))
+    editing.with_participant(path, file.Participant(name, address, _public_key(public_key), place))
     _tell_epoch(path)
 
 
 @federation_app.command()
 def remove(path: FederationFile, name: WhichName) -> None:
     """Remove a participant for good: the next epoch. It begins when all who remain have made the same change."""
-    from cgd.federation import file
+    from cgd.federation import editing
 
-    file.without(path, name)
+    editing.without(path, name)
     _tell_epoch(path)
 
 

@@ -7,18 +7,15 @@ raises the epoch by one, so that nobody goes on under an old file unnoticed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 import tomllib
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
-from cgd.federation.keys import Participant, check_name, check_unique, read_text, replace_text, similar, write_new
+from cgd.federation.keys import Participant, check_name, check_unique, read_text, similar
+from cgd.federation.tables import at, check_integers, check_keys, digest, typed
 from cgd.learning.grid import Grid
 from cgd.network.peers import SumSettings
 from cgd.network.sockets import Contact
@@ -28,32 +25,11 @@ from cgd.ring.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from cgd.protocol.messages import Opening, Sharing
 
-__all__ = ["Federation", "Participant", "Training", "new", "with_participant", "without"]
-
-KINDS = {int: "a whole number", float: "a number", str: "a text, in quotes"}
-COMMENTS = {
-    "epoch": "goes up by one with every change",
-    "mu": "above 0, the step size shrinks",
-    "bound": "the largest magnitude of a gradient coordinate",
-    "ring_bits": "or 64",
-    "sharing": 'or "uniform"',
-    "opening": 'or "aggregator"',
-    "aggregator": "the participant that adds up, if there is one",
-    "minimum": "never fewer members than this",
-    "cell": "row and column",
-}
-# One participant in the text: the comments right above, the header, its keys, the comments right below.
-EPOCH = re.compile(r"^(\s*epoch\s*=\s*)\d+", re.MULTILINE)
-BLOCK = re.compile(
-    r"""^(?:[ \t]*\#.*\n)*[ \t]*\[\[[ \t]*participants[ \t]*\]\].*\n
-        (?:(?:[ \t]*(?:\#.*)?\r?\n)*[ \t]*[^\s\#\[].*\n)*
-        (?:(?!(?:[ \t]*\#.*\n)+[ \t]*\[)[ \t]*\#.*\n)*""",
-    re.MULTILINE | re.VERBOSE,
-)
+__all__ = ["Federation", "Participant", "Training"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +61,7 @@ class Training:
     def __post_init__(self) -> None:
         for each in fields(self):
             # A whole number becomes a float where a float is meant: equal files have equal digests.
-            object.__setattr__(self, each.name, _typed(each.name, getattr(self, each.name), type(each.default)))
+            object.__setattr__(self, each.name, typed(each.name, getattr(self, each.name), type(each.default)))
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}; train for at least 1")
         if not 0 < self.lr < math.inf:
@@ -124,7 +100,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
-        if not 1 <= _typed("epoch", self.epoch, int) < 2**63:
+        if not 1 <= typed("epoch", self.epoch, int) < 2**63:
             raise InputError(f"epoch is {self.epoch}; it counts the changes of this file, from 1")
         object.__setattr__(self, "participants", tuple(sorted(self.participants, key=lambda each: each.name)))
         check_unique("name", self.participants, lambda each: each.name)
@@ -162,12 +138,12 @@ class Federation:
             content = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
             raise InputError(f"{path} is not TOML: {error}; mend it there") from None
-        with _at(f"{path}: "):
-            _check_integers(content)
-            _check_keys(content, ("name", "epoch", "participants"), ("training",))
-            with _at("[training] "):
+        with at(f"{path}: "):
+            check_integers(content)
+            check_keys(content, ("name", "epoch", "participants"), ("training",))
+            with at("[training] "):
                 table = content.get("training", {})
-                _check_keys(table, (), [each.name for each in fields(Training)])
+                check_keys(table, (), [each.name for each in fields(Training)])
                 training = Training(**table)
             if not isinstance(content["participants"], list):
                 raise InputError("participants is no list; write [[participants]] for each of them, in double brackets")
@@ -213,9 +189,9 @@ class Federation:
     def sections(self) -> dict[str, str]:
         """A digest of every section. Of what it says, not of its text: comments and order do not matter."""
         return {
-            "federation": _digest(self.name),
-            "training": _digest(asdict(self.training)),
-            "participants": _digest([asdict(each) for each in self.participants]),
+            "federation": digest(self.name),
+            "training": digest(asdict(self.training)),
+            "participants": digest([asdict(each) for each in self.participants]),
         }
 
     @property
@@ -267,132 +243,11 @@ class Federation:
 
 def digest_of(epoch: int, sections: Mapping[str, str]) -> str:
     """A digest of everything: of a file, or of what a peer says of its own."""
-    return _digest([epoch, dict(sections)])
-
-
-def new(
-    path: str | os.PathLike[str], name: str, participants: Iterable[Participant], training: Training | None = None
-) -> Federation:
-    """Write the first file of a federation, with comments.
-
-    Raises:
-        InputError: it exists, cannot be written, or could not be used.
-    """
-    path = Path(path)
-    with _at(f"{path} is not written: "):
-        made = Federation(name, 1, training or Training(), tuple(participants), path)
-    head = "# The federation file. Every participant holds the same, and they compare it before they sum."
-    settings = _lines(asdict(made.training))
-    blocks = "".join(f"\n{_block(each)}" for each in made.participants)
-    write_new(path, f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{blocks}", 0o644)
-    return made
-
-
-def without(path: str | os.PathLike[str], name: str) -> Federation:
-    """Take a participant out of the file. The epoch goes up by one, and comments stay.
-
-    Raises:
-        InputError: there is no such participant, or the rest could not be used; the file is as it was.
-    """
-    text = read_text(Path(path))
-    before = Federation.parse(text, Path(path))
-    with _at(f"{path}: "):
-        gone = before.participant(name)
-    for block in BLOCK.finditer(text):
-        if gone.key in block[0]:
-            text = text[: block.start()] + text[block.end() :].removeprefix("\r").removeprefix("\n")
-            break
-    rest = tuple(each for each in before.participants if each != gone)
-    return _rewrite(before, rest, f"without {name}", text)
-
-
-def with_participant(path: str | os.PathLike[str], participant: Participant) -> Federation:
-    """Add a participant to the file, after the others. The epoch goes up by one, and comments stay.
-
-    Raises:
-        InputError: the whole could not be used, such as with a second one of that name; the file is as it was.
-    """
-    text = read_text(Path(path)).rstrip("\n") + "\n"
-    before = Federation.parse(text, Path(path))
-    end = max((block.end() for block in BLOCK.finditer(text)), default=0)
-    text = f"{text[:end]}\n{_block(participant)}{text[end:]}"
-    return _rewrite(before, (*before.participants, participant), f"with {participant.name}", text)
-
-
-def _rewrite(before: Federation, participants: tuple[Participant, ...], change: str, text: str) -> Federation:
-    """Write the changed text with a new epoch, if it then says what it should."""
-    path = before.path
-    with _at(f"{path} stays as it is, for {change} it could not be used: "):
-        after = replace(before, epoch=before.epoch + 1, participants=participants)
-    text = EPOCH.sub(rf"\g<1>{after.epoch}", text, count=1)
-    try:
-        faithful = Federation.parse(text, path) == after
-    except InputError:
-        faithful = False
-    if not faithful:
-        raise InputError(
-            f"{path} stays as it is, for it is not laid out as cgd writes it; write [[participants]] above each "
-            f"participant, or change it by hand: {change}, epoch = {after.epoch}"
-        )
-    replace_text(path, text)
-    return after
-
-
-def _block(participant: Participant) -> str:
-    return "[[participants]]\n" + _lines(
-        {key: value for key, value in asdict(participant).items() if value is not None}
-    )
-
-
-def _lines(table: dict[str, Any]) -> str:
-    # TOML writes these values as JSON does.
-    comments = {key: f"  # {comment}" for key, comment in COMMENTS.items()}
-    return "".join(f"{key} = {json.dumps(value)}{comments.get(key, '')}\n" for key, value in table.items())
-
-
-@contextmanager
-def _at(where: str) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}{error}") from None
+    return digest([epoch, dict(sections)])
 
 
 def _participant(number: int, table: Any) -> Participant:
     name = table.get("name") if isinstance(table, dict) else None
-    with _at(f"participant {number} ({name!r}): " if isinstance(name, str) else f"participant {number}: "):
-        _check_keys(table, ("name", "address", "key"), ("cell",))
+    with at(f"participant {number} ({name!r}): " if isinstance(name, str) else f"participant {number}: "):
+        check_keys(table, ("name", "address", "key"), ("cell",))
         return Participant(**table)
-
-
-def _check_keys(table: Any, needed: Collection[str], optional: Collection[str]) -> None:
-    if not isinstance(table, dict):
-        raise InputError(f"{table!r} is no table; write its header, and KEY = VALUE in every line")
-    known = (*needed, *optional)
-    for key in table:
-        if key not in known:
-            raise InputError(f"there is no {key!r}{similar(key, known)}; choose one of {', '.join(known)}")
-    for key in needed:
-        if key not in table:
-            raise InputError(f"{key} is missing; add it")
-
-
-def _check_integers(value: Any) -> None:
-    """Refuse numbers beyond TOML's 64 bits, which Python would read and not always print."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise InputError("a whole number is beyond 64 bits; write a smaller one")
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_integers(each)
-
-
-def _typed(name: str, value: Any, kind: type) -> Any:
-    if kind is float and type(value) in (int, float):
-        return float(value) + 0.0  # -0.0 becomes 0.0, which equals it
-    if type(value) is not kind:
-        raise InputError(f"{name} is {value!r}; it is {KINDS[kind]}")
-    return value
-
-
-def _digest(content: Any) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]

@@ -1,0 +1,118 @@
+"""How the federation file is written and changed: comments stay, and every change is the next epoch."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import InputError
+from cgd.federation.file import Federation, Participant, Training
+from cgd.federation.keys import read_text, replace_text, write_new
+from cgd.federation.tables import at
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+COMMENTS = {
+    "epoch": "goes up by one with every change",
+    "mu": "above 0, the step size shrinks",
+    "bound": "the largest magnitude of a gradient coordinate",
+    "ring_bits": "or 64",
+    "sharing": 'or "uniform"',
+    "opening": 'or "aggregator"',
+    "aggregator": "the participant that adds up, if there is one",
+    "minimum": "never fewer members than this",
+    "cell": "row and column",
+}
+# One participant in the text: the comments right above, the header, its keys, the comments right below.
+EPOCH = re.compile(r"^(\s*epoch\s*=\s*)\d+", re.MULTILINE)
+BLOCK = re.compile(
+    r"""^(?:[ \t]*\#.*\n)*[ \t]*\[\[[ \t]*participants[ \t]*\]\].*\n
+        (?:(?:[ \t]*(?:\#.*)?\r?\n)*[ \t]*[^\s\#\[].*\n)*
+        (?:(?!(?:[ \t]*\#.*\n)+[ \t]*\[)[ \t]*\#.*\n)*""",
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+def new(
+    path: str | os.PathLike[str], name: str, participants: Iterable[Participant], training: Training | None = None
+) -> Federation:
+    """Write the first file of a federation, with comments.
+
+    Raises:
+        InputError: it exists, cannot be written, or could not be used.
+    """
+    path = Path(path)
+    with at(f"{path} is not written: "):
+        made = Federation(name, 1, training or Training(), tuple(participants), path)
+    head = "# The federation file. Every participant holds the same, and they compare it before they sum."
+    settings = _lines(asdict(made.training))
+    blocks = "".join(f"\n{_block(each)}" for each in made.participants)
+    write_new(path, f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{blocks}", 0o644)
+    return made
+
+
+def without(path: str | os.PathLike[str], name: str) -> Federation:
+    """Take a participant out of the file. The epoch goes up by one, and comments stay.
+
+    Raises:
+        InputError: there is no such participant, or the rest could not be used; the file is as it was.
+    """
+    text = read_text(Path(path))
+    before = Federation.parse(text, Path(path))
+    with at(f"{path}: "):
+        gone = before.participant(name)
+    for block in BLOCK.finditer(text):
+        if gone.key in block[0]:
+            text = text[: block.start()] + text[block.end() :].removeprefix("\r").removeprefix("\n")
+            break
+    rest = tuple(each for each in before.participants if each != gone)
+    return _rewrite(before, rest, f"without {name}", text)
+
+
+def with_participant(path: str | os.PathLike[str], participant: Participant) -> Federation:
+    """Add a participant to the file, after the others. The epoch goes up by one, and comments stay.
+
+    Raises:
+        InputError: the whole could not be used, such as with a second one of that name; the file is as it was.
+    """
+    text = read_text(Path(path)).rstrip("\n") + "\n"
+    before = Federation.parse(text, Path(path))
+    end = max((block.end() for block in BLOCK.finditer(text)), default=0)
+    text = f"{text[:end]}\n{_block(participant)}{text[end:]}"
+    return _rewrite(before, (*before.participants, participant), f"with {participant.name}", text)
+
+
+def _rewrite(before: Federation, participants: tuple[Participant, ...], change: str, text: str) -> Federation:
+    """Write the changed text with a new epoch, if it then says what it should."""
+    path = before.path
+    with at(f"{path} stays as it is, for {change} it could not be used: "):
+        after = replace(before, epoch=before.epoch + 1, participants=participants)
+    text = EPOCH.sub(rf"\g<1>{after.epoch}", text, count=1)
+    try:
+        faithful = Federation.parse(text, path) == after
+    except InputError:
+        faithful = False
+    if not faithful:
+        raise InputError(
+            f"{path} stays as it is, for it is not laid out as cgd writes it; write [[participants]] above each "
+            f"participant, or change it by hand: {change}, epoch = {after.epoch}"
+        )
+    replace_text(path, text)
+    return after
+
+
+def _block(participant: Participant) -> str:
+    return "[[participants]]\n" + _lines(
+        {key: value for key, value in asdict(participant).items() if value is not None}
+    )
+
+
+def _lines(table: dict[str, Any]) -> str:
+    # TOML writes these values as JSON does.
+    comments = {key: f"  # {comment}" for key, comment in COMMENTS.items()}
+    return "".join(f"{key} = {json.dumps(value)}{comments.get(key, '')}\n" for key, value in table.items())
