@@ -222,8 +222,8 @@ def test_digests_are_of_canonical_json(tmp_path: Path) -> None:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     federation = Federation.load(write(tmp_path, text()))
-    training = '{"aggregator":"","bound":16.0,"lr":0.5,"minimum":3,"mu":0.0,"opening":"mesh","ring_bits":32,'
-    training += '"sharing":"expanded","steps":200}'
+    training = '{"aggregator":"","bound":16.0,"lr":0.5,"minimum":3,"momentum":0.0,"mu":0.0,"opening":"mesh",'
+    training += '"optimizer":"sgd","patience":5,"ring_bits":32,"sharing":"expanded","steps":200,"validate_every":10}'
     everyone = ",".join(
         f'{{"address":"tcp://{name}.example:7001","cell":null,"key":"{KEYS[i]}","name":"{name}"}}'
         for i, name in enumerate(THREE)
@@ -302,6 +302,10 @@ sharing = "expanded"  # or "uniform"
 opening = "mesh"  # or "aggregator"
 aggregator = ""  # the participant that adds up, if there is one
 minimum = 3  # never fewer members than this
+optimizer = "sgd"  # or "adam"
+momentum = 0.0
+validate_every = 10  # with tables: steps between two looks at the validation loss
+patience = 5  # with tables: stop after so many looks without a better one; 0 never does
 
 {BLOCKS}"""
 

@@ -26,6 +26,9 @@ COMMENTS = {
     "opening": 'or "aggregator"',
     "aggregator": "the participant that adds up, if there is one",
     "minimum": "never fewer members than this",
+    "optimizer": 'or "adam"',
+    "validate_every": "with tables: steps between two looks at the validation loss",
+    "patience": "with tables: stop after so many looks without a better one; 0 never does",
     "cell": "row and column",
 }
 # One participant in the text: the comments right above, the header, its keys, the comments right below.

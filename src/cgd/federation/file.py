@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError, MembershipError
 from cgd.federation.keys import Participant, check_name, check_unique, read_text, similar
 from cgd.federation.tables import at, check_integers, check_keys, digest, typed
+from cgd.federation.task import Data, Model, parse_data, parse_model
 from cgd.learning.grid import Grid
 from cgd.network.peers import SumSettings
 from cgd.network.sockets import Contact
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from cgd.protocol.messages import Opening, Sharing
 
 __all__ = ["Federation", "Participant", "Training"]
+
+OPTIMIZERS = ("sgd", "adam")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class Training:
         opening: "mesh" or "aggregator".
         aggregator: the name of that participant.
         minimum: there are never fewer members than this.
+        optimizer: "sgd" or "adam".
+        momentum: of "sgd".
+        validate_every: with tables, how many steps lie between two looks at the validation loss.
+        patience: with tables, how many looks without a better one end the training; 0 never ends it.
     """
 
     steps: int = 200
@@ -57,6 +64,10 @@ class Training:
     opening: Opening = "mesh"
     aggregator: str = ""
     minimum: int = FEWEST_MEMBERS
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    validate_every: int = 10
+    patience: int = 5
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -68,6 +79,14 @@ class Training:
             raise InputError(f"lr is {self.lr}; it must be a positive, finite number")
         if not 0 <= self.mu < math.inf:
             raise InputError(f"mu is {self.mu}; it must be a finite number, at least 0 (for a fixed step size)")
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer is {self.optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum is {self.momentum}; it is from 0 to below 1")
+        if self.validate_every < 1 or self.patience < 0:
+            raise InputError(
+                f"validate_every is {self.validate_every} and patience {self.patience}; they are at least 1 and 0"
+            )
         if self.minimum < FEWEST_MEMBERS:
             raise InputError(
                 f"minimum is {self.minimum}; a sum over fewer than {FEWEST_MEMBERS} members hides nothing, raise it"
@@ -90,6 +109,8 @@ class Federation:
         training: how the members train.
         participants: all of them, by name.
         path: where the file is.
+        data: with `cgd join --data`, what the tables hold and what is to be predicted.
+        model: from what.
     """
 
     name: str
@@ -97,6 +118,8 @@ class Federation:
     training: Training
     participants: tuple[Participant, ...]
     path: Path = field(compare=False)
+    data: Data | None = None
+    model: Model | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
@@ -121,6 +144,11 @@ class Federation:
                 f"name one of {', '.join(self.names)}"
             )
         self._check_grid()
+        if (self.data is None) != (self.model is None):
+            raise InputError("[data] and [model] go together; write both, or none and train with a program of your own")
+        if self.data is not None:
+            with at("[data] "):
+                self.data.check_grid(self.grid.columns if self.grid is not None else 0)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Federation:
@@ -140,15 +168,19 @@ class Federation:
             raise InputError(f"{path} is not TOML: {error}; mend it there") from None
         with at(f"{path}: "):
             check_integers(content)
-            check_keys(content, ("name", "epoch", "participants"), ("training",))
+            check_keys(content, ("name", "epoch", "participants"), ("training", "data", "model"))
             with at("[training] "):
                 table = content.get("training", {})
                 check_keys(table, (), [each.name for each in fields(Training)])
                 training = Training(**table)
+            with at("[data] "):
+                data = parse_data(content["data"]) if "data" in content else None
+            with at("[model] "):
+                model = parse_model(content["model"]) if "model" in content else None
             if not isinstance(content["participants"], list):
                 raise InputError("participants is no list; write [[participants]] for each of them, in double brackets")
             participants = tuple(_participant(*each) for each in enumerate(content["participants"], start=1))
-            return cls(content["name"], content["epoch"], training, participants, path)
+            return cls(content["name"], content["epoch"], training, participants, path, data, model)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,11 +220,15 @@ class Federation:
 
     def sections(self) -> dict[str, str]:
         """A digest of every section. Of what it says, not of its text: comments and order do not matter."""
-        return {
+        sections = {
             "federation": digest(self.name),
             "training": digest(asdict(self.training)),
             "participants": digest([asdict(each) for each in self.participants]),
         }
+        for name, section in (("data", self.data), ("model", self.model)):
+            if section is not None:
+                sections[name] = digest(asdict(section))
+        return sections
 
     @property
     def digest(self) -> str:

@@ -154,8 +154,11 @@ class Membership:
             self._doubted = False
             return
         self._doubted = True  # until it is taken over
-        if new.training != self.federation.training:
-            raise InputError("its [training] has changed, which running participants cannot; stop them all, then join")
+        for section in ("training", "data", "model"):
+            if getattr(new, section) != getattr(self.federation, section):
+                raise InputError(
+                    f"its [{section}] has changed, which running participants cannot; stop them all, then join"
+                )
         if new.name != self.federation.name or new.epoch <= self.federation.epoch:
             raise InputError(
                 f"it is {new.name!r}, epoch {new.epoch}, and we are in {self.federation.name!r}, epoch "
