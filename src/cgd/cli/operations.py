@@ -199,9 +199,10 @@ def join(
     """
     from cgd.cli.display import Display, log_events
     from cgd.federation.joining import Membership
+    from cgd.practice.functions import load_function
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is as clean as Ctrl-C
-    function = _function(run)
+    function = load_function(run, "--run", ("the peers",))
     membership = Membership(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
     )
@@ -227,52 +228,15 @@ def join(
     typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
 
 
-def _function(place: str) -> Callable[[Any], Any]:
-    module, _, name = place.partition(":")
-    if not module or not name:
-        raise InputError(f"--run is {place!r}; it is MODULE:FUNCTION, such as train:main for main in train.py")
-    if module.endswith(".py"):
-        raise InputError(f"--run is {place!r}; name the module without .py: {module.removesuffix('.py')}:{name}")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
-            raise InputError(f"there is no module {module!r} here or installed; --run is MODULE:FUNCTION") from None
-        _print_users_part(error)
-        raise InputError(f"module {module} cannot be imported: {error}") from None
-    if not callable(function):
-        raise InputError(f"module {module} has no function {name!r}; --run is MODULE:FUNCTION")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise InputError(f"{place} is called with one argument, the peers, and cannot be: {error}") from None
-    except ValueError:  # of some functions Python does not know what they take
-        pass
-    return function  # type: ignore[no-any-return]
-
-
 def _fail(error: Exception, run: str, name: str) -> NoReturn:
     """End with the code that tells whether it was this participant's program or data."""
     own = isinstance(error, RangeError) or (isinstance(error, SettingsError) and error.peer == name)
     if isinstance(error, CGDError) and not own:
         raise error
     if not own:
-        _print_users_part(error)
+        print_users_part(error)
     typer.echo(f"cgd: {error}" if own else f"cgd: {run} failed: {type(error).__name__}: {error}", err=True)
     raise typer.Exit(BAD_INPUT if own else FAILED)
-
-
-def _print_users_part(error: Exception) -> None:
-    """The traceback from where the user's code begins."""
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")
 
 
 def _cell(text: str) -> Cell:

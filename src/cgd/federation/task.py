@@ -168,7 +168,7 @@ class Model:
     layers: tuple[int, ...] = ()
     activation: Activation = "relu"
     function: str = ""
-    delta: float = 0.05
+    delta: float = 0.02
 
     def __post_init__(self) -> None:
         if self.function and self.kind == "mlp" and not self.layers:

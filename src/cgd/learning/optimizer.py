@@ -88,7 +88,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         """
         loss = None
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
-        waiting = self._groups_by_peers()
+        waiting = self.groups_by_peers()
         with _declining(peers for peers, _ in waiting):  # those that are left when something fails
             if closure is not None:
                 with torch.enable_grad():
@@ -105,7 +105,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                         rule.move(state["displacement"], gradient_sums[parameter], state)
                         _place(parameter, state)
                 group["steps"] += 1
-            for peers, groups in self._groups_by_peers():
+            for peers, groups in self.groups_by_peers():
                 self._memory.leave(peers, groups, self.state)
         return loss
 
@@ -126,9 +126,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             ...     colony.run(train)[0]
             [0, 1, 2]
         """
-        taken = [self._recall(peers, groups) for peers, groups in self._groups_by_peers()]
+        taken = [self._recall(peers, groups) for peers, groups in self.groups_by_peers()]
         begun = min(taken, default=0)
-        if begun and all(self._memory.remembers(peers, begun - 1) for peers, _ in self._groups_by_peers()):
+        if begun and all(self._memory.remembers(peers, begun - 1) for peers, _ in self.groups_by_peers()):
             begun -= 1  # `step` knows that it was taken
         for group in self.param_groups:
             group["steps"] = begun
@@ -136,6 +136,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         for step in range(begun, count):
             self._default_peers.memory.reach(step)
             yield step
+
+    def taken(self) -> int:
+        """How many steps the members took in an earlier life of this program: `step` needs no gradient for those."""
+        self._recall_all()
+        return self._memory.taken()
 
     def displacement(self) -> torch.Tensor:
         """The common displacement of all trainable parameters, as one flat tensor: the same bits at every member."""
@@ -193,8 +198,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     def _rule(self, group: dict[str, Any]) -> Rule:
         """By which rule the displacement of this group moves; refuses options that make no sense."""
 
-    def _groups_by_peers(self) -> list[tuple[Peers, list[dict[str, Any]]]]:
-        """One sum for all groups that have the same peers, those with fewer members first."""
+    def groups_by_peers(self) -> list[tuple[Peers, list[dict[str, Any]]]]:
+        """The groups that have the same peers, which go into one sum; those with fewer members first."""
         together: dict[int, tuple[Peers, list[dict[str, Any]]]] = {}
         for peers, group in zip(self._group_peers, self.param_groups, strict=True):
             together.setdefault(id(peers), (peers, []))[1].append(group)
@@ -218,7 +223,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     def _recall_all(self) -> None:
         """Ask those who were not asked yet what they remember, before anything is summed with any of them."""
-        for peers, groups in self._groups_by_peers():
+        for peers, groups in self.groups_by_peers():
             if not self._memory.asked(peers):
                 number = groups[0]["steps"]
                 self._recall(peers, groups)

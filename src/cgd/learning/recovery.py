@@ -57,6 +57,10 @@ class Memory:
         """Whether a step was taken already, in an earlier life of this program."""
         return number < self._remembered[peers]
 
+    def taken(self) -> int:
+        """How many steps all of the optimiser's peers remember."""
+        return min(self._remembered.values(), default=0)
+
     def taken_with_others(self, number: int) -> bool:
         """Whether any of the optimiser's peers remember this step."""
         return any(number < steps for steps in self._remembered.values())

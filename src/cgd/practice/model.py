@@ -1,0 +1,228 @@
+"""A confined model with all that it takes to use it: on disk, and for predictions.
+
+A saved model is two files, which only their owner can read: `model.safetensors` has the weights, `model.json` all else
+(how the table is prepared, which network it is, where it comes from). Neither is ever evaluated as code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+import cgd
+from cgd.errors import InputError
+from cgd.federation.task import Column, Data, Model
+from cgd.learning.vertical import fuse, log_probabilities
+from cgd.practice.alignment import align, row_key
+from cgd.practice.files import write_private
+from cgd.practice.networks import build
+from cgd.practice.preparation import Preparation, TargetPreparation
+from cgd.practice.reading import from_frame, read
+from cgd.practice.training import outputs_of
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy.typing as npt
+
+    from cgd.network.peers import Peers
+    from cgd.practice.records import Records
+    from cgd.practice.setting import Setting
+    from cgd.practice.training import Trained
+
+FORMAT = "cgd-model-1"
+WEIGHTS, ABOUT = "model.safetensors", "model.json"
+LOG_PROBABILITY_BOUND, NUMBER_BOUND = 128.0, 2.0**20
+
+
+@dataclass(frozen=True)
+class ConfinedModel:
+    """A participant's own model: `predict` and `predict_proba` as in scikit-learn.
+
+    `cgd.load_model` reads one from a run's folder.
+
+    Attributes:
+        data: what the tables hold and what is predicted.
+        model: which network it is.
+        preparation: what makes features of a table.
+        target: what makes numbers of the target, and back.
+        network: the torch module.
+        columns: how many columns the grid had that it was trained in; with more than one, a row predicts together.
+        origin: whose it is: participant, federation, epoch, digest of the federation file.
+    """
+
+    data: Data
+    model: Model
+    preparation: Preparation
+    target: TargetPreparation
+    network: torch.nn.Module
+    columns: int
+    origin: dict[str, Any]
+
+    @classmethod
+    def of(cls, trained: Trained, setting: Setting, origin: dict[str, Any]) -> ConfinedModel:
+        """The model that came out of a training."""
+        return cls(
+            setting.data, setting.model, trained.preparation, trained.target, trained.network, setting.columns, origin
+        )
+
+    # For predictions.
+
+    @property
+    def classes_(self) -> npt.NDArray[Any]:
+        """The classes, in the order of `predict_proba`'s columns."""
+        self._refuse_regression("classes")
+        return np.array(self.target.classes, dtype=object)
+
+    @property
+    def feature_names_in_(self) -> npt.NDArray[Any]:
+        """The columns of a table that are looked at."""
+        return np.array([each.name for each in self.preparation.columns], dtype=object)
+
+    def predict(self, table: Any, row: Peers | None = None) -> npt.NDArray[Any]:
+        """The class, or the number, that is predicted for every record.
+
+        Args:
+            table: what `pyarrow.table` takes (a dictionary of columns, a pandas or polars frame, an Arrow table), the
+                path of a CSV or Parquet file, or `Records`.
+            row: in a federation by columns, the row's members, who predict for the same records at the same time.
+
+        Raises:
+            InputError: the table cannot be used, or the row is missing.
+        """
+        outputs = self.outputs(self.records(table), row)
+        if self.data.task == "regression":
+            return outputs[:, 0]
+        return self.classes_[outputs.argmax(axis=1)]
+
+    def predict_proba(self, table: Any, row: Peers | None = None) -> npt.NDArray[np.float64]:
+        """The probability of every class for every record; the arguments are those of `predict`."""
+        self._refuse_regression("probabilities")
+        return self.outputs(self.records(table), row)
+
+    def records(self, table: Any) -> Records:
+        """The records of a table, as `predict` takes them."""
+        if isinstance(table, (str, Path)):
+            return read(table, self.data, self.preparation.columns, target=False, ids=self.columns > 1)[0]
+        if hasattr(table, "rows") and hasattr(table, "numbers"):
+            return table  # type: ignore[no-any-return]
+        return from_frame(table, self.data, self.preparation.columns, target=False, ids=self.columns > 1)[0]
+
+    def outputs(self, records: Records, row: Peers | None = None) -> npt.NDArray[np.float64]:
+        """Probabilities of all classes, or the predicted number in one column; in the order of the records."""
+        if self.columns > 1:
+            return self._joint_outputs(records, row)
+        raw = self._raw(records)
+        if self.data.task == "regression":
+            return self.target.decode(raw.numpy()).reshape(-1, 1)
+        return raw.double().softmax(dim=1).numpy()
+
+    def _joint_outputs(self, records: Records, row: Peers | None) -> npt.NDArray[np.float64]:
+        """Late fusion: the row adds up what its towers say, and opens the sum alone."""
+        if row is None:
+            raise InputError(
+                f"this model has seen some columns only; the {self.columns} members of its row predict together: "
+                "`cgd predict MODEL --data FILE --federation FEDERATION.toml` at all of them, or row= in Python"
+            )
+        records, back = _in_row_order(records, row)
+        raw = self._raw(records)
+        if self.data.task == "regression":
+            total = row.sum(raw[:, :1], bound=NUMBER_BOUND, ring_bits=64, context="predictions")
+            outputs = self.target.decode(total.numpy() / len(row)).reshape(-1, 1)
+        else:
+            said = log_probabilities(raw, LOG_PROBABILITY_BOUND)
+            total = row.sum(said, bound=LOG_PROBABILITY_BOUND, context="late fusion")
+            outputs = fuse([total]).double().exp().numpy()
+        return outputs[back]
+
+    def _raw(self, records: Records) -> torch.Tensor:
+        x, _ = self.preparation.transform(records)
+        return outputs_of(self.network, torch.from_numpy(x))
+
+    def _refuse_regression(self, what: str) -> None:
+        if self.data.task == "regression":
+            raise InputError(f"the model predicts a number ({self.data.target}); there are no {what}, call predict")
+
+    # On disk.
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model into a folder, which is made if it does not exist.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        weights = safetensors.torch.save({name: each.contiguous() for name, each in self.network.state_dict().items()})
+        about = {
+            "format": FORMAT,
+            "version": cgd.__version__,
+            **self.origin,
+            "columns": self.columns,
+            "data": asdict(self.data),
+            "model": asdict(self.model),
+            "preparation": self.preparation.to_dict(),
+            "target": self.target.to_dict(),
+            "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
+        }
+        write_private(Path(folder) / WEIGHTS, weights)
+        write_private(Path(folder) / ABOUT, json.dumps(about, indent=1, ensure_ascii=False).encode())
+
+
+def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
+    """A model that `cgd join --data` saved, from the folder of its run.
+
+    Raises:
+        InputError: there is none, it is damaged, or its network cannot be built here.
+
+    Examples:
+        ```python
+        model = cgd.load_model("runs/hospital-a")
+        model.predict({"age": [63, 41], "sex": ["Female", "Male"]})
+        ```
+    """
+    folder = Path(path)
+    folder = folder.parent if folder.name in (WEIGHTS, ABOUT) else folder
+    try:
+        about = json.loads((folder / ABOUT).read_bytes())
+        weights = (folder / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"there is no model in {folder} ({error.strerror}: {error.filename}); name the folder of a run, as "
+            "`cgd join --data` made it"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{folder / ABOUT} is damaged: {error}; train again, or restore it from a copy") from None
+    try:
+        if about["format"] != FORMAT:
+            raise InputError(f"{folder / ABOUT} is of format {about['format']!r}, and this cgd reads {FORMAT!r}")
+        if hashlib.sha256(weights).hexdigest() != about["weights"]["sha256"]:
+            raise InputError(f"{folder / WEIGHTS} does not belong to {folder / ABOUT}; restore both from a copy")
+        data, model = _data(about["data"]), Model(**about["model"])
+        preparation = Preparation.from_dict(about["preparation"])
+        target = TargetPreparation.from_dict(about["target"])
+        network = build(model, len(preparation.features), target.outputs)
+        network.load_state_dict(safetensors.torch.load(weights))
+        origin = {name: about[name] for name in ("participant", "federation", "epoch", "digest")}
+        return ConfinedModel(data, model, preparation, target, network.eval(), int(about["columns"]), origin)
+    except (KeyError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise InputError(f"the model in {folder} is damaged ({error!r}); restore it from a copy") from None
+
+
+def _data(table: dict[str, Any]) -> Data:
+    columns = tuple(Column(**each) for each in table["columns"])
+    return Data(**{**table, "columns": columns})
+
+
+def _in_row_order(records: Records, row: Peers) -> tuple[Records, npt.NDArray[np.int64]]:
+    """The records in the order of the row, and how to get back to ours."""
+    ids = list(records.ids or ())
+    aligned = align(records, row, row_key(row))
+    place = {each: i for i, each in enumerate(aligned.ids or ())}
+    return aligned, np.array([place[each] for each in ids], dtype=np.int64)

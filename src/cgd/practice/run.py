@@ -1,0 +1,279 @@
+"""A whole run: from a participant's records to a folder with its model, its metrics and a report.
+
+    model.safetensors, model.json   the confined model, for `cgd predict` and `cgd.load_model`
+    run.json                        everything about the run, for programs
+    history.jsonl                   how it went so far, written as it goes
+    metrics.csv, curves.png         how it went, for people
+    report.html                     all of it on one page
+
+Only their owner can read them: they were made from private records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import cgd
+from cgd.errors import InputError
+from cgd.practice.files import write_private
+from cgd.practice.model import ConfinedModel
+from cgd.practice.report import write_report
+from cgd.practice.run_file import FILE, FORMAT
+from cgd.practice.scores import classification_scores, regression_scores
+from cgd.practice.setting import Setting
+from cgd.practice.training import Look, Trained, train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.federation.file import Federation
+    from cgd.network.peers import Peers
+    from cgd.practice.records import Records
+
+HISTORY = "history.jsonl"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a participant's records come from.
+
+    Attributes:
+        file: its name, for the report.
+        records: what was read.
+        notes: what a person should know of it.
+    """
+
+    file: str
+    records: Records
+    notes: tuple[str, ...] = ()
+
+
+class RunFolder:
+    """The folder of a run.
+
+    Args:
+        folder: made when something is written.
+        federation: the run's.
+        participant: whose.
+
+    Raises:
+        InputError: it holds a run of another federation or participant, or cannot be used.
+    """
+
+    def __init__(self, folder: Path, federation: Federation, participant: str) -> None:
+        self.folder = folder
+        self._belongs = {"federation": federation.name, "participant": participant}
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # What was seen before we were started anew, by step.
+            self._before = {row["step"]: row for row in self._history()}
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be used ({error.strerror}); name another folder for the run (--out)"
+            ) from None
+
+    def note(self, look: Look) -> Look:
+        """Write down how far the training is; what we knew of this step in an earlier life is put in again."""
+        known = self._before.get(look.step)
+        if known is not None and look.training_loss is None:
+            return Look(**known)
+        with self._open("a") as file:
+            file.write(json.dumps(asdict(look)) + "\n")
+        return look
+
+    def _history(self) -> list[dict[str, Any]]:
+        """The rows of the run that was begun here, if it is this one; a row that was cut off by a kill is left out."""
+        path = self.folder / HISTORY
+        if not path.exists():
+            with self._open("w") as file:
+                file.write(json.dumps(self._belongs) + "\n")
+            return []
+        rows = []
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        if not rows or rows[0] != self._belongs:
+            whose = " of ".join(map(str, (rows[0].get("participant"), rows[0].get("federation")))) if rows else "another"
+            raise InputError(
+                f"{self.folder} holds the run of {whose}, which is never overwritten; name another folder (--out), or "
+                "move it away"
+            )
+        names = set(Look.__dataclass_fields__)
+        return [row for row in rows[1:] if isinstance(row, dict) and set(row) == names]
+
+    def _open(self, mode: str) -> Any:
+        return open(self.folder / HISTORY, mode, opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def run(
+    peers: Peers,
+    federation: Federation,
+    participant: str,
+    source: Source,
+    folder: RunFolder,
+    *,
+    delta: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Train with the others, save the model and write the report; returns what `run.json` has.
+
+    Args:
+        peers: the others.
+        federation: the file.
+        participant: who we are.
+        source: our records.
+        folder: for what comes out.
+        delta: our own δ, if not that of the file.
+        say: is told how it goes, in words.
+
+    Raises:
+        CGDError: see `train`.
+    """
+    setting = Setting.of(federation, participant)
+    looks: list[Look] = []
+
+    def progress(look: Look) -> None:
+        looks.append(folder.note(look))
+        say(_told(look, setting.training.steps))
+
+    trained = train(peers, setting, source.records, delta=delta, progress=progress)
+    origin = {
+        "participant": participant,
+        "federation": federation.name,
+        "epoch": federation.epoch,
+        "digest": federation.digest,
+    }
+    model = ConfinedModel.of(trained, setting, origin)
+    model.save(folder.folder)
+    scores = _scores(model, trained, peers)
+    content = {
+        "format": FORMAT,
+        "version": cgd.__version__,
+        "participant": participant,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "federation": _federation(federation, participant),
+        "training": {**asdict(federation.training), "delta": setting.model.delta if delta is None else delta},
+        "data": asdict(setting.data),
+        "model": {**asdict(setting.model), "parameters": sum(each.numel() for each in trained.network.parameters())},
+        "records": {
+            "file": source.file,
+            "used": source.records.rows,
+            "training": trained.samples,
+            "validation": trained.validation.rows,
+            "everyone_training": trained.everyone_samples,
+        },
+        "features": list(trained.preparation.features),
+        "columns": trained.preparation.summary(),
+        "target": trained.target.summary(),
+        "notes": [*source.notes, *trained.notes],
+        "history": [asdict(look) for look in looks],
+        "outcome": {
+            "steps": trained.steps,
+            "best_step": trained.best_step,
+            "early": trained.steps < setting.training.steps,
+            "seconds": round(trained.seconds, 3),
+        },
+        "validation": scores,
+        "revealed": revealed(setting, trained),
+        "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
+    }
+    write_private(folder.folder / FILE, json.dumps(content, indent=1, ensure_ascii=False).encode())
+    write_report(folder.folder)
+    return content
+
+
+def revealed(setting: Setting, trained: Trained) -> list[dict[str, Any]]:
+    """What the others have learned of all records together, in words for people."""
+    columns = "every participant that holds the same columns" if setting.in_columns else "every participant"
+    numbers = [each for each in setting.own_columns if each.type == "number"]
+    categories = [each for each in setting.own_columns if each.type == "category"]
+    parameters = sum(each.numel() for each in trained.network.parameters())
+    rows: list[dict[str, Any]] = [
+        {
+            "what": "the sum of all participants' gradients, weighted by their number of records",
+            "to": "every participant (the first layer's: those that hold the same columns)"
+            if setting.in_columns
+            else "every participant",
+            "times": trained.steps,
+            "numbers": parameters,
+        },
+        {"what": "the number of training records of all together", "to": "every participant", "times": 1, "numbers": 1},
+    ]
+    if numbers:
+        what = "of every number column: how many values there are, how many are missing, their mean and deviation"
+        rows.append({"what": what, "to": columns, "times": 1, "numbers": 4 * len(numbers)})
+    if categories:
+        what = "of every category column: how many records have each category"
+        learned = [each.name for each in categories if not each.categories]
+        if learned:
+            what += f"; and which categories occur at all in {', '.join(learned)}"
+        rows.append({"what": what, "to": columns, "times": 1, "numbers": trained.preparation.categories})
+    of_target = "how many records each class has" if setting.data.task == "classification" else "its mean and deviation"
+    rows.append({"what": f"of the target: {of_target}", "to": "every participant", "times": 1, "numbers": None})
+    rows.append(
+        {
+            "what": "the validation loss of all together, and the number of validation records",
+            "to": "every participant",
+            "times": len(trained.looks),
+            "numbers": 2,
+        }
+    )
+    if setting.in_columns:
+        what = "what the row's models say together of each of its validation records; that the row has the same IDs"
+        rows.append(
+            {"what": what, "to": "the row", "times": 1, "numbers": trained.validation.rows * trained.target.outputs}
+        )
+    return rows
+
+
+def summary(content: dict[str, Any]) -> str:
+    """The outcome of a run in a sentence."""
+    scores, steps = content["validation"], content["outcome"]["best_step"]
+    if scores is None:
+        return f"{content['participant']} has a model after {steps} steps; no records were kept back to try it on"
+    tried = f"on {scores['records']} of our own records that were kept back, after {steps} steps"
+    if content["data"]["task"] == "regression":
+        r2 = f", R² {scores['r2']:.3f}" if scores["r2"] is not None else ""
+        return f"root mean squared error {scores['rmse']:.4g}{r2} {tried}"
+    auc = f", AUC {scores['auc']:.3f}" if scores["auc"] is not None else ""
+    return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}"
+
+
+def _told(look: Look, steps: int) -> str:
+    if look.everyone_validation_loss is None:
+        return f"step {look.step} of {steps}"
+    best = "the best so far" if look.best_step == look.step else f"best after step {look.best_step}"
+    return f"step {look.step} of {steps}: validation loss of all {look.everyone_validation_loss:.4f}, {best}"
+
+
+def _federation(federation: Federation, participant: str) -> dict[str, Any]:
+    grid, cell = federation.grid, federation.participant(participant).cell
+    return {
+        "name": federation.name,
+        "epoch": federation.epoch,
+        "digest": federation.digest,
+        "participants": list(federation.names),
+        "grid": {"rows": grid.rows, "columns": grid.columns, "cell": list(cell)} if grid and cell else None,
+        "hub": getattr(federation, "hub", None) is not None,
+    }
+
+
+def _scores(model: ConfinedModel, trained: Trained, peers: Peers) -> dict[str, Any] | None:
+    """How the model does on the records that were kept back; in a row, together with the row."""
+    records = trained.validation
+    if not records.rows:
+        return None
+    outputs = model.outputs(records, peers.groups.get("row") if model.columns > 1 else None)
+    actual = trained.target.encode(records)
+    if model.data.task == "regression":
+        return regression_scores(outputs[:, 0], trained.target.decode(np.asarray(actual)))
+    return classification_scores(outputs, actual, trained.target.classes)
