@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from cgd.network.local import LocalPeers as LocalPeers
     from cgd.network.local import local_peers as local_peers
     from cgd.network.peers import Peers as Peers
+    from cgd.practice.model import ConfinedModel as ConfinedModel
+    from cgd.practice.model import load_model as load_model
     from cgd.ring.fixed_point import FixedPoint as FixedPoint
     from cgd.ring.sharing import reconstruct as reconstruct
     from cgd.ring.sharing import split as split
@@ -85,6 +87,7 @@ _HOME = {
     "learning.schedule": ("InverseSquareLR",),
     "network.local": ("LocalPeers", "local_peers"),
     "network.peers": ("Peers",),
+    "practice.model": ("ConfinedModel", "load_model"),
     "ring.fixed_point": ("FixedPoint",),
     "ring.sharing": ("reconstruct", "split"),
     "simulation.colony": ("Colony",),

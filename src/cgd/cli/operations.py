@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import signal
-import sys
 import time
-import traceback
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, PEER_MISSING, app
-from cgd.errors import CGDError, InputError, RangeError, SettingsError
+from cgd.cli.base import PEER_MISSING, app
+from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cgd.learning.grid import Cell
     from cgd.network.conductor import PeerReport
 
@@ -173,70 +165,6 @@ def check(
     console.print(table)
     if any(report.state != "here" for report in reports.values()):
         raise typer.Exit(PEER_MISSING)
-
-
-@app.command()
-def join(
-    path: FederationFile,
-    name: AsName,
-    run: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it gets the peers.")],
-    key: KeyFile = None,
-    address: Annotated[
-        str | None, typer.Option(help="Where the others reach you now, if not where the file says: after a move.")
-    ] = None,
-    listen: Listen = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Where to keep what outlives this process (default: state/NAME by the file).")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Give up after so many seconds without a word (default: never).")
-    ] = None,
-    log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
-) -> None:
-    """Take part in a federation: run your training function with connected peers.
-
-    Killed, it can be started again with the same command, and goes on where the others are.
-    """
-    from cgd.cli.display import Display, log_events
-    from cgd.federation.joining import Membership
-    from cgd.practice.functions import load_function
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is as clean as Ctrl-C
-    function = load_function(run, "--run", ("the peers",))
-    membership = Membership(
-        path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
-    )
-    log_events(log or membership.state.folder / "events.jsonl")
-    failure: Exception | None = None
-    with Display(membership) as display:
-        try:
-            function(membership.peers)
-        except KeyboardInterrupt:
-            display.say("interrupted; the same command goes on from here")
-            raise typer.Exit(INTERRUPTED) from None
-        except Exception as error:
-            failure = error
-        else:
-            display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
-            with suppress(KeyboardInterrupt):
-                membership.conductor.close(done=True)
-        finally:
-            membership.conductor.close(done=False)
-    if failure is not None:
-        _fail(failure, run, name)
-    sums = membership.peers.traffic.sums
-    typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
-
-
-def _fail(error: Exception, run: str, name: str) -> NoReturn:
-    """End with the code that tells whether it was this participant's program or data."""
-    own = isinstance(error, RangeError) or (isinstance(error, SettingsError) and error.peer == name)
-    if isinstance(error, CGDError) and not own:
-        raise error
-    if not own:
-        print_users_part(error)
-    typer.echo(f"cgd: {error}" if own else f"cgd: {run} failed: {type(error).__name__}: {error}", err=True)
-    raise typer.Exit(BAD_INPUT if own else FAILED)
 
 
 def _cell(text: str) -> Cell:

@@ -39,7 +39,7 @@ class Membership:
     `cgd.join` is the short way; this is for whoever wants to look inside, such as the command line.
 
     Args:
-        path: the federation file.
+        path: the federation file; or what it says, for a federation that has no file of its own to watch.
         participant: which of its participants we are.
         key: our private key file; `PARTICIPANT.key` beside the federation file or here if not given.
         address: where others find us, if not where the file says: after a move to another machine.
@@ -55,7 +55,7 @@ class Membership:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Federation,
         participant: str,
         *,
         key: str | os.PathLike[str] | None = None,
@@ -65,8 +65,8 @@ class Membership:
         timeout: float | None = None,
         linger: float | None = 60.0,
     ) -> None:
-        self.path = Path(path)
-        self.federation = Federation.load(self.path)
+        self.federation = path if isinstance(path, Federation) else Federation.load(path)
+        self.path = self.federation.path
         self.me = self.federation.participant(participant).name
         self.keys = Keys.load(key or _find_key(self.path, participant))
         if self.keys.public != self.federation.participant(participant).key:
@@ -92,7 +92,8 @@ class Membership:
         self._stop = threading.Event()
         self.conductor = Conductor(transport, assembly, timeout, linger, self.state, self._close)
         self.peers = self._peers()
-        threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
+        if not isinstance(path, Federation):
+            threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
 
     @property
     def groups(self) -> list[str]:

@@ -1,8 +1,8 @@
 """The best model so far, kept while the training goes on: by the members together, so that nobody can lose it.
 
 Early stopping wants the model of an earlier step back. What all members have in common of it, the displacement of that
-step, is left with them as an optimiser's state is (`recovery.py`): a participant that was killed, or has lost everything
-but its key file, ends up with the same model as if nothing had happened.
+step, is left with them as an optimiser's state is (`recovery.py`): a participant that was killed, or has lost all but
+its key file, ends up with the same model as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Keepsake:
         for place, parameter in enumerate(parameters):
             displacement = tensors.get(str(place))
             if displacement is None or displacement.shape != parameter.shape:
-                raise InputError("what the members remember of the best step does not fit this model; build the same one")
+                raise InputError(
+                    "what the members remember of the best step does not fit this model; build the same one"
+                )
             self._kept[parameter] = displacement.to(parameter.device)
 
 

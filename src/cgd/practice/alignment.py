@@ -2,8 +2,8 @@
 
 All sort their records by the ID column, and see that they have the same ones without showing any: they draw a key
 together (a secure sum of random numbers, which only the row's members learn), and compare a digest of all IDs under it.
-Whoever is not of the row has no key and learns nothing. A member of the row could try out guesses, but only of all IDs at
-once. The same key tells which records are kept back for validation, so that the row keeps back the same ones.
+Whoever is not of the row has no key and learns nothing. A member of the row could try out guesses, but only of all IDs
+at once. The same key tells which records are kept back for validation, so that the row keeps back the same ones.
 """
 
 from __future__ import annotations

@@ -24,8 +24,10 @@ from cgd.learning.vertical import fuse, log_probabilities
 from cgd.practice.alignment import align, row_key
 from cgd.practice.files import write_private
 from cgd.practice.networks import build
-from cgd.practice.preparation import Preparation, TargetPreparation
+from cgd.practice.preparation import Preparation
 from cgd.practice.reading import from_frame, read
+from cgd.practice.records import Records
+from cgd.practice.scores import classification_scores, regression_scores
 from cgd.practice.training import outputs_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.network.peers import Peers
-    from cgd.practice.records import Records
     from cgd.practice.setting import Setting
     from cgd.practice.training import Trained
 
@@ -52,26 +53,32 @@ class ConfinedModel:
     Attributes:
         data: what the tables hold and what is predicted.
         model: which network it is.
-        preparation: what makes features of a table.
-        target: what makes numbers of the target, and back.
+        preparation: what makes features of a table, and values of what the network says.
         network: the torch module.
-        columns: how many columns the grid had that it was trained in; with more than one, a row predicts together.
+        columns: the columns of a table that it looks at.
+        towers: how many models predict together; 1 unless it was trained in a grid with several columns.
         origin: whose it is: participant, federation, epoch, digest of the federation file.
     """
 
     data: Data
     model: Model
     preparation: Preparation
-    target: TargetPreparation
     network: torch.nn.Module
-    columns: int
+    columns: tuple[Column, ...]
+    towers: int
     origin: dict[str, Any]
 
     @classmethod
     def of(cls, trained: Trained, setting: Setting, origin: dict[str, Any]) -> ConfinedModel:
         """The model that came out of a training."""
         return cls(
-            setting.data, setting.model, trained.preparation, trained.target, trained.network, setting.columns, origin
+            setting.data,
+            setting.model,
+            trained.preparation,
+            trained.network,
+            setting.own_columns,
+            setting.columns,
+            origin,
         )
 
     # For predictions.
@@ -80,12 +87,12 @@ class ConfinedModel:
     def classes_(self) -> npt.NDArray[Any]:
         """The classes, in the order of `predict_proba`'s columns."""
         self._refuse_regression("classes")
-        return np.array(self.target.classes, dtype=object)
+        return np.array(self.preparation.classes, dtype=object)
 
     @property
     def feature_names_in_(self) -> npt.NDArray[Any]:
         """The columns of a table that are looked at."""
-        return np.array([each.name for each in self.preparation.columns], dtype=object)
+        return np.array([each.name for each in self.columns], dtype=object)
 
     def predict(self, table: Any, row: Peers | None = None) -> npt.NDArray[Any]:
         """The class, or the number, that is predicted for every record.
@@ -101,7 +108,8 @@ class ConfinedModel:
         outputs = self.outputs(self.records(table), row)
         if self.data.task == "regression":
             return outputs[:, 0]
-        return self.classes_[outputs.argmax(axis=1)]
+        named: npt.NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
+        return named
 
     def predict_proba(self, table: Any, row: Peers | None = None) -> npt.NDArray[np.float64]:
         """The probability of every class for every record; the arguments are those of `predict`."""
@@ -111,32 +119,38 @@ class ConfinedModel:
     def records(self, table: Any) -> Records:
         """The records of a table, as `predict` takes them."""
         if isinstance(table, (str, Path)):
-            return read(table, self.data, self.preparation.columns, target=False, ids=self.columns > 1)[0]
-        if hasattr(table, "rows") and hasattr(table, "numbers"):
-            return table  # type: ignore[no-any-return]
-        return from_frame(table, self.data, self.preparation.columns, target=False, ids=self.columns > 1)[0]
+            return read(table, self.data, self.columns, target=False, ids=self.towers > 1)[0]
+        if isinstance(table, Records):
+            return table
+        return from_frame(table, self.data, self.columns, target=False, ids=self.towers > 1)[0]
 
     def outputs(self, records: Records, row: Peers | None = None) -> npt.NDArray[np.float64]:
         """Probabilities of all classes, or the predicted number in one column; in the order of the records."""
-        if self.columns > 1:
+        if self.towers > 1:
             return self._joint_outputs(records, row)
         raw = self._raw(records)
         if self.data.task == "regression":
-            return self.target.decode(raw.numpy()).reshape(-1, 1)
+            return self.preparation.decode(raw.numpy()).reshape(-1, 1)
         return raw.double().softmax(dim=1).numpy()
+
+    def scores(self, outputs: npt.NDArray[np.float64], records: Records) -> dict[str, Any]:
+        """How good these outputs are, beside the target of their records; see `scores.py`."""
+        if self.data.task == "regression":
+            return regression_scores(outputs[:, 0], np.asarray(records.target))
+        return classification_scores(outputs, self.preparation.encode_target(records), self.preparation.classes)
 
     def _joint_outputs(self, records: Records, row: Peers | None) -> npt.NDArray[np.float64]:
         """Late fusion: the row adds up what its towers say, and opens the sum alone."""
         if row is None:
             raise InputError(
-                f"this model has seen some columns only; the {self.columns} members of its row predict together: "
+                f"this model has seen some columns only; the {self.towers} members of its row predict together: "
                 "`cgd predict MODEL --data FILE --federation FEDERATION.toml` at all of them, or row= in Python"
             )
         records, back = _in_row_order(records, row)
         raw = self._raw(records)
         if self.data.task == "regression":
             total = row.sum(raw[:, :1], bound=NUMBER_BOUND, ring_bits=64, context="predictions")
-            outputs = self.target.decode(total.numpy() / len(row)).reshape(-1, 1)
+            outputs = self.preparation.decode(total.numpy() / len(row)).reshape(-1, 1)
         else:
             said = log_probabilities(raw, LOG_PROBABILITY_BOUND)
             total = row.sum(said, bound=LOG_PROBABILITY_BOUND, context="late fusion")
@@ -164,11 +178,11 @@ class ConfinedModel:
             "format": FORMAT,
             "version": cgd.__version__,
             **self.origin,
-            "columns": self.columns,
+            "columns": [each.name for each in self.columns],
+            "towers": self.towers,
             "data": asdict(self.data),
             "model": asdict(self.model),
             "preparation": self.preparation.to_dict(),
-            "target": self.target.to_dict(),
             "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
         }
         write_private(Path(folder) / WEIGHTS, weights)
@@ -206,11 +220,11 @@ def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
             raise InputError(f"{folder / WEIGHTS} does not belong to {folder / ABOUT}; restore both from a copy")
         data, model = _data(about["data"]), Model(**about["model"])
         preparation = Preparation.from_dict(about["preparation"])
-        target = TargetPreparation.from_dict(about["target"])
-        network = build(model, len(preparation.features), target.outputs)
+        network = build(model, len(preparation.features), preparation.outputs)
         network.load_state_dict(safetensors.torch.load(weights))
         origin = {name: about[name] for name in ("participant", "federation", "epoch", "digest")}
-        return ConfinedModel(data, model, preparation, target, network.eval(), int(about["columns"]), origin)
+        columns = tuple(each for each in data.columns if each.name in about["columns"])
+        return ConfinedModel(data, model, preparation, network.eval(), columns, int(about["towers"]), origin)
     except (KeyError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
         raise InputError(f"the model in {folder} is damaged ({error!r}); restore it from a copy") from None
 

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import csv
-import io
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from cgd.errors import InputError
 from cgd.practice.reading import read
-from cgd.practice.scores import classification_scores, regression_scores
+from cgd.practice.tables import open_table
+from cgd.protocol.members import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
-    import os
     from pathlib import Path
+    from typing import TextIO
+
+    import numpy as np
+    import numpy.typing as npt
 
     from cgd.federation.file import Federation
     from cgd.network.peers import Peers
     from cgd.practice.model import ConfinedModel
+    from cgd.practice.records import Records
 
 
-def row_of(federation: Federation, participant: str) -> Federation:
-    """The members of a participant's row, as a federation of its own for predictions.
+@dataclass(frozen=True)
+class Questions:
+    """The records of a file that a model is asked about.
 
-    It has another name, so that what is summed for a prediction is not taken for a part of the training.
-
-    Raises:
-        InputError: there are no rows.
+    Attributes:
+        records: all of them.
+        notes: what a person should know.
+        path: of the file.
     """
-    cell = federation.participant(participant).cell
-    grid = federation.grid
-    if cell is None or grid is None or grid.columns == 1:
-        raise InputError(f"{federation.path} has no grid with several columns; predict without --federation")
-    members = (each for each in federation.participants if each.cell is not None and each.cell.row == cell.row)
-    alone = tuple(replace(each, cell=None) for each in members)
-    columns = tuple(replace(each, held_by=None) for each in federation.data.columns) if federation.data else ()
-    data = replace(federation.data, columns=columns) if federation.data else None
-    name = f"{federation.name[:40]}.row-{cell.row}.predictions"
-    # Opened by the row itself: neither an aggregator nor a hub knows of this federation.
-    training = replace(federation.training, opening="mesh", aggregator="", minimum=FEWEST_MEMBERS)
-    return replace(federation, name=name, participants=alone, data=data, training=training)
+
+    records: Records
+    notes: tuple[str, ...]
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Predictions:
         ids: of the records, if the table has an ID column.
         outputs: probabilities of all classes, or the predicted number in one column.
         classes: of a classification.
-        scores: against the target, if the file has it; see `scores.py`.
+        scores: beside the target, if the file has it; see `scores.py`.
         notes: what a person should know.
     """
 
@@ -65,25 +60,70 @@ class Predictions:
     def write(self, file: TextIO, target: str) -> None:
         """Write them as CSV: the ID, the prediction, the probability of every class."""
         lines = csv.writer(file, lineterminator="\n")
-        name = ["id"] if self.ids is not None else []
-        lines.writerow([*name, f"predicted {target}", *(f"probability of {each}" for each in self.classes)])
+        who = [] if self.ids is None else ["id"]
+        lines.writerow([*who, f"predicted {target}", *(f"probability of {each}" for each in self.classes)])
         for place, row in enumerate(self.outputs):
-            who = [self.ids[place]] if self.ids is not None else []
+            who = [] if self.ids is None else [self.ids[place]]
             if self.classes:
                 lines.writerow([*who, self.classes[int(row.argmax())], *(f"{each:.6g}" for each in row)])
             else:
                 lines.writerow([*who, f"{row[0]:.9g}"])
 
 
-def predict_file(model: ConfinedModel, path: Path, row: Peers | None = None) -> Predictions:
-    """What a model says of a file's records; if the file has the target too, also how good that is.
+def questions(model: ConfinedModel, path: Path) -> Questions:
+    """Read the records of a file, before anybody else is bothered.
 
     Raises:
-        InputError: the file cannot be used.
+        InputError: it cannot be used.
     """
-    columns = model.preparation.columns
-    ids = bool(model.data.id) and has_column(path, model.data.id)
-    labelled = has_column(path, model.data.target)
-    records, notes = read(path, model.data, columns, target=False, ids=ids or model.columns > 1)
-    _, unseen = model.preparation.transform(records.take(np.arange(records.rows)))
-    outputs = model.outputs(records, row)
+    header = open_table(path, [each.name for each in model.columns], model.data.missing).names
+    ids = model.towers > 1 or (bool(model.data.id) and model.data.id in header)
+    records, notes = read(path, model.data, model.columns, target=False, ids=ids)
+    return Questions(records, notes, path)
+
+
+def answers(model: ConfinedModel, asked: Questions, row: Peers | None = None) -> Predictions:
+    """What a model says of them; if the file has the target too, also how good that is.
+
+    Raises:
+        InputError: the row's members ask of other records.
+    """
+    _, unseen = model.preparation.transform(asked.records)
+    outputs = model.outputs(asked.records, row)
+    scores, notes = _scores(model, asked, outputs)
+    return Predictions(asked.records.ids, outputs, model.preparation.classes, scores, (*asked.notes, *unseen, *notes))
+
+
+def row_of(federation: Federation, participant: str) -> Federation:
+    """The members of a participant's row, as a federation of its own for predictions.
+
+    It has another name, so that what is summed for a prediction is not taken for a part of the training.
+
+    Raises:
+        InputError: there are no rows.
+    """
+    grid, cell = federation.grid, federation.participant(participant).cell
+    if cell is None or grid is None or grid.columns == 1:
+        raise InputError(f"{federation.path} has no grid with several columns; predict without --federation")
+    members = (each for each in federation.participants if each.cell is not None and each.cell.row == cell.row)
+    alone = tuple(replace(each, cell=None) for each in members)
+    name = f"{federation.name[:40]}.row-{cell.row}.predictions"
+    # Opened by the row itself: neither an aggregator nor a hub knows of this federation.
+    training = replace(federation.training, opening="mesh", aggregator="", minimum=FEWEST_MEMBERS)
+    return replace(federation, name=name, participants=alone, training=training, data=None, model=None)
+
+
+def _scores(
+    model: ConfinedModel, asked: Questions, outputs: npt.NDArray[np.float64]
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """How good the outputs are, and why that is not known."""
+    header = open_table(asked.path, [model.data.target], model.data.missing).names
+    if model.data.target not in header:
+        return None, ()
+    try:
+        labelled, _ = read(asked.path, model.data, (), target=True)
+        if labelled.rows < asked.records.rows:
+            return None, (f"not all rows have a {model.data.target}, so the predictions are not compared with it",)
+        return model.scores(outputs, labelled), ()
+    except InputError as error:
+        return None, (f"the predictions are not compared with the target: {error}",)

@@ -18,16 +18,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import cgd
 from cgd.errors import InputError
 from cgd.practice.files import write_private
 from cgd.practice.model import ConfinedModel
 from cgd.practice.report import write_report
+from cgd.practice.revealed import revealed
 from cgd.practice.run_file import FILE, FORMAT
-from cgd.practice.scores import classification_scores, regression_scores
 from cgd.practice.setting import Setting
+from cgd.practice.statistics import Category, Number
 from cgd.practice.training import Look, Trained, train
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, federation: Federation, participant: str) -> None:
         self.folder = folder
-        self._belongs = {"federation": federation.name, "participant": participant}
+        self._belongs = {"participant": participant, "federation": federation.name}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # What was seen before we were started anew, by step.
@@ -102,7 +101,9 @@ class RunFolder:
             except ValueError:
                 continue
         if not rows or rows[0] != self._belongs:
-            whose = " of ".join(map(str, (rows[0].get("participant"), rows[0].get("federation")))) if rows else "another"
+            whose = (
+                " of ".join(map(str, (rows[0].get("participant"), rows[0].get("federation")))) if rows else "another"
+            )
             raise InputError(
                 f"{self.folder} holds the run of {whose}, which is never overwritten; name another folder (--out), or "
                 "move it away"
@@ -172,8 +173,8 @@ def run(
             "everyone_training": trained.everyone_samples,
         },
         "features": list(trained.preparation.features),
-        "columns": trained.preparation.summary(),
-        "target": trained.target.summary(),
+        "columns": [_column(each, setting) for each in trained.preparation.columns],
+        "target": _target(trained),
         "notes": [*source.notes, *trained.notes],
         "history": [asdict(look) for look in looks],
         "outcome": {
@@ -189,50 +190,6 @@ def run(
     write_private(folder.folder / FILE, json.dumps(content, indent=1, ensure_ascii=False).encode())
     write_report(folder.folder)
     return content
-
-
-def revealed(setting: Setting, trained: Trained) -> list[dict[str, Any]]:
-    """What the others have learned of all records together, in words for people."""
-    columns = "every participant that holds the same columns" if setting.in_columns else "every participant"
-    numbers = [each for each in setting.own_columns if each.type == "number"]
-    categories = [each for each in setting.own_columns if each.type == "category"]
-    parameters = sum(each.numel() for each in trained.network.parameters())
-    rows: list[dict[str, Any]] = [
-        {
-            "what": "the sum of all participants' gradients, weighted by their number of records",
-            "to": "every participant (the first layer's: those that hold the same columns)"
-            if setting.in_columns
-            else "every participant",
-            "times": trained.steps,
-            "numbers": parameters,
-        },
-        {"what": "the number of training records of all together", "to": "every participant", "times": 1, "numbers": 1},
-    ]
-    if numbers:
-        what = "of every number column: how many values there are, how many are missing, their mean and deviation"
-        rows.append({"what": what, "to": columns, "times": 1, "numbers": 4 * len(numbers)})
-    if categories:
-        what = "of every category column: how many records have each category"
-        learned = [each.name for each in categories if not each.categories]
-        if learned:
-            what += f"; and which categories occur at all in {', '.join(learned)}"
-        rows.append({"what": what, "to": columns, "times": 1, "numbers": trained.preparation.categories})
-    of_target = "how many records each class has" if setting.data.task == "classification" else "its mean and deviation"
-    rows.append({"what": f"of the target: {of_target}", "to": "every participant", "times": 1, "numbers": None})
-    rows.append(
-        {
-            "what": "the validation loss of all together, and the number of validation records",
-            "to": "every participant",
-            "times": len(trained.looks),
-            "numbers": 2,
-        }
-    )
-    if setting.in_columns:
-        what = "what the row's models say together of each of its validation records; that the row has the same IDs"
-        rows.append(
-            {"what": what, "to": "the row", "times": 1, "numbers": trained.validation.rows * trained.target.outputs}
-        )
-    return rows
 
 
 def summary(content: dict[str, Any]) -> str:
@@ -267,13 +224,33 @@ def _federation(federation: Federation, participant: str) -> dict[str, Any]:
     }
 
 
+def _column(found: Number | Category, setting: Setting) -> dict[str, Any]:
+    """What is known of a column of the table, over everybody's records."""
+    if isinstance(found, Number):
+        return {"type": "number", **asdict(found), "constant": found.constant}
+    listed = next(each.categories for each in setting.own_columns if each.name == found.name)
+    counts = dict(zip(found.categories, found.counts, strict=True))
+    return {
+        "type": "category",
+        "name": found.name,
+        "categories": counts,
+        "missing": found.missing,
+        "present": sum(found.counts),
+        "learned": not listed,
+    }
+
+
+def _target(trained: Trained) -> dict[str, Any]:
+    target = trained.preparation.target
+    if target.classes:
+        return {"classes": dict(zip(target.classes, target.counts, strict=True))}
+    return {"mean": target.mean, "deviation": target.deviation}
+
+
 def _scores(model: ConfinedModel, trained: Trained, peers: Peers) -> dict[str, Any] | None:
     """How the model does on the records that were kept back; in a row, together with the row."""
     records = trained.validation
     if not records.rows:
         return None
-    outputs = model.outputs(records, peers.groups.get("row") if model.columns > 1 else None)
-    actual = trained.target.encode(records)
-    if model.data.task == "regression":
-        return regression_scores(outputs[:, 0], trained.target.decode(np.asarray(actual)))
-    return classification_scores(outputs, actual, trained.target.classes)
+    outputs = model.outputs(records, peers.groups.get("row") if model.towers > 1 else None)
+    return model.scores(outputs, records)

@@ -23,7 +23,7 @@ from cgd.learning.schedule import InverseSquareLR
 from cgd.learning.vertical import first_layer_names
 from cgd.practice.alignment import align, kept_back, kept_back_together, row_key
 from cgd.practice.networks import build
-from cgd.practice.preparation import Preparation, TargetPreparation, fit, fit_target
+from cgd.practice.preparation import Preparation, fit
 from cgd.practice.wide_sums import wide_sum
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Trained:
 
     Attributes:
         network: the confined model, at the best step.
-        preparation: what makes features of a table.
-        target: what makes numbers of the target, and back.
+        preparation: what makes features of a table, and values of what the network says.
         looks: how it went.
         best_step: the step after which the validation loss of everybody was lowest.
         steps: how many were taken.
@@ -80,7 +79,6 @@ class Trained:
 
     network: nn.Module
     preparation: Preparation
-    target: TargetPreparation
     looks: tuple[Look, ...]
     best_step: int
     steps: int
@@ -116,27 +114,24 @@ def train(
     """
     begun = time.monotonic()
     records, kept = _kept_back(peers, setting, records)
-    preparation = fit(records, setting.data, setting.own_columns, peers.groups.get("column", peers))
-    target = fit_target(records, setting.data, peers)
-    ours, validation = records.take(np.flatnonzero(~kept)), records.take(np.flatnonzero(kept))
-    x, notes = preparation.transform(ours)
-    network = build(setting.model, len(preparation.features), target.outputs)
+    column = peers.groups["column"] if setting.in_columns else peers
+    preparation = fit(records, setting.data, setting.own_columns, column, everyone=peers)
+    training, validation = (Sample.of(records.take(which), preparation, setting) for which in (~kept, kept))
+    network = build(setting.model, len(preparation.features), preparation.outputs)
     confine(network, delta=setting.model.delta if delta is None else delta, seed=peers.seed)
-    loop = _Loop(peers, setting, network, Sample.of(x, target, ours), _sample(preparation, target, validation))
+    loop = _Loop(peers, setting, network, training, validation)
     loop.run(progress)
-    notes = (*preparation.notes, *target.notes, *notes, *loop.notes)
     return Trained(
         network=network.eval(),
         preparation=preparation,
-        target=target,
         looks=tuple(loop.looks),
         best_step=loop.best.steps or loop.step,
         steps=loop.step,
-        validation=validation,
-        samples=len(x),
+        validation=records.take(kept),
+        samples=len(training),
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=(*preparation.notes(records), *loop.notes),
         seconds=time.monotonic() - begun,
     )
 
@@ -163,11 +158,12 @@ class Sample:
     weight: torch.Tensor
 
     @classmethod
-    def of(cls, x: Any, target: TargetPreparation, records: Records) -> Sample:
-        """Features and the target of these records."""
-        y = torch.from_numpy(target.encode(records))
-        weights = torch.from_numpy(target.class_weights) if target.class_weights is not None else None
-        weight = torch.ones(len(y)) if weights is None else weights[y].float()
+    def of(cls, records: Records, preparation: Preparation, setting: Setting) -> Sample:
+        """Features, target and weights of these records."""
+        x, _ = preparation.transform(records)
+        y = torch.from_numpy(preparation.encode_target(records))
+        balanced = setting.data.class_weights == "balanced"
+        weight = torch.from_numpy(preparation.class_weights())[y] if balanced else torch.ones(len(y))
         return cls(torch.from_numpy(x), y, weight)
 
     def __len__(self) -> int:
@@ -298,11 +294,6 @@ def _kept_back(peers: Peers, setting: Setting, records: Records) -> tuple[Record
     return records, kept
 
 
-def _sample(preparation: Preparation, target: TargetPreparation, records: Records) -> Sample:
-    x, _ = preparation.transform(records)
-    return Sample.of(x, target, records)
-
-
 def _optimizer(peers: Peers, setting: Setting, network: nn.Module, samples: int) -> ConfinedOptimizer:
     how = setting.training
     groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
@@ -310,8 +301,8 @@ def _optimizer(peers: Peers, setting: Setting, network: nn.Module, samples: int)
         names = first_layer_names(network)
         if not names:
             raise InputError(
-                "the model is cut by columns at its first layer, so it must be a torch.nn.Sequential that begins with a "
-                "torch.nn.Linear; give another function in [model]"
+                "the model is cut by columns at its first layer, so it must be a torch.nn.Sequential that begins with "
+                "a torch.nn.Linear; give another function in [model]"
             )
         first = [each for name, each in network.named_parameters() if name in names]
         rest = [each for name, each in network.named_parameters() if name not in names]

@@ -1,0 +1,145 @@
+"""`cgd join`: take part in a federation, with a table or with a program of your own."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app
+from cgd.cli.operations import AsName, FederationFile, KeyFile, Listen
+from cgd.errors import CGDError, InputError, RangeError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.cli.display import Display
+    from cgd.federation.joining import Membership
+
+Delta = Annotated[
+    float | None, typer.Option(help="With --data: the spread of your model's origin (default: that of the file).")
+]
+
+
+@app.command()
+def join(
+    path: FederationFile,
+    name: AsName,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your records, a CSV or Parquet file: nothing to program.")
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="With --data: your column to predict, if its name differs."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --data: for the model and report (default: runs/NAME).")
+    ] = None,
+    delta: Delta = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own training function; it gets the peers.")
+    ] = None,
+    key: KeyFile = None,
+    address: Annotated[
+        str | None, typer.Option(help="Where the others reach you now, if not where the file says: after a move.")
+    ] = None,
+    listen: Listen = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Where to keep what outlives this process (default: state/NAME by the file).")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds without a word (default: never).")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
+) -> None:
+    """Take part in a federation: with a table (--data), or with a training function of your own (--run).
+
+    Killed, it can be started again with the same command, and goes on where the others are.
+    """
+    from cgd.cli.display import Display, log_events
+    from cgd.federation.joining import Membership
+    from cgd.practice.functions import load_function
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is as clean as Ctrl-C
+    if (data is None) == (run is None):
+        raise InputError("give one of --data FILE (your records) and --run MODULE:FUNCTION (your own program)")
+    work: Callable[[Membership, Display], Any]
+    if data is not None:  # everything that may be wrong with the records is found before anybody hears of us
+        work = _practice(path, name, data, label, out, delta)
+    else:
+        if (label, out, delta) != (None, None, None):
+            raise InputError("--label, --out and --delta go with --data; a program of your own decides for itself")
+        function = load_function(str(run), "--run", ("the peers",))
+        work = lambda membership, _: function(membership.peers)  # noqa: E731
+    membership = Membership(
+        path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
+    )
+    log_events(log or membership.state.folder / "events.jsonl")
+    failure: Exception | None = None
+    result: Any = None
+    with Display(membership) as display:
+        try:
+            result = work(membership, display)
+        except KeyboardInterrupt:
+            display.say("interrupted; the same command goes on from here")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            failure = error
+        else:
+            display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
+            with suppress(KeyboardInterrupt):
+                membership.conductor.close(done=True)
+        finally:
+            membership.conductor.close(done=False)
+    if failure is not None:
+        _fail(failure, run or f"training on {data}", name)
+    sums = membership.peers.traffic.sums
+    typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
+    if data is not None:
+        typer.echo(result)
+
+
+def _practice(
+    path: Path, name: str, data: Path, label: str | None, out: Path | None, delta: float | None
+) -> Callable[[Membership, Display], str]:
+    """Read the records, and what to do with them when the others are there."""
+    from cgd.federation.file import Federation
+    from cgd.learning.confinement import check_delta
+    from cgd.practice.reading import read
+    from cgd.practice.run import RunFolder, Source, run, summary
+    from cgd.practice.setting import Setting
+
+    federation = Federation.load(path)
+    setting = Setting.of(federation, name)
+    if delta is not None:
+        check_delta(delta)
+    records, notes = read(data, setting.data, setting.own_columns, label=label, ids=setting.in_columns)
+    folder = RunFolder(out or path.parent / "runs" / name, federation, name)
+    typer.echo(f"cgd: {records.rows:,} records of {data.name}", err=True)
+    for note in notes:
+        typer.echo(f"cgd: {note}", err=True)
+    source = Source(data.name, records, notes)
+
+    def work(membership: Membership, display: Display) -> str:
+        content = run(membership.peers, membership.federation, name, source, folder, delta=delta, say=display.say)
+        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in notes)
+        where = folder.folder
+        return f"{summary(content)}{more}\n  {where}/report.html has it all; `cgd predict {where} --data FILE` uses it"
+
+    return work
+
+
+def _fail(error: Exception, what: str, name: str) -> NoReturn:
+    """End with the code that tells whether it was this participant's program or data."""
+    from cgd.practice.functions import print_users_part
+
+    own = isinstance(error, RangeError) or (isinstance(error, SettingsError) and error.peer == name)
+    if isinstance(error, CGDError) and not own:
+        raise error
+    if not own:
+        print_users_part(error)
+    typer.echo(f"cgd: {error}" if own else f"cgd: {what} failed: {type(error).__name__}: {error}", err=True)
+    raise typer.Exit(BAD_INPUT if own else FAILED)
