@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,7 @@ for every member (ring_bits=64 keeps the precision)
             raise InputError(f"fraction_bits is {self.fraction_bits}; it must be from 0 to {MOST_FRACTION_BITS}")
         if not 0 < self.bound < math.inf:
             raise InputError(f"bound is {self.bound}; it must be a positive, finite number")
-        if math.ldexp(self.bound, self.fraction_bits) > _largest(self.ring_bits):
+        if Fraction(self.bound) * (1 << self.fraction_bits) > _largest(self.ring_bits):  # exact, for large integers too
             raise InputError(
                 f"{self.bound:g} with {self.fraction_bits} fraction bits does not fit a ring of {self.ring_bits} bits; "
                 "let for_sum derive the fraction bits"
