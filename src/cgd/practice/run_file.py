@@ -134,12 +134,12 @@ def load_run(run: Path) -> dict[str, Any]:
     try:
         read = cast("dict[str, Any]", _fit(content, SHAPE, ""))
         _fit_validation(read)
-    except _Misfit as error:
+    except _MisfitError as error:
         raise _damaged(path, str(error)) from None
     return read
 
 
-class _Misfit(Exception):
+class _MisfitError(Exception):
     """What a file says is not of its shape."""
 
 
@@ -157,11 +157,11 @@ def _fit_validation(read: dict[str, Any]) -> None:
     if classification:
         size = len(scores["classes"])
         if [len(row) for row in scores["confusion"]] != [size] * size:
-            raise _Misfit(f"validation.confusion is not a table of {size} by {size}, the number of classes")
+            raise _MisfitError(f"validation.confusion is not a table of {size} by {size}, the number of classes")
     pairs = (scores["roc"] or {"fpr": [], "tpr": []}) if classification else scores
     names = ("fpr", "tpr") if classification else ("actual", "predicted")
     if len({len(pairs[name] or []) for name in names}) > 1:
-        raise _Misfit(f"{' and '.join(names)} of validation are not of one length")
+        raise _MisfitError(f"{' and '.join(names)} of validation are not of one length")
 
 
 def _fit(value: Any, shape: Shape, where: str) -> Any:
@@ -175,7 +175,7 @@ def _fit(value: Any, shape: Shape, where: str) -> Any:
     if isinstance(shape, type):
         return _typed(value, shape, _TOLD[shape], where)
     if value != shape:
-        raise _Misfit(f"{where} is {reprlib.repr(value)}, not {shape!r}")
+        raise _MisfitError(f"{where} is {reprlib.repr(value)}, not {shape!r}")
     return value
 
 
@@ -183,7 +183,7 @@ def _fit_one_of(value: Any, shapes: tuple[Shape, ...], where: str) -> Any:
     for shape in shapes[:-1]:
         try:
             return _fit(value, shape, where)
-        except _Misfit:
+        except _MisfitError:
             pass
     return _fit(value, shapes[-1], where)
 
@@ -201,12 +201,12 @@ def _fit_names(value: Any, shape: dict[str, Shape], where: str) -> dict[str, Any
         elif key.endswith("?"):
             read[name] = None
         else:
-            raise _Misfit(f"{place} is missing")
+            raise _MisfitError(f"{place} is missing")
     return read
 
 
 def _typed(value: Any, kind: type, told: str, where: str) -> Any:
     fits = (int, float) if kind is float else kind
     if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
-        raise _Misfit(f"{where or 'the whole'} is {reprlib.repr(value)}, not {told}")
+        raise _MisfitError(f"{where or 'the whole'} is {reprlib.repr(value)}, not {told}")
     return value
