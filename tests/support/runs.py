@@ -41,17 +41,18 @@ def write(run: Run, directory: Path) -> Path:
 
 def classification() -> Run:
     """Two classes, five hospitals, everything there is."""
-    return _run("income", "classification", _scores(("<=50K", ">50K"), 1203, (0.76, 0.24), 2.3)) | {
-        "columns": [
-            _number("age", 38.58, 13.64, missing=12),
-            _category("workclass", {"Private": 22_696, "Self-emp-not-inc": 2541, "Local-gov": 2093}, missing=1836),
-            _category("education", {f"level {i}": 9000 // i for i in range(1, 17)}),
-            _number("capital_gain", 1077.6, 7385.4),
-            _number("hours_per_week", 40.44, 12.35, missing=3),
-            _category("sex", {"Female": 10_771, "Male": 21_790}, learned=False),
-            _number("site_code", 7.0, 0.0) | {"constant": True},
-        ],
-        "features": ["age", "workclass: Private", "workclass: Self-emp-not-inc", "capital_gain", "sex: Female"],
+    columns = [
+        _number("age", 38.58, 13.64, missing=12),
+        _category("workclass", {"Private": 22_696, "Self-emp-not-inc": 2541, "Local-gov": 2093}, missing=1836),
+        _category("education", {f"level {i}": 9000 // i for i in range(1, 17)}),
+        _number("capital_gain", 1077.6, 7385.4),
+        _number("hours_per_week", 40.44, 12.35, missing=3),
+        _category("sex", {"Female": 10_771, "Male": 21_790}, learned=False),
+        _number("site_code", 7.0, 0.0) | {"constant": True},
+    ]
+    return _run("income", "classification", _scores(("<=50K", ">50K"), 1203, (0.76, 0.24), 1.2)) | {
+        "columns": columns,
+        "features": [feature for column in columns for feature in _features(column)],
         "target": {"classes": {"<=50K": 24_720, ">50K": 7841}},
         "notes": [
             "column site_code is constant everywhere and says nothing",
@@ -66,10 +67,10 @@ def many_classes() -> Run:
     numbers = [_number(f"marker_{i:02}", *generator.normal(2, 1, 2).round(3).tolist()) for i in range(1, 56)]
     sites = {name: int(count) for name, count in zip(TUMOURS, generator.integers(5, 900, 10), strict=True)}
     categories = [_category(f"previous_finding_{i}", sites, missing=40 * i) for i in range(1, 6)]
-    scores = _scores(TUMOURS, 640, (0.22, 0.04, 0.1, 0.08, 0.01, 0.09, 0.06, 0.2, 0.08, 0.12), 3.0)
+    scores = _scores(TUMOURS, 640, (0.22, 0.04, 0.1, 0.08, 0.01, 0.09, 0.06, 0.2, 0.08, 0.12), 2.2)
     return _run("diagnosis", "classification", scores) | {
         "columns": numbers + categories,
-        "features": [each["name"] for each in numbers],
+        "features": [feature for column in numbers + categories for feature in _features(column)],
         "target": {"classes": sites},
     }
 
@@ -182,7 +183,12 @@ def _run(target: str, task: str, scores: Run) -> Run:
         "outcome": {"steps": 210, "best_step": 160, "early": True, "seconds": 95.2},
         "validation": scores,
         "revealed": [
-            {"what": "the sum of all gradients, in every step", "to": "every participant", "times": 210, "numbers": 4034},
+            {
+                "what": "the sum of all gradients, in every step",
+                "to": "every participant",
+                "times": 210,
+                "numbers": 4034,
+            },
             {
                 "what": "for every number column: how many values, their mean and deviation over everybody",
                 "to": "every participant",
@@ -237,3 +243,7 @@ def _number(name: str, mean: float, deviation: float, missing: int = 0) -> Run:
 
 def _category(name: str, categories: dict[str, int], missing: int = 0, learned: bool = True) -> Run:
     return {"name": name, "type": "category", "learned": learned, "missing": missing, "categories": categories}
+
+
+def _features(column: Run) -> list[str]:
+    return [f"{column['name']}: {each}" for each in column.get("categories", ())] or [column["name"]]

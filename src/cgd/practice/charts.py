@@ -97,7 +97,7 @@ class Chart:
     bars: tuple[tuple[float, float, float, float], ...] = ()
     mark: tuple[float, str] | None = None
     left: int = field(default=54, kw_only=True)
-    top: int = field(default=14, kw_only=True)
+    top: int = field(default=26, kw_only=True)
 
     @property
     def right(self) -> int:
@@ -153,11 +153,10 @@ def roc_chart(scores: dict[str, Any]) -> Chart | None:
         return None
     points = _finite(zip(scores["roc"]["fpr"], scores["roc"]["tpr"], strict=True))
     name = scores["classes"][1]
-    x = _linear(0, 1, f"of the others, called {shortened(name)} wrongly")
-    y = _linear(0, 1, f"of {shortened(name)}, found")
+    x, y = _linear(0, 1, "false alarms (1 − specificity)"), _linear(0, 1, "found (sensitivity)")
     area = "" if scores["auc"] is None else f"; the area under it is {scores['auc']:.3f}"
     told = f"The ROC curve of {name}: the part of its records that is found, against the part of false alarms{area}."
-    chart = Chart("roc", "ROC curve", told, x, y, height=400)
+    chart = Chart("roc", f"ROC curve of {shortened(name)}", told, x, y, height=380)
     chance = Series("baseline", "guessing", _path(chart, [(0, 0), (1, 1)]))
     return replace(chart, series=(Series("own", "the model", _path(chart, points)), chance))
 
@@ -170,8 +169,8 @@ def scatter_chart(scores: dict[str, Any]) -> Chart | None:
     values = [value for point in points for value in point]
     x, y = (_linear(min(values), max(values), label) for label in ("actual", "predicted"))
     told = f"Predicted against actual values of {len(points)} validation records; on the line, both are the same."
-    chart = Chart("scatter", "Predicted and actual", told, x, y, height=400)
-    same = Series("baseline", "predicted as it was", _path(chart, [(x.low, x.low), (x.high, x.high)]))
+    chart = Chart("scatter", "Predicted and actual", told, x, y, height=380)
+    same = Series("baseline", "predicted = actual", _path(chart, [(x.low, x.low), (x.high, x.high)]))
     cloud = "".join(f"M{chart.across(a)} {chart.up(b)}h0" for a, b in points)
     return replace(chart, series=(same,), cloud=cloud)
 
@@ -186,7 +185,7 @@ def residual_chart(scores: dict[str, Any]) -> Chart | None:
     y = _linear(0, max(counts), "records")
     low = sum(error < 0 for error in errors)
     told = f"{low} of {len(errors)} predictions are too low, {sum(error > 0 for error in errors)} too high."
-    chart = Chart("residuals", "Errors", told, x, y, height=400, mark=(0, ""))
+    chart = Chart("residuals", "Errors", told, x, y, height=380, mark=(0, ""))
     width = (x.high - x.low) / len(counts)
     bars = []
     for i, count in enumerate(counts):
@@ -206,7 +205,7 @@ def score_name(run: dict[str, Any]) -> str:
 
 
 def shortened(name: str, most: int = 24) -> str:
-    """A name that fits on an axis."""
+    """A name that fits where there is little room."""
     return name if len(name) <= most else name[: most - 1].rstrip() + "…"
 
 
@@ -261,7 +260,9 @@ def _best(run: dict[str, Any]) -> tuple[float, str] | None:
 
 def _course(run: dict[str, Any], found: dict[str, list[tuple[float, float]]]) -> str:
     told = [
-        f"on {LOSSES[name][1]} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for name, points in found.items() if points
+        f"on {LOSSES[name][1]} from {points[0][1]:.3f} to {points[-1][1]:.3f}"
+        for name, points in found.items()
+        if points
     ]
     kept = _best(run)
     return f"The loss goes {', '.join(told)}." + (f" {kept[1].capitalize()}." if kept else "")

@@ -148,8 +148,10 @@ def figures(run: dict[str, Any]) -> list[Figure]:
             ("Mean absolute error", scores["mae"], figure, "how far off on average"),
         ]
     else:
-        pair = len(scores["classes"]) == 2
-        ranked = "a record of the second class ranks above one of the first" if pair else "a class ranks above the rest"
+        ranked = "a record ranks above others for its own class"
+        if len(scores["classes"]) == 2:
+            first, second = (charts.shortened(name) for name in scores["classes"])
+            ranked = f"a record of {second} ranks above one of {first}"
         found = [
             ("Accuracy", scores["accuracy"], decimals, "the part of the records that is right"),
             ("Commonest class", scores["baseline_accuracy"], decimals, "accuracy of always saying that"),
@@ -252,7 +254,7 @@ def _accuracy_judged(scores: dict[str, Any]) -> list[str]:
     told = []
     if 0 <= accuracy <= 1 and scores["records"] > 0:
         low, high = interval(accuracy, scores["records"])
-        told.append(f"So many records pin it down to {decimals(low)} to {decimals(high)} (95 % interval).")
+        told.append(f"The 95 % interval for this many records is {decimals(low)} to {decimals(high)}.")
     if baseline is not None:
         worse = " The model is no better than that." if accuracy <= baseline else ""
         told.append(f"Always saying the class that is commonest among them would reach {decimals(baseline)}.{worse}")

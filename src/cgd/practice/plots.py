@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from cgd.practice.charts import LOSSES, curve, loss_axis, score_name
@@ -42,7 +43,9 @@ def curves_png(run: dict[str, Any]) -> bytes:
             axes.axvline(best, color="#7b8794", linestyle=":", linewidth=1.2)
     figure.suptitle(_plain(f"{run['federation']['name']}: {run['data']['target']}, {run['participant']}"))
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=130, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # names may be in any script; the page shows them all
+        figure.savefig(content, format="png", dpi=130, metadata={"Software": None})
     return content.getvalue()
 
 
@@ -68,4 +71,5 @@ def _marker(points: list[tuple[float, float]]) -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """A text in which matplotlib sees no formula, and that fits."""
+    text = text.encode(errors="replace").decode()
     return (text if len(text) <= 100 else text[:99] + "…").replace("$", r"\$")

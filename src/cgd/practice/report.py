@@ -44,7 +44,7 @@ def write_report(run: Path) -> list[Path]:
     made = {
         "curves.png": curves_png(content),
         "metrics.csv": _metrics(content).encode(),
-        "report.html": render(content).encode(),
+        "report.html": render(content).encode(errors="replace"),  # JSON may hold half a character
     }
     for name, what in made.items():
         write_private(run / name, what)
