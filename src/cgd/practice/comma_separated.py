@@ -1,13 +1,16 @@
 """CSV files: plain or gzipped, in UTF-8, separated by commas, semicolons, tabs or bars.
 
 Arrow reads them, in blocks, and every field as a text. When it gives up, the file is read again line by line to say
-which line is wrong: that is slow, and happens once.
+which line is wrong: that is slow, and happens once. Arrow does not mind a quote that is never closed; the rest of the
+file would be one field, and its records lost without a word. So quotes are counted, and if their number is odd, the
+file is read again, too.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +45,10 @@ class CommaSeparated:
         self._path, self._missing = path, tuple(missing)
         with path.open("rb") as file:
             self._gzipped = file.read(2) == GZIP
-        headers = [(delimiter, self._header(delimiter)) for delimiter in DELIMITERS]
+        header = self._header()
+        splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
         # The first of those that are equally good: commas.
-        self._delimiter, self.names = max(headers, key=lambda pair: (len(set(wanted) & set(pair[1])), len(pair[1])))
+        self._delimiter, self.names = max(splits, key=lambda pair: (len(set(wanted) & set(pair[1])), len(pair[1])))
 
     def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
         """See `Table`."""
@@ -54,7 +58,7 @@ class CommaSeparated:
         try:
             with self._bytes() as stream:
                 reader = pyarrow.csv.open_csv(
-                    stream,
+                    pyarrow.PythonFile(stream, "r"),
                     pyarrow.csv.ReadOptions(column_names=labels, skip_rows_after_names=1, block_size=BLOCK_BYTES),
                     pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                     pyarrow.csv.ConvertOptions(
@@ -66,6 +70,8 @@ class CommaSeparated:
                 )
                 for batch in reader:
                     yield batch.columns
+                if stream.quotes % 2:
+                    self._find_open_quote()
         except (pyarrow.ArrowException, OSError, EOFError) as error:
             self._find_fault()
             reason = str(error).partition("\n")[0]
@@ -80,17 +86,22 @@ class CommaSeparated:
                     return f"line {line}"
         return f"row {row + 1}"
 
-    def _header(self, delimiter: str) -> tuple[str, ...]:
-        with self._lines() as lines:
-            rows = (fields for _, fields in self._rows(lines, delimiter) if fields)
-            header = next(rows, None)
-            if header is None:
-                raise InputError(f"{self.title} has blank lines only; a CSV file has a header and a row per record")
-            if any(_undecoded(name) for name in header):
-                raise self._not_utf8(1)
-            if next(rows, None) is None:
-                raise InputError(f"{self.title} has a header and no rows; export it with its records")
-        return tuple(name.strip() for name in header)
+    def _header(self) -> str:
+        try:
+            with self._lines() as lines:
+                header = next((line for line in lines if line.strip()), "")
+                while header.count('"') % 2 and (more := next(lines, "")):
+                    header += more
+                rows = any(line.strip() for line in lines)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._damaged(error) from None
+        if not header:
+            raise InputError(f"{self.title} has blank lines only; a CSV file has a header and a row for every record")
+        if _undecoded(header):
+            raise self._not_utf8(1)
+        if not rows:
+            raise InputError(f"{self.title} has a header and no rows; export it with its records")
+        return header
 
     def _find_fault(self) -> None:
         """Read line by line until a line is wrong, and say so."""
@@ -108,9 +119,22 @@ class CommaSeparated:
                 if sum(map(len, fields)) > BLOCK_BYTES:
                     raise self._too_long(line)
 
-    def _rows(self, lines: Iterator[str], delimiter: str | None = None) -> Iterator[tuple[int, list[str]]]:
+    def _find_open_quote(self) -> None:
+        """Refuse a file that ends within quotes; a single quote amid a text is none."""
+        with self._lines() as lines:
+            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            while True:
+                line = reader.line_num + 1
+                try:
+                    next(reader)
+                except StopIteration:
+                    return
+                except csv.Error:
+                    raise self._too_long(line) from None
+
+    def _rows(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         """Every row, blank ones too, and the line where it begins, from 1."""
-        reader = csv.reader(lines, delimiter=delimiter or self._delimiter)
+        reader = csv.reader(lines, delimiter=self._delimiter)
         while True:
             line = reader.line_num + 1
             try:
@@ -119,13 +143,13 @@ class CommaSeparated:
                 return
             except csv.Error:
                 raise self._too_long(line) from None
-            except (OSError, EOFError) as error:
-                raise InputError(f"{self.title} is damaged ({error}); copy or export it again") from None
+            except (OSError, EOFError, zlib.error) as error:
+                raise self._damaged(error) from None
 
     @contextmanager
-    def _bytes(self) -> Iterator[Any]:
+    def _bytes(self) -> Iterator[_Stream]:
         with pyarrow.input_stream(str(self._path), compression="gzip" if self._gzipped else None) as stream:
-            yield stream
+            yield _Stream(stream)
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
@@ -139,8 +163,30 @@ class CommaSeparated:
             "(UTF-8)"
         )
 
+    def _damaged(self, error: Exception) -> InputError:
+        return InputError(f"{self.title} is damaged ({error}); copy or export it again")
+
     def _too_long(self, line: int) -> InputError:
-        return InputError(f"{self.title}, line {line}: a field does not end; see whether a quote is not closed")
+        return InputError(f"{self.title}, line {line}: a quote is not closed, or a field is too long; mend it there")
+
+
+class _Stream:
+    """Bytes on their way to Arrow; counts the quotes among them."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.quotes, self.closed = 0, False
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        data: bytes = self._stream.read(size)
+        self.quotes += data.count(b'"')
+        return data
+
+
+def _split(header: str, delimiter: str) -> list[str]:
+    fields = next(csv.reader(header.splitlines(keepends=True), delimiter=delimiter))
+    return [name.strip() for name in fields]
 
 
 def _undecoded(text: str) -> bool:

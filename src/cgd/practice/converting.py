@@ -7,6 +7,7 @@ them are dropped, a whole number written as a float ("3.0") is the whole number 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Place = Callable[[int], str]
 
 MOST_CATEGORIES = 1000
+OTHERS = "…"
 # Its square, added up over 2³¹ records, is still within a wide sum.
 LARGEST_NUMBER = 2.0**80
 
@@ -131,7 +133,7 @@ class Numbers:
         )
 
     def _no_number(self, texts: Any, first: int) -> InputError:
-        place, text = next((place, text) for place, text in enumerate(texts.to_pylist()) if not _is_number(text))
+        place, text = next((place, text) for place, text in enumerate(texts.to_pylist()) if not is_number(text))
         return self._error(first + place, f"{_shown(text)} is no number; {_remedy(text)}")
 
     def _error(self, row: int, fact: str) -> InputError:
@@ -157,7 +159,7 @@ class Categories:
         self._listed, self._remedy = tuple(listed), remedy
         self._codes = {canonical(text): code for code, text in enumerate(listed)}
         self._chunks: list[npt.NDArray[np.int32]] = []
-        self.unlisted: dict[str, int] = {}
+        self.unlisted: Counter[str] = Counter()
 
     def convert(self, array: Any, first: int) -> npt.NDArray[np.int32]:
         """The code of every value.
@@ -180,7 +182,9 @@ class Categories:
         if strange:
             often = np.bincount(places + 1, minlength=len(distinct) + 1)[1:]
             for place, text in strange.items():
-                self.unlisted[text] = self.unlisted.get(text, 0) + int(often[place])
+                # There may be a million: those beyond a number are counted, and not told.
+                known = text in self.unlisted or len(self.unlisted) < MOST_CATEGORIES
+                self.unlisted[text if known else OTHERS] += int(often[place])
         of_rows: npt.NDArray[np.int32] = codes[places]
         return of_rows
 
@@ -237,14 +241,17 @@ def texts_of(array: Any, missing: Missing, name: str, title: str) -> list[str | 
 
 def _distinct(array: Any, name: str, title: str) -> tuple[list[Any], npt.NDArray[Any]]:
     """The different values of an array, and for every row its value's place among them (the last place: null)."""
-    array, types = _decoded(array), pyarrow.types
-    if types.is_nested(array.type) or types.is_binary(array.type) or types.is_large_binary(array.type):
+    array, kind, types = _decoded(array), _decoded(array).type, pyarrow.types
+    plain = _is_text(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    if types.is_floating(kind):
+        array = array.cast(pyarrow.float64())
+    elif types.is_temporal(kind) or types.is_null(kind):
+        array = array.cast(pyarrow.string())
+    elif not plain:
         raise InputError(
-            f"{title}: column {name!r} is of type {array.type}, which is no category; "
+            f"{title}: column {name!r} is of type {kind}, which is no category; "
             "export it as text, or leave the column out"
         )
-    if types.is_null(array.type):
-        return [], np.full(len(array), -1, dtype=np.int32)
     encoded = array.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy()
 
@@ -258,7 +265,8 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _is_number(text: str | None) -> bool:
+def is_number(text: str | None) -> bool:
+    """Whether Arrow takes this text for a number; null is none that is missing."""
     try:
         pyarrow.scalar(text, pyarrow.string()).cast(pyarrow.float64())
     except pyarrow.ArrowInvalid:

@@ -82,7 +82,7 @@ def _records(
     if target and label in (each.name for each in columns):
         raise InputError(f"the label is {label!r}, which is a column to predict from; name another label")
     wanted = [each.name for each in columns] + [label] * target + [data.id] * ids
-    positions = [_position(table, name, label if target else None) for name in wanted]
+    positions = [position(table, name, label if target else None) for name in wanted]
     reader = _Reader(table, data, columns, label if target else None, ids)
     for arrays in table.batches(positions):
         reader.take_in(arrays)
@@ -185,7 +185,12 @@ class _Reader:
                 )
 
 
-def _position(table: Table, name: str, label: str | None) -> int:
+def position(table: Table, name: str, label: str | None) -> int:
+    """Where a column is in the header.
+
+    Raises:
+        InputError: it is not there, or twice.
+    """
     count = Counter(table.names)[name]
     if count == 1:
         return table.names.index(name)

@@ -23,7 +23,7 @@ from cgd.errors import InputError, ProtocolError
 from cgd.federation.task import LONGEST_CATEGORY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -47,8 +47,7 @@ def learn(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> d
 
     Args:
         peers: with whom.
-        own: by column, this member's categories and their numbers of records. The columns are the same at every member,
-            in the same order.
+        own: by column, this member's categories and their numbers of records. The columns are the same at every member.
         context: a short text, the same at every member.
 
     Returns:
@@ -58,37 +57,43 @@ def learn(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> d
         InputError: a category is too long. The others are told that there will be no sum.
         ProtocolError: the tables cannot be taken apart: a member did not enter what it should.
     """
+    columns = sorted(own)  # they go by their place in this order
     try:
-        entries = _entries(own)
+        entries = _entries([own[name] for name in columns])
     except InputError:
         peers.decline()
         raise
     total = int(peers.sum(np.array([len(entries)]), context=f"{context}: size")[0])
     for attempt in range(ATTEMPTS):
-        part = (SLACK + total // 2) << attempt
+        part = _size(total, attempt)
         salt = f"{context} {attempt}"
         cells = peers.sum(_table(entries, part, salt), context=f"{context}: table {attempt}")
         found = _peel(cells, part, salt, len(own))
         if found is not None:
-            return {
-                name: {text: count for (place, text), count in sorted(found.items()) if place == column}
-                for column, name in enumerate(own)
-            }
+            totals: dict[str, dict[str, int]] = {name: {} for name in own}
+            for (column, text), count in sorted(found.items()):
+                totals[columns[column]][text] = count
+            return totals
     raise ProtocolError(
         f"the members' categories could not be put together in {ATTEMPTS} attempts: some member enters something else; "
         "list the categories in the federation file"
     )
 
 
-def _entries(own: Mapping[str, Mapping[str, int]]) -> dict[Entry, int]:
+def _entries(own: Sequence[Mapping[str, int]]) -> dict[Entry, int]:
     entries = {}
-    for column, categories in enumerate(own.values()):
+    for column, categories in enumerate(own):
         for text, count in categories.items():
             if len(text.encode()) > LONGEST_CATEGORY:
                 raise InputError(f"the category {text[:20]!r}… has more than {LONGEST_CATEGORY} bytes; shorten it")
             if count > 0:
                 entries[column, text] = count
     return entries
+
+
+def _size(total: int, attempt: int) -> int:
+    """How many cells a part has."""
+    return (SLACK + total // 2) << attempt
 
 
 def _table(entries: Mapping[Entry, int], part: int, salt: str) -> npt.NDArray[np.int64]:

@@ -1,0 +1,59 @@
+"""The report of a run: what came of it, for a clinician, a data scientist and a privacy officer.
+
+    curves.png    loss and score against steps
+    metrics.csv   the same as a table
+    report.html   everything, on one page that needs nothing else
+
+All of them say something about the participant's own records, so nobody but their owner may read them. They are made
+from run.json alone and can be made again at any time; the same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from cgd.practice.files import write_private
+from cgd.practice.page import render
+from cgd.practice.plots import curves_png
+from cgd.practice.run_file import load_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["load_run", "write_report"]
+
+METRICS = ("step", "training_loss", "validation_loss", "everyone_validation_loss", "score")
+
+
+def write_report(run: Path) -> list[Path]:
+    """Write the report of a run beside its file; what was there of an earlier one is replaced.
+
+    Args:
+        run: its directory.
+
+    Returns:
+        The files: curves.png, metrics.csv, report.html.
+
+    Raises:
+        InputError: it is no directory of a run, run.json is damaged, or nothing can be written there.
+    """
+    content = load_run(run)
+    # Everything is made before anything is written: a report is not left half old and half new.
+    made = {
+        "curves.png": curves_png(content),
+        "metrics.csv": _metrics(content).encode(),
+        "report.html": render(content).encode(errors="replace"),  # JSON may hold half a character
+    }
+    for name, what in made.items():
+        write_private(run / name, what)
+    return [run / name for name in made]
+
+
+def _metrics(run: dict[str, Any]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(METRICS)
+    table.writerows([each[name] for name in METRICS] for each in run["history"])
+    return text.getvalue()

@@ -1,0 +1,249 @@
+"""Runs as `cgd join --data` would leave them: dictionaries for run.json that look like the real thing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cgd.practice.scores import classification_scores, regression_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+Run = dict[str, Any]
+
+HOSPITALS = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e")
+TUMOURS = (
+    "Adenocarcinoma of the ascending colon, mucinous, poorly differentiated",
+    "Carcinoid",
+    "Clear cell renal cell carcinoma",
+    "Diffuse large B-cell lymphoma, not otherwise specified",
+    "Ewing sarcoma",
+    "Glioblastoma, IDH wild type",
+    "Hepatocellular carcinoma",
+    "Melanoma",
+    "Papillary thyroid carcinoma, follicular variant",
+    "Squamous cell carcinoma of the lung",
+)
+
+
+def write(run: Run, directory: Path) -> Path:
+    """The directory of a run, with its file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "run.json").write_text(json.dumps(run))
+    return directory
+
+
+def classification() -> Run:
+    """Two classes, five hospitals, everything there is."""
+    columns = [
+        _number("age", 38.58, 13.64, missing=12),
+        _category("workclass", {"Private": 22_696, "Self-emp-not-inc": 2541, "Local-gov": 2093}, missing=1836),
+        _category("education", {f"level {i}": 9000 // i for i in range(1, 17)}),
+        _number("capital_gain", 1077.6, 7385.4),
+        _number("hours_per_week", 40.44, 12.35, missing=3),
+        _category("sex", {"Female": 10_771, "Male": 21_790}, learned=False),
+        _number("site_code", 7.0, 0.0) | {"constant": True},
+    ]
+    return _run("income", "classification", _scores(("<=50K", ">50K"), 1203, (0.76, 0.24), 1.2)) | {
+        "columns": columns,
+        "features": [feature for column in columns for feature in _features(column)],
+        "target": {"classes": {"<=50K": 24_720, ">50K": 7841}},
+        "notes": [
+            "column site_code is constant everywhere and says nothing",
+            "column workclass: 14 of our records have a category that nobody else has; it counts as missing",
+        ],
+    }
+
+
+def many_classes() -> Run:
+    """Ten classes with long names, sixty columns."""
+    generator = np.random.default_rng(7)
+    numbers = [_number(f"marker_{i:02}", *generator.normal(2, 1, 2).round(3).tolist()) for i in range(1, 56)]
+    sites = {name: int(count) for name, count in zip(TUMOURS, generator.integers(5, 900, 10), strict=True)}
+    categories = [_category(f"previous_finding_{i}", sites, missing=40 * i) for i in range(1, 6)]
+    scores = _scores(TUMOURS, 640, (0.22, 0.04, 0.1, 0.08, 0.01, 0.09, 0.06, 0.2, 0.08, 0.12), 2.2)
+    return _run("diagnosis", "classification", scores) | {
+        "columns": numbers + categories,
+        "features": [feature for column in numbers + categories for feature in _features(column)],
+        "target": {"classes": sites},
+    }
+
+
+def regression() -> Run:
+    """The length of a stay, from numbers."""
+    generator = np.random.default_rng(3)
+    actual = generator.gamma(3, 2.4, 412)
+    predicted = 2.2 + 0.7 * actual + generator.normal(0, 1.8, 412)
+    run = _run("length_of_stay", "regression", regression_scores(predicted, actual)) | {
+        "columns": [_number("age", 61.2, 17.9, missing=4), _number("creatinine", 1.18, 0.74, missing=310)],
+        "features": ["age", "creatinine"],
+        "target": {"mean": 7.21, "deviation": 4.13, "count": 12_345},
+        "notes": [],
+    }
+    return run | {"model": run["model"] | {"kind": "linear", "layers": [], "parameters": 3}}
+
+
+def without_validation() -> Run:
+    """Nobody kept records back."""
+    run = classification() | {"validation": None}
+    run["data"]["validation"] = 0.0
+    run["records"] |= {"validation": 0, "training": 6013}
+    for each in run["history"]:
+        each |= {"validation_loss": None, "everyone_validation_loss": None, "score": None}
+    run["outcome"] |= {"steps": 300, "best_step": None, "early": False}
+    return run
+
+
+def grid() -> Run:
+    """Three rows and three columns."""
+    run = classification()
+    names = [f"{each}-{part}" for each in ("north", "east", "south") for part in ("clinic", "laboratory", "insurer")]
+    place = {"rows": 3, "columns": 3, "cell": [0, 1]}
+    run["federation"] |= {"participants": names, "grid": place}
+    run["data"]["columns"] = [
+        {"name": each["name"], "type": each["type"], "categories": [], "held_by": i % 3}
+        for i, each in enumerate(run["columns"])
+    ]
+    return run | {"participant": "north-laboratory"}
+
+
+def least() -> Run:
+    """Nothing but what every run has."""
+    return {
+        "format": "cgd-run-1",
+        "participant": "hospital-a",
+        "federation": {"name": "five-hospitals", "participants": list(HOSPITALS)},
+        "data": {"target": "income", "task": "classification"},
+        "history": [],
+    }
+
+
+def _run(target: str, task: str, scores: Run) -> Run:
+    return {
+        "format": "cgd-run-1",
+        "version": "0.1.0",
+        "participant": "hospital-a",
+        "finished": "2026-11-16T12:00:00+00:00",
+        "federation": {
+            "name": "five-hospitals",
+            "epoch": 1,
+            "digest": "9f2c51d7e0b84a63" * 4,
+            "participants": list(HOSPITALS),
+            "grid": None,
+            "hub": False,
+        },
+        "training": {
+            "steps": 300,
+            "lr": 0.05,
+            "mu": 0.0,
+            "bound": 16.0,
+            "ring_bits": 32,
+            "sharing": "expanded",
+            "opening": "mesh",
+            "aggregator": "",
+            "minimum": 3,
+            "optimizer": "adam",
+            "momentum": 0.0,
+            "validate_every": 10,
+            "patience": 5,
+            "delta": 0.05,
+        },
+        "data": {
+            "target": target,
+            "task": task,
+            "columns": [],
+            "classes": [],
+            "class_weights": "none",
+            "id": "",
+            "missing": ["", "NA", "?"],
+            "validation": 0.2,
+        },
+        "model": {
+            "kind": "mlp",
+            "layers": [32, 16],
+            "activation": "relu",
+            "function": "",
+            "delta": 0.05,
+            "parameters": 4034,
+        },
+        "records": {
+            "file": "a.csv",
+            "used": 6013,
+            "training": 6013 - scores["records"],
+            "validation": scores["records"],
+            "everyone_training": 26_049,
+        },
+        "history": _history(scores.get("accuracy") or scores["r2"]),
+        "outcome": {"steps": 210, "best_step": 160, "early": True, "seconds": 95.2},
+        "validation": scores,
+        "revealed": [
+            {
+                "what": "the sum of all gradients, in every step",
+                "to": "every participant",
+                "times": 210,
+                "numbers": 4034,
+            },
+            {
+                "what": "for every number column: how many values, their mean and deviation over everybody",
+                "to": "every participant",
+                "times": 1,
+                "numbers": 12,
+            },
+            {"what": "the sum of all validation losses", "to": "every participant", "times": 21, "numbers": 1},
+        ],
+        "traffic": {"sums": 236, "bytes_sent": 13_561_344, "bytes_received": 13_559_872},
+    }
+
+
+def _history(score: float) -> list[Run]:
+    generator = np.random.default_rng(5)
+    history: list[Run] = []
+    for step in range(10, 220, 10):
+        shape = np.exp(-step / 45)
+        training = 0.31 + 0.36 * shape - 0.00015 * step
+        late = max(0, step - 160) * 0.0004
+        history.append(
+            {
+                "step": step,
+                "training_loss": float(training + generator.normal(0, 0.002)),
+                "validation_loss": float(0.335 + 0.35 * shape + late + generator.normal(0, 0.004)),
+                "everyone_validation_loss": float(0.322 + 0.36 * shape + late + generator.normal(0, 0.001)),
+                "score": float(score - 0.25 * shape + generator.normal(0, 0.004)),
+            }
+        )
+    return history
+
+
+def _scores(classes: Sequence[str], records: int, shares: Sequence[float], skill: float) -> Run:
+    generator = np.random.default_rng(11)
+    target: NDArray[np.int64] = generator.choice(len(classes), size=records, p=shares)
+    logits = generator.normal(size=(records, len(classes))) + skill * np.eye(len(classes))[target]
+    p = np.exp(logits + np.log(shares))
+    return classification_scores(p / p.sum(axis=1, keepdims=True), target, classes)
+
+
+def _number(name: str, mean: float, deviation: float, missing: int = 0) -> Run:
+    deviation = abs(deviation)
+    return {
+        "name": name,
+        "type": "number",
+        "present": 32_561 - missing,
+        "missing": missing,
+        "mean": mean,
+        "deviation": deviation,
+        "constant": False,
+    }
+
+
+def _category(name: str, categories: dict[str, int], missing: int = 0, learned: bool = True) -> Run:
+    return {"name": name, "type": "category", "learned": learned, "missing": missing, "categories": categories}
+
+
+def _features(column: Run) -> list[str]:
+    return [f"{column['name']}: {each}" for each in column.get("categories", ())] or [column["name"]]
