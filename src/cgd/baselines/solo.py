@@ -51,9 +51,9 @@ class _Solo:
 
     def total(
         self,
-        spec: SumSpec,
+        spec: SumSpec,  # noqa: ARG002
         encode: Callable[[], npt.NDArray[Any]],
-        epoch: int,
+        epoch: int,  # noqa: ARG002
         step: Step | None,  # noqa: ARG002
     ) -> npt.NDArray[Any]:
         if self._closed:

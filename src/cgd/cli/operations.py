@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,11 +55,16 @@ def new(
         typer.Option(help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; in a grid, =ROW,COLUMN behind it."),
     ],
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
-    steps: Annotated[int, typer.Option(help="How many steps to train.")] = 200,
-    lr: Annotated[float, typer.Option(help="The step size.")] = 0.5,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What to learn from tables: [data] and [model], see `cgd schema`."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps to train (default: 200; with tables 300).")] = None,
+    lr: Annotated[float | None, typer.Option(help="The step size (default: 0.5; with tables 0.01, by Adam).")] = None,
 ) -> None:
     """Write a federation file from everybody's public keys."""
     from cgd.federation import editing, file
+    from cgd.federation.keys import read_text
 
     participants = []
     for each in participant:
@@ -67,7 +73,9 @@ def new(
             raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
         cell = _cell(parts[3]) if len(parts) == 4 else None
         participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), cell))
-    editing.new(path, name, participants, file.Training(steps=steps, lr=lr))
+    usual = file.Training() if schema is None else file.FOR_TABLES
+    training = replace(usual, steps=steps or usual.steps, lr=lr or usual.lr)
+    editing.new(path, name, participants, training, "" if schema is None else read_text(schema))
     typer.echo(f"{path} is written; give everybody the same file")
 
 

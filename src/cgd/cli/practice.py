@@ -33,6 +33,23 @@ def schema(
 
 
 @app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    dataset: Annotated[
+        str, typer.Option(help="breast-cancer, diabetes; or adult, credit-default, found by CGD_DATA.")
+    ] = "breast-cancer",
+) -> None:
+    """Write real tables to try things with: the records of five organisations, and test.csv for predictions."""
+    from cgd.experiments.organisations import split
+
+    made = split(dataset)
+    for path in made.write(folder):
+        records = made.tables[path.stem] if path.stem in made.tables else made.held_out
+        typer.echo(f"{path}  {len(records):,} records")
+    typer.echo(f"the column to predict is {made.data.target}")
+
+
+@app.command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, with its model.")],
     data: Annotated[Path, typer.Option(metavar="FILE", help="The records, a CSV or Parquet file.")],

@@ -1,7 +1,8 @@
-"""Real tables, split over five organisations as they are in life: of very different sizes, with values that some do not
-measure or do not fill in, and with categories that some have never seen.
+"""Real tables, split over five organisations as they are in life.
 
-`breast-cancer` and `diabetes` come with scikit-learn; `adult` and `credit-default` (UCI) are found where `CGD_DATA` says.
+They are of very different sizes, some do not measure or do not fill in what others do, and some have never seen
+categories that others have. `breast-cancer` and `diabetes` come with scikit-learn; `adult` and `credit-default` (UCI)
+are found where `CGD_DATA` says.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,22 @@ from cgd.errors import InputError
 from cgd.federation.task import Column, Data
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     Cells = npt.NDArray[np.str_]
 
-PARTS = (0.50, 0.30, 0.14, 0.045, 0.015)
+# How large the organisations are, of tables with hundreds and with many thousands of records.
+SMALL_PARTS, LARGE_PARTS = (0.50, 0.30, 0.14, 0.045, 0.015), (0.50, 0.33, 0.13, 0.036, 0.004)
+MANY_RECORDS = 10_000
 LETTERS = "abcde"
 HELD_OUT = 0.2
 
 ADULT = (
-    "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
-    "capital-loss hours-per-week native-country income"
-).split()
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
+    *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
+)
 ADULT_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 CREDIT_CATEGORIES = ("SEX", "EDUCATION", "MARRIAGE")
 
@@ -98,7 +102,7 @@ def split(name: str, seed: int = 0) -> Organisations:
 
     Examples:
         >>> {name: len(cells) for name, cells in split("breast-cancer").tables.items()}
-        {'hospital-a': 227, 'hospital-b': 137, 'hospital-c': 64, 'hospital-d': 20, 'hospital-e': 7}
+        {'hospital-a': 230, 'hospital-b': 136, 'hospital-c': 63, 'hospital-d': 20, 'hospital-e': 6}
     """
     if name not in SOURCES:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
@@ -107,16 +111,16 @@ def split(name: str, seed: int = 0) -> Organisations:
     places = random.permutation(len(whole.training))
     # The small ones have common categories only: their records are taken from those, and the large ones have the rest.
     small = [place for place in places if common[place]]
-    sizes = [int(part * len(places)) for part in PARTS]
+    parts = LARGE_PARTS if len(places) > MANY_RECORDS else SMALL_PARTS
+    sizes = [int(part * len(places)) for part in parts]
     taken: list[Any] = []
     for size in reversed(sizes[2:]):
         taken.append(np.array(small[:size]))
         small = small[size:]
     rest = places[~np.isin(places, np.concatenate(taken))]
     first = len(places) - sum(sizes[1:])
-    parts = [rest[:first], rest[first:], *reversed(taken)]
     tables = {}
-    for letter, part in zip(LETTERS, parts, strict=True):
+    for letter, part in zip(LETTERS, [rest[:first], rest[first:], *reversed(taken)], strict=True):
         tables[f"{whole.kind}-{letter}"] = _gaps(whole, whole.training[part], letter, random)
     return Organisations(whole.data, tables, whole.held_out)
 

@@ -42,9 +42,13 @@ BLOCK = re.compile(
 
 
 def new(
-    path: str | os.PathLike[str], name: str, participants: Iterable[Participant], training: Training | None = None
+    path: str | os.PathLike[str],
+    name: str,
+    participants: Iterable[Participant],
+    training: Training | None = None,
+    schema: str = "",
 ) -> Federation:
-    """Write the first file of a federation, with comments.
+    """Write the first file of a federation, with comments; `schema` is the text of `[data]` and `[model]`, if any.
 
     Raises:
         InputError: it exists, cannot be written, or could not be used.
@@ -55,7 +59,11 @@ def new(
     head = "# The federation file. Every participant holds the same, and they compare it before they sum."
     settings = _lines(asdict(made.training))
     blocks = "".join(f"\n{_block(each)}" for each in made.participants)
-    write_new(path, f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{blocks}", 0o644)
+    tables = f"\n{schema.strip()}\n" if schema else ""
+    text = f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{tables}{blocks}"
+    with at("not written: "):
+        made = Federation.parse(text, path)
+    write_new(path, text, 0o644)
     return made
 
 

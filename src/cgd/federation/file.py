@@ -99,6 +99,10 @@ class Training:
         return SumSettings(self.bound, self.ring_bits, self.sharing, self.opening, self.aggregator)
 
 
+FOR_TABLES = Training(steps=300, lr=0.01, optimizer="adam")
+"""What trains networks on tables well in most cases."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """What the federation file says. What could not be summed safely raises an `InputError`.

@@ -15,7 +15,6 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cgd
@@ -31,6 +30,7 @@ from cgd.practice.training import Look, Trained, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from cgd.federation.file import Federation
     from cgd.network.peers import Peers
