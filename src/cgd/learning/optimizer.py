@@ -272,7 +272,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         }
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
-        return gradients.context(type(self).__name__, self._options, self.param_groups, groups, self.state)
+        return gradients.context(type(self).__name__, self._options, groups, self.state)
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
         warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)

@@ -17,6 +17,7 @@ def write_private(path: Path, content: bytes) -> None:
     """
     beside: str | None = None
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

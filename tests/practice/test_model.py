@@ -1,0 +1,99 @@
+"""A saved model: what comes back is what was saved, and what is damaged is told."""
+
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import cgd
+from cgd.baselines.solo import solo_peers
+from cgd.errors import InputError
+from cgd.federation.task import Model
+from cgd.practice.model import ConfinedModel, load_model
+from cgd.practice.training import train
+from support.practice import DATA, NUMBER, records, setting, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.federation.task import Data
+
+ORIGIN = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
+
+
+def model(data: Data = DATA, **options: Any) -> ConfinedModel:
+    what = setting(data, options.pop("model", None), steps=10)
+    return ConfinedModel.of(train(solo_peers(b"s" * 32), what, records(table(60, 1), data)), what, ORIGIN)
+
+
+@pytest.mark.parametrize("data", [DATA, NUMBER])
+def test_what_is_loaded_predicts_what_was_saved(data: Data, tmp_path: Path) -> None:
+    before = model(data)
+    before.save(tmp_path / "run")
+    asked = {name: table(20, 5)[name] for name in data.names}
+    for path in (tmp_path / "run", str(tmp_path / "run"), tmp_path / "run" / "model.json"):
+        after = cgd.load_model(path)
+        assert np.array_equal(after.outputs(after.records(asked)), before.outputs(before.records(asked)))
+        assert (after.data, after.model, after.preparation) == (before.data, before.model, before.preparation)
+        assert after.origin == ORIGIN
+    for name in ("model.json", "model.safetensors"):
+        assert stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_predictions_are_as_in_scikit_learn(tmp_path: Path) -> None:
+    made, asked = model(), table(20, 5)
+    probabilities = made.predict_proba(asked)
+    assert probabilities.shape == (20, 2)
+    assert np.allclose(probabilities.sum(axis=1), 1)
+    assert list(made.classes_) == ["ill", "well"]
+    assert list(made.predict(asked)) == [made.classes_[row.argmax()] for row in probabilities]
+    assert list(made.feature_names_in_) == ["age", "dose", "ward"]
+    (tmp_path / "asked.csv").write_text("ward,dose,age\nA,1.5,\nunheard-of,2,60\n")
+    assert len(made.predict(tmp_path / "asked.csv")) == 2
+
+
+def test_a_model_of_numbers_has_no_classes() -> None:
+    made = model(NUMBER, model=Model("linear"))
+    for call in (lambda: made.predict_proba(table(3, 1)), lambda: made.classes_):
+        with pytest.raises(InputError, match=r"predicts a number \(outcome\)"):
+            call()
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no model in .*nowhere .*name the folder of a run"):
+        load_model(tmp_path / "nowhere")
+    folder = tmp_path / "run"
+    model().save(folder)
+    about, weights = (folder / "model.json").read_text(), (folder / "model.safetensors").read_bytes()
+
+    def damaged(change: dict[str, Any] | str, content: bytes = weights) -> str:
+        text = change if isinstance(change, str) else json.dumps({**json.loads(about), **change})
+        (folder / "model.json").write_text(text)
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(InputError) as error:
+            load_model(folder)
+        return str(error.value)
+
+    assert "is damaged" in damaged(about[:100])
+    assert "is of format 'other', and this cgd reads 'cgd-model-1'" in damaged({"format": "other"})
+    assert "does not belong to" in damaged({}, weights[:-1])
+    assert "is damaged" in damaged({"model": {"kind": "mlp", "layers": [9]}})
+    assert "the preparation's format is None" in damaged({"preparation": None})
+    content = json.loads(about)
+    del content["towers"]
+    assert "is damaged" in damaged(json.dumps(content))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="there is no model"):
+        load_model(folder)
+
+
+def test_a_table_that_lacks_a_column_is_told() -> None:
+    with pytest.raises(InputError, match="has no column 'dose'"):
+        model().predict({"age": [1.0], "ward": ["A"]})
+    with pytest.raises(InputError, match="a list is no table"):
+        model().predict([1, 2, 3])

@@ -1,0 +1,237 @@
+"""Runs: what is left in the folder, and what becomes of it when a participant is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import cgd
+from cgd.errors import InputError
+from cgd.federation.file import Federation
+from cgd.federation.joining import Membership
+from cgd.learning.grid import Cell
+from cgd.practice.predicting import answers, questions, row_of
+from cgd.practice.reading import read
+from cgd.practice.run import HISTORY, RunFolder, Source, run, summary
+from cgd.practice.run_file import load_run
+from cgd.practice.setting import Setting
+from cgd.practice.training import Look
+from support.practice import federation_file, table, write_csv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAMES = ("ada", "bob", "cleo")
+IN_COLUMNS = """
+[data]
+target = "outcome"
+id = "id"
+classes = ["well", "ill"]
+[data.columns]
+age = { type = "number", held_by = 0 }
+dose = { type = "number", held_by = 1 }
+ward = { type = "category", held_by = 2 }
+[model]
+kind = "mlp"
+layers = [6]
+"""
+
+
+def start(path: Path, name: str, *options: str) -> subprocess.Popen[str]:
+    data = path.parent / f"{name}.csv"
+    command = [sys.executable, "-m", "cgd", "join", str(path), "--as", name, "--data", str(data), *options]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def finish(processes: dict[str, subprocess.Popen[str]]) -> dict[str, str]:
+    said = {}
+    for name, process in processes.items():
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        said[name] = out + err
+    return said
+
+
+def models(path: Path, folder: str = "runs") -> dict[str, bytes]:
+    return {name: (path.parent / folder / name / "model.safetensors").read_bytes() for name in NAMES}
+
+
+def test_who_is_killed_and_loses_all_but_its_key_ends_up_with_the_same_model(tmp_path: Path) -> None:
+    """Two runs with the same keys and tables, one of them disturbed."""
+    path = federation_file(tmp_path, NAMES, steps=80, lr=0.02, patience=0)
+    for place, name in enumerate(NAMES):
+        write_csv(tmp_path / f"{name}.csv", table(60 - 20 * place, place))
+    said = finish({name: start(path, name) for name in NAMES})
+    undisturbed = models(path)
+    assert len(set(undisturbed.values())) == 3  # everybody's is its own
+    for name in NAMES:
+        content = load_run(tmp_path / "runs" / name)
+        assert [row["step"] for row in content["history"]] == list(range(5, 81, 5))
+        assert all(row["training_loss"] is not None for row in content["history"])
+        assert "after" in said[name]
+        assert "report.html" in said[name]
+        for file in (tmp_path / "runs" / name).iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+    again = {name: start(path, name, "--out", str(tmp_path / "again" / name), "--state", str(tmp_path / "new" / name))
+             for name in NAMES}  # fmt: skip
+    history = tmp_path / "again" / "bob" / HISTORY
+    deadline = time.monotonic() + 60
+    while not history.exists() or len(history.read_text().splitlines()) < 8:
+        assert time.monotonic() < deadline, again["bob"].poll()
+        time.sleep(0.02)
+    again["bob"].send_signal(signal.SIGKILL)
+    again["bob"].communicate()
+    for file in (tmp_path / "new" / "bob").iterdir():
+        file.unlink()
+    again["bob"] = start(path, "bob", "--out", str(history.parent), "--state", str(tmp_path / "new" / "bob"))
+    finish(again)
+    assert models(path, "again") == undisturbed
+    # What it had seen before it was killed is in its history, too.
+    content = load_run(history.parent)
+    assert [row["step"] for row in content["history"]] == list(range(5, 81, 5))
+    assert sum(row["training_loss"] is not None for row in content["history"]) >= 14
+
+
+def in_threads(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+
+    def one(name: str) -> None:
+        try:
+            results[name] = work[name]()
+        except BaseException as error:
+            results[name] = error
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    assert len(results) == len(work)
+    return results
+
+
+def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path) -> None:
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    names = [f"p{cell.row}{cell.column}" for cell in cells]
+    path = federation_file(tmp_path, names, cells, IN_COLUMNS, steps=20)
+    columns = ("age", "dose", "ward")
+    for cell, name in zip(cells, names, strict=True):
+        content = table(40, cell.row)
+        own = (columns[cell.column], "outcome", "id")
+        write_csv(tmp_path / f"{name}.csv", content, own)
+        write_csv(tmp_path / f"{name}-test.csv", table(15, 99), own)
+
+    def train(name: str) -> dict[str, Any]:
+        federation = Federation.load(path)
+        setting = Setting.of(federation, name)
+        records, notes = read(tmp_path / f"{name}.csv", setting.data, setting.own_columns, ids=True)
+        membership = Membership(path, name, linger=10.0)
+        with membership.peers as peers:
+            folder = RunFolder(tmp_path / "runs" / name, federation, name)
+            return run(peers, federation, name, Source(f"{name}.csv", records, notes), folder)
+
+    results = in_threads({name: lambda name=name: train(name) for name in names})  # type: ignore[misc]
+    for row in range(3):
+        tried = [results[f"p{row}{column}"]["validation"] for column in range(3)]
+        assert tried[0] == tried[1] == tried[2]  # the row says the same of the records that it kept back
+    told = " ".join(each["what"] for each in results["p00"]["revealed"])
+    assert "the same IDs" in told
+    assert results["p02"]["features"] == ["ward=A", "ward=B"]
+
+    def ask(name: str) -> Any:
+        model = cgd.load_model(tmp_path / "runs" / name)
+        asked = questions(model, tmp_path / f"{name}-test.csv")
+        membership = Membership(row_of(Federation.load(path), name), name, state=tmp_path / "asking" / name)
+        with membership.peers as peers:
+            return answers(model, asked, peers)
+
+    row = [name for name in names if name.startswith("p1")]
+    predicted = in_threads({name: lambda name=name: ask(name) for name in row})  # type: ignore[misc]
+    for name in row:
+        assert np.array_equal(predicted[name].outputs, predicted["p10"].outputs)
+        assert predicted[name].ids == tuple(table(15, 99)["id"])
+        assert predicted[name].scores["records"] == 15
+
+
+def test_a_row_of_a_federation_without_columns_is_none(tmp_path: Path) -> None:
+    federation = Federation.load(federation_file(tmp_path, NAMES))
+    with pytest.raises(InputError, match="has no grid with several columns; predict without --federation"):
+        row_of(federation, "ada")
+
+
+def test_the_folder_of_another_run_is_not_touched(tmp_path: Path) -> None:
+    federation = Federation.load(federation_file(tmp_path, NAMES))
+    RunFolder(tmp_path / "run", federation, "ada")
+    with pytest.raises(InputError, match=r"run holds the run of ada of trial, which is never overwritten.*\(--out\)"):
+        RunFolder(tmp_path / "run", federation, "bob")
+    (tmp_path / "full").write_text("")
+    with pytest.raises(InputError, match=r"cannot be used \(.*\); name another folder for the run \(--out\)"):
+        RunFolder(tmp_path / "full", federation, "ada")
+
+
+def test_a_history_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    federation = Federation.load(federation_file(tmp_path, NAMES))
+    look = Look(5, 0.5, 5, training_loss=0.7, validation_loss=0.6, score=0.8)
+    RunFolder(tmp_path / "run", federation, "ada").note(look)
+    with (tmp_path / "run" / HISTORY).open("a") as file:
+        file.write('{"step": 10, "every')
+    folder = RunFolder(tmp_path / "run", federation, "ada")
+    assert folder.note(Look(5, 0.5, 5)) == look
+    assert folder.note(Look(10, 0.4, 10)) == Look(10, 0.4, 10)
+
+
+def test_a_run_in_a_sentence() -> None:
+    content: dict[str, Any] = {
+        "participant": "ada",
+        "outcome": {"best_step": 30},
+        "data": {"task": "classification"},
+        "validation": {"records": 12, "accuracy": 0.875, "auc": None},
+    }
+    assert summary(content) == "accuracy 87.5 % on 12 of our own records that were kept back, after 30 steps"
+    content["validation"]["auc"] = 0.91
+    assert "AUC 0.910" in summary(content)
+    content |= {"data": {"task": "regression"}, "validation": {"records": 2, "rmse": 12.34567, "r2": None}}
+    assert summary(content).startswith("root mean squared error 12.35 on 2")
+    content["validation"] = None
+    assert summary(content) == "ada has a model after 30 steps; no records were kept back to try it on"
+
+
+def test_what_the_file_of_a_run_says_can_be_read_again(tmp_path: Path) -> None:
+    """In one process, with everything that a participant does."""
+    path = federation_file(tmp_path, NAMES, steps=10)
+    federation = Federation.load(path)
+
+    def one(peers: cgd.Peers, name: str) -> dict[str, Any]:
+        setting = Setting.of(federation, name)
+        data = write_csv(tmp_path / f"{name}.csv", table(30, len(name)))
+        records, notes = read(data, setting.data, setting.own_columns)
+        return run(
+            peers, federation, name, Source("x.csv", records, notes), RunFolder(tmp_path / name, federation, name)
+        )
+
+    with cgd.local_peers(NAMES) as colony:
+        contents = colony.run(one, NAMES)
+    for name, content in zip(NAMES, contents, strict=True):
+        read_again = load_run(tmp_path / name)
+        assert json.loads(json.dumps(content))["history"] == read_again["history"]
+        assert read_again["records"]["used"] == 30
+        assert {"curves.png", "metrics.csv", "report.html"} <= {each.name for each in (tmp_path / name).iterdir()}
+        assert any("gradients" in row["what"] and row["times"] == 10 for row in read_again["revealed"])
+        assert any("which categories there are in ward" in row["what"] for row in read_again["revealed"])

@@ -1,0 +1,125 @@
+"""Small tables and settings, for tests of training on tables."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import cgd
+from cgd.federation import editing
+from cgd.federation.file import Training
+from cgd.federation.keys import Keys, Participant
+from cgd.federation.task import Column, Data, Model
+from cgd.practice.reading import from_frame
+from cgd.practice.setting import Setting
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from cgd.learning.grid import Cell
+    from cgd.network.local import LocalPeers
+    from cgd.network.peers import Peers
+    from cgd.practice.records import Records
+
+COLUMNS = (Column("age", "number"), Column("dose", "number"), Column("ward", "category"))
+DATA = Data("outcome", COLUMNS)
+NUMBER = Data("outcome", COLUMNS, "regression")
+SCHEMA = """
+[data]
+target = "outcome"
+[data.columns]
+age = "number"
+dose = "number"
+ward = "category"
+[model]
+kind = "mlp"
+layers = [8]
+"""
+TRAINING = Training(steps=40, lr=0.05, optimizer="adam", validate_every=5, patience=3)
+
+
+def setting(data: Data = DATA, model: Model | None = None, **training: Any) -> Setting:
+    how = Training(**{**{name: getattr(TRAINING, name) for name in TRAINING.__dataclass_fields__}, **training})
+    return Setting(data, model or Model("mlp", (8,)), how)
+
+
+def table(rows: int, seed: int, wards: Sequence[str] = ("A", "B"), *, rare: float = 0.0) -> dict[str, list[Any]]:
+    """Records whose outcome depends on all columns; a tenth of the ages are missing. `rare`: shifts the classes."""
+    random = np.random.default_rng(seed)
+    age, dose = random.normal(60, 12, rows), random.normal(0, 3, rows)
+    ward = random.integers(len(wards), size=rows)
+    score = (age - 60) / 12 + dose / 3 + ward - 0.5 * (len(wards) - 1) - rare
+    missing = random.random(rows) < 0.1
+    return {
+        "age": [None if gone else float(value) for gone, value in zip(missing, age, strict=True)],
+        "dose": dose.tolist(),
+        "ward": [wards[each] for each in ward],
+        "outcome": ["ill" if each > 0 else "well" for each in score + random.normal(0, 0.3, rows)],
+        "score": score.tolist(),
+        "id": [f"p{seed}-{number}" for number in range(rows)],
+    }
+
+
+def records(content: dict[str, list[Any]], data: Data = DATA) -> Records:
+    """A table as records; in a regression the score is the outcome."""
+    if data.task == "regression":
+        content = {**content, "outcome": content["score"]}
+    names = {*data.names, data.target, data.id} - {""}
+    frame = {name: content[name] for name in names}
+    return from_frame(frame, data, data.columns, target=True, ids=bool(data.id))[0]
+
+
+def together(function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+    """What every member of a colony returns."""
+    with cgd.local_peers(len(arguments[0])) as colony:
+        return colony.run(function, *arguments)
+
+
+def in_columns(rows: int, columns: int, function: Callable[[Peers, int, int], Any]) -> dict[tuple[int, int], Any]:
+    """What every participant of a grid returns, each with its column and its row as groups."""
+    cells = [(row, column) for row in range(rows) for column in range(columns)]
+    everyone = cgd.local_peers([f"r{row}c{column}" for row, column in cells])
+    smaller: list[LocalPeers] = []
+    for name, count, place in (("column", columns, 1), ("row", rows, 0)):
+        for which in range(count):
+            members = [cell for cell in cells if cell[place] == which]
+            group = cgd.local_peers([f"r{row}c{column}" for row, column in members])
+            smaller.append(group)
+            for peers, cell in zip(group, members, strict=True):
+                everyone[cells.index(cell)].groups[name] = peers
+    try:
+        results = everyone.run(function, [row for row, _ in cells], [column for _, column in cells])
+    finally:
+        for group in (everyone, *smaller):
+            group.close()
+    return dict(zip(cells, results, strict=True))
+
+
+def federation_file(
+    folder: Path, names: Sequence[str], cells: Sequence[Cell] = (), schema: str = SCHEMA, **training: Any
+) -> Path:
+    """A federation of these participants on loopback, with their keys beside the file."""
+    participants = []
+    for place, name in enumerate(names):
+        keys = Keys.generate(name)
+        keys.save(folder)
+        cell = cells[place] if cells else None
+        participants.append(Participant(name, f"tcp://127.0.0.1:{free_port()}", keys.public, cell))
+    path = folder / "federation.toml"
+    editing.new(path, "trial", participants, replace(TRAINING, **training), schema)
+    return path
+
+
+def write_csv(
+    path: Path, content: dict[str, list[Any]], names: Sequence[str] = ("age", "dose", "ward", "outcome")
+) -> Path:
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(names)
+        lines.writerows(zip(*(content[name] for name in names), strict=True))
+    return path
