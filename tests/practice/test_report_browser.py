@@ -76,7 +76,8 @@ for (const svg of document.querySelectorAll(".chart > svg")) {
     if (Math.max(...out) > 1) faults.push(`${text} leaves ${svg.id}`);
     for (const [other, its] of boxes.slice(i + 1)) {
       const across = box.left < its.right && its.left < box.right;
-      if (across && box.top < its.bottom - 3 && its.top < box.bottom - 3) faults.push(`${text} and ${other}, ${svg.id}`);
+      const along = box.top < its.bottom - 3 && its.top < box.bottom - 3;
+      if (across && along) faults.push(`${text} and ${other} in ${svg.id}`);
     }
   });
 }
