@@ -242,7 +242,7 @@ def test_listed_categories_have_the_names_of_the_list() -> None:
     ward = records.categories["ward"]
     assert ward.names == ("2.0", "True", "C")
     assert values(ward) == ["2.0", "True", "C", None, None, None]
-    assert notes == ("column 'ward': 2 values are not among its listed categories and count as missing: 'D'",)
+    assert notes == ("column 'ward': 2 values are not among its listed categories, and taken for missing: 'D'",)
 
 
 def test_a_note_of_unlisted_values_stays_short() -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,8 @@ from cgd.practice import union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import pytest
 
 Own = dict[str, dict[str, int]]
 COLUMNS = ("ward", "diagnosis")
