@@ -5,22 +5,25 @@ import json
 import math
 import re
 import stat
+import tempfile
+from contextlib import suppress
 from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import runs
 
 from cgd.errors import InputError
 from cgd.practice import charts, page
 from cgd.practice.files import write_private
 from cgd.practice.report import load_run, write_report
+from support import runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ALL = [
     runs.classification,
@@ -102,7 +105,7 @@ def test_the_page_is_well_made(make: Callable[[], runs.Run], tmp_path: Path) -> 
         if tag == "svg":
             assert attributes.get("role") == "img" or attributes.get("aria-hidden") == "true"
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     assert "None" not in found.text
     assert "nan" not in found.text.split()
 
@@ -381,15 +384,10 @@ def test_whatever_is_missing_there_is_a_report_or_an_error(data: st.DataObject) 
         place = data.draw(st.sampled_from([each for each in inner if each])) if any(inner) else place
     key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
     place[key] = data.draw(st.sampled_from([None, "", "x", 0, -1, 1e300, math.nan, [], {}, ["x"], {"x": 1}, True]))
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory() as folder:
         runs.write(run, Path(folder))
-        try:
+        with suppress(InputError):
             page.render(load_run(Path(folder)))
-        except InputError:
-            pass
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,9 @@ def summed(table: list[list[float]]) -> list[np.ndarray]:
 @settings(max_examples=40)
 def test_the_sum_is_exact_and_rounded_once(table: list[list[float]]) -> None:
     """Each addend is a multiple of the step, or rounded to one; the total is then the double next to the true sum."""
-    expected = [float(sum(round(Fraction(value) / STEP) for value in column) * STEP) for column in zip(*table)]
+    expected = [
+        float(sum(round(Fraction(value) / STEP) for value in column) * STEP) for column in zip(*table, strict=False)
+    ]
     for total in summed(table):
         assert total.dtype == np.float64
         assert total.tolist() == expected

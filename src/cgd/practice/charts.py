@@ -7,7 +7,7 @@ the dark. What is not finite, or nearly so, is left out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +77,13 @@ class Chart:
         told: what it shows, for those who cannot see it.
         x: the axis below.
         y: the axis on the left.
-        width: of the picture; as the next five, in its own units.
+        width: of the picture, in its own units.
         height: of the picture.
         series: lines.
         cloud: a path with a dot for each point.
         bars: left, top, width, height.
         mark: where on the x axis a line stands, and what it says.
+        top: where the y axis ends.
     """
 
     name: str
@@ -96,8 +97,12 @@ class Chart:
     cloud: str = ""
     bars: tuple[tuple[float, float, float, float], ...] = ()
     mark: tuple[float, str] | None = None
-    left: int = field(default=54, kw_only=True)
-    top: int = field(default=26, kw_only=True)
+    top: int = 26
+
+    @property
+    def left(self) -> int:
+        """Where the x axis begins: there is room for the labels of the other one."""
+        return 30 + 8 * max((len(self.y.told(tick)) for tick in self.y.ticks), default=1)
 
     @property
     def right(self) -> int:
@@ -138,7 +143,7 @@ def score_chart(run: dict[str, Any]) -> Chart | None:
     baseline = (run["validation"] or {}).get("baseline_accuracy")
     level = [] if baseline is None else [(points[0][0], baseline), (points[-1][0], baseline)]
     values = [value for _, value in (*points, *level)]
-    axis = _linear(min(values), max(values), name)
+    axis = _linear(min(values), max(values), "")
     told = f"{name} on our validation records goes from {points[0][1]:.3f} to {points[-1][1]:.3f}."
     chart = Chart("score", name, told, _steps(run), axis, mark=_best(run))
     drawn = [Series("own", "our validation records", _path(chart, points))]
@@ -213,10 +218,11 @@ def loss_axis(values: Sequence[float]) -> Axis:
     """A linear axis; a logarithmic one if the losses differ by much."""
     low, high = min(values), max(values)
     if low <= 0 or high / low < LOGARITHMIC_FROM:
-        return _linear(low, high, "loss")
+        return _linear(low, high, "")
+    parts = (1, 2, 5) if high / low < 1000 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [part * 10.0**decade for decade in decades for part in ((1, 2, 5) if len(decades) <= 3 else (1,))]
-    return Axis(low / 1.05, high * 1.05, tuple(tick for tick in ticks if low <= tick <= high), "loss", True)
+    ticks = [tick for tick in (part * 10.0**decade for decade in decades for part in parts) if low <= tick <= high]
+    return Axis(low / 1.05, high * 1.05, tuple(ticks[:: math.ceil(len(ticks) / 10)]), "", True)
 
 
 def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

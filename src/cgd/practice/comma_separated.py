@@ -45,7 +45,7 @@ class CommaSeparated:
         self._path, self._missing = path, tuple(missing)
         with path.open("rb") as file:
             self._gzipped = file.read(2) == GZIP
-        header = self._header()
+        header, self._header_lines = self._header()
         splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
         # The first of those that are equally good: commas.
         self._delimiter, self.names = max(splits, key=lambda pair: (len(set(wanted) & set(pair[1])), len(pair[1])))
@@ -59,7 +59,7 @@ class CommaSeparated:
             with self._bytes() as stream:
                 reader = pyarrow.csv.open_csv(
                     pyarrow.PythonFile(stream, "r"),
-                    pyarrow.csv.ReadOptions(column_names=labels, skip_rows_after_names=1, block_size=BLOCK_BYTES),
+                    pyarrow.csv.ReadOptions(column_names=labels, skip_rows=self._header_lines, block_size=BLOCK_BYTES),
                     pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                     pyarrow.csv.ConvertOptions(
                         column_types=dict.fromkeys(include, pyarrow.string()),
@@ -86,12 +86,16 @@ class CommaSeparated:
                     return f"line {line}"
         return f"row {row + 1}"
 
-    def _header(self) -> str:
+    def _header(self) -> tuple[str, int]:
+        """The header, and how many lines end with it: blank ones before it, and its own, if a name has several."""
         try:
             with self._lines() as lines:
-                header = next((line for line in lines if line.strip()), "")
-                while header.count('"') % 2 and (more := next(lines, "")):
-                    header += more
+                header, count = "", 0
+                for line in lines:
+                    header += line if header or line.strip() else ""
+                    count += 1
+                    if header and not header.count('"') % 2:
+                        break
                 rows = any(line.strip() for line in lines)
         except (OSError, EOFError, zlib.error) as error:
             raise self._damaged(error) from None
@@ -101,7 +105,7 @@ class CommaSeparated:
             raise self._not_utf8(1)
         if not rows:
             raise InputError(f"{self.title} has a header and no rows; export it with its records")
-        return header
+        return header, count
 
     def _find_fault(self) -> None:
         """Read line by line until a line is wrong, and say so."""

@@ -17,7 +17,7 @@ import pyarrow.compute
 from cgd.errors import InputError
 from cgd.federation.keys import similar
 from cgd.federation.task import LONGEST_CATEGORY
-from cgd.practice.records import MISSING_CODE, Categorical
+from cgd.practice.records import MISSING_CODE, Categorical, values_are
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -299,4 +299,4 @@ def note_of_unlisted(name: str, unlisted: Mapping[str, int]) -> str:
     """What to tell the person about values that are not among the listed categories."""
     total = sum(unlisted.values())
     some = ", ".join(_shown(text) for text in sorted(unlisted)[:5]) + (", …" if len(unlisted) > 5 else "")
-    return f"column {name!r}: {total:,} values are not among its listed categories and count as missing: {some}"
+    return f"column {name!r}: {values_are(total)} not among its listed categories, and taken for missing: {some}"

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 MOST_CATEGORIES = 8
 # From this many classes on, or with longer names, the confusion matrix has numbers for headings.
 MOST_NAMED_CLASSES, LONGEST_HEADING = 4, 12
+# Not strftime's, which speaks the language of the machine: the same run gives the same page.
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
 _SETTINGS = {
     "steps": "Steps, at most",
     "lr": "Step size α",
@@ -230,6 +235,8 @@ def size(count: int) -> str:
 
 def duration(seconds: float) -> str:
     """A time that something took."""
+    if not math.isfinite(seconds):
+        return "–"
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes = round(seconds / 60)
@@ -245,8 +252,7 @@ def when(text: str) -> str:
     if moment.tzinfo is None:
         return text
     moment = moment.astimezone(UTC)
-    months = "January February March April May June July August September October November December".split()
-    return f"{moment.day} {months[moment.month - 1]} {moment.year}, {moment:%H:%M} UTC"
+    return f"{moment.day} {_MONTHS[moment.month - 1]} {moment.year}, {moment:%H:%M} UTC"
 
 
 def _accuracy_judged(scores: dict[str, Any]) -> list[str]:

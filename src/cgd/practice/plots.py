@@ -65,7 +65,7 @@ def _draw_losses(axes: Axes, run: dict[str, Any]) -> None:
     axes.legend(fontsize="small")
 
 
-def _marker(points: list[tuple[float, float]]) -> dict[str, str]:
+def _marker(points: list[tuple[float, float]]) -> dict[str, Any]:
     return {"marker": "o"} if len(points) < 10 else {}  # a line through one point cannot be seen
 
 

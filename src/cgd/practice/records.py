@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 MISSING_CODE = -1
 
 
+def values_are(count: int) -> str:
+    """The beginning of a sentence about some values, for messages."""
+    return "1 value is" if count == 1 else f"{count:,} values are"
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Categorical:
     """A column of categories: for every record the place of its category in `names`, or −1 if it is missing.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT = "cgd-run-1"
 FILE = "run.json"
+LARGEST = 2**63
 
 # A type, a text that must be just this, a list of alternatives in (), any number of the same in [], names in {}. `*` is
 # any name.
@@ -134,6 +135,9 @@ def load_run(run: Path) -> dict[str, Any]:
     try:
         read = cast("dict[str, Any]", _fit(content, SHAPE, ""))
         _fit_validation(read)
+        grid = read["federation"]["grid"]
+        if grid is not None and len(grid["cell"]) != 2:
+            raise _MisfitError("federation.grid.cell is not a row and a column")
     except _MisfitError as error:
         raise _damaged(path, str(error)) from None
     return read
@@ -209,4 +213,6 @@ def _typed(value: Any, kind: type, told: str, where: str) -> Any:
     fits = (int, float) if kind is float else kind
     if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
         raise _MisfitError(f"{where or 'the whole'} is {reprlib.repr(value)}, not {told}")
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise _MisfitError(f"{where} is {reprlib.repr(value)}, which nothing can be")
     return value

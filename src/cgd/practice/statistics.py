@@ -15,7 +15,7 @@ import numpy as np
 
 from cgd.errors import InputError
 from cgd.practice import union
-from cgd.practice.records import Categorical
+from cgd.practice.records import Categorical, values_are
 from cgd.practice.wide_sums import exact_sum
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Number:
     def surprises(self, records: Records) -> list[str]:
         """What was not so when the statistics were made."""
         absent = 0 if self.missing else int(np.count_nonzero(np.isnan(records.numbers[self.name])))
-        return [_note_of_missing(self.name, absent, "are taken for the mean")] if absent else []
+        return [_note_of_missing(self.name, absent, "taken for the mean")] if absent else []
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class Category:
         notes = []
         if total := sum(unseen.values()):
             some = ", ".join(f"{name!r} ({unseen[name]:,})" for name in sorted(unseen) if unseen[name])
-            notes.append(f"column {self.name!r}: {total:,} values are of categories that nobody had: {some}")
+            notes.append(f"column {self.name!r}: {values_are(total)} of categories that nobody had: {some}")
         absent = values.missing if not self.missing else 0
         if absent:
-            notes.append(_note_of_missing(self.name, absent, "are of no category"))
+            notes.append(_note_of_missing(self.name, absent, "of no category"))
         return notes
 
 
@@ -273,9 +273,10 @@ def _fit_classes(values: Categorical, data: Data, peers: Peers) -> Target:
         counted = dict(zip(data.classes, totals, strict=True))
     else:
         counted = union.learn(peers, {data.target: own}, "classes")[data.target]
-    if sum(count > 0 for count in counted.values()) < 2:
+    occurring = [name for name, count in counted.items() if count]
+    if len(occurring) < 2:
         raise InputError(
-            f"all records of the federation are of one class of {data.target!r}, {next(iter(counted))!r}; "
+            f"all records of the federation are of one class of {data.target!r}, {''.join(occurring)!r}; "
             "there is nothing to tell apart: see whether the target is the right column"
         )
     return Target(tuple(counted), tuple(counted.values()))
@@ -333,4 +334,4 @@ def _counts(values: Categorical) -> Mapping[str, int]:
 
 
 def _note_of_missing(name: str, count: int, what: str) -> str:
-    return f"column {name!r}: {count:,} values are missing and {what}; none was missing when the statistics were made"
+    return f"column {name!r}: {values_are(count)} missing and {what}; none was missing when the statistics were made"

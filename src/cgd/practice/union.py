@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Entry = tuple[int, str]  # the place of the column, the category
 
 PARTS = 3  # every entry has a cell in each: more than two thirds of the cells may be written to before peeling fails
-SLACK = 24  # cells of a part whatever the number of entries: few entries would meet too often otherwise
+SLACK = 64  # cells of a part whatever the number of entries: few entries would meet too often otherwise
 ATTEMPTS = 8
 # A limb times a count stays below 2⁶³ for a count of up to 2³⁸, over all columns and members.
 LIMB_BYTES = 3
