@@ -162,9 +162,9 @@ def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path
         with membership.peers as peers:
             return answers(model, asked, peers)
 
-    row = [name for name in names if name.startswith("p1")]
-    predicted = in_threads({name: lambda name=name: ask(name) for name in row})  # type: ignore[misc]
-    for name in row:
+    members = [name for name in names if name.startswith("p1")]
+    predicted = in_threads({name: lambda name=name: ask(name) for name in members})  # type: ignore[misc]
+    for name in members:
         assert np.array_equal(predicted[name].outputs, predicted["p10"].outputs)
         assert predicted[name].ids == tuple(table(15, 99)["id"])
         assert predicted[name].scores["records"] == 15

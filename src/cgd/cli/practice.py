@@ -44,7 +44,7 @@ def sample(
 
     made = split(dataset)
     for path in made.write(folder):
-        records = made.tables[path.stem] if path.stem in made.tables else made.held_out
+        records = made.tables.get(path.stem, made.held_out)
         typer.echo(f"{path}  {len(records):,} records")
     typer.echo(f"the column to predict is {made.data.target}")
 

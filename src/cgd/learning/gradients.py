@@ -48,8 +48,8 @@ def context(
     """What must be the same at every member for the displacements to stay the same bits.
 
     It is compared before anything is shared, so that another lr, a missed step or a wrong checkpoint is told at
-    once and in words. All of it is known to all members anyway; the options are ours, not what a user adds. `groups` are
-    those of one sum: in a grid, the first layers of other columns have other shapes.
+    once and in words. All of it is known to all members anyway; the options are ours, not what a user adds. `groups`
+    are those of one sum: in a grid, the first layers of other columns have other shapes.
     """
     chosen = {key: [_plain(group[key]) for group in groups] for key in options}
     everything = enumerate(chain.from_iterable(group["params"] for group in groups))

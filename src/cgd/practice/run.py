@@ -179,7 +179,7 @@ def run(
         "history": [asdict(look) for look in looks],
         "outcome": {
             "steps": trained.steps,
-            "best_step": trained.best_step,
+            "best_step": trained.best_step if trained.looks[-1].everyone_validation_loss is not None else None,
             "early": trained.steps < setting.training.steps,
             "seconds": round(trained.seconds, 3),
         },
@@ -194,7 +194,7 @@ def run(
 
 def summary(content: dict[str, Any]) -> str:
     """The outcome of a run in a sentence."""
-    scores, steps = content["validation"], content["outcome"]["best_step"]
+    scores, steps = content["validation"], content["outcome"]["best_step"] or content["outcome"]["steps"]
     if scores is None:
         return f"{content['participant']} has a model after {steps} steps; no records were kept back to try it on"
     tried = f"on {scores['records']} of our own records that were kept back, after {steps} steps"
