@@ -1,0 +1,202 @@
+"""`cgd join --data`, `cgd predict`, `cgd report`, `cgd schema`, `cgd sample`: as whoever has a table meets them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cgd.baselines.solo import solo_peers
+from cgd.cli import main
+from cgd.federation.file import FOR_TABLES, Federation
+from cgd.practice.model import ConfinedModel
+from cgd.practice.run import HISTORY
+from cgd.practice.training import train
+from support import runs
+from support.practice import federation_file, records, setting, table, write_csv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAMES = ("ada", "bob", "cleo")
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs a command in this process: its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cgd", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(ended.value.code or 0), out, err
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Path:
+    return federation_file(tmp_path, NAMES)
+
+
+GOOD = "age,dose,ward,outcome\n61,1.5,A,ill\n44,,B,well\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (None, [], "nowhere.csv cannot be read (No such file or directory); name a CSV or Parquet file"),
+        ("", [], "is empty; name a CSV file with a header"),
+        ("age,dose,ward,outcome\n", [], "has no rows; export it with its records"),
+        (GOOD.replace("dose", "doses"), [], "has no column 'dose' (did you mean 'doses'?); rename the column"),
+        (GOOD.replace("outcome", "result"), [], "has no column 'outcome'; name the column to predict with --label"),
+        (GOOD, ["--label", "outcomes"], "has no column 'outcomes' (did you mean 'outcome'?); name the column to"),
+        (GOOD.replace(",ill", ",").replace(",well", ","), [], "no row has a label in column 'outcome'"),
+        (GOOD.replace("1.5", "high"), [], "line 2: 'high' in column 'dose' is no number"),
+        (GOOD.replace("1.5", '"1,5"'), [], "'1,5' in column 'dose' is no number"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_told_before_anybody_hears_of_it(
+    command: Any, federation: Path, tmp_path: Path, content: str | None, options: list[str], says: str
+) -> None:
+    path = tmp_path / "nowhere.csv"
+    if content is not None:
+        path.write_text(content)
+    code, _, err = command("join", federation, "--as", "ada", "--data", path, *options)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "state").exists()  # nobody was joined
+    assert not (tmp_path / "runs").exists()
+
+
+def test_options_that_do_not_go_together_are_told(command: Any, federation: Path, tmp_path: Path) -> None:
+    (tmp_path / "ada.csv").write_text(GOOD)
+    join = ("join", federation, "--as", "ada")
+    assert "give one of --data FILE (your records) and --run" in command(*join)[2]
+    assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
+    assert "--label, --out and --delta go with --data" in command(*join, "--run", "train:main", "--delta", "0.1")[2]
+    assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
+    assert "'dan' is no participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
+
+
+def test_a_file_without_tables_is_told(command: Any, tmp_path: Path) -> None:
+    path = federation_file(tmp_path, NAMES, schema="")
+    (tmp_path / "ada.csv").write_text(GOOD)
+    code, _, err = command("join", path, "--as", "ada", "--data", "ada.csv")
+    assert code == 2
+    assert "has no [data] and [model]" in err
+    assert "`cgd schema FILE --label COLUMN` suggests some" in err
+
+
+def test_the_folder_of_another_run_is_told_before_anybody_hears_of_it(
+    command: Any, federation: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ada.csv").write_text(GOOD)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / HISTORY).write_text('{"participant": "bob", "federation": "other"}\n')
+    code, _, err = command("join", federation, "--as", "ada", "--data", "ada.csv", "--out", "run")
+    assert code == 2
+    assert "run holds the run of bob of other, which is never overwritten" in err
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    what = setting(steps=10)
+    made = train(solo_peers(b"s" * 32), what, records(table(60, 1)))
+    origin = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
+    ConfinedModel.of(made, what, origin).save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_predictions_go_to_the_screen_or_into_a_file(command: Any, run: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "new.csv", table(4, 7))
+    code, out, err = command("predict", run, "--data", data)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "predicted outcome,probability of ill,probability of well"
+    assert len(lines) == 5
+    assert "accuracy" in err  # the file has the outcome, too
+    assert command("predict", run, "--data", data, "--out", "p.csv")[0] == 0
+    assert (tmp_path / "p.csv").read_text() == out
+    code, _, err = command("predict", run, "--data", data, "--out", "p.csv")
+    assert code == 2
+    assert "p.csv exists and is never overwritten" in err
+    assert (tmp_path / "p.csv").read_text() == out
+
+
+def test_what_was_never_seen_is_predicted_and_told(command: Any, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("age,dose,ward\n61,1.5,Z\n44,,B\n")
+    code, out, err = command("predict", run, "--data", "new.csv")
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert "column 'ward': 1 values are of categories that nobody had: 'Z' (1)" in err
+    assert "column 'dose': 1 values are missing" in err
+
+
+def test_predictions_that_cannot_be_made_are_told(command: Any, run: Path, federation: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("age,ward\n61,A\n")
+    for arguments, says in (
+        ((tmp_path / "none", "--data", "new.csv"), "there is no model in"),
+        ((run, "--data", "new.csv"), "has no column 'dose'"),
+        ((run, "--data", "none.csv"), "none.csv cannot be read"),
+        ((run, "--data", "new.csv", "--federation", federation), "leave --federation out"),
+    ):
+        code, _, err = command("predict", *arguments)
+        assert code == 2
+        assert says in err
+
+
+def test_a_report_is_written_anew(command: Any, tmp_path: Path) -> None:
+    runs.write(runs.classification(), tmp_path / "run")
+    code, out, _ = command("report", tmp_path / "run")
+    assert code == 0
+    assert "report.html" in out
+    assert "accuracy" in out
+    assert "has no run.json" in command("report", tmp_path)[2]
+
+
+def test_a_schema_goes_into_a_new_federation_file(command: Any, tmp_path: Path) -> None:
+    write_csv(tmp_path / "mine.csv", table(40, 1))
+    code, out, _ = command("schema", "mine.csv", "--label", "outcome")
+    assert code == 0
+    (tmp_path / "schema.toml").write_text(out)
+    people = []
+    for name in NAMES:
+        command("keygen", name)
+        people += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    assert command("federation", "new", "federation.toml", "--schema", "schema.toml", *people)[0] == 0
+    federation = Federation.load(tmp_path / "federation.toml")
+    assert federation.training == FOR_TABLES
+    assert federation.data is not None
+    assert [(each.name, each.type) for each in federation.data.columns] == [
+        *(("age", "number"), ("dose", "number"), ("ward", "category")),
+    ]
+    assert command("schema", "mine.csv", "--label", "outcomes")[0] == 2
+    (tmp_path / "broken.toml").write_text("[data]\ntarget = 1\n")
+    code, _, err = command("federation", "new", "other.toml", "--schema", "broken.toml", *people)
+    assert code == 2
+    assert "columns is missing" in err
+    assert not (tmp_path / "other.toml").exists()
+
+
+def test_sample_tables(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = command("sample", "tables")
+    assert code == 0
+    assert sorted(each.name for each in (tmp_path / "tables").iterdir())[-1] == "test.csv"
+    assert "the column to predict is diagnosis" in out
+    assert "exists and is never overwritten" in command("sample", "tables")[2]
+    assert "there is no data set 'iris'" in command("sample", "more", "--dataset", "iris")[2]
+    monkeypatch.delenv("CGD_DATA", raising=False)
+    assert "is not below CGD_DATA (which is not set)" in command("sample", "more", "--dataset", "adult")[2]
