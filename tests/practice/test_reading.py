@@ -29,6 +29,16 @@ def made(*columns: Column, **options: Any) -> Data:
     return Data("outcome", columns or (AGE, WARD), **options)
 
 
+class Foreign:
+    """A data frame of another library, which gives its columns away by Arrow's protocol, as polars does."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
 def values(column: Categorical) -> list[str | None]:
     return [None if code < 0 else column.names[code] for code in column.codes]
 
@@ -101,12 +111,11 @@ def test_a_parquet_file_is_read_whatever_its_types(tmp_path: Path, name: str) ->
         {"age": np.array([41, np.nan, 63.5]), "ward": ["A", "B", None], "outcome": ["yes", "no", "yes"]},
         pa.table({"age": ["41", "", " 63.5"], "ward": ["A", "B", ""], "outcome": ["yes", "no", "yes"]}),
         pa.table({"age": [41, None, 63.5], "ward": ["A", "B", None], "outcome": ["yes", "no", "yes"]}).to_batches()[0],
+        Foreign(pa.table({"age": [41, None, 63.5], "ward": ["A", "B", None], "outcome": ["yes", "no", "yes"]})),
     ],
-    ids=["dictionary", "texts", "batch"],
+    ids=["dictionary", "texts", "batch", "data frame"],
 )
 def test_a_table_in_memory_is_read_like_a_file(frame: Any) -> None:
-    if isinstance(frame, pa.RecordBatch):
-        frame = pa.Table.from_batches([frame])
     records, _ = from_frame(frame, made(), made().columns, target=True)
     check(records)
     assert from_frame(frame, made(), made().columns)[0].target is None

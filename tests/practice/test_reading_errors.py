@@ -301,6 +301,20 @@ def test_no_row_has_a_label(tmp_path: Path) -> None:
     )
 
 
+def test_a_list_that_cannot_be_told_apart() -> None:
+    region = Data("outcome", (Column("region", "category", ("EU", "NA")),))
+    assert refused_frame({"region": ["EU"]}, region) == (
+        "[data] lists 'NA' for 'region', which stands for a missing value; give missing a list of texts without it"
+    )
+    free = Data("outcome", region.columns, missing=("", "?"))
+    records, _ = from_frame({"region": ["EU", "NA", "?"]}, free, free.columns)
+    assert records.categories["region"].codes.tolist() == [0, 1, -1]
+    stage = Data("outcome", (Column("stage", "category", ("1", "2", "1.0")),))
+    assert refused_frame({"stage": [1]}, stage) == (
+        "[data] lists '1' and '1.0' for 'stage', which are the same; take one away"
+    )
+
+
 # Ids
 
 

@@ -4,18 +4,18 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cgd
-from cgd import Peers, ProtocolError
+from cgd import InputError, Peers, ProtocolError
 from cgd.federation.task import LONGEST_CATEGORY
 from cgd.practice import union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pytest
 
 Own = dict[str, dict[str, int]]
 COLUMNS = ("ward", "diagnosis")
@@ -144,6 +144,24 @@ def test_a_category_that_is_too_long_is_refused_before_anything_is_sent() -> Non
         refused, *told = colony.run(learn, [{"ward": {"ä" * LONGEST_CATEGORY: 1}}, {"ward": {}}, {"ward": {}}])
     assert refused.startswith("InputError: the category 'ääääää")
     assert all(each.startswith("PeerAbortedError") for each in told)
+
+
+def test_too_many_categories_are_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(union, "MOST_ENTRIES", 5)
+
+    def learn(peers: Peers, own: Mapping[str, Mapping[str, int]]) -> str:
+        with pytest.raises(InputError) as error:
+            union.learn(peers, own, "test")
+        return str(error.value)
+
+    with cgd.local_peers(3) as colony:
+        says = colony.run(learn, [{"ward": {"a": 1, "b": 1}}] * 3)
+    assert set(says) == {
+        (
+            "the members have 6 categories, added up, and 5 is the most; "
+            "list the categories in the federation file, or leave the columns out that have many"
+        )
+    }
 
 
 def test_the_table_of_a_total_does_not_tell_who_had_what() -> None:

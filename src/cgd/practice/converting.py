@@ -157,7 +157,7 @@ class Categories:
     ) -> None:
         self._name, self._missing, self._title, self._place = name, missing, title, place
         self._listed, self._remedy = tuple(listed), remedy
-        self._codes = {canonical(text): code for code, text in enumerate(listed)}
+        self._codes = self._listed_codes()
         self._chunks: list[npt.NDArray[np.int32]] = []
         self.unlisted: Counter[str] = Counter()
 
@@ -215,6 +215,21 @@ class Categories:
                     f"{similar(text, self._listed)} is none of the classes {', '.join(map(repr, self._listed))}; "
                     "mend it, or list it in classes of [data], for everybody"
                 )
+
+    def _listed_codes(self) -> dict[str, int]:
+        codes: dict[str, int] = {}
+        for code, text in enumerate(self._listed):
+            if canonical(text) in self._missing.canonical:
+                raise InputError(
+                    f"[data] lists {text!r} for {self._name!r}, which stands for a missing value; give missing a list "
+                    "of texts without it"
+                )
+            if codes.setdefault(canonical(text), code) != code:
+                other = self._listed[codes[canonical(text)]]
+                raise InputError(
+                    f"[data] lists {other!r} and {text!r} for {self._name!r}, which are the same; take one away"
+                )
+        return codes
 
     def _enter(self, text: str, first: int, places: npt.NDArray[Any], place: int) -> int:
         if len(text.encode()) > LONGEST_CATEGORY:

@@ -1,9 +1,12 @@
 """From `Records` to a matrix, alike at every member: numbers standardised, categories as one column each.
 
-The statistics are those of all members' records together, by secure sums: what is opened are counts, means and
-deviations of the whole federation, never of one member. On one table with everybody's records, scikit-learn's
-`StandardScaler`, `SimpleImputer(strategy="constant", fill_value=0, add_indicator=True)` and
-`OneHotEncoder(handle_unknown="ignore")` give the same matrix.
+The statistics are those of all members' records together, by secure sums. What every member learns: how many values
+each column has and lacks, its sum and its sum of squared distances from the mean, to the last bit; the categories, with
+how many records each has; the same of the target. All of the whole federation, never of one member; but a column with a
+single value anywhere shows that value.
+
+On one table with everybody's records, scikit-learn's `StandardScaler`, `SimpleImputer(strategy="constant",
+fill_value=0, add_indicator=True)` and `OneHotEncoder(handle_unknown="ignore")` give the same matrix.
 
 The features are in the order of the columns. A number has one, its value. A category has one for each of its
 categories, in order. Both have one more, `NAME missing`, if a value is missing anywhere in the federation.

@@ -119,7 +119,7 @@ def suggest(path: str | os.PathLike[str], label: str) -> str:
     """
     table = open_table(path, [label], MISSING)
     missing = Missing(MISSING)
-    positions = {name: position(table, name, label) for name in dict.fromkeys(table.names) if name or name == label}
+    positions = {name: position(table, name, label) for name in dict.fromkeys((*table.names, label)) if name}
     profiles = {name: Profile() for name in positions}
     nested: set[str] = set()
     for arrays in table.batches(list(positions.values())):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PARTS = 3  # every entry has a cell in each: more than two thirds of the cells may be written to before peeling fails
 SLACK = 64  # cells of a part whatever the number of entries: few entries would meet too often otherwise
 ATTEMPTS = 8
+MOST_ENTRIES = 1 << 18  # a table of 100 megabytes
 # A limb times a count stays below 2⁶³ for a count of up to 2³⁸, over all columns and members.
 LIMB_BYTES = 3
 KEY_BYTES = 2 + 1 + LONGEST_CATEGORY  # column, length, text
@@ -54,7 +55,8 @@ def learn(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> d
         By column, the categories in the order of their texts, with their numbers of records.
 
     Raises:
-        InputError: a category is too long. The others are told that there will be no sum.
+        InputError: a category is too long (the others are told that there will be no sum), or there are too many in all
+            (everybody finds this together).
         ProtocolError: the tables cannot be taken apart: a member did not enter what it should.
     """
     columns = sorted(own)  # they go by their place in this order
@@ -64,6 +66,11 @@ def learn(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> d
         peers.decline()
         raise
     total = int(peers.sum(np.array([len(entries)]), context=f"{context}: size")[0])
+    if not 0 <= total <= MOST_ENTRIES:
+        raise InputError(
+            f"the members have {total:,} categories, added up, and {MOST_ENTRIES:,} is the most; "
+            "list the categories in the federation file, or leave the columns out that have many"
+        )
     for attempt in range(ATTEMPTS):
         part = _size(total, attempt)
         salt = f"{context} {attempt}"

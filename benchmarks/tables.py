@@ -1,0 +1,169 @@
+"""What it costs to read a large table and to prepare it for training: `make bench`.
+
+A table of mixed columns is made, as CSV and as Parquet, and another with a tenth of its rows. One participant reads it,
+finds out the statistics together with two small ones, and makes its matrix. What counts is a row of the large table
+against a row of the small one, in time and in memory: reading in batches costs the same per row, however many there
+are. Every run has a process of its own; the best of several counts, because the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cgd.practice.records import Records
+
+COLUMNS, CATEGORICAL = 50, 15
+CHUNK_ROWS = 50_000
+MOST = 1.5  # times what a row of the small table costs
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run took: seconds, bytes at the peak beyond those of the imports, and bytes of the matrix."""
+
+    reading: float
+    preparing: float
+    memory: int
+    matrix: int
+
+    @property
+    def seconds(self) -> float:
+        """From the file to the matrix."""
+        return self.reading + self.preparing
+
+
+def schema() -> Any:
+    """What the federation file would say."""
+    from cgd.federation.task import Column, Data
+
+    numbers = [Column(f"number {place}", "number") for place in range(COLUMNS - CATEGORICAL - 1)]
+    return Data("outcome", (*numbers, *(Column(f"category {place}", "category") for place in range(CATEGORICAL))))
+
+
+def chunk(rows: int, seed: int) -> Any:
+    """Some rows: numbers of several sizes, categories, and a twentieth of both missing."""
+    import numpy as np
+    import pyarrow as pa
+
+    rng = np.random.default_rng(seed)
+    table: dict[str, Any] = {}
+    for place in range(COLUMNS - CATEGORICAL - 1):
+        values = rng.normal(10.0 ** (place % 5), 10.0 ** (place % 3), rows).round(4)
+        table[f"number {place}"] = pa.array(values, mask=rng.random(rows) < 0.05)
+    for place in range(CATEGORICAL):
+        names = np.array([f"category {name}" for name in range(2 + place)])
+        table[f"category {place}"] = pa.array(names[rng.integers(0, len(names), rows)], mask=rng.random(rows) < 0.05)
+    table["outcome"] = np.array(["yes", "no"])[rng.integers(0, 2, rows)]
+    return pa.table(table)
+
+
+def make(folder: Path, rows: int) -> None:
+    """Write a table as CSV and as Parquet, a chunk at a time."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    types = chunk(1, 0).schema
+    with (
+        pyarrow.csv.CSVWriter(folder / f"{rows}.csv", types) as csv,
+        pyarrow.parquet.ParquetWriter(folder / f"{rows}.parquet", types) as parquet,
+    ):
+        for start in range(0, rows, CHUNK_ROWS):
+            some = chunk(min(CHUNK_ROWS, rows - start), seed=start)
+            csv.write_table(some)
+            parquet.write_table(some)
+
+
+def peak() -> int:
+    """The most bytes that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
+
+
+def measure(path: Path, results: Any) -> None:
+    """Runs in a process of its own: read, find out the statistics with two others, and make the matrix."""
+    import cgd
+    from cgd.practice.preparation import Preparation, fit
+    from cgd.practice.reading import from_frame, read
+
+    data = schema()
+    others = [from_frame(chunk(500, seed), data, data.columns, target=True)[0] for seed in (1, 2)]
+
+    def prepare(peers: cgd.Peers, own: Records) -> Preparation:
+        return fit(own, data, data.columns, peers)
+
+    with cgd.local_peers(3) as colony:
+        colony.run(prepare, [others[0], *others])  # everything is imported and has run once
+        before, started = peak(), time.perf_counter()
+        records, _ = read(path, data, data.columns)
+        read_at = time.perf_counter()
+        preparation, *_ = colony.run(prepare, [records, *others])
+        matrix, _ = preparation.transform(records)
+        ended = time.perf_counter()
+    results.put(Cost(read_at - started, ended - read_at, peak() - before, matrix.nbytes))
+
+
+def in_process(function: Any, *arguments: Any) -> None:
+    """Call it in a fresh process, so that nothing that was allocated before counts."""
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        raise SystemExit(f"{function.__name__}: the process ended with {process.exitcode}")
+
+
+def best(path: Path, repeats: int) -> Cost:
+    """The fastest of several runs, with the least memory of any."""
+    results = multiprocessing.get_context("spawn").SimpleQueue()
+    costs: list[Cost] = []
+    for _ in range(repeats):
+        in_process(measure, path, results)
+        costs.append(results.get())
+    fastest = min(costs, key=lambda cost: cost.seconds)
+    return Cost(fastest.reading, fastest.preparing, min(cost.memory for cost in costs), fastest.matrix)
+
+
+def main() -> None:
+    """Print the table, and fail if a row of the large table costs much more than one of the small."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    table = Table(title=f"From a file of {COLUMNS} columns ({CATEGORICAL + 1} of categories) to the matrix")
+    headings = ("file", "rows", "MB", "read, s", "prepare, s", "time/row", "memory/row", "memory/matrix")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="cgd-bench-") as folder:
+        sizes = (options.rows // 10, options.rows)
+        for rows in sizes:
+            in_process(make, Path(folder), rows)
+        for kind in ("csv", "parquet"):
+            paths = [Path(folder) / f"{rows}.{kind}" for rows in sizes]
+            # The small one takes a tenth of the time, and is timed more often: its noise is larger.
+            small, large = best(paths[0], 2 * options.repeats), best(paths[1], options.repeats)
+            ratios = {"time": large.seconds / small.seconds / 10, "memory": large.memory / small.memory / 10}
+            for rows, path, cost in zip(sizes, paths, (small, large), strict=True):
+                per_row = [f"{ratio:.2f}" for ratio in ratios.values()] if cost is large else ["1", "1"]
+                figures = (f"{path.stat().st_size / MEGABYTE:.0f}", f"{cost.reading:.2f}", f"{cost.preparing:.2f}")
+                table.add_row(kind, f"{rows:,}", *figures, *per_row, f"{cost.memory / cost.matrix:.2f}")
+            missed += [f"{kind}: {what} {ratio:.2f}" for what, ratio in ratios.items() if ratio > MOST]
+    Console().print(table)
+    if missed:
+        raise SystemExit(f"a row of the large table costs more than {MOST} times one of the small: {'; '.join(missed)}")
+    print(f"A row of the large table costs at most {MOST} times one of the small: met.")
+
+
+if __name__ == "__main__":
+    main()
