@@ -58,13 +58,13 @@ GOOD = "age,dose,ward,outcome\n61,1.5,A,ill\n44,,B,well\n"
     [
         (None, [], "nowhere.csv cannot be read (No such file or directory); name a CSV or Parquet file"),
         ("", [], "is empty; name a CSV file with a header"),
-        ("age,dose,ward,outcome\n", [], "has no rows; export it with its records"),
+        ("age,dose,ward,outcome\n", [], "has a header and no rows; export it with its records"),
         (GOOD.replace("dose", "doses"), [], "has no column 'dose' (did you mean 'doses'?); rename the column"),
         (GOOD.replace("outcome", "result"), [], "has no column 'outcome'; name the column to predict with --label"),
         (GOOD, ["--label", "outcomes"], "has no column 'outcomes' (did you mean 'outcome'?); name the column to"),
         (GOOD.replace(",ill", ",").replace(",well", ","), [], "no row has a label in column 'outcome'"),
-        (GOOD.replace("1.5", "high"), [], "line 2: 'high' in column 'dose' is no number"),
-        (GOOD.replace("1.5", '"1,5"'), [], "'1,5' in column 'dose' is no number"),
+        (GOOD.replace("1.5", "high"), [], "line 2, column 'dose': 'high' is no number"),
+        (GOOD.replace("1.5", '"1,5"'), [], "line 2, column 'dose': '1,5' is no number; write decimals with a point, as in 1.5"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_told_before_anybody_hears_of_it(
@@ -141,8 +141,8 @@ def test_what_was_never_seen_is_predicted_and_told(command: Any, run: Path, tmp_
     code, out, err = command("predict", run, "--data", "new.csv")
     assert code == 0
     assert len(out.splitlines()) == 3
-    assert "column 'ward': 1 values are of categories that nobody had: 'Z' (1)" in err
-    assert "column 'dose': 1 values are missing" in err
+    assert "column 'ward': 1 value is of categories that nobody had: 'Z' (1)" in err
+    assert "column 'dose': 1 value is missing" in err
 
 
 def test_predictions_that_cannot_be_made_are_told(command: Any, run: Path, federation: Path, tmp_path: Path) -> None:
