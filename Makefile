@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
 
-.PHONY: help demo federation-demo test check format bench small-results docs docs-serve clean
+.PHONY: help demo federation-demo test check format bench table-results small-results docs docs-serve clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -32,6 +32,9 @@ bench: .venv/installed  ## what sums, simulated steps and sums over sockets cost
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/federation.py
+
+table-results: .venv/installed  ## models of five organisations on real tables, beside pooled and alone; keep the page
+	$(BIN)/python benchmarks/organisations.py --out results/tables
 
 small-results: .venv/installed-dev  ## run all experiments at the quick scale anew and keep their page in results/small
 	rm -rf build/small && $(BIN)/cgd reproduce all --scale quick --out build/small

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import textwrap
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,13 +92,14 @@ def section(dataset: str, name: str, outcomes: list[Outcome]) -> str:
             for metric in METRICS}  # fmt: skip
     small = [value["auc"] for each in outcomes for value in list(each.alone.values())[-2:] if value is not None]
     theirs = [value["auc"] for each in outcomes for value in list(each.confined.values())[-2:]]
-    lines += [
-        f"Over {len(outcomes)} splits, a confined model is below the pooled one by {100 * np.mean(gaps['accuracy']):.2f} "
-        f"points of accuracy and {np.mean(gaps['auc']):.4f} of AUC on average, and by {100 * max(gaps['accuracy']):.2f} "
-        f"points and {max(gaps['auc']):.4f} at most. The two smallest organisations have an AUC of {np.mean(small):.3f} "
-        f"alone and {np.mean(theirs):.3f} together with the others, on average.",
-        "",
-    ]
+    mean, most = ({metric: fold(gaps[metric]) for metric in METRICS} for fold in (np.mean, np.max))
+    said = (
+        f"Over {len(outcomes)} splits, a confined model is below the pooled one by {100 * mean['accuracy']:.2f} points "
+        f"of accuracy and {mean['auc']:.4f} of AUC on average, and by {100 * most['accuracy']:.2f} points and "
+        f"{most['auc']:.4f} at most. The two smallest organisations have an AUC of {np.mean(small):.3f} alone and "
+        f"{np.mean(theirs):.3f} together with the others, on average."
+    )
+    lines += [*textwrap.wrap(said, 120), ""]
     return "\n".join(lines)
 
 
