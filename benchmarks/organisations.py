@@ -1,6 +1,6 @@
 """Real tables over five organisations: their confined models, beside each alone and one model on all records pooled.
 
-    python benchmarks/organisations.py [--out results/tables] [--dataset adult --dataset credit-default ...] [--delta 0.02]
+    python benchmarks/organisations.py [--out results/tables] [--dataset adult] [--delta 0.02]
 
 Every model is tried on the same records, which nobody trained on. "Pooled" and "alone" run the same program with the
 same settings, on all records together and on one organisation's (`cgd.baselines.solo`). Adult and credit default are

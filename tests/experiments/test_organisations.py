@@ -1,0 +1,56 @@
+"""Real tables over five organisations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cgd.experiments.organisations import split
+from cgd.practice.reading import read
+
+REAL = pytest.mark.skipif(
+    not (Path(os.environ.get("CGD_DATA", "none")) / "adult").exists(), reason="CGD_DATA has no adult and credit-default"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["breast-cancer", "diabetes", pytest.param("adult", marks=REAL), pytest.param("credit-default", marks=REAL)],
+)
+def test_every_record_is_at_one_organisation_and_can_be_read(name: str, tmp_path: Path) -> None:
+    organisations = split(name)
+    sizes = [len(cells) for cells in organisations.tables.values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 20 * sizes[-1]
+    paths = organisations.write(tmp_path)
+    assert [path.stem for path in paths] == [*organisations.tables, "test"]
+    rows = 0
+    for path in paths[:-1]:
+        records, _ = read(path, organisations.data, organisations.data.columns)
+        rows += records.rows
+    assert rows == sum(sizes)
+    again, other = split(name), split(name, seed=1)
+    for each in organisations.tables:
+        assert np.array_equal(organisations.tables[each], again.tables[each])
+    assert any(not np.array_equal(organisations.tables[each], other.tables[each]) for each in other.tables)
+
+
+def test_gaps_differ_between_organisations() -> None:
+    tables = list(split("breast-cancer").tables.values())
+    empty = [np.isin(cells, ("", "NA")).mean() for cells in tables]
+    assert empty[0] == empty[4] == 0
+    assert 0.01 < empty[1] < 0.05
+    assert np.all(tables[2][:, 29] == "NA")  # a column that is measured nowhere there
+    assert 0 < np.mean(tables[3][:, 0] == "") < 1
+
+
+@REAL
+def test_the_small_ones_lack_categories() -> None:
+    organisations = split("adult")
+    country = organisations.data.names.index("native-country")
+    found = [len(set(cells[:, country])) for cells in organisations.tables.values()]
+    assert found[0] > 30
+    assert max(found[2:]) <= 2
