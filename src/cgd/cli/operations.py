@@ -36,7 +36,9 @@ Listen = Annotated[
 ]
 WhichName = Annotated[str, typer.Argument(help="Which participant.")]
 PublicKey = Annotated[str, typer.Option("--public-key", help="Its public key, from its NAME.pub.")]
-Address = Annotated[str, typer.Option(help="Where the others reach it, such as tcp://host:7001.")]
+Address = Annotated[
+    str, typer.Option(help="Where the others reach it, such as tcp://host:7001; none if it only dials out, to the hub.")
+]
 CellOption = Annotated[str | None, typer.Option(help="Its row and column in a grid, such as 2,0.")]
 
 
@@ -59,11 +61,17 @@ def new(
     path: FederationFile,
     participant: Annotated[
         list[str],
-        typer.Option(help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; in a grid, =ROW,COLUMN behind it."),
+        typer.Option(
+            help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; in a grid, =ROW,COLUMN behind it. "
+            "NAME==PUBLIC-KEY-FILE for one that only dials out, to the hub."
+        ),
     ],
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
     steps: Annotated[int, typer.Option(help="How many steps to train.")] = 200,
     lr: Annotated[float, typer.Option(help="The step size.")] = 0.5,
+    hub: Annotated[
+        str | None, typer.Option(help="ADDRESS=PUBLIC-KEY-FILE of a hub, which then adds up the sums.")
+    ] = None,
 ) -> None:
     """Write a federation file from everybody's public keys."""
     from cgd.federation import editing, file
@@ -75,13 +83,20 @@ def new(
             raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
         cell = _cell(parts[3]) if len(parts) == 4 else None
         participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), cell))
-    editing.new(path, name, participants, file.Training(steps=steps, lr=lr))
+    site = None
+    if hub is not None:
+        address, separator, key = hub.partition("=")
+        if not separator:
+            raise InputError(f"--hub is {hub!r}; it is ADDRESS=PUBLIC-KEY-FILE, such as tcp://hub.example:7000=hub.pub")
+        site = file.HubSite(address, _public_key(key))
+    training = file.Training(steps=steps, lr=lr, opening="mesh" if site is None else "hub")
+    editing.new(path, name, participants, training, site)
     typer.echo(f"{path} is written; give everybody the same file")
 
 
 @federation_app.command()
 def add(
-    path: FederationFile, name: WhichName, address: Address, public_key: PublicKey, cell: CellOption = None
+    path: FederationFile, name: WhichName, public_key: PublicKey, address: Address = "", cell: CellOption = None
 ) -> None:
     """Add a participant: the next epoch. It begins when everybody has made the same change."""
     from cgd.federation import editing, file
@@ -117,11 +132,15 @@ def show(path: FederationFile) -> None:
         table.add_column("cell")
     for each in federation.participants:
         cell = (f"{each.cell.row}, {each.cell.column}",) if each.cell is not None else ()
-        table.add_row(*map(Text, (each.name, each.address, each.key, *cell)))  # a key may look like markup
+        table.add_row(
+            *map(Text, (each.name, each.address or "dials out", each.key, *cell))
+        )  # a key may look like markup
     training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
     sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
     console.print(f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}", highlight=False)
     console.print(table)
+    if federation.hub is not None:
+        console.print(Text(f"Hub: {federation.hub.address}, public key {federation.hub.key}"), soft_wrap=True)
     console.print(f"Training: {training}", soft_wrap=True, highlight=False)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
 

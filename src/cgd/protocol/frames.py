@@ -181,9 +181,7 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
         return Ask(_text(bytes(body)))
     _expect(len(body) > CONTRIBUTION_BYTES, f"{len(body)} bytes, more than {CONTRIBUTION_BYTES} are needed")
     finished = json.loads(bytes(body[CONTRIBUTION_BYTES:]))
-    return Standing(
-        tuple((_text(name), _count(number)) for name, number in finished), bytes(body[:CONTRIBUTION_BYTES])
-    )
+    return Standing(tuple((_text(name), _count(number)) for name, number in finished), bytes(body[:CONTRIBUTION_BYTES]))
 
 
 def _hello(body: bytes) -> Hello:

@@ -375,4 +375,3 @@ class SecureSum:
     def _say_to_all(self, message: Message) -> None:
         for peer in self.others:
             self._say(peer, message)
-
