@@ -14,7 +14,8 @@
     │       ├── SettingsError             it sums under other settings than the rest
     │       ├── DisagreementError         it has another total than most
     │       ├── PeerAbortedError          it gave up this sum and said why
-    │       └── PeerLeftError             it left the session
+    │       ├── PeerLeftError             it left the session
+    │       └── HubError                  the hub altered, swapped, repeated or lost messages, or added wrongly
     └── TransportError
         ├── PeerTimeoutError              nothing came from `.peers` in time
         └── ClosedError                   this side's connection is closed
@@ -133,6 +134,16 @@ class PeerAbortedError(RemoteProtocolError):
 
 class PeerLeftError(RemoteProtocolError):
     """A peer left the session."""
+
+
+class HubError(RemoteProtocolError):
+    """The hub altered, swapped, repeated, reordered or lost messages, or added wrongly.
+
+    What it passes on is sealed end to end, and what it adds up carries tags, so it is caught before anything is opened.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__("the hub", what)
 
 
 class TransportError(CGDError):

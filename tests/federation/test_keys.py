@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from cgd import InputError
-from cgd.federation.keys import Keys, Participant, host_and_port, is_key, public_key, replace_text
+from cgd.federation.keys import Keys, Participant, host_and_port, is_key, public_key
+from cgd.federation.texts import replace_text
 
 if TYPE_CHECKING:
     from pathlib import Path

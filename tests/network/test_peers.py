@@ -27,8 +27,9 @@ from cgd.errors import (
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
 from cgd.protocol.frames import from_bytes
-from cgd.protocol.messages import OPENINGS, SHARINGS, Subtotal
+from cgd.protocol.messages import SHARINGS, Subtotal
 from support.transports import MEMBERS, BentTransport, custom_peers
+from support.wire import MEMBER_OPENINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ def is_subtotal(frame: bytes) -> bool:
 @given(
     hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(-4, 4, width=32)),
     st.sampled_from(SHARINGS),
-    st.sampled_from(OPENINGS),
+    st.sampled_from(MEMBER_OPENINGS),
     st.sampled_from([32, 64]),
 )
 def test_everyone_gets_the_same_bits_in_its_own_kind_of_array(
@@ -348,7 +349,8 @@ def test_fewer_than_three_are_refused(members: int | list[str]) -> None:
         ({"bound": 1e10}, "use ring_bits=64"),
         ({"ring_bits": 16}, "choose 32 or 64"),
         ({"sharing": "shamir"}, "choose one of expanded, uniform"),
-        ({"opening": "hub"}, "choose one of mesh, aggregator"),
+        ({"opening": "tree"}, "choose one of mesh, aggregator, hub"),
+        ({"opening": "hub"}, "there is no hub inside one process"),
         ({"opening": "aggregator", "aggregator": "z"}, "aggregator 'z' is not a member"),
         ({"aggregator": "a"}, "opening is 'mesh' and aggregator is 'a'"),
         ({"timeout": -1}, "timeout is -1"),

@@ -12,9 +12,10 @@ from cgd import FixedPoint, local_peers
 from cgd.network.memory import connect
 from cgd.network.peers import SumSettings
 from cgd.protocol.frames import from_bytes
-from cgd.protocol.messages import OPENINGS, SHARINGS, Unseal
+from cgd.protocol.messages import SHARINGS, Unseal
 from cgd.ring.sharing import seal
 from support.transports import MEMBERS, BentTransport, custom_peers
+from support.wire import MEMBER_OPENINGS
 
 if TYPE_CHECKING:
     from cgd.network.transport import Transport
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("opening", MEMBER_OPENINGS)
 def test_no_frame_contains_an_encoded_gradient(sharing: Sharing, opening: Opening) -> None:
     settings = SumSettings(sharing=sharing, opening=opening, aggregator="a" if opening == "aggregator" else "")
     gradients = [np.random.default_rng(i).normal(size=300).astype(np.float32) for i in range(3)]

@@ -451,7 +451,7 @@ def test_a_past_that_nobody_can_give_is_named() -> None:
 
 def test_who_says_that_it_has_more_than_it_has_is_caught_and_the_rest_is_had_from_others() -> None:
     def boast(sender: str, _to: str, message: Message) -> Message:
-        return Standing((("everyone", 99),)) if sender == "b" and isinstance(message, Standing) else message
+        return Standing((("everyone", 99),), bytes(32)) if sender == "b" and isinstance(message, Standing) else message
 
     world = still({"a": 5, "b": 5, "c": 6, "d": 6})
     refused = exchange(world, boast)
@@ -466,7 +466,7 @@ def test_who_tells_twice_where_it_stands_is_refused_and_the_sum_goes_on() -> Non
     pending = start_all(world)
     view = world.programs["a"].assembly.view
     with pytest.raises(RemoteProtocolError, match="b: told twice where it stands"):
-        world.programs["a"].assembly.receive("b", to_bytes(Frame(view, 0, Standing((("everyone", 7),)))))
+        world.programs["a"].assembly.receive("b", to_bytes(Frame(view, 0, Standing((("everyone", 7),), bytes(32)))))
     assert exchange(world) == []
     assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0)}
     assert set(finished(world).values()) == {1}

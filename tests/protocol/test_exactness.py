@@ -14,7 +14,7 @@ from cgd.errors import DisagreementError, LocalProtocolError, PeerAbortedError, 
 from cgd.protocol import members as cutting
 from cgd.protocol.frames import from_bytes
 from cgd.protocol.messages import OPENINGS, SHARINGS, Confirm, Total, Unseal
-from support.wire import Wire, random_secrets, ring_total, sessions, spec
+from support.wire import MEMBER_OPENINGS, Wire, random_secrets, ring_total, sessions, spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +128,7 @@ def test_a_mangled_header_gives_the_exact_total_or_an_error_that_names_the_peer(
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("opening", MEMBER_OPENINGS)
 def test_a_reducer_that_tells_two_stories_is_caught_by_everybody(sharing: Sharing, opening: Opening) -> None:
     rng = random.Random(1)
     colony = sessions(5)

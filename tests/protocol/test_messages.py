@@ -10,8 +10,10 @@ from cgd.protocol.messages import (
     OPENINGS,
     SHARINGS,
     Abort,
+    Again,
     Ask,
     Confirm,
+    Deposit,
     Farewell,
     Hello,
     Leave,
@@ -48,10 +50,13 @@ messages = st.one_of(
     st.builds(Abort, st.sampled_from(Reason)),
     st.just(Leave()),
     st.builds(Hello, keys, keys, names, names, counts, st.lists(st.tuples(names, names), max_size=4).map(tuple)),
-    st.builds(Standing, st.lists(st.tuples(names, counts), max_size=4).map(tuple)),
+    st.builds(Standing, st.lists(st.tuples(names, counts), max_size=4).map(tuple), keys),
     st.builds(Ask, names),
     st.builds(lambda start, group, words: Piece(start, group, start + len(words), words), counts, names, st.binary()),
     st.builds(Farewell, st.booleans()),
+    st.builds(Deposit, counts, names, st.just(32), st.binary(min_size=4, max_size=4)),
+    st.builds(Deposit, counts, names, st.just(64), st.binary(min_size=16, max_size=16)),
+    st.just(Again()),
 )
 frames = st.builds(Frame, st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1), messages)
 
@@ -116,10 +121,12 @@ def test_every_kind_has_its_own_number() -> None:
         Abort(Reason.RANGE),
         Leave(),
         Hello(bytes(32), bytes(32), "1.0", "trial", 1, (("training", "abc"),)),
-        Standing((("everyone", 3),)),
+        Standing((("everyone", 3),), bytes(32)),
         Ask("everyone"),
         Piece(0, "everyone", 4, b"abcd"),
         Farewell(True),
+        Deposit(4, "everyone", 32, bytes(8)),
+        Again(),
     ]
     assert [type(example) for example in examples] == list(KINDS)
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))

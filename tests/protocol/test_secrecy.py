@@ -19,11 +19,11 @@ from scipy import stats
 
 from cgd.protocol.frames import Frame, to_bytes
 from cgd.protocol.members import parts
-from cgd.protocol.messages import OPENINGS, SHARINGS, Share, Subtotal, Unseal
+from cgd.protocol.messages import SHARINGS, Share, Subtotal, Unseal
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares, unseal
-from support.wire import names, pair_keys, spec
+from support.wire import MEMBER_OPENINGS, names, pair_keys, spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +104,7 @@ def tape_reader(tape: list[bytes]) -> Callable[[int], bytes]:
     return read
 
 
-@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("opening", MEMBER_OPENINGS)
 def test_uniform_views_of_two_inputs_are_the_same_under_a_shift_of_the_random_bits(opening: Opening) -> None:
     rng = random.Random(1)
     one, other, shift = two_inputs_of_one_sum(rng)
@@ -123,7 +123,7 @@ def test_uniform_views_of_two_inputs_are_the_same_under_a_shift_of_the_random_bi
     assert view_of(one, tapes) != view_of(other, tapes)  # the comparison can fail
 
 
-@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("opening", MEMBER_OPENINGS)
 def test_expanded_views_of_two_inputs_are_the_same_under_a_shift_of_the_honest_pairs_stream(opening: Opening) -> None:
     rng = random.Random(2)
     one, other, shift = two_inputs_of_one_sum(rng)
@@ -184,7 +184,7 @@ def source(silent_at: int) -> Callable[[int], bytes]:
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("opening", MEMBER_OPENINGS)
 def test_what_the_coalition_cannot_explain_is_uniform_and_the_same_for_two_inputs(
     sharing: Sharing, opening: Opening
 ) -> None:

@@ -16,7 +16,7 @@ from cgd.federation.state import StateFolder
 from support.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from cgd.learning.grid import Cell
@@ -97,10 +97,23 @@ def main(peers):
 
 
 class Colony:
-    """Participants as processes, each with its key, in one folder with the federation file."""
+    """Participants as processes, each with its key, in one folder with the federation file.
+
+    Args:
+        folder: where.
+        names: of the participants.
+        cells: theirs, in a grid.
+        dialers: those who only dial out, to a hub, which there is only if there is one of them.
+        training: settings.
+    """
 
     def __init__(
-        self, folder: Path, names: Sequence[str] = NAMES, cells: Sequence[Cell] = (), **training: object
+        self,
+        folder: Path,
+        names: Sequence[str] = NAMES,
+        cells: Sequence[Cell] = (),
+        dialers: Collection[str] = (),
+        **training: object,
     ) -> None:
         self.folder = folder
         self.path = folder / "federation.toml"
@@ -112,15 +125,28 @@ class Colony:
             keys = Keys.generate(name)
             keys.save(folder)
             cell = cells[i] if cells else None
-            participants.append(file.Participant(name, f"tcp://127.0.0.1:{free_port()}", keys.public, cell))
-        editing.new(self.path, "trial", participants, replace(file.Training(), **training))  # type: ignore[arg-type]
+            address = "" if name in dialers else f"tcp://127.0.0.1:{free_port()}"
+            participants.append(file.Participant(name, address, keys.public, cell))
+        site = None
+        if dialers:
+            keys = Keys.generate("hub")
+            keys.save(folder)
+            site = file.HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public)
+        settings = replace(file.Training(), **training)  # type: ignore[arg-type]
+        editing.new(self.path, "trial", participants, settings, site)
 
     @property
     def names(self) -> list[str]:
         return sorted(file.Federation.load(self.path).contacts)
 
     def start(self, name: str, *options: str, run: str = "training:main", **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "cgd", "join", str(self.path), "--as", name, "--run", run, *options]
+        return self._run(name, ["join", str(self.path), "--as", name, "--run", run, *options], environment)
+
+    def start_hub(self, *options: str) -> subprocess.Popen[str]:
+        return self._run("hub", ["hub", str(self.path), *options], {})
+
+    def _run(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cgd", *arguments]
         log = (self.folder / f"{name}.err").open("a")
         self.processes[name] = subprocess.Popen(
             command,

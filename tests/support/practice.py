@@ -111,7 +111,7 @@ def federation_file(
         cell = cells[place] if cells else None
         participants.append(Participant(name, f"tcp://127.0.0.1:{free_port()}", keys.public, cell))
     path = folder / "federation.toml"
-    editing.new(path, "trial", participants, replace(TRAINING, **training), schema)
+    editing.new(path, "trial", participants, replace(TRAINING, **training), schema=schema)
     return path
 
 

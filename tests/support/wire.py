@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import RemoteProtocolError
-from cgd.protocol.messages import SumSpec
+from cgd.protocol.adding import Adder
+from cgd.protocol.messages import HUB, SumSpec
+from cgd.protocol.reducing import HubSide
 from cgd.protocol.session import Session
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.protocol.messages import Opening, Sharing
+
+
+# Without the hub, which is no member and needs a place of its own on the wire.
+MEMBER_OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator")
 
 
 def names(count: int) -> list[str]:
@@ -35,7 +41,10 @@ def pair_keys(members: Sequence[str]) -> dict[str, dict[str, bytes]]:
 def sessions(count: int, session: bytes = b"s" * 16) -> dict[str, Session]:
     members = names(count)
     keys = pair_keys(members)
-    return {me: Session(me, members, session, keys[me]) for me in members}
+    made = {me: Session(me, members, session, keys[me]) for me in members}
+    for each in made.values():
+        each.hub = HubSide("everyone", b"h" * 16)
+    return made
 
 
 def spec(
@@ -55,10 +64,11 @@ def ring_total(secrets: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 class Wire:
-    """Delivers the frames of sessions one at a time, in an order that `rng` decides."""
+    """Delivers the frames of sessions one at a time, in an order that `rng` decides; to the hub's adder, too."""
 
     def __init__(self, members: dict[str, Session], rng: random.Random, copies: float = 0.0) -> None:
         self.members = members
+        self.adder = Adder({"everyone": list(members)})
         self.rng = rng
         self.copies = copies
         self.flying: list[tuple[str, str, bytes]] = []
@@ -75,7 +85,11 @@ class Wire:
         if self.rng.random() >= self.copies:  # otherwise it stays in the air and arrives again
             self.flying.pop(i)
         self.delivered.append((sender, to, frame))
-        self.members[to].receive(sender, frame)
+        if to == HUB:
+            members, total = self.adder.receive(sender, frame) or ((), b"")
+            self.flying += [(HUB, member, total) for member in members]
+        else:
+            self.members[to].receive(sender, frame)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Deliver until nothing flies, or `until` says so."""

@@ -1,6 +1,6 @@
 """Layer 7, the command line: `base` is its root; the other modules add their commands to it."""
 
-from cgd.cli import joining, operations, practice, research
+from cgd.cli import hub, joining, operations, practice, research
 from cgd.cli.base import app, main
 
-__all__ = ["app", "joining", "main", "operations", "practice", "research"]
+__all__ = ["app", "hub", "joining", "main", "operations", "practice", "research"]

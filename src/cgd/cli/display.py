@@ -1,4 +1,4 @@
-"""What `cgd join` shows while it runs: a live table in a terminal, lines elsewhere; and events as JSON lines."""
+"""What `cgd join` and `cgd hub` show while they run: a live table in a terminal, lines elsewhere; and events as JSON lines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import logging.handlers
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+import rich.live
 import typer
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -76,21 +77,16 @@ def log_events(path: Path) -> None:
         logger.addHandler(to_screen)
 
 
-class Display:
-    """Shows the peers' state until it is left.
+class Live(ABC):
+    """Shows a picture in a terminal until it is left, and nothing elsewhere."""
 
-    Args:
-        membership: whose.
-    """
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
+    def __init__(self) -> None:
         self._message = ""
         self._begun = time.monotonic()
         self._console = Console(stderr=True)
         # What the program prints stays above the table, unless it goes elsewhere.
-        self._live = Live(
-            get_renderable=self._picture,
+        self._live = rich.live.Live(
+            get_renderable=self.picture,
             console=self._console,
             auto_refresh=False,
             transient=True,
@@ -99,7 +95,7 @@ class Display:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="cgd-display", daemon=True)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
             self._thread.start()
@@ -125,7 +121,24 @@ class Display:
         while not self._stop.wait(REFRESH_SECONDS):
             self._live.refresh()
 
-    def _picture(self) -> Group:
+    @abstractmethod
+    def picture(self) -> Group:
+        """What to show at the moment."""
+
+
+class Display(Live):
+    """Shows the peers' state.
+
+    Args:
+        membership: whose.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        super().__init__()
+
+    def picture(self) -> Group:
+        """A row for each peer, and what our own program does."""
         membership = self._membership
         federation, traffic = membership.federation, membership.peers.traffic
         seconds = time.monotonic() - self._begun

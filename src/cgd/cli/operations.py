@@ -15,6 +15,7 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from cgd.learning.grid import Cell
     from cgd.network.conductor import PeerReport
+    from cgd.protocol.messages import Opening
 
 federation_app = typer.Typer(help="Make, look at and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
@@ -29,7 +30,9 @@ Listen = Annotated[
 ]
 WhichName = Annotated[str, typer.Argument(help="Which participant.")]
 PublicKey = Annotated[str, typer.Option("--public-key", help="Its public key, from its NAME.pub.")]
-Address = Annotated[str, typer.Option(help="Where the others reach it, such as tcp://host:7001.")]
+Address = Annotated[
+    str, typer.Option(help="Where the others reach it, such as tcp://host:7001; none if it only dials out, to the hub.")
+]
 CellOption = Annotated[str | None, typer.Option(help="Its row and column in a grid, such as 2,0.")]
 
 
@@ -52,7 +55,10 @@ def new(
     path: FederationFile,
     participant: Annotated[
         list[str],
-        typer.Option(help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; in a grid, =ROW,COLUMN behind it."),
+        typer.Option(
+            help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each; in a grid, =ROW,COLUMN behind it. "
+            "NAME==PUBLIC-KEY-FILE for one that only dials out, to the hub."
+        ),
     ],
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
     schema: Annotated[
@@ -61,10 +67,13 @@ def new(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="How many steps to train (default: 200; with tables 300).")] = None,
     lr: Annotated[float | None, typer.Option(help="The step size (default: 0.5; with tables 0.01, by Adam).")] = None,
+    hub: Annotated[
+        str | None, typer.Option(help="ADDRESS=PUBLIC-KEY-FILE of a hub, which then adds up the sums.")
+    ] = None,
 ) -> None:
     """Write a federation file from everybody's public keys."""
     from cgd.federation import editing, file
-    from cgd.federation.keys import read_text
+    from cgd.federation.texts import read_text
 
     participants = []
     for each in participant:
@@ -73,15 +82,22 @@ def new(
             raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
         cell = _cell(parts[3]) if len(parts) == 4 else None
         participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), cell))
+    site = None
+    if hub is not None:
+        address, separator, key = hub.partition("=")
+        if not separator:
+            raise InputError(f"--hub is {hub!r}; it is ADDRESS=PUBLIC-KEY-FILE, such as tcp://hub.example:7000=hub.pub")
+        site = file.HubSite(address, _public_key(key))
     usual = file.Training() if schema is None else file.FOR_TABLES
-    training = replace(usual, steps=steps or usual.steps, lr=lr or usual.lr)
-    editing.new(path, name, participants, training, "" if schema is None else read_text(schema))
+    opening: Opening = "mesh" if site is None else "hub"
+    training = replace(usual, steps=steps or usual.steps, lr=lr or usual.lr, opening=opening)
+    editing.new(path, name, participants, training, site, "" if schema is None else read_text(schema))
     typer.echo(f"{path} is written; give everybody the same file")
 
 
 @federation_app.command()
 def add(
-    path: FederationFile, name: WhichName, address: Address, public_key: PublicKey, cell: CellOption = None
+    path: FederationFile, name: WhichName, public_key: PublicKey, address: Address = "", cell: CellOption = None
 ) -> None:
     """Add a participant: the next epoch. It begins when everybody has made the same change."""
     from cgd.federation import editing, file
@@ -117,11 +133,15 @@ def show(path: FederationFile) -> None:
         table.add_column("cell")
     for each in federation.participants:
         cell = (f"{each.cell.row}, {each.cell.column}",) if each.cell is not None else ()
-        table.add_row(*map(Text, (each.name, each.address, each.key, *cell)))  # a key may look like markup
+        table.add_row(
+            *map(Text, (each.name, each.address or "dials out", each.key, *cell))
+        )  # a key may look like markup
     training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
     sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
     console.print(f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}", highlight=False)
     console.print(table)
+    if federation.hub is not None:
+        console.print(Text(f"Hub: {federation.hub.address}, public key {federation.hub.key}"), soft_wrap=True)
     console.print(f"Training: {training}", soft_wrap=True, highlight=False)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
 

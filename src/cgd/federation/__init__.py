@@ -2,6 +2,6 @@
 
 from cgd.federation.editing import new, with_participant, without
 from cgd.federation.file import Federation, Participant, Training
-from cgd.federation.keys import Keys
+from cgd.federation.keys import HubSite, Keys
 
-__all__ = ["Federation", "Keys", "Participant", "Training", "new", "with_participant", "without"]
+__all__ = ["Federation", "HubSite", "Keys", "Participant", "Training", "new", "with_participant", "without"]

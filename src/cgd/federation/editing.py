@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
-from cgd.federation.file import Federation, Participant, Training
-from cgd.federation.keys import read_text, replace_text, write_new
+from cgd.federation.file import Federation, HubSite, Participant, Training
 from cgd.federation.tables import at
+from cgd.federation.texts import read_text, replace_text, write_new
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +23,7 @@ COMMENTS = {
     "bound": "the largest magnitude of a gradient coordinate",
     "ring_bits": "or 64",
     "sharing": 'or "uniform"',
-    "opening": 'or "aggregator"',
+    "opening": '"mesh", "aggregator" or "hub"',
     "aggregator": "the participant that adds up, if there is one",
     "minimum": "never fewer members than this",
     "optimizer": 'or "adam"',
@@ -46,6 +46,7 @@ def new(
     name: str,
     participants: Iterable[Participant],
     training: Training | None = None,
+    hub: HubSite | None = None,
     schema: str = "",
 ) -> Federation:
     """Write the first file of a federation, with comments; `schema` is the text of `[data]` and `[model]`, if any.
@@ -55,9 +56,11 @@ def new(
     """
     path = Path(path)
     with at(f"{path} is not written: "):
-        made = Federation(name, 1, training or Training(), tuple(participants), path)
+        made = Federation(name, 1, training or Training(), tuple(participants), path, hub)
     head = "# The federation file. Every participant holds the same, and they compare it before they sum."
     settings = _lines(asdict(made.training))
+    if hub is not None:
+        settings += f"\n[hub]\n{_lines(asdict(hub))}"
     blocks = "".join(f"\n{_block(each)}" for each in made.participants)
     tables = f"\n{schema.strip()}\n" if schema else ""
     text = f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{tables}{blocks}"
@@ -119,7 +122,7 @@ def _rewrite(before: Federation, participants: tuple[Participant, ...], change: 
 
 def _block(participant: Participant) -> str:
     return "[[participants]]\n" + _lines(
-        {key: value for key, value in asdict(participant).items() if value is not None}
+        {key: value for key, value in asdict(participant).items() if value not in (None, "")}
     )
 
 

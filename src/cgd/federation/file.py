@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
-from cgd.federation.keys import Participant, check_name, check_unique, read_text, similar
+from cgd.federation.keys import HubSite, Participant, check_name, check_unique, similar
 from cgd.federation.tables import at, check_integers, check_keys, digest, typed
 from cgd.federation.task import Data, Model, parse_data, parse_model
+from cgd.federation.texts import read_text
 from cgd.learning.grid import Grid
 from cgd.network.peers import SumSettings
 from cgd.network.sockets import Contact
 from cgd.protocol.charter import Charter
 from cgd.protocol.members import FEWEST_MEMBERS
+from cgd.protocol.messages import HUB
 from cgd.ring.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from cgd.protocol.messages import Opening, Sharing
 
-__all__ = ["Federation", "Participant", "Training"]
+__all__ = ["Federation", "HubSite", "Participant", "Training"]
 
 OPTIMIZERS = ("sgd", "adam")
 
@@ -46,7 +48,7 @@ class Training:
         bound: see `SumSettings`, as for the next four.
         ring_bits: 32 or 64.
         sharing: "expanded" or "uniform".
-        opening: "mesh" or "aggregator".
+        opening: "mesh", "aggregator" or "hub".
         aggregator: the name of that participant.
         minimum: there are never fewer members than this.
         optimizer: "sgd" or "adam".
@@ -113,6 +115,7 @@ class Federation:
         training: how the members train.
         participants: all of them, by name.
         path: where the file is.
+        hub: where it is and how it is known, if there is one.
         data: with `cgd join --data`, what the tables hold and what is to be predicted.
         model: from what.
     """
@@ -122,6 +125,7 @@ class Federation:
     training: Training
     participants: tuple[Participant, ...]
     path: Path = field(compare=False)
+    hub: HubSite | None = None
     data: Data | None = None
     model: Model | None = None
 
@@ -132,7 +136,8 @@ class Federation:
         object.__setattr__(self, "participants", tuple(sorted(self.participants, key=lambda each: each.name)))
         check_unique("name", self.participants, lambda each: each.name)
         check_unique("key", self.participants, lambda each: each.key)
-        check_unique("address", self.participants, lambda each: each.place)
+        check_unique("address", [each for each in self.participants if each.address], lambda each: each.place)
+        self._check_hub()
         count, minimum = len(self.participants), self.training.minimum
         if count < minimum:
             because = "a sum over fewer hides nothing" if minimum == FEWEST_MEMBERS else "minimum in [training]"
@@ -172,7 +177,7 @@ class Federation:
             raise InputError(f"{path} is not TOML: {error}; mend it there") from None
         with at(f"{path}: "):
             check_integers(content)
-            check_keys(content, ("name", "epoch", "participants"), ("training", "data", "model"))
+            check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model"))
             with at("[training] "):
                 table = content.get("training", {})
                 check_keys(table, (), [each.name for each in fields(Training)])
@@ -184,7 +189,8 @@ class Federation:
             if not isinstance(content["participants"], list):
                 raise InputError("participants is no list; write [[participants]] for each of them, in double brackets")
             participants = tuple(_participant(*each) for each in enumerate(content["participants"], start=1))
-            return cls(content["name"], content["epoch"], training, participants, path, data, model)
+            hub = _hub(content["hub"]) if "hub" in content else None
+            return cls(content["name"], content["epoch"], training, participants, path, hub, data, model)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -200,6 +206,12 @@ class Federation:
     def contacts(self) -> dict[str, Contact]:
         """Where every participant is found and how it is known."""
         return {each.name: Contact(each.address, each.key.encode()) for each in self.participants}
+
+    @property
+    def contacts_and_hub(self) -> dict[str, Contact]:
+        """The same, and the hub under its name, if there is one."""
+        hub = {} if self.hub is None else {HUB: Contact(self.hub.address, self.hub.key.encode())}
+        return self.contacts | hub
 
     @property
     def grid(self) -> Grid | None:
@@ -229,7 +241,7 @@ class Federation:
             "training": digest(asdict(self.training)),
             "participants": digest([asdict(each) for each in self.participants]),
         }
-        for name, section in (("data", self.data), ("model", self.model)):
+        for name, section in (("hub", self.hub), ("data", self.data), ("model", self.model)):
             if section is not None:
                 sections[name] = digest(asdict(section))
         return sections
@@ -256,6 +268,23 @@ class Federation:
         raise MembershipError(
             f"{name!r} is no participant of {self.name}{similar(name, self.names)}; name one of {names}"
         )
+
+    def _check_hub(self) -> None:
+        away = [each.name for each in self.participants if not each.address]
+        if self.hub is None:
+            if away:
+                raise InputError(
+                    f"{away[0]} has no address, and there is no hub through which it could be reached; give it an "
+                    "address, or add a [hub]"
+                )
+            if self.training.opening == "hub":
+                raise InputError('opening in [training] is "hub", and there is none; add a [hub], or choose "mesh"')
+            return
+        for each in self.participants:
+            if each.key == self.hub.key:
+                raise InputError(f"the hub has the key of {each.name}; it needs one of its own: `cgd keygen hub`")
+            if each.address and each.place == self.hub.place:
+                raise InputError(f"the hub and {each.name} have the same address, {each.address!r}; each has its own")
 
     def _check_grid(self) -> None:
         grid = self.grid
@@ -289,5 +318,11 @@ def digest_of(epoch: int, sections: Mapping[str, str]) -> str:
 def _participant(number: int, table: Any) -> Participant:
     name = table.get("name") if isinstance(table, dict) else None
     with at(f"participant {number} ({name!r}): " if isinstance(name, str) else f"participant {number}: "):
-        check_keys(table, ("name", "address", "key"), ("cell",))
-        return Participant(**table)
+        check_keys(table, ("name", "key"), ("address", "cell"))
+        return Participant(**{"address": ""} | table)
+
+
+def _hub(table: Any) -> HubSite:
+    with at("[hub] "):
+        check_keys(table, ("address", "key"), ())
+        return HubSite(**table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from dataclasses import asdict, replace
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING
 import cgd
 from cgd.errors import InputError, MembershipError
 from cgd.federation.file import Federation
-from cgd.federation.keys import Keys, host_and_port
+from cgd.federation.keys import Keys, find_key, host_and_port
 from cgd.federation.state import StateFolder
+from cgd.federation.texts import stamp
 from cgd.network.conductor import Conductor
 from cgd.network.group_driver import GroupDriver
 from cgd.network.peers import Peers
@@ -68,7 +68,7 @@ class Membership:
         self.federation = path if isinstance(path, Federation) else Federation.load(path)
         self.path = self.federation.path
         self.me = self.federation.participant(participant).name
-        self.keys = Keys.load(key or _find_key(self.path, participant))
+        self.keys = Keys.load(key or find_key(self.path, participant))
         if self.keys.public != self.federation.participant(participant).key:
             raise InputError(
                 f"the key file's public key is {self.keys.public}, and {self.path} lists another for {participant}; "
@@ -76,6 +76,11 @@ class Membership:
             )
         if address is not None:
             host_and_port(address)
+            if not self.federation.participant(participant).address:
+                raise InputError(
+                    f"{participant} has no address in {self.path}: it only dials out, to the hub; leave out --address, "
+                    "or have its address listed"
+                )
         self._address = address
         self._doubted = False
         folder = Path(state) if state is not None else self.path.parent / "state" / participant
@@ -101,7 +106,7 @@ class Membership:
         return [name for name, members in self.federation.groups().items() if self.me in members]
 
     def _contacts(self) -> dict[str, Contact]:
-        contacts = dict(self.federation.contacts)
+        contacts = self.federation.contacts_and_hub
         if self._address is not None:
             contacts[self.me] = replace(contacts[self.me], address=self._address)
         return contacts
@@ -114,7 +119,8 @@ class Membership:
         for name, members in self.federation.groups().items():
             if name != EVERYONE and self.me in members:
                 kind = name.split("-")[0]
-                own = settings if settings.aggregator in members else replace(settings, opening="mesh", aggregator="")
+                foreign = settings.opening == "aggregator" and settings.aggregator not in members
+                own = replace(settings, opening="mesh", aggregator="") if foreign else settings
                 groups[kind] = Peers(GroupDriver(self.conductor, name), own, seed=seed, training=training)
         return Peers(GroupDriver(self.conductor, EVERYONE), settings, seed=seed, groups=groups, training=training)
 
@@ -136,10 +142,10 @@ class Membership:
         """Adopt a new epoch of the federation file when the operator puts one there."""
         seen = None  # the first look reads it: it may have changed since we did
         while not self._stop.wait(WATCH_SECONDS):
-            stamp = _stamp(self.path)
-            if stamp == seen:
+            found = stamp(self.path)
+            if found == seen:
                 continue
-            seen = stamp
+            seen = found
             try:
                 self._take_over(Federation.load(self.path))
             except MembershipError as error:
@@ -167,6 +173,12 @@ class Membership:
             )
         if self.me not in new.contacts:
             raise MembershipError(f"{self.me} is no longer in the federation: it was removed in epoch {new.epoch}")
+        before, after = self.federation.participant(self.me).address, new.participant(self.me).address
+        if bool(before) != bool(after):
+            raise InputError(
+                f"it {'gives' if after else 'takes away'} the address of {self.me}, and a running participant cannot "
+                "begin or cease to listen; stop it and join again"
+            )
         ours, theirs = self.federation.participant(self.me).cell, new.participant(self.me).cell
         if ours != theirs:
             raise InputError(
@@ -210,21 +222,3 @@ def join(
         path, participant, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=linger
     )
     return membership.peers
-
-
-def _find_key(path: Path, participant: str) -> Path:
-    places = [path.parent / f"{participant}.key", Path(f"{participant}.key")]
-    for place in places:
-        if place.exists():
-            return place
-    raise InputError(
-        f"there is no key of {participant}: neither {' nor '.join(map(str, dict.fromkeys(places)))} exists; "
-        f"name it (key=, --key), or make one with `cgd keygen {participant}`"
-    )
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size
-    return None

@@ -15,7 +15,6 @@ import secrets
 import shlex
 import stat
 import struct
-import tempfile
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ import zmq
 from zmq.utils import z85
 
 from cgd.errors import InputError
+from cgd.federation.texts import write_new
 from cgd.learning.grid import Cell
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Participant:
 
     Attributes:
         name: what it is called.
-        address: where others reach it, such as `tcp://hospital-a.example:7001`.
+        address: where others reach it, such as `tcp://hospital-a.example:7001`; empty if it only dials out.
         key: its public key, 40 characters of Z85.
         cell: its place in the grid, if there is one.
     """
@@ -73,12 +73,9 @@ class Participant:
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
-        host_and_port(self.address)
-        key: Any = self.key
-        if not isinstance(key, str) or not is_key(key.encode()):
-            raise InputError(
-                f"key is {key!r}; a key is {KEY_CHARACTERS} characters of Z85: copy it from {self.name}.pub"
-            )
+        if self.address != "":
+            host_and_port(self.address)
+        _check_key(self.key, f"{self.name}.pub")
         if self.cell is not None:
             cell: Any = self.cell
             whole = isinstance(cell, (list, tuple)) and all(type(each) is int and each >= 0 for each in cell)
@@ -89,6 +86,28 @@ class Participant:
     @property
     def place(self) -> tuple[str, int]:
         """Where the address leads: the same for all ways of writing it."""
+        return host_and_port(self.address)
+
+
+@dataclass(frozen=True)
+class HubSite:
+    """Where the hub is and how it is known. What it cannot be raises an `InputError`.
+
+    Attributes:
+        address: where the participants reach it, such as `tcp://hub.example:7000`.
+        key: its public key, 40 characters of Z85.
+    """
+
+    address: str
+    key: str
+
+    def __post_init__(self) -> None:
+        host_and_port(self.address)
+        _check_key(self.key, "the .pub that `cgd keygen hub` wrote")
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where the address leads."""
         return host_and_port(self.address)
 
 
@@ -211,6 +230,27 @@ def public_key(text: str) -> str:
     return key
 
 
+def find_key(path: Path, name: str) -> Path:
+    """The private key file of a participant or of the hub: beside the federation file, or here.
+
+    Raises:
+        InputError: it is in neither place.
+    """
+    places = [path.parent / f"{name}.key", Path(f"{name}.key")]
+    for place in places:
+        if place.exists():
+            return place
+    raise InputError(
+        f"there is no key of {name}: neither {' nor '.join(map(str, dict.fromkeys(places)))} exists; "
+        f"name it (key=, --key), or make one with `cgd keygen {name}`"
+    )
+
+
+def _check_key(key: object, source: str) -> None:
+    if not isinstance(key, str) or not is_key(key.encode()):
+        raise InputError(f"key is {key!r}; a key is {KEY_CHARACTERS} characters of Z85: copy it from {source}")
+
+
 def check_name(what: str, name: object) -> str:
     """A name that can be used in files, on the wire and on the command line.
 
@@ -290,72 +330,6 @@ def _host(text: str) -> str | None:
         return None
     # Nobody can connect to 0.0.0.0, and a zone (%eth0) means something on one machine only.
     return None if ip.is_unspecified or "%" in text else str(ip)
-
-
-def read_text(path: Path) -> str:
-    """The text of a federation file.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    try:
-        return path.read_bytes().decode()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path} cannot be read ({reason}); name the federation file, a TOML file") from None
-
-
-def write_new(path: Path, text: str, mode: int) -> None:
-    """Write a file that must not be there yet.
-
-    Raises:
-        InputError: it exists, or cannot be written; then nothing is left behind.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        raise InputError(
-            f"{path} exists and is never overwritten; choose another name or folder, or move it away"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written ({error.strerror}); name a folder that exists and is yours"
-        ) from None
-    try:
-        _fill(descriptor, text)
-    except BaseException as error:
-        path.unlink()
-        if isinstance(error, OSError):
-            raise InputError(f"{path} cannot be written ({error.strerror}); make room for it") from None
-        raise
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Put a new text in place of a file's, all at once: whoever reads it has the old one or the new one.
-
-    Raises:
-        InputError: it cannot be written; the file is as it was.
-    """
-    target = path.resolve()  # a link stays one
-    beside: str | None = None
-    try:
-        descriptor, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        _fill(descriptor, text)
-        os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
-        os.replace(beside, target)
-    except BaseException as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InputError(f"{path} cannot be written ({error.strerror}); see whether its folder is yours") from None
-        raise
-
-
-def _fill(descriptor: int, text: str) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())  # the only copy of a key should outlive a power cut
 
 
 def _private_content(path: str | os.PathLike[str]) -> dict[str, object]:

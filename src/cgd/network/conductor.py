@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cgd.errors import (
     CGDError,
     ClosedError,
+    HubError,
     InputError,
     LocalProtocolError,
     MembershipError,
@@ -26,6 +27,7 @@ from cgd.errors import (
 )
 from cgd.network.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
 from cgd.network.gate import Refusals
+from cgd.protocol.messages import HUB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +52,7 @@ class PeerReport:
     """How it stands with one peer, for people.
 
     Attributes:
-        name: of the peer.
+        name: of the peer; the hub has a report, too, if there is one.
         state: "here", "done", "left", "missing" or "refused".
         note: why, if it is not here.
         latency: seconds to it and back, if known.
@@ -152,6 +154,8 @@ class Conductor:
                 reports.append(PeerReport(peer, "refused", trouble[peer], link.latency))
             else:
                 reports.append(PeerReport(peer, "here", "", link.latency))
+        if (link := links.get(HUB)) is not None:
+            reports.append(PeerReport(HUB, "here" if link.connected else "missing", link.trouble, link.latency))
         return reports
 
     def close(self, *, done: bool) -> None:
@@ -251,7 +255,7 @@ class Conductor:
             while not self._closed:
                 moved = self._send_all()
                 full_pause = FULL_PAUSE_SECONDS if moved else min(2 * full_pause, LONGEST_FULL_PAUSE_SECONDS)
-                received = self.transport.receive(full_pause if self._unsent else LOOK_SECONDS)
+                received = self._receive(full_pause if self._unsent else LOOK_SECONDS)
                 while received is not None and not self._closed:
                     received = self._take_in(received)
                     full_pause = FULL_PAUSE_SECONDS
@@ -268,6 +272,13 @@ class Conductor:
             self._failure = error
         with self._changed:
             self._changed.notify_all()
+
+    def _receive(self, seconds: float) -> tuple[PeerId, Buffer] | None:
+        try:
+            return self.transport.receive(seconds)
+        except HubError as error:  # we go on, to tell the others that we leave
+            self.fail(error)
+            return None
 
     def _send_all(self) -> bool:
         """Send until nothing is left but for peers that are full; whether anything went out."""
@@ -288,7 +299,7 @@ class Conductor:
                 self._unsent[outgoing[0]] = outgoing[1]
 
     def _send(self, to: PeerId, frame: bytes) -> bool:
-        if to not in self.transport.members:
+        if to not in (*self.transport.members, HUB):
             return True  # removed in this epoch
         try:
             if not self.transport.send(to, frame):
@@ -313,7 +324,7 @@ class Conductor:
                     self.assembly.receive(sender, frame)
                 except RemoteProtocolError as error:
                     self._refusals.add(sender, "a frame", str(error))
-                received = self.transport.receive(0.0)
+                received = self._receive(0.0)
             self._notify()
         return received
 

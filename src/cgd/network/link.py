@@ -58,7 +58,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class Kind(IntEnum):
-    """What a datagram is for; in brackets, its number."""
+    """What a datagram is for; in brackets, its number. The first three are what a sending end says."""
 
     HELLO = 1  # I begin to send to you; the body is my name
     DATA = 2  # a frame (its place in the order)
@@ -68,6 +68,11 @@ class Kind(IntEnum):
     PROBE = 6  # is this still you? answer with a PING
     STALE = 7  # I do not know you: begin with HELLO
     REFUSED = 8  # I do not take what you send; the body says why
+
+    @property
+    def from_sender(self) -> bool:
+        """Whether a sending end says it."""
+        return self in (Kind.HELLO, Kind.DATA, Kind.PING)
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,15 @@ class Outgoing:
         if now - self._spoke < (BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS):
             return None
         return self._ping(now)
+
+    def restart(self) -> None:
+        """Begin anew: the process that has welcomed us is gone."""
+        self._them = NOBODY
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Say something at once, by a new connection."""
+        self._spoke = -inf
 
     def rest(self, now: float) -> float:
         """How many seconds there will be nothing to send, if nothing comes in."""

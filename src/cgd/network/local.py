@@ -151,6 +151,8 @@ def local_peers(
         raise InputError(f"members is {members!r}; it is a whole number, or a list of names")
     names = [f"participant-{i + 1}" for i in range(members)] if isinstance(members, int) else list(members)
     check_members(names[0] if names else "", names)
+    if opening == "hub":
+        raise InputError("there is no hub inside one process; choose mesh or aggregator")
     if opening == "aggregator" and aggregator is None:
         aggregator = names[0]
     settings = SumSettings(bound, ring_bits, sharing, opening, aggregator or "")

@@ -38,7 +38,8 @@ class SumSettings:
         ring_bits: 32, or 64 for more precision at twice the bytes.
         sharing: "expanded" (shares from pair keys, nothing extra travels) or "uniform" (the paper's, (m − 1) times
             the bytes, perfect secrecy).
-        opening: "mesh" (every member adds up one part) or "aggregator" (one member adds up everything).
+        opening: "mesh" (every member adds up one part), "aggregator" (one member adds up everything) or "hub" (the hub
+            does, without learning anything; in a federation that has one).
         aggregator: the name of that member.
     """
 

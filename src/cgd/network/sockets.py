@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+import time
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -16,15 +17,13 @@ from cgd.errors import InputError, TransportError
 from cgd.network import link
 from cgd.network.gate import BROKEN, DOMAIN, NO_HANDSHAKE, WHY_NOT
 
-if TYPE_CHECKING:
-    from cgd.network.link import Incoming, Outgoing
-
 HEARTBEAT_MILLISECONDS = 2000
 LINGER_MILLISECONDS = 1000
 HANDSHAKE_MILLISECONDS = 10000
 # Messages that wait in a socket: few, because what is under way is in the links' windows.
 MOST_MESSAGES = 64
 REDIAL_SECONDS = 1.0
+RESOLVE_SECONDS = 3.0
 LISTEN = re.compile(r"tcp://.+:[0-9]+")
 
 Socket = zmq.Socket[bytes]
@@ -36,7 +35,7 @@ class Contact:
     """Where a participant is found and how it is known.
 
     Attributes:
-        address: such as `tcp://hospital-a.example:7001`.
+        address: such as `tcp://hospital-a.example:7001`; empty if it only dials out, to the hub.
         public_key: its CURVE key, 40 characters of Z85.
     """
 
@@ -44,31 +43,65 @@ class Contact:
     public_key: bytes
 
 
-@dataclass
-class Way:
-    """Both directions to one peer."""
+class Line:
+    """A connection that we make, and how it stands with it.
 
-    dealer: Socket
-    monitor: Socket
-    out: Outgoing
-    into: Incoming
-    address: str
-    trouble: str = "not reached yet"
-    connected: bool = False
-    event: zmq.Event | None = None  # the last one that ZeroMQ reported
-    redial: float = inf  # when to connect anew, unless ZeroMQ does
+    Args:
+        context: of the sockets.
+        poller: told when something comes by it, or is reported of it.
+        peer: to whom.
+        contact: where it is found.
+        own: our public and our secret key.
+    """
+
+    def __init__(
+        self, context: Context, poller: zmq.Poller, peer: str, contact: Contact, own: tuple[bytes, bytes]
+    ) -> None:
+        self.address = contact.address
+        self.trouble = "not reached yet"
+        self.connected = False
+        self._poller = poller
+        self._make = partial(calling_socket, context, peer, contact, *own)
+        self._event: zmq.Event | None = None  # the last one that ZeroMQ reported
+        self._redial = inf  # when to connect anew, unless ZeroMQ does
+        self.open()
+
+    def open(self) -> None:
+        """Make the socket."""
+        self.dealer, self.monitor = self._make()
+        for each in (self.dealer, self.monitor):
+            self._poller.register(each, zmq.POLLIN)
+
+    def close(self) -> None:
+        """Let go of it."""
+        for each in (self.dealer, self.monitor):
+            self._poller.unregister(each)
+        self.dealer.disable_monitor()
+        self.monitor.close(linger=0)
+        self.dealer.close(linger=0)
+
+    def has_room(self) -> bool:
+        """Whether something can be sent; if not, the poller tells when it can."""
+        room = int(self.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
+        self._poller.register(self.dealer, zmq.POLLIN if room else zmq.POLLIN | zmq.POLLOUT)
+        return bool(room)
+
+    def send(self, *parts: bytes) -> None:
+        """Send a message, or lose it: the link sends it again."""
+        with contextlib.suppress(zmq.Again):
+            self.dealer.send_multipart(parts, zmq.NOBLOCK)
 
     def note_event(self, now: float) -> None:
         """Take in what ZeroMQ reports of our connection."""
         event = zmq.Event(recv_monitor_message(self.monitor)["event"])
-        before, self.event, self.redial = self.event, event, inf
+        before, self._event, self._redial = self._event, event, inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
             self.trouble = "connected, and not yet let in"
         elif event == zmq.EVENT_DISCONNECTED:
             # ZeroMQ connects anew, and reports that next; not if the other side broke the protocol or refused our key,
             # but it may know better in a while.
-            self.redial = now + REDIAL_SECONDS
+            self._redial = now + REDIAL_SECONDS
             if self.connected:
                 self.trouble = BROKEN
             elif before is None or before == zmq.EVENT_CONNECT_RETRIED:  # else the reason came before
@@ -79,8 +112,8 @@ class Way:
 
     def redial_if_due(self, now: float) -> None:
         """Connect anew if ZeroMQ has given up."""
-        if now > self.redial:
-            self.redial, self.event = inf, None
+        if now > self._redial:
+            self._redial, self._event = inf, None
             with contextlib.suppress(zmq.ZMQError):
                 self.dealer.disconnect(self.address)
             self.dealer.connect(self.address)
@@ -96,8 +129,63 @@ class Way:
         self.address = address
 
 
-def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[Socket, Socket]:
+class HubLine(Line):
+    """Our connection with the hub: each time it breaks it is made anew, with another socket and the next number.
+
+    So whatever comes by a connection, or goes by it, is in order. A socket that connects anew by itself may hand out
+    what is left of the connection before behind the first messages of the next.
+    """
+
+    connection = 0
+
+    def open(self) -> None:
+        """Make the next connection."""
+        self.dealer, self.monitor = self._make(once=True)
+        for each in (self.dealer, self.monitor):
+            self._poller.register(each, zmq.POLLIN)
+        self.connection += 1
+        self.connected, self._event = False, None
+        self._redial = time.monotonic() + RESOLVE_SECONDS  # nothing is reported of a host that is not known
+
+    def note_event(self, now: float) -> None:
+        """Take in what ZeroMQ reports of our connection."""
+        event = zmq.Event(recv_monitor_message(self.monitor)["event"])
+        before, self._event = self._event, event
+        self._redial = inf
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.connected = True
+            self.trouble = "connected, and not yet let in"
+        elif event in WHY_NOT:
+            self.trouble = f"{WHY_NOT[event]} ({self.address})"
+            self._redial = now + REDIAL_SECONDS
+        elif event == zmq.EVENT_DISCONNECTED:
+            if self.connected:
+                self.trouble = BROKEN
+            elif before not in WHY_NOT:
+                self.trouble = f"{NO_HANDSHAKE} ({self.address})"
+            self._redial = now + (REDIAL_SECONDS / 4 if self.connected else REDIAL_SECONDS)
+            self.connected = False
+
+    def redial_if_due(self, now: float) -> None:
+        """Connect anew if the connection is broken, or was not made."""
+        if now <= self._redial:
+            return
+        if self._event is None:
+            self.trouble = f"{WHY_NOT[zmq.EVENT_CONNECT_RETRIED]} ({self.address})"
+        self.close()
+        self.open()
+
+
+def listening_socket(
+    context: Context, secret_key: bytes, listen: str, most: int = MOST_MESSAGES
+) -> tuple[Socket, Socket]:
     """The socket that peers connect to, and a monitor that tells who comes and goes.
+
+    Args:
+        context: of the sockets.
+        secret_key: our CURVE key.
+        listen: where to bind.
+        most: how many messages may wait for one peer.
 
     Raises:
         InputError: that is no address.
@@ -111,6 +199,7 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
     router.zap_domain = DOMAIN
     router.router_mandatory = True  # so that we are told if a connection is gone
     _prepare(router)
+    router.sndhwm = max(most, MOST_MESSAGES)
     door = router.get_monitor_socket(
         zmq.EVENT_ACCEPTED
         | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -133,9 +222,9 @@ def listening_socket(context: Context, secret_key: bytes, listen: str) -> tuple[
 
 
 def calling_socket(
-    context: Context, peer: str, contact: Contact, public_key: bytes, secret_key: bytes
+    context: Context, peer: str, contact: Contact, public_key: bytes, secret_key: bytes, *, once: bool = False
 ) -> tuple[Socket, Socket]:
-    """A socket that connects to a peer, and a monitor that tells how it goes.
+    """A socket that connects to a peer, and a monitor that tells how it goes; `once`: not anew if that breaks.
 
     Raises:
         InputError: the address cannot be used.
@@ -145,11 +234,13 @@ def calling_socket(
     dealer.curve_publickey = public_key
     dealer.curve_secretkey = secret_key
     dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
-    dealer.reconnect_ivl = 100
-    dealer.reconnect_ivl_max = 1000
+    dealer.reconnect_ivl = -1 if once else 100
+    dealer.reconnect_ivl_max = 0 if once else 1000
     dealer.connect_timeout = HANDSHAKE_MILLISECONDS
     _prepare(dealer)
     events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    if once:
+        events |= zmq.EVENT_CONNECT_DELAYED
     for event in WHY_NOT:
         events |= event
     monitor = dealer.get_monitor_socket(events)
@@ -158,6 +249,16 @@ def calling_socket(
     except zmq.ZMQError as error:
         raise InputError(f"the address of {peer}, {contact.address!r}, cannot be used: {_reason(error)}") from None
     return dealer, monitor
+
+
+def read_rest(each: Socket) -> tuple[zmq.Frame, int]:
+    """The last part of a message whose first part was read, and how many there were after that."""
+    last = each.recv(copy=False)
+    parts = 1
+    while each.rcvmore:  # one by one: there may be millions
+        last = each.recv(copy=False)
+        parts += 1
+    return last, parts
 
 
 def listening_address(address: str) -> str:

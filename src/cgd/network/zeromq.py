@@ -1,8 +1,10 @@
 """The transport between machines: ZeroMQ, encrypted and authenticated by CURVE.
 
-Every participant binds one address (a ROUTER socket) and connects to the address of every peer (one DEALER each).
-Frames go out by the DEALERs and come in by the ROUTER; links (`link.py`) number them, so that a connection that breaks
-loses nothing. One thread owns all sockets. The others leave frames in the links and take them from the inbox.
+Every participant that has an address binds it (a ROUTER socket) and connects to that of every peer that has one (a DEALER
+each). Frames go out by the DEALERs and come in by the ROUTER. If there is a hub, one more DEALER connects to it, and what
+concerns a participant without an address goes through it, in both directions, sealed end to end (`ways.py`,
+`sealing.py`). Links (`link.py`) number all frames, so that a connection that breaks loses nothing. One thread owns all
+sockets. The others leave frames in the links and take them from the inbox.
 """
 
 from __future__ import annotations
@@ -14,21 +16,25 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from cgd.errors import ClosedError, InputError, MembershipError
+from cgd.errors import ClosedError, HubError, InputError, MembershipError
 from cgd.network import link
 from cgd.network.gate import Gate, Refusals, Visitors
-from cgd.network.link import Datagram, DatagramError, Incoming, Kind, Outgoing
-from cgd.network.sockets import Way, calling_socket, listening_address, listening_socket
-from cgd.network.transport import PeerStatus
+from cgd.network.link import Datagram, DatagramError, Kind
+from cgd.network.sealing import ForeignError, Sealing
+from cgd.network.sockets import HubLine, Line, listening_address, listening_socket, read_rest
+from cgd.network.ways import TO_HUB, DirectWay, HubWay, RelayedWay, send_to
+from cgd.protocol.messages import HUB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from cgd.network.sockets import Contact, Context
+    from cgd.network.sockets import Contact, Context, Socket
+    from cgd.network.transport import PeerStatus
+    from cgd.network.ways import Way
     from cgd.protocol.messages import Buffer, PeerId
 
 log = logging.getLogger("cgd.network")
@@ -36,7 +42,6 @@ log = logging.getLogger("cgd.network")
 LONGEST_SLEEP_SECONDS = 1.0
 # Messages read from one kind of socket before the others have their turn.
 TURN = 64
-LONGEST_HELLO = 1024
 
 
 class ZeroMQTransport:
@@ -44,7 +49,7 @@ class ZeroMQTransport:
 
     Args:
         me: this participant's name.
-        contacts: every participant, this one among them.
+        contacts: every participant, this one among them; and the hub under its name, if there is one.
         secret_key: our CURVE key, 40 characters of Z85.
         listen: where to bind if not at our address, such as `tcp://*:7001`.
 
@@ -57,13 +62,14 @@ class ZeroMQTransport:
         self, me: PeerId, contacts: Mapping[PeerId, Contact], secret_key: bytes, listen: str | None = None
     ) -> None:
         self.me = me
-        self.members = tuple(sorted(contacts))
+        self.members = _members(contacts)
         self.refusals = Refusals()
         self._contacts = dict(contacts)
         self._incarnation = os.urandom(link.INCARNATION_BYTES)
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[PeerId, Buffer, Incoming, int]] = deque()  # the last: the life it comes from
-        self._answers: deque[tuple[bytes, Datagram]] = deque()
+        self._inbox: deque[tuple[Way, Buffer, int]] = deque()  # the last: the life it comes from
+        self._answers: deque[tuple[Way, bytes, Datagram]] = deque()
+        self._fault: HubError | None = None
         self._woken = False
         self._closed = False
         self._asleep = False
@@ -72,12 +78,14 @@ class ZeroMQTransport:
             end.setblocking(False)
         self._secret_key = secret_key
         self._update: Mapping[PeerId, Contact] | None = None
+        self._sealing = Sealing(me, secret_key, _public_keys(contacts))
         self._ways: dict[PeerId, Way] = {}
+        self._router: Socket | None = None
         self._visitors = Visitors(self.refusals)
         self._poller = zmq.Poller()
         self._context: Context = zmq.Context()
         try:
-            self._open(listen or listening_address(contacts[me].address))
+            self._open(listen)
         except BaseException:
             self._release()
             raise
@@ -99,21 +107,24 @@ class ZeroMQTransport:
         return True
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
-        """Take the next frame."""
+        """Take the next frame; a fault of the hub is raised here, once."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed, timeout)
+            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed or self._fault, timeout)
             if self._closed:
                 raise ClosedError("this member's connection is closed; make new peers for further sums")
+            if self._fault is not None:
+                fault, self._fault = self._fault, None
+                raise fault
             if not self._inbox:
                 self._woken = False
                 return None
-            sender, frame, into, life = self._inbox.popleft()
-            answer = into.consumed(len(frame), life)
-            if answer is not None and into.channel is not None:
-                self._answers.append((into.channel, answer))
+            way, frame, life = self._inbox.popleft()
+            answer = way.into.consumed(len(frame), life)
+            if answer is not None and way.into.channel is not None:
+                self._answers.append((way, way.into.channel, answer))
         if answer is not None:
             self._ring()
-        return sender, frame
+        return way.peer, frame
 
     def wake(self) -> None:
         """Let `receive` return."""
@@ -135,7 +146,7 @@ class ZeroMQTransport:
         """How it stands with every peer."""
         now = time.monotonic()
         with self._changed:
-            return {peer: self._status(way, now) for peer, way in self._ways.items()}
+            return {peer: way.status(now) for peer, way in self._ways.items()}
 
     def update(self, contacts: Mapping[PeerId, Contact]) -> None:
         """Have these members from now on."""
@@ -153,40 +164,39 @@ class ZeroMQTransport:
 
     # What the thread does.
 
-    def _status(self, way: Way, now: float) -> PeerStatus:
-        connected = way.out.welcomed and now - way.out.heard < link.SILENT_SECONDS
-        trouble = way.out.refusal or way.trouble
-        if connected:
-            address = self._contacts[self.me].address
-            deaf = f"nothing comes from it; if this lasts it does not reach us at {address}: is our port open?"
-            trouble = "" if way.into.alive(now) else deaf
-        return PeerStatus(connected, way.out.latency, trouble)
-
-    def _open(self, listen: str) -> None:
+    def _open(self, listen: str | None) -> None:
         self._gate = Gate(self._context, self._names(), self.refusals)
-        self._router, self._door = listening_socket(self._context, self._secret_key, listen)
-        for each in (self._router, self._gate.socket, self._door, self._ear):
+        address = self._contacts[self.me].address
+        listening: list[Any] = [self._gate.socket, self._ear]
+        if address:
+            self._router, self._door = listening_socket(
+                self._context, self._secret_key, listen or listening_address(address)
+            )
+            listening += [self._router, self._door]
+        elif listen is not None:
+            raise InputError(f"{self.me} has no address in the federation file: it only dials out, and cannot listen")
+        for each in listening:
             self._poller.register(each, zmq.POLLIN)
-        for peer in self._contacts:
-            if peer != self.me:
-                self._connect(peer)
+        self._connect()
 
-    def _connect(self, peer: PeerId) -> None:
-        contact, own = self._contacts[peer], self._contacts[self.me]
-        dealer, monitor = calling_socket(self._context, peer, contact, own.public_key, self._secret_key)
+    def _connect(self) -> None:
+        """Have a way to everybody we have none to; to the hub first, for others lead through it."""
+        own = self._contacts[self.me]
+        keys = own.public_key, self._secret_key
         hello = f"{self.me}\0{own.address}".encode()
-        out, into = Outgoing(self._incarnation, hello), Incoming(self._incarnation)
-        self._ways[peer] = Way(dealer, monitor, out, into, contact.address)
-        for each in (dealer, monitor):
-            self._poller.register(each, zmq.POLLIN)
-
-    def _disconnect(self, peer: PeerId) -> None:
-        way = self._ways.pop(peer)
-        for each in (way.dealer, way.monitor):
-            self._poller.unregister(each)
-        way.dealer.disable_monitor()
-        way.monitor.close(linger=0)
-        way.dealer.close(linger=0)
+        for peer, contact in sorted(self._contacts.items(), key=lambda pair: pair[0] != HUB):
+            if peer == self.me or peer in self._ways:
+                continue
+            common = peer, self._incarnation, hello, self.refusals
+            if peer == HUB:
+                self._ways[HUB] = HubWay(*common, HubLine(self._context, self._poller, peer, contact, keys))
+            elif self._router is not None and contact.address:
+                line = Line(self._context, self._poller, peer, contact, keys)
+                self._ways[peer] = DirectWay(*common, line, self._router, own.address)
+            elif isinstance(hub := self._ways.get(HUB), HubWay):
+                self._ways[peer] = RelayedWay(*common, hub, self._sealing.with_peer(peer))
+            else:
+                raise InputError(f"{peer} or {self.me} has no address, and there is no hub; give both one")
 
     def _apply_update(self) -> None:
         """Connect with members that are new, and let go of those that are not any more."""
@@ -194,19 +204,19 @@ class ZeroMQTransport:
             if self._update is None:
                 return
             contacts, self._update = self._update, None
-            for peer in list(self._ways):
-                if contacts.get(peer) != self._contacts[peer]:
-                    self._disconnect(peer)
+            other_hub = contacts.get(HUB) != self._contacts.get(HUB)
+            for peer, way in list(self._ways.items()):
+                if contacts.get(peer) != self._contacts[peer] or (other_hub and isinstance(way, RelayedWay)):
+                    self._ways.pop(peer).close()
             self._contacts = dict(contacts)
-            self.members = tuple(sorted(contacts))
+            self.members = _members(contacts)
             self._gate.names = self._names()
-            for peer in contacts:
-                if peer != self.me and peer not in self._ways:
-                    self._connect(peer)
+            self._sealing.public_keys = _public_keys(contacts)
+            self._connect()
             self._changed.notify_all()
 
     def _names(self) -> dict[bytes, PeerId]:
-        return {contact.public_key: name for name, contact in self._contacts.items() if name != self.me}
+        return {key: name for name, key in _public_keys(self._contacts).items() if name != self.me}
 
     def _run(self) -> None:
         try:
@@ -220,15 +230,14 @@ class ZeroMQTransport:
                         self._ear.recv(4096)
                 if self._gate.socket in ready:
                     self._gate.answer()
-                if self._door in ready:
+                if self._router is not None and self._door in ready:
                     self._visitors.note(self._door, TURN)
-                if self._router in ready:
-                    self._take_in()
-                for way in self._ways.values():
-                    if way.monitor in ready:
-                        way.note_event(time.monotonic())
-                    if way.dealer in ready:
-                        self._take_answers(way)
+                with self._waking():
+                    if self._router is not None and self._router in ready:
+                        self._take_in(self._router)
+                    for way in list(self._ways.values()):
+                        if isinstance(way, DirectWay | HubWay):
+                            self._take_from(way, ready)
             self._send_all()
         except Exception:
             log.exception("the network of %s stopped", self.me, extra={"event": "failed"})
@@ -242,117 +251,133 @@ class ZeroMQTransport:
         """Send whatever can be sent now; how long to sleep after that, at most."""
         pause = LONGEST_SLEEP_SECONDS
         while self._answers:
-            self._answer(*self._answers.popleft())
+            way, channel, answer = self._answers.popleft()
+            way.answer(channel, answer)
         for way in self._ways.values():
-            way.redial_if_due(time.monotonic())
-            while room := int(way.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            if isinstance(way, DirectWay | HubWay):
+                way.line.redial_if_due(time.monotonic())
+            while way.has_room():  # without a connection, or with a full one, the poller tells when there is room
                 with self._changed:
                     datagram = way.out.next_datagram(time.monotonic())
                 if datagram is None:
                     pause = min(pause, max(0.005, way.out.rest(time.monotonic())))
                     break
-                self._post(way, datagram)
-            # Without a connection, or with a full one, the poller tells when there is room.
-            self._poller.register(way.dealer, zmq.POLLIN if room else zmq.POLLIN | zmq.POLLOUT)
+                way.post(datagram)
         return pause
 
-    def _post(self, way: Way, datagram: Datagram) -> None:
-        with contextlib.suppress(zmq.Again):  # then it counts as lost, and the link sends it again
-            way.dealer.send(datagram.to_bytes(), zmq.NOBLOCK)
-
-    def _answer(self, channel: bytes, datagram: Datagram) -> bool:
-        try:
-            self._router.send_multipart([channel, datagram.to_bytes()], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # EHOSTUNREACH: the connection is gone; EAGAIN: it does not read
-            return error.errno != zmq.EHOSTUNREACH
-        return True
-
-    def _take_in(self) -> None:
-        """Read what peers send."""
+    @contextlib.contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Wake whoever waits for a frame, once for all that have come."""
         waiting = len(self._inbox)
+        yield
+        with self._changed:
+            if len(self._inbox) > waiting:
+                self._changed.notify()
+
+    def _take_in(self, router: Socket) -> None:
+        """Read what peers send by their connections with us."""
         for _ in range(TURN):
             try:
-                channel = self._router.recv(zmq.NOBLOCK)
+                channel = router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            last = self._router.recv(copy=False)
-            parts = 1
-            while self._router.rcvmore:  # one by one: there may be millions
-                self._router.recv(copy=False)
-                parts += 1
+            last, parts = read_rest(router)
             peer = self._gate.names.get(str(last.get("User-Id")).encode())
             if peer is None:
                 self.refusals.add("a former participant", "a message", "its key is not in the federation file any more")
-                continue
-            if parts != 1:
+            elif parts != 1:
                 self.refusals.add(peer, "a malformed message", f"{parts} parts instead of 1")
-                continue
-            try:
-                datagram = link.from_bytes(last.buffer.toreadonly())
-            except DatagramError as error:
-                kind = str(error).split(":")[0]
-                if "version" in kind:
-                    kind = "foreign"  # not the version: there are 256
-                    self._refuse(channel, str(error))
-                self.refusals.add(peer, f"{'an' if kind == 'oversized' else 'a'} {kind} message", str(error))
-                continue
-            self._take_datagram(peer, channel, datagram)
+            elif not isinstance(way := self._ways[peer], DirectWay):
+                self.refusals.add(peer, "a message", "we reach it through the hub only, and it comes directly")
+            elif (datagram := self._read(peer, last.buffer.toreadonly(), channel)) is not None:
+                self._take_datagram(way, datagram, channel)
+
+    def _read(self, peer: PeerId, data: Buffer, channel: bytes = b"") -> Datagram | None:
+        try:
+            return link.from_bytes(data)
+        except DatagramError as error:
+            kind = str(error).split(":")[0]
+            if "version" in kind:
+                kind = "foreign"  # not the version: there are 256
+                if channel and self._router is not None:
+                    nobody = Datagram(Kind.REFUSED, self._incarnation, link.NOBODY, 0, str(error).encode())
+                    send_to(self._router, channel, nobody.to_bytes())
+            self.refusals.add(peer, f"{'an' if kind == 'oversized' else 'a'} {kind} message", str(error))
+            return None
+
+    def _take_datagram(self, way: Way, datagram: Datagram, channel: bytes) -> None:
         with self._changed:
-            if len(self._inbox) > waiting:  # once for all of them
-                self._changed.notify()
+            frame = way.take_in(datagram, channel)
+            if frame is not None:
+                self._inbox.append((way, frame, way.into.life))
 
-    def _take_datagram(self, peer: PeerId, channel: bytes, datagram: Datagram) -> None:
-        into, now = self._ways[peer].into, time.monotonic()
-        answer: Datagram | None = None
-        with self._changed:
-            if datagram.kind is Kind.HELLO:
-                answer = self._greet(peer, into, channel, datagram, now)
-            elif datagram.kind in (Kind.DATA, Kind.PING):
-                stale = into.stale
-                frame, answer = into.take(datagram, channel, now)
-                if frame is not None:
-                    self._inbox.append((peer, frame, into, into.life))
-                elif into.stale > stale:
-                    self.refusals.add(peer, "a stale or repeated message", level=logging.INFO)
-            else:
-                self.refusals.add(peer, "a malformed message", f"{datagram.kind.name} from a sender")
-        if answer is not None:
-            self._answer(channel, answer)
-        probe = into.probe()
-        if probe is not None and into.channel is not None and not self._answer(into.channel, probe):
-            into.gone()
-
-    def _greet(self, peer: PeerId, into: Incoming, channel: bytes, datagram: Datagram, now: float) -> Datagram:
-        claimed, _, address = bytes(datagram.body[:LONGEST_HELLO]).decode(errors="replace").partition("\0")
-        if claimed != peer:
-            self.refusals.add(peer, "a false name", f"it says that it is {claimed!r}, and its key is that of {peer}")
-            why = f"your key is that of {peer}, and you say that you are {claimed}"
-            return Datagram(Kind.REFUSED, self._incarnation, datagram.sender, 0, why.encode())
-        answer = into.hello(datagram, channel, now)
-        if answer.kind is Kind.REFUSED:
-            self.refusals.add(peer, "a second process with the same key")
-        elif address != self._ways[peer].address and address.startswith("tcp://"):
-            self._ways[peer].follow(address)  # it has moved, and proved with its key that it is the one
-        return answer
-
-    def _refuse(self, channel: bytes, why: str) -> None:
-        nobody = Datagram(Kind.REFUSED, self._incarnation, link.NOBODY, 0, why.encode())
-        self._answer(channel, nobody)
-
-    def _take_answers(self, way: Way) -> None:
-        """Read what the receiving ends of our links say."""
+    def _take_from(self, way: DirectWay | HubWay, ready: Mapping[Any, int]) -> None:
+        """Read what comes by a connection of ours."""
+        if way.line.monitor in ready:
+            way.line.note_event(time.monotonic())
+        if way.line.dealer not in ready:
+            return
         for _ in range(TURN):
             try:
-                datagram = link.from_bytes(way.dealer.recv(zmq.NOBLOCK))
+                first = way.line.dealer.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            if isinstance(way, HubWay):
+                last, parts = read_rest(way.line.dealer) if first.more else (first, 0)
+                if parts == 1:
+                    self._take_from_hub(way, first.bytes, last.buffer.toreadonly())
+                else:
+                    self.refusals.add(HUB, "a malformed message", f"{parts + 1} parts instead of 2")
+                continue
+            try:
+                datagram = link.from_bytes(first.buffer.toreadonly())
             except DatagramError as error:
-                way.trouble = f"it answers with a message we cannot read: {error}"
+                way.line.trouble = f"it answers with a message we cannot read: {error}"
                 continue
             with self._changed:
-                answer = way.out.take(datagram, time.monotonic())
-            if answer is not None:
-                self._post(way, answer)
+                way.take_answer(datagram, b"")
+
+    def _take_from_hub(self, hub: HubWay, name: bytes, payload: Buffer) -> None:
+        """Read what the hub says itself, or passes on."""
+        way = hub if name == TO_HUB else self._ways.get(name.decode(errors="replace"))
+        if way is None or isinstance(way, DirectWay):
+            self.refusals.add(HUB, "a message", "it is from nobody whom we reach through the hub")
+            return
+        channel, content, fresh = b"", payload, True
+        if isinstance(way, RelayedWay):
+            way.absent = not payload
+            if way.absent:
+                return
+            try:
+                opened = way.channel.open(payload, hub.line.connection)
+            except HubError as fault:
+                self._blame(fault)
+                return
+            except ForeignError as error:
+                way.foreign = str(error)
+                self.refusals.add(way.peer, "a foreign message", str(error))
+                return
+            if opened.content is None:
+                self.refusals.add(way.peer, "a stale or repeated message", level=logging.INFO)
+                return
+            channel, content, fresh, way.foreign = opened.process, opened.content, opened.fresh, ""
+        datagram = self._read(way.peer, content)
+        if datagram is None:
+            return
+        if not fresh and datagram.kind is not Kind.HELLO:
+            self.refusals.add(way.peer, "a malformed message", f"{datagram.kind.name} that is sealed for no process")
+        elif datagram.kind.from_sender:
+            self._take_datagram(way, datagram, channel)
+        else:
+            with self._changed:
+                way.take_answer(datagram, channel)
+
+    def _blame(self, fault: HubError) -> None:
+        """The hub did what it must not: whoever receives is told."""
+        log.error("%s", fault, extra={"event": "hub", "peer": HUB})
+        with self._changed:
+            self._fault = fault
+            self._changed.notify_all()
 
     def _ring(self) -> None:
         """Wake the thread that owns the sockets, unless somebody has."""
@@ -365,3 +390,11 @@ class ZeroMQTransport:
         self._context.destroy(linger=1000)
         self._bell.close()
         self._ear.close()
+
+
+def _members(contacts: Mapping[PeerId, Contact]) -> tuple[PeerId, ...]:
+    return tuple(sorted(set(contacts) - {HUB}))
+
+
+def _public_keys(contacts: Mapping[PeerId, Contact]) -> dict[PeerId, bytes]:
+    return {name: contact.public_key for name, contact in contacts.items() if name != HUB}

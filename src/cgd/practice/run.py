@@ -220,7 +220,7 @@ def _federation(federation: Federation, participant: str) -> dict[str, Any]:
         "digest": federation.digest,
         "participants": list(federation.names),
         "grid": {"rows": grid.rows, "columns": grid.columns, "cell": list(cell)} if grid and cell else None,
-        "hub": getattr(federation, "hub", None) is not None,
+        "hub": federation.hub is not None,
     }
 
 

@@ -8,7 +8,7 @@ A session lives as long as all of its members' processes do. An assembly outlive
 2. A view has one session for each group of members that sums. Its pair keys come from the ephemeral keys, so no share
    is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
    is opened by all or by none (see `secure_sum`), so this shows nothing twice.
-3. First everybody says how many sums it has finished (`Standing`). If somebody finished one that we did not, it is
+3. First everybody says how many sums it has finished (`Standing`), and contributes to a key for all. If somebody finished one that we did not, it is
    finished: we take it from that member's ledger (`Ask`, `Piece`) and do not run it again, whoever its members were.
    Only members of a group are given its ledger.
 4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and nobody goes
@@ -19,22 +19,22 @@ No I/O here: frames in by `receive`, frames out by `next_outgoing`.
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from cgd.errors import InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
+from cgd.protocol.ephemeral import Ephemeral, view_name
 from cgd.protocol.frames import Frame, from_bytes, session_of, to_bytes
 from cgd.protocol.group import Group, Pending
 from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import (
+    CONTRIBUTION_BYTES,
     EPHEMERAL_BYTES,
+    HUB,
     SESSION_BYTES,
+    Again,
     Ask,
     Farewell,
     Hello,
@@ -43,9 +43,8 @@ from cgd.protocol.messages import (
     Piece,
     Standing,
     SumSpec,
+    Total,
 )
-from cgd.protocol.session import Session
-from cgd.ring.sharing import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from cgd.protocol.messages import Buffer
 
 PIECE_BYTES = 1 << 20
-MOST_LEDGER_BYTES = 16 << 30
 MOST_LIVES = 10_000
 NO_VIEW = bytes(SESSION_BYTES)
 
@@ -74,8 +72,7 @@ class Assembly:
         self.me = me
         self.clock = 0
         """The step that our program's loop is at."""
-        self._private = X25519PrivateKey.generate()
-        self._public = self._private.public_key().public_bytes_raw()
+        self._ephemeral = Ephemeral()
         self._ledgers = dict(ledgers or {})
         self._groups: dict[str, Group] = {}
         self._hellos: dict[PeerId, Hello] = {}
@@ -85,6 +82,7 @@ class Assembly:
         self._views: set[bytes] = set()
         self._spent: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier lives
         self._standings: dict[PeerId, dict[str, int]] = {}
+        self._contributions: dict[PeerId, bytes] = {}
         self._given: set[tuple[PeerId, str]] = set()  # who was given which ledger in this view
         self._early: dict[PeerId, tuple[bytes, Standing]] = {}
         self._outbox: deque[tuple[PeerId, Frame]] = deque()
@@ -114,7 +112,7 @@ class Assembly:
             del self._groups[name]
         for name, members in groups.items():
             if name not in self._groups:
-                self._groups[name] = Group(members, self._ledgers.get(name) or Ledger())
+                self._groups[name] = Group(name, members, self._ledgers.get(name) or Ledger())
             self._groups[name].members, self._groups[name].epoch = members, charter.epoch
         for peer in self._hellos.keys() - set(self.others):
             del self._hellos[peer]
@@ -198,17 +196,19 @@ class Assembly:
         Raises:
             RemoteProtocolError: it breaks a rule and belongs to no sum of our program; it was dropped.
         """
-        if sender not in self.others:
+        if sender not in (*self.others, HUB):
             raise RemoteProtocolError(sender, f"is not a member in epoch {self.charter.epoch}")
         session = session_of(data)
         for group in self._groups.values():
             if group.session is not None and group.session.session == session:
-                if sender not in group.members:
+                if sender not in (*group.members, HUB):
                     raise RemoteProtocolError(sender, "is not a member of this group")
                 group.receive(sender, data, self.clock)
                 return
         frame = from_bytes(data, sender)
-        if isinstance(frame.message, OfAnAssembly):
+        if sender == HUB:
+            self._hear_the_hub(frame)
+        elif isinstance(frame.message, OfAnAssembly):
             self._receive(sender, frame)
 
     def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
@@ -225,6 +225,15 @@ class Assembly:
             if outgoing is not None:
                 return outgoing
         return None
+
+    def _hear_the_hub(self, frame: Frame) -> None:
+        """All that it may say besides a total, which may be late, is that it has nothing of ours."""
+        if isinstance(frame.message, Again):
+            for group in self._groups.values():
+                if group.session is not None:
+                    group.session.again()
+        elif not isinstance(frame.message, Total):
+            raise RemoteProtocolError(HUB, f"sent {type(frame.message).__name__}, which it has no business to say")
 
     # Who is here (rules 1 and 4).
 
@@ -247,7 +256,7 @@ class Assembly:
 
     def _greet(self, sender: PeerId, hello: Hello) -> None:
         try:  # a key without a shared secret, such as zeros, would stop us later
-            self._private.exchange(X25519PublicKey.from_public_bytes(hello.ephemeral))
+            self._ephemeral.exchange(hello.ephemeral)
         except ValueError:
             raise RemoteProtocolError(sender, "sent an ephemeral key that is none") from None
         if (sender, hello.ephemeral) in self._spent:  # its shares may be too
@@ -259,7 +268,7 @@ class Assembly:
             self._spent.add((sender, known.ephemeral))
         self._hellos[sender] = hello
         self._left.pop(sender, None)
-        if hello.knows != self._public:
+        if hello.knows != self._ephemeral.public:
             self._say_hello(sender)
             if self._parting is not None:
                 self._say(sender, Frame(NO_VIEW, 0, self._parting))
@@ -271,7 +280,7 @@ class Assembly:
         sections = tuple(sorted(charter.sections.items()))
         knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
         self._forget(lambda to, frame: to == peer and isinstance(frame.message, Hello))  # this one says it all
-        hello = Hello(self._public, knows, charter.version, charter.federation, charter.epoch, sections)
+        hello = Hello(self._ephemeral.public, knows, charter.version, charter.federation, charter.epoch, sections)
         self._say(peer, Frame(NO_VIEW, 0, hello))
 
     def _trouble(self, peer: PeerId) -> str | None:
@@ -282,10 +291,8 @@ class Assembly:
     def _form_view(self) -> None:
         if self.trouble():
             return
-        keys = {self.me: self._public} | {peer: self._hellos[peer].ephemeral for peer in self.others}
-        digest = hashlib.sha256(repr((self.charter.federation, self.charter.epoch, sorted(keys.items()))).encode())
-        digest.update(repr(sorted(self.charter.sections.items())).encode())
-        view = digest.digest()[:SESSION_BYTES]
+        keys = {self.me: self._ephemeral.public} | {peer: self._hellos[peer].ephemeral for peer in self.others}
+        view = view_name(self.charter, keys)
         if view == self._view:
             return
         if view in self._views:  # its shares may be spent
@@ -293,12 +300,12 @@ class Assembly:
         self._leave_view()
         self._view = view
         self._views.add(view)
-        pairs = {peer: self._pair_key(peer) for peer in self.others}
-        for name, group in self._groups.items():
-            session = hashlib.sha256(view + name.encode()).digest()[:SESSION_BYTES]
-            own = {peer: pairs[peer] for peer in group.members if peer != self.me}
-            group.session = Session(self.me, group.members, session, own)
-        standing = Standing(tuple((name, len(group.ledger)) for name, group in self._groups.items()))
+        pairs = {peer: self._ephemeral.pair_key(keys[peer], view) for peer in self.others}
+        for group in self._groups.values():
+            group.enter_view(self.me, view, pairs)
+        self._contributions = {self.me: os.urandom(CONTRIBUTION_BYTES)}
+        finished = tuple((name, len(group.ledger)) for name, group in self._groups.items())
+        standing = Standing(finished, self._contributions[self.me])
         for peer in self.others:
             self._say(peer, Frame(view, 0, standing))
         for peer, (session, early) in list(self._early.items()):
@@ -314,19 +321,17 @@ class Assembly:
         for group in self._groups.values():
             group.leave_view()
 
-    def _pair_key(self, peer: PeerId) -> bytes:
-        secret = self._private.exchange(X25519PublicKey.from_public_bytes(self._hellos[peer].ephemeral))
-        return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"cgd pair key" + self._view).derive(secret)
-
     # Where they stand (rule 3).
 
     def _take_standing(self, sender: PeerId, standing: Standing) -> None:
         if sender in self._standings:
             raise RemoteProtocolError(sender, "told twice where it stands")
         self._standings[sender] = dict(standing.finished)
+        self._contributions[sender] = standing.contribution
         if len(self._standings) < len(self.others):
             return
         for name, group in self._groups.items():
+            group.share_key(self._contributions)
             self._catch_up(name, group)
 
     def _catch_up(self, name: str, group: Group, doubted: frozenset[PeerId] = frozenset()) -> None:
@@ -369,20 +374,12 @@ class Assembly:
             self._say(sender, Frame(self._view, 0, piece))
 
     def _take_piece(self, sender: PeerId, group: Group, piece: Piece) -> None:
-        if sender != group.holder or sender in group.doubted or piece.start != len(group.received):
-            return
-        group.received += piece.words
-        if len(group.received) < piece.size <= MOST_LEDGER_BYTES:
-            return
         try:
-            given, name = Ledger.from_bytes(bytes(group.received)), piece.group
-            if len(given) < self._standings[sender].get(name, 0):
-                raise InputError(f"it has {len(given)} sums, not the {self._standings[sender].get(name, 0)} it told of")
-            group.ledger.catch_up(given)
+            if group.take_piece(sender, piece, self._standings[sender].get(piece.group, 0)):
+                self._catch_up(piece.group, group)
         except InputError as error:
             self._catch_up(piece.group, group, group.doubted | {sender})
             raise RemoteProtocolError(sender, f"gave us its past, and {error}") from None
-        self._catch_up(piece.group, group)
 
     def _forget(self, which: Callable[[PeerId, Frame], bool]) -> None:
         self._outbox = deque((to, frame) for to, frame in self._outbox if not which(to, frame))

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from cgd.errors import FrameError
 from cgd.protocol.messages import (
+    CONTRIBUTION_BYTES,
     DIGEST_BYTES,
     EPHEMERAL_BYTES,
     LONGEST_NAME,
@@ -31,9 +32,11 @@ from cgd.protocol.messages import (
     SEAL_KEY_BYTES,
     SHARINGS,
     Abort,
+    Again,
     Ask,
     Buffer,
     Confirm,
+    Deposit,
     Farewell,
     Hello,
     Leave,
@@ -58,11 +61,13 @@ _HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")
 _SESSION = slice(8, 24)
 _PIECE = struct.Struct("<QB")
+_DEPOSIT = struct.Struct("<BB")
 
 # The place in this tuple, from 1, is the kind's number on the wire.
 KINDS: tuple[type[Message], ...] = (
     *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
     *(Hello, Standing, Ask, Piece, Farewell),
+    *(Deposit, Again),
 )
 
 
@@ -80,7 +85,7 @@ def to_bytes(frame: Frame) -> bytes:
     body = _body(frame.message)
     length = memoryview(body).nbytes
     kind = KINDS.index(type(frame.message)) + 1
-    start = frame.message.start if isinstance(frame.message, Slice | Piece) else 0
+    start = frame.message.start if isinstance(frame.message, Slice | Piece | Deposit) else 0
     return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
 
 
@@ -126,13 +131,13 @@ def _body(message: Message) -> Buffer:
             return key
         case Abort(reason):
             return bytes([reason])
-        case Leave():
+        case Leave() | Again():
             return b""
         case Hello():
             rest = (message.version, message.federation, message.epoch, message.sections)
             return message.ephemeral + message.knows + json.dumps(rest).encode()
-        case Standing(finished):
-            return json.dumps(finished).encode()
+        case Standing(finished, contribution):
+            return contribution + json.dumps(finished).encode()
         case Ask(group):
             return group.encode()
         case Piece(_, group, size, words):
@@ -140,6 +145,9 @@ def _body(message: Message) -> Buffer:
             return b"".join((_PIECE.pack(size, len(name)), name, words))
         case Farewell(done):
             return bytes([done])
+        case Deposit(_, group, bits, words):  # words first, where they are aligned
+            name = group.encode()
+            return b"".join((words, name, _DEPOSIT.pack(len(name), bits)))
 
 
 def _message(kind: type[Message], start: int, body: memoryview) -> Message:
@@ -147,6 +155,8 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
         return kind(start, body)
     if kind is Piece:
         return _piece(start, body)
+    if kind is Deposit:
+        return _deposit(start, body)
     _expect(start == 0, f"it is no slice and has the place {start}")
     if kind is Ready:
         return Ready(_spec(bytes(body[DIGEST_BYTES:])), bytes(body[:DIGEST_BYTES]))
@@ -161,15 +171,17 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Abort:
         _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
         return Abort(Reason(body[0]))
-    if kind is Leave:
+    if kind is Leave or kind is Again:
         _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
-        return Leave()
+        return kind()
     if kind is Farewell:
         _expect(len(body) == 1 and body[0] < 2, "it is neither done nor stopped")
         return Farewell(bool(body[0]))
     if kind is Ask:
         return Ask(_text(bytes(body)))
-    return Standing(tuple((_text(name), _count(number)) for name, number in json.loads(bytes(body))))
+    _expect(len(body) > CONTRIBUTION_BYTES, f"{len(body)} bytes, more than {CONTRIBUTION_BYTES} are needed")
+    finished = json.loads(bytes(body[CONTRIBUTION_BYTES:]))
+    return Standing(tuple((_text(name), _count(number)) for name, number in finished), bytes(body[:CONTRIBUTION_BYTES]))
 
 
 def _hello(body: bytes) -> Hello:
@@ -191,6 +203,14 @@ def _piece(start: int, body: memoryview) -> Piece:
     words = body[_PIECE.size + length :]
     _expect(start + len(words) <= size, f"{len(words)} bytes from {start} on are more than {size}")
     return Piece(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
+
+
+def _deposit(start: int, body: memoryview) -> Deposit:
+    length, bits = _DEPOSIT.unpack_from(body, len(body) - _DEPOSIT.size)
+    end = len(body) - _DEPOSIT.size - length
+    _expect(end > 0, "a name is cut off, or nothing is deposited")
+    _expect(bits in (32, 64) and end % (bits // 8) == 0, f"{end} bytes in a ring of {bits} bits")
+    return Deposit(start, _text(bytes(body[end : end + length])), bits, body[:end])
 
 
 def _spec_body(spec: SumSpec) -> bytes:

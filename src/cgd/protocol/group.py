@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import CGDError, LocalProtocolError, MembersChangedError
+from cgd.errors import CGDError, InputError, LocalProtocolError, MembersChangedError
+from cgd.protocol.ephemeral import common_key
+from cgd.protocol.ledger import Ledger
+from cgd.protocol.messages import SESSION_BYTES
+from cgd.protocol.reducing import HubSide
+from cgd.protocol.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
-    from cgd.protocol.ledger import Ledger, Step
-    from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
-    from cgd.protocol.session import Session
+    from cgd.protocol.ledger import Step
+    from cgd.protocol.messages import Buffer, PeerId, Piece, Reason, SumSpec
+
+MOST_LEDGER_BYTES = 16 << 30
 
 
 @dataclass
@@ -49,6 +56,7 @@ class Group:
     """Where we stand with one group.
 
     Attributes:
+        name: of the group.
         members: their names.
         ledger: what was summed so far.
         epoch: the present one.
@@ -62,6 +70,7 @@ class Group:
         refusal: why our program cannot take part in its next sum, until the others can be told.
     """
 
+    name: str
     members: tuple[PeerId, ...]
     ledger: Ledger
     epoch: int = 0
@@ -177,6 +186,35 @@ class Group:
         """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
         while self.place < len(self.ledger) and self.ledger.entries[self.place].clock < clock:
             self.place += 1
+
+    def take_piece(self, sender: PeerId, piece: Piece, finished: int) -> bool:
+        """Take in a piece of the holder's ledger, which should have this many sums; whether we have caught up with it.
+
+        Raises:
+            InputError: all of it is here, and it is none.
+        """
+        if sender != self.holder or sender in self.doubted or piece.start != len(self.received):
+            return False
+        self.received += piece.words
+        if len(self.received) < piece.size <= MOST_LEDGER_BYTES:
+            return False
+        given = Ledger.from_bytes(bytes(self.received))
+        if len(given) < finished:
+            raise InputError(f"it has {len(given)} sums, not the {finished} it told of")
+        self.ledger.catch_up(given)
+        return True
+
+    def enter_view(self, me: PeerId, view: bytes, pair_keys: Mapping[PeerId, bytes]) -> None:
+        """Have a session of its own in this view."""
+        session = hashlib.sha256(view + self.name.encode()).digest()[:SESSION_BYTES]
+        own = {peer: pair_keys[peer] for peer in self.members if peer != me}
+        self.session = Session(me, self.members, session, own)
+
+    def share_key(self, contributions: Mapping[PeerId, bytes]) -> None:
+        """Everybody has contributed to the key that the members have in common."""
+        if self.session is not None:
+            own = {member: contributions[member] for member in self.members}
+            self.session.hub = HubSide(self.name, common_key(own, self.session.session))
 
     def leave_view(self) -> None:
         """The present session is over, and where the others stand is not known."""

@@ -10,17 +10,21 @@ from typing import Literal
 PeerId = str
 """A member's name, unique in its session."""
 
+HUB: PeerId = "the hub"
+"""What the hub is called; no participant can be, since their names have no spaces."""
+
 Buffer = bytes | memoryview
 """Ring elements as they travel: little-endian, one behind the other."""
 
 Sharing = Literal["expanded", "uniform"]
-Opening = Literal["mesh", "aggregator"]
+Opening = Literal["mesh", "aggregator", "hub"]
 SHARINGS: tuple[Sharing, ...] = ("expanded", "uniform")
-OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator")
+OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator", "hub")
 
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
 SEAL_KEY_BYTES = 16
+CONTRIBUTION_BYTES = 32
 EPHEMERAL_BYTES = 32
 LONGEST_NAME = 255  # bytes; its length travels in one byte
 
@@ -34,6 +38,7 @@ class Reason(IntEnum):
     STOPPED = 4
     AHEAD = 5
     DIFFERS = 6
+    HUB = 7
 
     @property
     def text(self) -> str:
@@ -45,6 +50,7 @@ class Reason(IntEnum):
             Reason.STOPPED: "its program stopped before the sum",
             Reason.AHEAD: "it is at a later sum already",
             Reason.DIFFERS: "members differ in their settings or totals (the odd one's own error says in what)",
+            Reason.HUB: "it saw the hub break the protocol (its own error says how)",
         }[self]
 
 
@@ -110,6 +116,21 @@ class Total:
 
 
 @dataclass(frozen=True)
+class Deposit:
+    """A slice of my subtotal with its tags, for the hub to add up; `bits` are those of the ring."""
+
+    start: int
+    group: str
+    bits: int
+    words: Buffer
+
+
+@dataclass(frozen=True)
+class Again:
+    """From the hub: I have nothing of yours; deposit again whatever is not confirmed."""
+
+
+@dataclass(frozen=True)
 class Confirm:
     """The digest of the whole sealed total as I have it, and of everybody's seals."""
 
@@ -153,9 +174,13 @@ class Hello:
 
 @dataclass(frozen=True)
 class Standing:
-    """How many sums of every group I have finished, since the federation began."""
+    """How many sums of every group I have finished, since the federation began.
+
+    `contribution` is my part of the key that all members have in common: random bytes.
+    """
 
     finished: tuple[tuple[str, int], ...]
+    contribution: bytes
 
 
 @dataclass(frozen=True)
@@ -184,5 +209,5 @@ class Farewell:
 
 Slice = Share | Subtotal | Total
 OfASum = Ready | Slice | Confirm | Unseal | Abort | Leave
-OfAnAssembly = Hello | Standing | Ask | Piece | Farewell
-Message = OfASum | OfAnAssembly
+OfAnAssembly = Hello | Standing | Ask | Piece | Farewell | Again
+Message = OfASum | OfAnAssembly | Deposit

@@ -11,7 +11,8 @@ The rules:
    need not travel. It is also sealed: hidden under a stream whose key the member keeps, for now.
 3. The vector is cut into parts and each part has one reducer: with `mesh` every member reduces one part, with
    `aggregator` one member reduces the whole. Everybody sends each reducer its part of the subtotal (`Subtotal`); the
-   reducer adds and sends the result to all (`Total`). The shares cancel in it and the seals do not.
+   reducer adds and sends the result to all (`Total`). The shares cancel in it and the seals do not. With `hub` the
+   reducer is no member (`Deposit`), and its totals are checked by tags. `reducing.py` does all this.
 4. Everybody sends everybody the digest of the sealed total (`Confirm`). A reducer that told two members different
    things is caught here, before anybody could read anything.
 5. When all digests agree, everybody shows everybody the key of its seal (`Unseal`), which must be the one it was
@@ -31,15 +32,15 @@ import os
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import LocalProtocolError, PeerAbortedError, RemoteProtocolError
+from cgd.errors import HubError, InputError, LocalProtocolError, PeerAbortedError, RemoteProtocolError
 from cgd.protocol.agreement import check_digests, check_settings
-from cgd.protocol.members import check_members, check_secret, parts, slice_at, slices
+from cgd.protocol.members import check_members, check_secret, slices
 from cgd.protocol.messages import (
+    HUB,
     SEAL_KEY_BYTES,
     Abort,
     Confirm,
@@ -48,12 +49,12 @@ from cgd.protocol.messages import (
     Ready,
     Reason,
     Share,
-    Slice,
     Subtotal,
     SumSpec,
     Total,
     Unseal,
 )
+from cgd.protocol.reducing import AmongMembers, ByHub, add_slice, as_bytes
 from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
 from cgd.ring.sharing import ExpandedShares, seal, uniform_words, unseal
 
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     import numpy.typing as npt
+
+    from cgd.protocol.reducing import HubSide, Reduction
 
 
 class SecureSum:
@@ -72,6 +75,7 @@ class SecureSum:
         number: the number of the sum, never used twice with the same `shares`.
         shares: the shares held in common with the peers, for `expanded` sharing.
         random: where uniform shares come from.
+        hub: what is needed to have the hub add up, if there is one.
 
     Examples:
         >>> import numpy as np
@@ -95,6 +99,7 @@ class SecureSum:
         number: int,
         shares: ExpandedShares | None = None,
         random: Callable[[int], bytes] = os.urandom,
+        hub: HubSide | None = None,
     ) -> None:
         check_members(me, members)
         self.me = me
@@ -108,15 +113,12 @@ class SecureSum:
         self._told: PeerAbortedError | None = None
         self._shares = shares
         self._random = random
+        self._hub = hub
         self._key = random(SEAL_KEY_BYTES)
         self._readies: dict[PeerId, Ready] = {}
         self._digests: dict[PeerId, bytes] = {}
         self._keys: dict[PeerId, bytes] = {}
-        # The slices that have arrived, by their place: of vectors we add up to ours, and of our part for each peer.
-        self._here: dict[type[Slice], dict[PeerId, set[int]]] = {
-            kind: {peer: set() for peer in self.others} for kind in (Share, Subtotal, Total)
-        }
-        self._reduced = 0  # slices of our part whose total we have told
+        self._shared: dict[PeerId, set[int]] = {peer: set() for peer in self.others}  # slices of shares, by their place
         self._outbox: deque[tuple[PeerId, Callable[[], Message]]] = deque()
 
     # What a driver calls.
@@ -134,10 +136,8 @@ class SecureSum:
             raise LocalProtocolError(f"sum {self.number} was started before (it is {self.state.name}); start the next")
         check_secret(spec, secret, self.me, self.members, self._shares)
         self._spec = spec
-        self._parts = parts(spec, self.members)
-        self._slices = {member: slices(self._parts.get(member, slice(0, 0))) for member in self.members}
         self._subtotal = secret
-        self._total = np.zeros_like(secret)
+        self._reduction = self._reduce_by(secret.dtype)
         self._readies[self.me] = Ready(spec, hashlib.sha256(self._key).digest())
         with self._failing_on_fault():
             self._move(Event.START)
@@ -150,7 +150,9 @@ class SecureSum:
             RemoteProtocolError: the sender broke a rule, gave up, or has another total; the sum has failed.
                 A fault that comes before `start` is raised again by `start`.
         """
-        if sender not in self.others:
+        if sender == HUB and not (isinstance(message, Total) and self._by_hub):
+            raise HubError(f"sent {type(message).__name__}, which it has no business to say")
+        if sender not in (*self.others, HUB):
             raise RemoteProtocolError(sender, f"is not a member of this sum ({', '.join(self.members)})")
         if self.state in (State.FINISHED, State.FAILED) or self._is_copy(sender, message):
             return
@@ -179,6 +181,12 @@ class SecureSum:
             self._advance()
         return to, message
 
+    def again(self) -> None:
+        """The hub has nothing of ours: deposit once more what another member may still lack the total of."""
+        if self.state in (State.OPENING, State.CONFIRMING):
+            self._outbox = deque((to, make) for to, make in self._outbox if to != HUB)
+            self._reduction.again()
+
     def fail(self) -> None:
         """Give the sum up; what waits to be sent is dropped."""
         if (self.state, Event.FAULT) in TRANSITIONS:
@@ -204,11 +212,9 @@ class SecureSum:
             case State.READYING:
                 return "Ready", self._missing(self._readies)
             case State.SHARING:
-                return "Share", self._without_slices(Share)
-            case State.OPENING if self._reduced < len(self._slices[self.me]):
-                return "Subtotal", self._without_slices(Subtotal)
+                return "Share", self._unshared
             case State.OPENING:
-                return "Total", self._without_slices(Total)
+                return self._reduction.waiting_for
             case State.CONFIRMING:
                 return "Confirm", self._missing(self._digests)
             case State.UNSEALING:
@@ -221,8 +227,10 @@ class SecureSum:
         match message:
             case Ready():
                 return sender in self._readies
-            case Share(start, _) | Subtotal(start, _) | Total(start, _):
-                return start in self._here[type(message)][sender]
+            case Share(start, _):
+                return start in self._shared.get(sender, ())
+            case Subtotal() | Total() if self.state is not State.IDLE:
+                return self._reduction.repeats(sender, message)
             case Confirm():
                 return sender in self._digests
             case Unseal():
@@ -241,15 +249,10 @@ class SecureSum:
             case Share():
                 if self._expanded:
                     raise RemoteProtocolError(sender, "sent a Share, and the shares of this sum are expanded, not sent")
-                self._add(sender, message, slice(0, self._subtotal.size), self._subtotal)
-            case Subtotal():
-                if self.me not in self._parts:
-                    raise RemoteProtocolError(sender, "sent us a Subtotal, and we add up no part of this sum")
-                self._add(sender, message, self._parts[self.me], self._total)
-            case Total():
-                if sender not in self._parts:
-                    raise RemoteProtocolError(sender, "sent a Total, and it adds up no part of this sum")
-                self._add(sender, message, self._parts[sender], self._total)
+                add_slice(sender, message, slice(0, self._subtotal.size), self._subtotal)
+                self._shared[sender].add(message.start)
+            case Subtotal() | Total():
+                self._reduction.take(sender, message)
             case Confirm(digest):
                 self._digests[sender] = digest
             case Unseal(key):
@@ -257,22 +260,9 @@ class SecureSum:
                     raise RemoteProtocolError(sender, "showed another key than the one its seal was made with")
                 self._keys[sender] = key
 
-    def _add(self, sender: PeerId, message: Slice, part: slice, to: npt.NDArray[Any]) -> None:
-        place = to[slice_at(part, message.start)]
-        if len(message.words) != place.nbytes or not place.size:
-            raise RemoteProtocolError(
-                sender,
-                f"sent a {type(message).__name__} of {len(message.words)} bytes from element {message.start} on, "
-                f"not {place.nbytes}",
-            )
-        np.add(place, np.frombuffer(message.words, dtype=to.dtype), out=place)
-        self._here[type(message)][sender].add(message.start)
-
     # How the state moves.
 
     def _advance(self) -> None:
-        if self.state is State.OPENING:
-            self._reduce()
         while (event := self._event()) is not None:
             self._move(event)
 
@@ -281,9 +271,9 @@ class SecureSum:
         match self.state:
             case State.READYING if not self._outbox and not self._missing(self._readies):
                 return Event.ALL_READY
-            case State.SHARING if not self._outbox and (self._expanded or not self._without_slices(Share)):
+            case State.SHARING if not self._outbox and (self._expanded or not self._unshared):
                 return Event.ALL_SHARED
-            case State.OPENING if self._reduced == len(self._slices[self.me]) and not self._without_slices(Total):
+            case State.OPENING if not self._reduction.waiting_for[1]:
                 return Event.ALL_OPENED
             case State.CONFIRMING if not self._outbox and not self._missing(self._digests):
                 return Event.ALL_CONFIRMED
@@ -301,8 +291,10 @@ class SecureSum:
                 self._check_told()
                 self._share()
             case State.OPENING:
-                self._open()
+                seal(self._subtotal, self._key)
+                self._reduction.open(self._subtotal)
             case State.CONFIRMING:
+                self._total = self._reduction.total()
                 self._confirm()
             case State.UNSEALING:
                 check_digests(self.me, self.number, {member: self._digests[member] for member in self.members})
@@ -337,27 +329,7 @@ class SecureSum:
         kept = self._subtotal[place]
         share = uniform_words(kept.size, kept.dtype, self._random)
         np.subtract(kept, share, out=kept)
-        return Share(place.start, _as_bytes(share))
-
-    def _open(self) -> None:
-        seal(self._subtotal, self._key)
-        for row in zip_longest(*self._slices.values()):  # every reducer's first slice, then the second ...
-            for reducer, place in zip(self._slices, row, strict=True):
-                if place is None:
-                    continue
-                if reducer == self.me:
-                    np.add(self._total[place], self._subtotal[place], out=self._total[place])
-                else:
-                    self._say(reducer, Subtotal(place.start, _as_bytes(self._subtotal[place])))
-        self._reduce()
-
-    def _reduce(self) -> None:
-        """Tell the total of every slice of our part that has come from all."""
-        for place in self._slices[self.me][self._reduced :]:
-            if not all(place.start in here for here in self._here[Subtotal].values()):
-                return
-            self._say_to_all(Total(place.start, _as_bytes(self._total[place])))
-            self._reduced += 1
+        return Share(place.start, as_bytes(share))
 
     def _confirm(self) -> None:
         digest = hashlib.sha256(self._total.data)
@@ -374,19 +346,28 @@ class SecureSum:
     # Small words for the above.
 
     @property
+    def _by_hub(self) -> bool:
+        return self.state is not State.IDLE and self._spec.opening == "hub"
+
+    @property
     def _expanded(self) -> bool:
         return self._spec.sharing == "expanded"
 
     def _missing(self, heard: Collection[PeerId]) -> frozenset[PeerId]:
         return frozenset(self.members) - frozenset(heard) - {self.me}
 
-    def _without_slices(self, kind: type[Slice]) -> frozenset[PeerId]:
-        """The peers that have not sent all their slices of a kind."""
-        here = self._here[kind]
-        if kind is Total:  # everyone's of its own part
-            return frozenset(peer for peer in self.others if len(here[peer]) < len(self._slices[peer]))
-        whole = slices(slice(0, self._subtotal.size)) if kind is Share else self._slices[self.me]
-        return frozenset(peer for peer in self.others if len(here[peer]) < len(whole))
+    @property
+    def _unshared(self) -> frozenset[PeerId]:
+        """The peers that have not sent all of our share of their secret."""
+        whole = slices(slice(0, self._subtotal.size))
+        return frozenset(peer for peer, here in self._shared.items() if len(here) < len(whole))
+
+    def _reduce_by(self, dtype: np.dtype[Any]) -> Reduction:
+        if self._spec.opening != "hub":
+            return AmongMembers(self.me, self.members, self._spec, dtype, self._say)
+        if self._hub is None:
+            raise InputError("opening is 'hub', and there is none here; a federation file can name one, in [hub]")
+        return ByHub(self.me, self.members, self.number, self._spec, dtype, self._hub, self._say)
 
     def _say(self, to: PeerId, message: Message) -> None:
         self._outbox.append((to, lambda: message))
@@ -394,7 +375,3 @@ class SecureSum:
     def _say_to_all(self, message: Message) -> None:
         for peer in self.others:
             self._say(peer, message)
-
-
-def _as_bytes(words: npt.NDArray[Any]) -> memoryview:
-    return words.data.cast("B")

@@ -20,6 +20,7 @@ from cgd.errors import (
     CGDError,
     DisagreementError,
     FrameError,
+    HubError,
     LocalProtocolError,
     PeerAbortedError,
     PeerLeftError,
@@ -29,7 +30,7 @@ from cgd.errors import (
 )
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.members import check_members
-from cgd.protocol.messages import Abort, Leave, Message, PeerId, Ready, Reason, SumSpec
+from cgd.protocol.messages import HUB, Abort, Leave, Message, PeerId, Ready, Reason, SumSpec
 from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.protocol.messages import Buffer
+    from cgd.protocol.reducing import HubSide
 
 # Faults that every member was told of by the one who caused them.
 _TOLD = (PeerAbortedError, PeerLeftError)
@@ -70,6 +72,8 @@ class Session:
         self.number = 0
         """The number of the latest sum; 0 before the first."""
         self.session = session
+        self.hub: HubSide | None = None
+        """What sums through the hub need, if there is one."""
         self._shares = None if pair_keys is None else ExpandedShares(me, pair_keys, session)
         self._sum: SecureSum | None = None
         self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
@@ -125,6 +129,11 @@ class Session:
                 return to, to_bytes(Frame(self.session, number, message))
         return None
 
+    def again(self) -> None:
+        """The hub has nothing of ours."""
+        if self._sum is not None:
+            self._sum.again()
+
     def end(self, why: str) -> None:
         """Take part in no further sum, and tell the others."""
         if self._ended is not None:
@@ -167,7 +176,7 @@ class Session:
     def _receive(self, sender: PeerId, frame: Frame) -> None:
         if frame.session != self.session:
             raise FrameError(sender, "sent a frame of another session; it must join this one anew")
-        if sender not in self.members or sender == self.me:
+        if sender not in (*self.members, HUB) or sender == self.me:
             raise RemoteProtocolError(sender, f"is not a peer in this session ({', '.join(self.members)})")
         if isinstance(frame.message, Leave):
             self._gone.setdefault(sender, frame.number)
@@ -198,7 +207,7 @@ class Session:
             to, message = outgoing  # our last word in a sum that finished while we said it
             self._outbox.append((to, self.number, message))
         self.number += 1
-        self._sum = SecureSum(self.me, self.members, self.number, self._shares)
+        self._sum = SecureSum(self.me, self.members, self.number, self._shares, hub=self.hub)
         for peer, (number, word) in self._ahead.items():
             if number >= self.number:
                 with suppress(PeerAbortedError):  # start raises it
@@ -214,7 +223,7 @@ class Session:
         if unsealed:
             self.end(str(error))
         elif not isinstance(error, _TOLD):
-            self._tell_all(self.number, Abort(Reason.DIFFERS if isinstance(error, _ALL_NOTICE) else Reason.PEER))
+            self._tell_all(self.number, Abort(_reason(error)))
 
     def _check_presence(self, peer: PeerId) -> None:
         last = self._gone[peer]
@@ -225,3 +234,10 @@ class Session:
 
     def _tell_all(self, number: int, message: Message) -> None:
         self._outbox.extend((peer, number, message) for peer in self.members if peer != self.me)
+
+
+def _reason(error: CGDError) -> Reason:
+    """What the others are told of a fault."""
+    if isinstance(error, _ALL_NOTICE):
+        return Reason.DIFFERS
+    return Reason.HUB if isinstance(error, HubError) else Reason.PEER

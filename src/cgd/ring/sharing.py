@@ -125,7 +125,7 @@ class ExpandedShares:
                 "a position is used once, use a later one"
             )
         self._last_position = position
-        _mix(words, [(self._me < peer, _stream(key, position)) for peer, key in self._keys.items()])
+        _mix(words, [(self._me < peer, keystream(key, position)) for peer, key in self._keys.items()])
 
 
 def seal(words: npt.NDArray[Any], key: bytes) -> None:
@@ -144,13 +144,13 @@ def seal(words: npt.NDArray[Any], key: bytes) -> None:
         array([11, 11, 11], dtype=uint32)
     """
     _check_ring(words)
-    _mix(words, [(True, _stream(key, 0))])
+    _mix(words, [(True, keystream(key, 0))])
 
 
 def unseal(words: npt.NDArray[Any], keys: Collection[bytes]) -> None:
     """Remove the seals of these keys, in place."""
     _check_ring(words)
-    _mix(words, [(False, _stream(key, 0)) for key in keys])
+    _mix(words, [(False, keystream(key, 0)) for key in keys])
 
 
 def _mix(words: npt.NDArray[Any], streams: Sequence[tuple[bool, Any]]) -> None:
@@ -166,7 +166,7 @@ def _mix(words: npt.NDArray[Any], streams: Sequence[tuple[bool, Any]]) -> None:
             (np.add if adds else np.subtract)(chunk, share[: chunk.size], out=chunk)
 
 
-def _stream(key: bytes, position: int) -> Any:
+def keystream(key: bytes, position: int) -> Any:
     """AES-CTR at block 0 of a position: 2⁶⁴ blocks for each of 2⁶⁴ positions, no two alike under one key."""
     counter = position.to_bytes(8, "big") + bytes(8)
     return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
