@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.keys import similar
@@ -86,7 +87,9 @@ def _records(
     reader = _Reader(table, data, columns, label if target else None, ids)
     for arrays in table.batches(positions):
         reader.take_in(arrays)
-    return reader.finish(_note_of_unread(table, {*wanted, data.target, data.id}))
+    finished = reader.finish(_note_of_unread(table, {*wanted, data.target, data.id}))
+    pyarrow.default_memory_pool().release_unused()  # Arrow keeps the room of its batches, as much as the records take
+    return finished
 
 
 class _Reader:
