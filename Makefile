@@ -28,10 +28,11 @@ format: .venv/installed-dev  ## let the linter mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## what sums, simulated steps and sums over sockets cost, as ratios
+bench: .venv/installed  ## what sums, simulated steps, sums over sockets and large tables cost, as ratios
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python benchmarks/tables.py
 
 table-results: .venv/installed  ## models of five organisations on real tables, beside pooled and alone; keep the page
 	$(BIN)/python benchmarks/organisations.py --out results/tables

@@ -1,9 +1,10 @@
-"""What it costs to read a large table and to prepare it for training: `make bench`.
+"""What it costs to read a large table and to train on it: `make bench`.
 
 A table of mixed columns is made, as CSV and as Parquet, and another with a tenth of its rows. One participant reads it,
-finds out the statistics together with two small ones, and makes its matrix. What counts is a row of the large table
-against a row of the small one, in time and in memory: reading in batches costs the same per row, however many there
-are. Every run has a process of its own; the best of several counts, because the machine may be busy.
+finds out the statistics together with two small ones, makes its matrix and trains some steps with them. What counts is
+a row of the large table against a row of the small one, in time and in memory: reading in batches costs the same per
+row, however many there are. Every run has a process of its own; the best of several counts, because the machine may be
+busy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from cgd.practice.records import Records
 
-COLUMNS, CATEGORICAL = 50, 15
+COLUMNS, CATEGORICAL, STEPS = 50, 15, 10
 CHUNK_ROWS = 50_000
 MOST = 1.5  # times what a row of the small table costs
 MEGABYTE = 1 << 20
@@ -37,14 +38,14 @@ class Cost:
     """What one run took: seconds, bytes at the peak beyond those of the imports, and bytes of the matrix."""
 
     reading: float
-    preparing: float
+    training: float
     memory: int
     matrix: int
 
     @property
     def seconds(self) -> float:
-        """From the file to the matrix."""
-        return self.reading + self.preparing
+        """From the file to the model."""
+        return self.reading + self.training
 
 
 def schema() -> Any:
@@ -94,26 +95,33 @@ def peak() -> int:
 
 
 def measure(path: Path, results: Any) -> None:
-    """Runs in a process of its own: read, find out the statistics with two others, and make the matrix."""
-    import cgd
-    from cgd.practice.preparation import Preparation, fit
-    from cgd.practice.reading import from_frame, read
+    """Runs in a process of its own: read, prepare and train some steps together with two others."""
+    import torch
 
+    import cgd
+    from cgd.federation.file import Training
+    from cgd.federation.task import Model
+    from cgd.practice.reading import from_frame, read
+    from cgd.practice.setting import Setting
+    from cgd.practice.training import Trained, train
+
+    torch.set_num_threads(1)
     data = schema()
+    setting = Setting(data, Model("mlp", (32,)), Training(steps=STEPS, optimizer="adam", lr=0.01, patience=0))
     others = [from_frame(chunk(500, seed), data, data.columns, target=True)[0] for seed in (1, 2)]
 
-    def prepare(peers: cgd.Peers, own: Records) -> Preparation:
-        return fit(own, data, data.columns, peers)
+    def one(peers: cgd.Peers, own: Records) -> Trained:
+        return train(peers, setting, own)
 
     with cgd.local_peers(3) as colony:
-        colony.run(prepare, [others[0], *others])  # everything is imported and has run once
+        colony.run(one, [others[0], *others])  # everything is imported and has run once
         before, started = peak(), time.perf_counter()
         records, _ = read(path, data, data.columns)
         read_at = time.perf_counter()
-        preparation, *_ = colony.run(prepare, [records, *others])
-        matrix, _ = preparation.transform(records)
+        trained, *_ = colony.run(one, [records, *others])
         ended = time.perf_counter()
-    results.put(Cost(read_at - started, ended - read_at, peak() - before, matrix.nbytes))
+    matrix = 4 * records.rows * len(trained.preparation.features)
+    results.put(Cost(read_at - started, ended - read_at, peak() - before, matrix))
 
 
 def in_process(function: Any, *arguments: Any) -> None:
@@ -144,8 +152,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    table = Table(title=f"From a file of {COLUMNS} columns ({CATEGORICAL + 1} of categories) to the matrix")
-    for heading in ("file", "rows", "MB", "read", "prepare", "time\nper row", "memory\nper row", "memory\n/ matrix"):
+    table = Table(
+        title=f"From a file of {COLUMNS} columns ({CATEGORICAL + 1} of categories) and a model, {STEPS} steps"
+    )
+    for heading in ("file", "rows", "MB", "read", "train", "time\nper row", "memory\nper row", "memory\n/ matrix"):
         table.add_column(heading, justify="right", no_wrap=True)
     missed = []
     with tempfile.TemporaryDirectory(prefix="cgd-bench-") as folder:
@@ -158,7 +168,7 @@ def main() -> None:
             ratios = {"time": large.seconds / small.seconds / 10, "memory": large.memory / small.memory / 10}
             for rows, path, cost in zip(sizes, paths, (small, large), strict=True):
                 per_row = [f"{ratio:.2f}" for ratio in ratios.values()] if cost is large else ["1", "1"]
-                figures = (f"{path.stat().st_size / MEGABYTE:.0f}", f"{cost.reading:.2f} s", f"{cost.preparing:.2f} s")
+                figures = (f"{path.stat().st_size / MEGABYTE:.0f}", f"{cost.reading:.2f} s", f"{cost.training:.2f} s")
                 table.add_row(kind, f"{rows:,}", *figures, *per_row, f"{cost.memory / cost.matrix:.2f}")
             missed += [f"{kind}: {what} {ratio:.2f}" for what, ratio in ratios.items() if ratio > MOST]
     Console().print(table)

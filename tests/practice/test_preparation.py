@@ -282,25 +282,23 @@ def test_what_is_no_preparation(content: Any, says: str) -> None:
 # In a grid
 
 
-def test_in_a_grid_columns_and_target_have_peers_of_their_own() -> None:
-    """Two columns of a grid, three rows: each column learns of its own features, and all count the classes."""
-    members = [
-        (from_frame(table, DATA, (column,), target=True)[0], column)
-        for table in (
-            {"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]},
-            {"age": [3], "ward": ["A"], "outcome": ["no"]},
-            {"age": [None], "ward": ["C"], "outcome": ["no"]},
-        )
-        for column in (AGE, WARD)
-    ]
-    with cgd.local_peers(3) as ages, cgd.local_peers(3) as wards, cgd.local_peers(6) as everyone:
-        groups = [peers for pair in zip(ages, wards, strict=True) for peers in pair]
-        results = everyone.run(
-            lambda all_peers, group, own: fit(own[0], DATA, (own[1],), group, everyone=all_peers), groups, members
-        )
-    for preparation, (_, column) in zip(results, members, strict=True):
-        assert preparation.target == Target(("no", "yes"), (6, 2))  # every record is held in two columns
-        assert preparation.features == (("age", "age missing") if column is AGE else ("ward=A", "ward=B", "ward=C"))
+def test_in_a_grid_a_column_learns_of_its_own_features_and_of_every_record_once() -> None:
+    tables = (
+        {"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]},
+        {"age": [3], "ward": ["A"], "outcome": ["no"]},
+        {"age": [None], "ward": ["C"], "outcome": ["no"]},
+    )
+    for column, features in ((AGE, ("age", "age missing")), (WARD, ("ward=A", "ward=B", "ward=C"))):
+        members = [from_frame(table, DATA, (column,), target=True)[0] for table in tables]
+        with cgd.local_peers(3) as group:
+            results = group.run(lambda peers, own: fit(own, DATA, (own_column(own),), peers), members)
+        for preparation in results:
+            assert preparation.target == Target(("no", "yes"), (3, 1))
+            assert preparation.features == features
+
+
+def own_column(records: Records) -> Column:
+    return AGE if records.numbers else WARD
 
 
 def test_columns_can_be_fitted_by_themselves() -> None:

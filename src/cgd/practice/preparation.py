@@ -141,9 +141,7 @@ class Preparation:
                 raise InputError(f"column {column.name!r} was not read; read all columns of the preparation")
 
 
-def fit(
-    records: Records, data: Data, columns: Sequence[Column], peers: Peers, *, everyone: Peers | None = None
-) -> Preparation:
+def fit(records: Records, data: Data, columns: Sequence[Column], peers: Peers) -> Preparation:
     """The statistics of all members' records, by secure sums: the target's first, then the columns'.
 
     Every member makes the same sums in the same order, whatever its records are.
@@ -152,12 +150,11 @@ def fit(
         records: this member's.
         data: what the federation file says of the tables.
         columns: those to prepare.
-        peers: who has these columns: in a grid, the peers of the column.
-        everyone: who has the target, if those are others than `peers`.
+        peers: who has these columns: in a grid, the peers of the column, who have every record once.
 
     Raises:
         InputError: nothing can be learned: there are fewer than two classes, or all values of the target are equal.
             All members find this together.
     """
-    target = fit_target(records, data, peers if everyone is None else everyone)
+    target = fit_target(records, data, peers)
     return Preparation(fit_columns(records, columns, peers), target)

@@ -115,7 +115,7 @@ def train(
     begun = time.monotonic()
     records, kept = _kept_back(peers, setting, records)
     column = peers.groups["column"] if setting.in_columns else peers
-    preparation = fit(records, setting.data, setting.own_columns, column, everyone=peers)
+    preparation = fit(records, setting.data, setting.own_columns, column)
     training, validation = (Sample.of(records.take(which), preparation, setting) for which in (~kept, kept))
     network = build(setting.model, len(preparation.features), preparation.outputs)
     confine(network, delta=setting.model.delta if delta is None else delta, seed=peers.seed)
