@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import zmq
 
 from cgd import local_peers
-from cgd.errors import InputError, PeerTimeoutError
 from cgd.network.peers import SumSettings
-from cgd.network.sockets import Contact
-from cgd.network.zeromq import ZeroMQTransport
 from cgd.protocol.messages import HUB
 from support.hubs import EVERYONE, MEMBERS, Town, Worker, addend, eventually
-from support.ports import free_port
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,8 +26,8 @@ def values(size: int = 700) -> dict[str, npt.NDArray[Any]]:
 
 def direct(of: dict[str, npt.NDArray[Any]], ring_bits: int = 32) -> bytes:
     with local_peers(list(of), ring_bits=ring_bits) as colony:
-        totals = colony.run(lambda peers, own: peers.sum(own), list(of.values()))
-    return totals[0].tobytes()
+        totals = colony.run(lambda peers, own: peers.sum(own).tobytes(), list(of.values()))
+    return totals[0]
 
 
 @pytest.mark.parametrize(

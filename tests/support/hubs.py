@@ -58,9 +58,7 @@ class Participant:
         self.transport = ZeroMQTransport(name, town.contacts, town.pairs[name][1])
         self.assembly = Assembly(name, town.charter, ledgers)
         self.conductor = Conductor(self.transport, self.assembly, timeout)
-        self.peers = {
-            group: Peers(GroupDriver(self.conductor, group), town.settings) for group in self.assembly.groups
-        }
+        self.peers = {group: Peers(GroupDriver(self.conductor, group), town.settings) for group in self.assembly.groups}
 
     def kill(self) -> dict[str, bytes]:
         """Stop it without a word to anybody; what its ledgers were."""
@@ -189,4 +187,3 @@ class Worker:
 def addend(name: str, number: int) -> npt.NDArray[Any]:
     seed = sum(map(ord, name)) * 1000 + number
     return np.random.default_rng(seed).normal(size=40).astype(np.float32)
-

@@ -1,7 +1,7 @@
 """`Hub`: relays for participants that only dial out, and adds up what they deposit.
 
-It has no data, and no key but its own. Participants connect to it (a DEALER each, to its ROUTER) and prove their keys; a
-key that is not listed is not let in. The rules:
+It has no data, and no key but its own. Participants connect to it (a DEALER each, to its ROUTER) and prove their keys;
+a key that is not listed is not let in. The rules:
 
 1. A message has two parts: a name, and what is for it. Upward it is the recipient, downward the sender; that one is
    taken from the key of the connection, not from what anybody says. The hub itself has no name.
@@ -17,7 +17,6 @@ So whatever becomes of the hub, nothing is lost that matters. It is started agai
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from cgd.network.link import Datagram
-    from cgd.network.sockets import Contact, Context, Socket
+    from cgd.network.sockets import Contact, Context
     from cgd.protocol.messages import Buffer, PeerId
 
     # Whether it came in (True) or went out, the participant at the other end, the name in it, and the rest.
