@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
+from cgd.errors import HubError
 from cgd.network.conductor import Conductor
 from cgd.network.group_driver import GroupDriver
-from cgd.network.hub import Hub
+from cgd.network.hub import Hub, Visitor
 from cgd.network.peers import Peers, SumSettings
 from cgd.network.sockets import Contact
 from cgd.network.zeromq import ZeroMQTransport
@@ -130,21 +131,57 @@ class Town:
         """Everybody sums its values, so many times; the last totals, and the errors."""
         totals: dict[str, npt.NDArray[Any]] = {}
         errors: dict[str, BaseException] = {}
-
-        def work(name: str) -> None:
-            try:
-                for _ in range(count):
-                    totals[name] = self.lives[name].peers[group].sum(values[name])
-            except BaseException as error:
-                errors[name] = error
-
-        threads = [threading.Thread(target=work, args=(name,)) for name in values]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        for thread in self._work(values, group, count, totals, errors):
             thread.join(2 * DEADLINE_SECONDS)
             assert not thread.is_alive()
         return totals, errors
+
+    def blamed(self, values: Mapping[str, npt.NDArray[Any]], count: int = 1) -> HubError:
+        """Everybody sums until somebody blames the hub; then all are killed."""
+        totals: dict[str, npt.NDArray[Any]] = {}
+        errors: dict[str, BaseException] = {}
+        threads = self._work(values, EVERYONE, count, totals, errors)
+        eventually(lambda: any(isinstance(error, HubError) for error in errors.values()) or len(totals) == len(values))
+        for name in list(self.lives):
+            self.lives.pop(name).kill()
+        for thread in threads:
+            thread.join()
+        return next(error for error in errors.values() if isinstance(error, HubError))
+
+    def _work(
+        self,
+        values: Mapping[str, npt.NDArray[Any]],
+        group: str,
+        count: int,
+        totals: dict[str, npt.NDArray[Any]],
+        errors: dict[str, BaseException],
+    ) -> list[threading.Thread]:
+        def work(name: str, peers: Peers) -> None:
+            try:
+                for done in range(1, count + 1):
+                    total = peers.sum(values[name])
+                    if done == count:
+                        totals[name] = total
+            except BaseException as error:
+                errors[name] = error
+
+        peers = {name: self.lives[name].peers[group] for name in values}
+        threads = [threading.Thread(target=work, args=each) for each in peers.items()]
+        for thread in threads:
+            thread.start()
+        return threads
+
+
+class BentHub(Hub):
+    """A hub that does to messages whatever `bend` says: what to pass on instead, as from whom, and to whom."""
+
+    bend: Callable[[str, str, bytes], list[tuple[str, str, bytes]]] = staticmethod(
+        lambda sender, to, payload: [(sender, to, payload)]
+    )
+
+    def _relay(self, visitor: Visitor, to: bytes, payload: bytes) -> None:
+        for sender, recipient, content in self.bend(visitor.peer, to.decode(), payload):
+            super()._relay(self._visitors[sender], recipient.encode(), content)
 
 
 class Worker:
