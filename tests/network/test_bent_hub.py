@@ -39,7 +39,7 @@ def town() -> Iterator[Town]:
 def bent(town: Town, bend: Callable[[str, str, bytes], Passed]) -> None:
     hub = town.start_hub()
     assert isinstance(hub, BentHub)
-    hub.bend = bend  # type: ignore[method-assign]
+    hub.bend = bend
 
 
 def from_the_twentieth(change: Callable[[str, str, bytes], Passed]) -> Callable[[str, str, bytes], Passed]:

@@ -26,7 +26,7 @@ def values(size: int = 700) -> dict[str, npt.NDArray[Any]]:
 
 def direct(of: dict[str, npt.NDArray[Any]], ring_bits: int = 32) -> bytes:
     with local_peers(list(of), ring_bits=ring_bits) as colony:
-        totals = colony.run(lambda peers, own: peers.sum(own).tobytes(), list(of.values()))
+        totals: list[bytes] = colony.run(lambda peers, own: peers.sum(own).tobytes(), list(of.values()))
     return totals[0]
 
 

@@ -22,7 +22,7 @@ from cgd.protocol.secure_sum import SecureSum
 from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares, seal, unseal
 from support.hubs import EVERYONE, MEMBERS, Town
-from support.wire import pair_keys
+from support.wire import pair_keys, ring_total
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,7 +112,7 @@ def test_the_view_holds_no_gradient_no_sum_and_no_key(
 ) -> None:
     with Town(settings=SumSettings(sharing=sharing, opening=opening)) as town:
         secrets = watched(town, monkeypatch)
-        total = np.sum(list(encoded().values()), axis=0, dtype=np.uint32)
+        total = ring_total(list(encoded().values()))
         hidden = [*GRADIENTS.values(), *encoded().values(), total, *secrets.subtotals]
         for words in hidden:
             assert not any(piece in town.view for piece in pieces(words))
@@ -139,7 +139,7 @@ def test_what_is_deposited_and_told_is_uniform_and_confirms_no_sum(
         deposits, totals = said_to_the_hub(town)
     assert len(deposits) == 3 * SUMS
     assert len(totals) == SUMS
-    total = np.sum(list(encoded().values()), axis=0, dtype=np.uint32)
+    total = ring_total(list(encoded().values()))
     wrong = np.roll(total, 1)
     views: list[Words] = [*deposits.values(), *totals.values()]
     views += [each[:SIZE] - guess for each in totals.values() for guess in (total, wrong)]
@@ -199,7 +199,7 @@ def view_of(inputs: dict[str, Words], streams: dict[bytes, Words], monkeypatch: 
                     seen.append(told[1])
                     for member in MEMBERS:
                         sums[member].receive(HUB, from_bytes(told[1], HUB).message)
-    expected = np.sum(list(inputs.values()), axis=0, dtype=np.uint32)
+    expected = ring_total(list(inputs.values()))
     assert all(np.array_equal(each.total, expected) for each in sums.values())
     return seen
 
