@@ -1,4 +1,4 @@
-"""What `cgd join` and `cgd hub` show while they run: a live table in a terminal, lines elsewhere; and events as JSON lines."""
+"""What `cgd join` and `cgd hub` show while they run: a live table in a terminal, lines elsewhere; events as JSON."""
 
 from __future__ import annotations
 

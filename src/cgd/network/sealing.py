@@ -1,10 +1,10 @@
-"""What passes through the hub between two participants is sealed end to end, and nothing the hub does to it goes unseen.
+"""What passes through the hub between two participants is sealed end to end; what the hub does to it, they see.
 
 Both ends have CURVE keys, which are X25519 keys: with its own secret half and the other's public half each computes a
 secret that the hub lacks. Every process also has an ephemeral key. The rules:
 
-1. A sealed message is a header, its proof, and a body. The proof is an HMAC of the header and both names, in the order of
-   the direction, under a key of the static secret. So the header is known to be the sender's, and to be for us.
+1. A sealed message is a header, its proof, and a body. The proof is an HMAC of the header under a key of the static
+   secret and of both names, in the order of the direction. So the header is known to be the sender's, and to be for us.
 2. The body is encrypted (AES-GCM) under a key of the static secret and of the ephemeral keys of both ends. Only a HELLO
    may do without the recipient's, which the sender need not know yet. So what was recorded cannot be read when both
    processes are gone, and means nothing to those who come after them.

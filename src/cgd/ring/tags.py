@@ -1,14 +1,14 @@
 """Tags: whether a stranger added vectors up rightly, without telling it anything.
 
-Each member appends T words to its vector y before a stranger adds all vectors up: tag_t = Σ_i b_(i+t)·y_i + mask_t, with
-random bits b and masks that all members know and the stranger does not. Tags add up as vectors do. So whoever has the
-total Y takes the masks away and sees whether Σ_i b_(i+t)·Y_i is what is left, for every t.
+Each member appends T words to its vector y before a stranger adds all vectors up: tag_t = Σ_i b_(i+t)·y_i + mask_t,
+with random bits b and masks that all members know and the stranger does not. Tags add up as vectors do. So whoever has
+the total Y takes the masks away and sees whether Σ_i b_(i+t)·Y_i is what is left, for every t.
 
-Suppose that the total is off by e ≠ 0. Divide e by the largest power of two that divides all of it: some element is odd,
-and let i be the last such. Modulo 2, the check of tag t contains b_(i+t), which is in no check of a smaller t. So each of
-the T checks fails with probability 1/2 whatever the others do, and all hold with probability 2^-T. That covers a single
-top bit, which multiples by random ring elements would miss half of the time. The masks hide b from the stranger: what it
-sees of the tags is uniform.
+Suppose that the total is off by e ≠ 0. Divide e by the largest power of two that divides all of it: some element is
+odd, and let i be the last such. Modulo 2, the check of tag t contains b_(i+t), which is in no check of a smaller t. So
+each of the T checks fails with probability 1/2 whatever the others do, and all hold with probability 2^-T. That covers
+a single top bit, which multiples by random ring elements would miss half of the time. The masks hide b from the
+stranger: what it sees of the tags is uniform.
 
 The bits are shifted, not drawn anew, for each tag (a Toeplitz matrix), so a vector of d elements takes d of them. The
 sums are matrix products of doubles that hold whole numbers below 2⁵³, and so are exact.
@@ -83,8 +83,8 @@ class Tagging:
 def _shifted_sums(words: npt.NDArray[Any], stream: Any) -> npt.NDArray[Any]:
     """Σ_i b_(i+t)·words_i for every t below TAGS, with the bits b of a stream.
 
-    With y as rows of TAGS elements, b_(i+t) is in the row of y_i or in the next: C[p + t, p], where C holds the products
-    of columns p of y with columns of b, those of the same row first, then those of the next.
+    With y as rows of TAGS elements, b_(i+t) is in the row of y_i or in the next: what counts is C[p + t, p], where C
+    holds the products of columns p of y with columns of b, those of the same row first, then those of the next.
     """
     halves = words.dtype.itemsize // 4
     sums = np.zeros(TAGS, dtype=np.uint64)
