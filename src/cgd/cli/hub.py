@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cgd.cli.base import FAILED, INTERRUPTED, app
-from cgd.cli.operations import FederationFile  # noqa: TC001 - typer reads it
+from cgd.cli.operations import FederationFile
 
 if TYPE_CHECKING:
     from rich.console import Group
