@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cgd.errors import DisagreementError as DisagreementError
     from cgd.errors import DivergenceError as DivergenceError
     from cgd.errors import FrameError as FrameError
+    from cgd.errors import HubError as HubError
     from cgd.errors import InputError as InputError
     from cgd.errors import LocalProtocolError as LocalProtocolError
     from cgd.errors import MembersChangedError as MembersChangedError
@@ -65,6 +66,7 @@ _HOME = {
         "DisagreementError",
         "DivergenceError",
         "FrameError",
+        "HubError",
         "InputError",
         "LocalProtocolError",
         "MembersChangedError",
