@@ -204,7 +204,16 @@ def main() -> None:
         stop.set()
         adder.join()
     table = Table(title=f"One sum among {len(NAMES)} processes on this machine, medians")
-    for heading in ("floats", "gloo all-reduce", "bytes over CURVE", "ratio", "secure sum", "ratio", "by the hub", "/ direct"):
+    for heading in (
+        "floats",
+        "gloo all-reduce",
+        "bytes over CURVE",
+        "ratio",
+        "secure sum",
+        "ratio",
+        "by the hub",
+        "/ direct",
+    ):
         table.add_column(heading, justify="right")
     for size, plain, curve, secure, hubbed in rows:
         ratios = (f"{1000 * curve:.1f} ms", f"{curve / plain:.1f}", f"{1000 * secure:.1f} ms", f"{secure / plain:.1f}")

@@ -117,11 +117,15 @@ class Sealing:
         self.public_keys = dict(public_keys)
         self.ephemeral = Ephemeral()
         self._secret = X25519PrivateKey.from_private_bytes(z85.decode(secret_key))
+        self._channels: dict[tuple[PeerId, bytes], Channel] = {}
 
     def with_peer(self, peer: PeerId) -> Channel:
-        """A new channel to a peer."""
-        public = X25519PublicKey.from_public_bytes(z85.decode(self.public_keys[peer]))
-        return Channel(self, peer, self._secret.exchange(public))
+        """Our channel to a peer: always the same for the same key, because what it has counted must not come again."""
+        key = self.public_keys[peer]
+        if (peer, key) not in self._channels:
+            public = X25519PublicKey.from_public_bytes(z85.decode(key))
+            self._channels[peer, key] = Channel(self, peer, self._secret.exchange(public))
+        return self._channels[peer, key]
 
     def fingerprint(self, sender: PeerId, recipient: PeerId) -> bytes:
         """What tells the keys of this direction from those of any other."""
