@@ -135,8 +135,10 @@ def test_what_is_meant_for_another_life_is_stale_and_nobodys_fault() -> None:
 
 def test_another_file_is_not_the_hubs_fault() -> None:
     other = process("a", PUBLIC | {"b": zmq.curve_keypair()[0]})
-    with pytest.raises(ForeignError, match="under other keys than our federation file has"):
-        process("b").with_peer("a").open(other.with_peer("b").seal(SECRET, NOBODY, 1), 1)
+    renamed = process("a", PUBLIC | {"beth": PUBLIC["b"]})
+    for sealed in (other.with_peer("b").seal(SECRET, NOBODY, 1), renamed.with_peer("beth").seal(SECRET, NOBODY, 1)):
+        with pytest.raises(ForeignError, match="under other keys than our federation file has"):
+            process("b").with_peer("a").open(sealed, 1)
 
 
 def test_without_a_participants_key_nobody_can_speak_for_it() -> None:
