@@ -5,8 +5,8 @@ all-reduce the same vectors with torch.distributed's gloo, which neither encrypt
 one run, so that they meet the same machine; what counts is the ratio of the medians.
 
 Between the two stands what encryption alone costs: the same bytes as in a secure sum, sent to the same peers over bare
-CURVE sockets, and thrown away. Behind them, the same sum through a hub, which is one more process, with nobody reachable
-by anybody else.
+CURVE sockets, and thrown away. Behind them, the same sum through a hub, which is one more process, with nobody
+reachable by anybody else.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def main() -> None:
         stop.set()
         adder.join()
     table = Table(title=f"One sum among {len(NAMES)} processes on this machine, medians")
-    for heading in ("floats", "gloo all-reduce", "bytes over CURVE", "ratio", "secure sum", "ratio", "by the hub", "/ direct"):
+    for heading in ("floats", "gloo", "CURVE", "/ gloo", "secure sum", "/ gloo", "through a hub", "/ secure sum"):
         table.add_column(heading, justify="right")
     for size, plain, curve, secure, hubbed in rows:
         ratios = (f"{1000 * curve:.1f} ms", f"{curve / plain:.1f}", f"{1000 * secure:.1f} ms", f"{secure / plain:.1f}")

@@ -20,7 +20,7 @@ SECRET = b"what nobody else may read"
 
 
 def process(name: str, keys: dict[str, bytes] = PUBLIC) -> Sealing:
-    return Sealing(name, PAIRS[name][1], keys)
+    return Sealing(name, PAIRS[name][1], dict(keys))
 
 
 class Ends:
@@ -135,8 +135,10 @@ def test_what_is_meant_for_another_life_is_stale_and_nobodys_fault() -> None:
 
 def test_another_file_is_not_the_hubs_fault() -> None:
     other = process("a", PUBLIC | {"b": zmq.curve_keypair()[0]})
-    with pytest.raises(ForeignError, match="under other keys than our federation file has"):
-        process("b").with_peer("a").open(other.with_peer("b").seal(SECRET, NOBODY, 1), 1)
+    renamed = process("a", PUBLIC | {"beth": PUBLIC["b"]})
+    for sealed in (other.with_peer("b").seal(SECRET, NOBODY, 1), renamed.with_peer("beth").seal(SECRET, NOBODY, 1)):
+        with pytest.raises(ForeignError, match="under other keys than our federation file has"):
+            process("b").with_peer("a").open(sealed, 1)
 
 
 def test_without_a_participants_key_nobody_can_speak_for_it() -> None:
@@ -157,6 +159,16 @@ def test_both_ephemeral_keys_are_needed_to_read() -> None:
         forged = sealed[:48] + header[1] + sealed[80:88]
         proof = module._prove(thief._in_proof, forged)
         thief.open(forged + proof + sealed[PREFIX_BYTES:], 1)
+
+
+def test_a_channel_that_is_asked_for_again_goes_on_counting() -> None:
+    """A peer may be removed and come back in one life of ours; no count comes twice under one key."""
+    ends = Ends()
+    ends.into.open(ends.seal(), 1)
+    assert ends.a.with_peer("b") is ends.out
+    ends.into.open(ends.a.with_peer("b").seal(SECRET, ends.b.ephemeral.public, 1), 1)
+    ends.a.public_keys["b"] = zmq.curve_keypair()[0]
+    assert ends.a.with_peer("b") is not ends.out
 
 
 def lossy(rate: float, count: int, seed: int = 1) -> int | None:

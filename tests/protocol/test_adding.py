@@ -12,7 +12,7 @@ from cgd.errors import CGDError, HubError, InputError, PeerAbortedError, RemoteP
 from cgd.protocol import adding, members, reducing
 from cgd.protocol.adding import Adder
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
-from cgd.protocol.messages import HUB, Confirm, Deposit, Leave, Total, Unseal
+from cgd.protocol.messages import HUB, Confirm, Deposit, Leave, Reason, Total, Unseal
 from cgd.protocol.reducing import AHEAD
 from cgd.ring.tags import TAGS
 from support.wire import Wire, names, random_secrets, ring_total, sessions, spec
@@ -165,6 +165,13 @@ def test_the_hub_is_not_heard_in_a_sum_that_the_members_add_up() -> None:
         session.start(spec(5), np.zeros(5, dtype="<u4"))
     with pytest.raises(HubError, match="sent Total, which it has no business to say"):
         colony["p0"].receive(HUB, frame(Total(0, bytes(8))))
+
+
+def test_a_total_of_a_sum_that_we_have_refused_is_not_heard() -> None:
+    colony = sessions(3)
+    colony["p0"].refuse(Reason.RANGE)
+    colony["p0"].receive(HUB, frame(Total(0, bytes(8))))
+    assert colony["p0"].fault is None
 
 
 # The adder by itself.

@@ -19,7 +19,9 @@ MEMBERS = ("a", "b", "c")
 KEY = b"k" * 16
 FALSE_ALARM = 1e-6
 TYPES = [np.dtype("<u4"), np.dtype("<u8")]
-sizes = st.one_of(st.integers(1, 300), st.sampled_from([module._PRODUCTS * TAGS**2 + shift for shift in (-1, 0, 1, 65)]))
+sizes = st.one_of(
+    st.integers(1, 300), st.sampled_from([module._PRODUCTS * TAGS**2 + shift for shift in (-1, 0, 1, 65)])
+)
 types = st.sampled_from(TYPES)
 
 

@@ -193,6 +193,7 @@ class HubWay(Way):
         if room and self._connection != self.line.connection:
             self._connection = self.line.connection
             self.out.hurry()
+            self.into.gone()  # if it is another process that answers now, we let it in
         return room
 
     def post(self, datagram: Datagram) -> None:

@@ -10,6 +10,7 @@ sockets. The others leave frames in the links and take them from the inbox.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -79,6 +80,7 @@ class ZeroMQTransport:
         self._secret_key = secret_key
         self._update: Mapping[PeerId, Contact] | None = None
         self._sealing = Sealing(me, secret_key, _public_keys(contacts))
+        self._numbers = itertools.count(1)  # of connections with the hub
         self._ways: dict[PeerId, Way] = {}
         self._router: Socket | None = None
         self._visitors = Visitors(self.refusals)
@@ -189,7 +191,9 @@ class ZeroMQTransport:
                 continue
             common = peer, self._incarnation, hello, self.refusals
             if peer == HUB:
-                self._ways[HUB] = HubWay(*common, HubLine(self._context, self._poller, peer, contact, keys))
+                self._ways[HUB] = HubWay(
+                    *common, HubLine(self._context, self._poller, peer, contact, keys, self._numbers)
+                )
             elif self._router is not None and contact.address:
                 line = Line(self._context, self._poller, peer, contact, keys)
                 self._ways[peer] = DirectWay(*common, line, self._router, own.address)

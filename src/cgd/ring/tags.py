@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 TAGS = 64
-# Products of TAGS rows each, so many at a time. They are that small on purpose: a product of this size takes one thread,
-# and threads that wait for each other would be a calamity where several participants share a machine.
+# Products of TAGS rows each, so many at a time. They are that small on purpose: a product of this size takes one
+# thread, and threads that wait for each other would be a calamity where several participants share a machine.
 _PRODUCTS = 8
 _DIAGONALS = np.arange(TAGS)[:, None] + np.arange(TAGS)
 
