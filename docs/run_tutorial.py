@@ -41,7 +41,8 @@ NUMBER, DIGEST = r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", "[0-9a-f]+"
 # Below the range from which the system takes ports for outgoing connections.
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 SECONDS = 600  # for one block; a hanging one is a fault
-PICTURE_SIZE = (1180, 1400)
+LINES_SHOWN = 4  # of what a block has printed, in the progress
+PICTURE_SIZE = (1180, 980)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class _Runner:
     def one(self, block: Block) -> None:
         """Run a block, and see that it did what the page says."""
         begun = time.monotonic()
-        self._say("".join(f"{'>>>' if block.language == 'python' else '$'} {line}\n" for line in _commands(block)))
+        self._say("\n".join(f"{'>>>' if block.language == 'python' else '$'} {line}" for line in _commands(block)))
         code, output = self._finish(block)
         if self._stopped:
             return
@@ -176,9 +177,9 @@ class _Runner:
             raise TutorialError(f"exit code {code}:\n{block.code}\n{output}")
         if block.shown is not None and pattern(block.shown).fullmatch(output) is None:
             raise TutorialError(f"{block.code}\nshould print\n\n{block.shown}\nand printed\n\n{output}")
-        where = f"{block.terminal}: " if block.terminal else ""
-        self._say("".join(f"    {line}\n" for line in output.splitlines()[-4:]))
-        self._say(f"    ({where}{time.monotonic() - begun:.1f} s)")
+        where = f"{block.terminal}, " if block.terminal else ""
+        seconds = f"({where}{time.monotonic() - begun:.1f} s)"
+        self._say("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))
 
     def at_the_same_time(self, found: Sequence[Block]) -> None:
         """Run blocks in terminals; if one fails, the others would wait for ever, and are ended."""
