@@ -152,7 +152,8 @@ class Display(Live):
         waits = [(what, missing) for what, missing in waits if missing]
         waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
         sent = traffic.bytes_sent / 1e6
-        doing = self._message or waiting or "computing"
         step = membership.conductor.assembly.clock
         steps = f"step {step + 1} of {federation.training.steps}, " if step else ""
-        return Group(table, Text(f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {doing}"))
+        done = f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent"
+        doing = waiting or ("" if self._message else "computing")
+        return Group(table, *(Text(line) for line in (done, self._message, doing) if line))
