@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
 
-.PHONY: help demo federation-demo tutorial test check format bench table-results small-results docs docs-serve \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve \
         report-picture clean
 
 help:  ## this list
@@ -19,8 +19,11 @@ federation-demo: .venv/installed  ## five hospitals as five processes over socke
 tutorial: .venv/installed  ## follow docs/tables.md by the letter: from five CSV files to five models (a minute or two)
 	$(BIN)/python docs/run_tutorial.py
 
-test: .venv/installed-dev  ## all tests
-	$(BIN)/python -m pytest --numprocesses 2
+test: .venv/installed-dev  ## all tests but the slow ones
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+test-slow: .venv/installed-dev  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
 
 check: .venv/installed-dev  ## linter, format, types, layers
 	$(BIN)/ruff check .

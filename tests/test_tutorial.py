@@ -26,6 +26,7 @@ def tutorial() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_tutorial_of_the_page_runs_and_prints_what_the_page_shows(tutorial: ModuleType, tmp_path: Path) -> None:
     told: list[str] = []
     tutorial.run("tutorial", tmp_path, told.append)
