@@ -83,7 +83,7 @@ def test_who_is_killed_and_loses_all_but_its_key_ends_up_with_the_same_model(tmp
         content = load_run(tmp_path / "runs" / name)
         assert [row["step"] for row in content["history"]] == list(range(5, 81, 5))
         assert all(row["training_loss"] is not None for row in content["history"])
-        assert "after" in said[name]
+        assert "at step" in said[name]
         assert "report.html" in said[name]
         for file in (tmp_path / "runs" / name).iterdir():
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
@@ -187,6 +187,35 @@ def test_a_row_of_a_federation_without_columns_is_none(tmp_path: Path) -> None:
         row_of(federation, "ada")
 
 
+def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gave up there would need everybody to begin again."""
+    federation = Federation.load(federation_file(tmp_path, NAMES, steps=5))
+    monkeypatch.setattr("cgd.practice.run.RETRY_SECONDS", 0.01)
+    plain, fails = os.replace, 3
+    said: list[str] = []
+
+    def full(before: str, after: Any) -> None:
+        nonlocal fails
+        if str(after).endswith(("run.json", "model.json")) and fails:
+            fails -= 1
+            raise OSError(28, "No space left on device")
+        plain(before, after)
+
+    def one(peers: cgd.Peers, name: str) -> bool:
+        setting = Setting.of(federation, name)
+        records, _ = read(write_csv(tmp_path / f"{name}.csv", table(20, 1)), setting.data, setting.own_columns)
+        folder = RunFolder(tmp_path / "runs" / name, federation, name)
+        before = folder.finished
+        run(peers, federation, name, Source("x.csv", records), folder, say=said.append)
+        return not before and folder.finished
+
+    monkeypatch.setattr(os, "replace", full)
+    with cgd.local_peers(NAMES) as colony:
+        assert colony.run(one, NAMES) == [True] * 3
+    assert sum("No space left on device" in each and "trying again" in each for each in said) == 3
+    assert any(each == "done after step 5; saving" for each in said)
+
+
 def test_the_folder_of_another_run_is_not_touched(tmp_path: Path) -> None:
     federation = Federation.load(federation_file(tmp_path, NAMES))
     RunFolder(tmp_path / "run", federation, "ada")
@@ -213,15 +242,22 @@ def test_a_run_in_a_sentence() -> None:
         "participant": "ada",
         "outcome": {"best_step": 30},
         "data": {"task": "classification"},
-        "validation": {"records": 12, "accuracy": 0.875, "auc": None},
+        "validation": {"records": 12, "accuracy": 0.875, "auc": None, "baseline_accuracy": 0.5},
     }
-    assert summary(content) == "accuracy 87.5 % on 12 of our own records that were kept back, after 30 steps"
+    assert summary(content) == "accuracy 87.5 % on 12 of our own records that were kept back, at step 30"
     content["validation"]["auc"] = 0.91
     assert "AUC 0.910" in summary(content)
+    content["validation"]["baseline_accuracy"] = 0.9
+    assert summary(content).endswith("at step 30; no better than the commonest class")
     content |= {"data": {"task": "regression"}, "validation": {"records": 2, "rmse": 12.34567, "r2": None}}
     assert summary(content).startswith("root mean squared error 12.35 on 2")
+    assert summary(content).endswith("at step 30; too few to tell")
+    content["validation"] |= {"records": 20, "r2": -0.1}
+    assert summary(content).endswith(
+        "R² -0.100 on 20 of our own records that were kept back, at step 30; no better than the mean"
+    )
     content["validation"] = None
-    assert summary(content) == "ada has a model after 30 steps; no records were kept back to try it on"
+    assert summary(content) == "ada has a model, that of step 30; no records were kept back to try it on"
 
 
 def test_what_the_file_of_a_run_says_can_be_read_again(tmp_path: Path) -> None:

@@ -172,12 +172,20 @@ def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "def frozen(features, outputs):\n    return torch.nn.ReLU()\n"
         "def broken(features, outputs):\n    return torch.nn.Linear(features + 1, outputs)\n"
         "def short(features):\n    return None\n"
+        "def normed(features, outputs):\n"
+        "    return torch.nn.Sequential(torch.nn.BatchNorm1d(features), torch.nn.Linear(features, outputs))\n"
+        "def dropping(features, outputs):\n"
+        "    return torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(features, outputs))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     tables = [table(30, seed) for seed in (1, 2, 3)]
     result = trained(setting(model=Model(function="own_network:network"), steps=5), *tables)[0]
     assert sum(each.numel() for each in result.network.parameters()) == 3 * 5 + 3 + 3 * 2 + 2
+    dropping = setting(model=Model(function="own_network:dropping"), steps=5)  # alone: threads share torch's generator
+    again = [train(solo_peers(SEEDS[0]), dropping, records(tables[0])) for _ in range(2)]
+    for ours, theirs in zip(again[0].network.parameters(), again[1].network.parameters(), strict=True):
+        assert torch.equal(ours, theirs)  # what is dropped is the same whenever it is trained
     for function, says in {
         "narrow": r"makes \(2, 3\) of \(2, 5\); it must make \(2, 2\)",
         "text": "gave a str; it must give a torch.nn.Module",
@@ -185,6 +193,7 @@ def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "broken": "fails on 5 features",
         "short": "is called with two arguments, the number of features and the number of outputs, and cannot be",
         "none": "has no function 'none'; function in",
+        "normed": "with 0.running_mean, which is no parameter: it is not summed",
     }.items():
         with pytest.raises(InputError, match=says):
             trained(setting(model=Model(function=f"own_network:{function}"), steps=5), *tables)

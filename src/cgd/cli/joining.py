@@ -108,6 +108,8 @@ def _practice(
     """Read the records, and what to do with them when the others are there."""
     from cgd.federation.file import Federation
     from cgd.learning.confinement import check_delta
+    from cgd.practice.functions import load_function
+    from cgd.practice.networks import SIZES
     from cgd.practice.reading import read
     from cgd.practice.run import RunFolder, Source, run, summary
     from cgd.practice.setting import Setting
@@ -116,9 +118,19 @@ def _practice(
     setting = Setting.of(federation, name)
     if delta is not None:
         check_delta(delta)
+    if setting.model.function:
+        load_function(setting.model.function, "function in [model]", SIZES)
     records, notes = read(data, setting.data, setting.own_columns, label=label, ids=setting.in_columns)
     folder = RunFolder(out or path.parent / "runs" / name, federation, name)
-    typer.echo(f"cgd: {records.rows:,} records of {data.name}", err=True)
+    plural = "" if records.rows == 1 else "s"
+    typer.echo(f"cgd: {records.rows:,} record{plural} of {data.name}", err=True)
+    if folder.finished:
+        where = folder.folder
+        typer.echo(
+            f"cgd: this training is finished, and {where} has its model and report; a new one needs a new name",
+            err=True,
+        )
+        typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
     for note in notes:
         typer.echo(f"cgd: {note}", err=True)
     source = Source(data.name, records, notes)

@@ -63,7 +63,7 @@ def new(
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What to learn from tables: [data] and [model], see `cgd schema`."),
+        typer.Option(metavar="FILE", help="What to learn from tables, as `cgd schema` suggests it."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="How many steps to train (default: 200; with tables 300).")] = None,
     lr: Annotated[float | None, typer.Option(help="The step size (default: 0.5; with tables 0.01, by Adam).")] = None,

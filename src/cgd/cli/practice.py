@@ -23,7 +23,7 @@ def schema(
     data: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file with records.")],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
 ) -> None:
-    """Suggest the [data] and [model] sections of a federation file, from a file with records. Look through them.
+    """Suggest the sections for tables and models of a federation file, from a file with records. Look through them.
 
     Only names and types of columns are written, no values but the classes of the label.
     """

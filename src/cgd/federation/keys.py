@@ -241,7 +241,7 @@ def find_key(path: Path, name: str) -> Path:
         if place.exists():
             return place
     raise InputError(
-        f"there is no key of {name}: neither {' nor '.join(map(str, dict.fromkeys(places)))} exists; "
+        f"there is no key of {name}, in {' or '.join(map(str, dict.fromkeys(places)))}; "
         f"name it (key=, --key), or make one with `cgd keygen {name}`"
     )
 

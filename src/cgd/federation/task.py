@@ -181,7 +181,10 @@ class Model:
         if not 0 < self.delta < math.inf:
             raise InputError(f"delta is {self.delta}; it is the standard deviation of the origins, above 0")
         if (self.kind == "custom") != bool(self.function):
-            raise InputError(f"kind is {self.kind!r} and function is {self.function!r}; a custom model names one")
+            raise InputError(
+                f"kind is {self.kind!r} and function is {self.function!r}; a model of your own has kind = 'custom' and "
+                "a function, and no other has one"
+            )
         if self.function and not all(self.function.partition(":")):
             raise InputError(f"function is {self.function!r}; it is MODULE:FUNCTION, such as models:network")
         if self.kind == "mlp" and not self.layers:
@@ -196,7 +199,8 @@ def parse_data(table: Any) -> Data:
     Raises:
         InputError: it cannot be used.
     """
-    check_keys(table, ("target", "columns"), [each.name for each in fields(Data)])
+    needed = ("target", "columns")
+    check_keys(table, needed, [each.name for each in fields(Data) if each.name not in needed])
     columns = table["columns"]
     if not isinstance(columns, dict):
         raise InputError(f"columns is {columns!r}; write [data.columns] and below it NAME = TYPE in every line")

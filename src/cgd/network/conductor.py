@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cgd.network")
 
+STOPPED = "its program stopped, and its own screen says why; all go on when it is started again"
 LOOK_SECONDS = 0.2
 TELL_SECONDS = 10.0
 SAVE_SECONDS = 5.0
@@ -145,7 +146,8 @@ class Conductor:
         for peer in left:  # not of the assembly: a new epoch may have begun
             link = links.get(peer)
             if left[peer] is not None:
-                reports.append(PeerReport(peer, "done" if left[peer] else "left"))
+                state, note = ("done", "") if left[peer] else ("left", STOPPED)
+                reports.append(PeerReport(peer, state, note))
             elif link is None or not link.connected:
                 reports.append(PeerReport(peer, "missing", link.trouble if link else "not in this epoch"))
             elif hellos[peer] is None:

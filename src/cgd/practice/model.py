@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ class ConfinedModel:
         Raises:
             InputError: the table cannot be used, or the row is missing.
         """
-        outputs = self.outputs(self.records(table), row)
+        outputs = self._asked(table, row)
         if self.data.task == "regression":
             return outputs[:, 0]
         named: npt.NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
@@ -118,7 +119,7 @@ class ConfinedModel:
     def predict_proba(self, table: Any, row: Peers | None = None) -> npt.NDArray[np.float64]:
         """The probability of every class for every record; the arguments are those of `predict`."""
         self._refuse_regression("probabilities")
-        return self.outputs(self.records(table), row)
+        return self._asked(table, row)
 
     def records(self, table: Any) -> Records:
         """The records of a table, as `predict` takes them."""
@@ -142,6 +143,13 @@ class ConfinedModel:
         if self.data.task == "regression":
             return regression_scores(outputs[:, 0], np.asarray(records.target))
         return classification_scores(outputs, self.preparation.encode_target(records), self.preparation.classes)
+
+    def _asked(self, table: Any, row: Peers | None) -> npt.NDArray[np.float64]:
+        """The outputs for a table, with a warning of what nobody had when the model was trained."""
+        records = self.records(table)
+        for note in self.preparation.transform(records)[1]:
+            warnings.warn(note, stacklevel=3)
+        return self.outputs(records, row)
 
     def _joint_outputs(self, records: Records, row: Peers | None) -> npt.NDArray[np.float64]:
         """Late fusion: the row adds up what its towers say, and opens the sum alone."""

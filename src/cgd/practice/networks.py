@@ -13,6 +13,8 @@ from cgd.practice.functions import load_function
 if TYPE_CHECKING:
     from cgd.federation.task import Model
 
+SIZES = ("the number of features", "the number of outputs")
+"""What a user's own function is called with."""
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid}
 
 
@@ -41,12 +43,18 @@ def build(model: Model, features: int, outputs: int) -> nn.Module:
 
 
 def _custom(place: str, features: int, outputs: int) -> nn.Module:
-    function = load_function(place, "function in [model]", ("the number of features", "the number of outputs"))
+    function = load_function(place, "function in [model]", SIZES)
     network = function(features, outputs)
     if not isinstance(network, nn.Module):
         raise InputError(f"{place} gave a {type(network).__name__}; it must give a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise InputError(f"{place} gave a network without trainable parameters; there is nothing to train")
+    buffers = [name for name, _ in network.named_buffers()]
+    if buffers:
+        raise InputError(
+            f"{place} gave a network with {buffers[0]}, which is no parameter: it is not summed, and would be lost "
+            "when a participant is started again; take LayerNorm or GroupNorm in place of BatchNorm, or do without"
+        )
     training = network.training
     try:
         with torch.no_grad():

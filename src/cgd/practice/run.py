@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from cgd.practice.records import Records
 
 HISTORY = "history.jsonl"
+RETRY_SECONDS = 10.0
+FEW_RECORDS = 10
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ class RunFolder:
             raise InputError(
                 f"{folder} cannot be used ({error.strerror}); name another folder for the run (--out)"
             ) from None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was finished in an earlier life."""
+        return (self.folder / FILE).exists()
 
     def note(self, look: Look) -> Look:
         """Write down how far the training is; what we knew of this step in an earlier life is put in again."""
@@ -146,6 +154,16 @@ def run(
         looks.append(folder.note(look))
         say(_told(look, setting.training.steps))
 
+    def keep(write: Callable[[], object]) -> None:
+        """Write, and try again for as long as it takes: who gave up now would need everybody to begin again."""
+        while True:
+            try:
+                write()
+                return
+            except InputError as error:
+                say(f"{error}; trying again every {RETRY_SECONDS:g} s")
+                time.sleep(RETRY_SECONDS)
+
     trained = train(peers, setting, source.records, delta=delta, progress=progress)
     origin = {
         "participant": participant,
@@ -154,8 +172,10 @@ def run(
         "digest": federation.digest,
     }
     model = ConfinedModel.of(trained, setting, origin)
-    model.save(folder.folder)
+    say(f"{'stopped early' if trained.steps < setting.training.steps else 'done'} after step {trained.steps}; saving")
+    keep(lambda: model.save(folder.folder))
     scores = _scores(model, trained, peers)
+    whole = all(look.training_loss is not None for look in trained.looks)  # or we were started anew in between
     content = {
         "format": FORMAT,
         "version": cgd.__version__,
@@ -181,28 +201,32 @@ def run(
             "steps": trained.steps,
             "best_step": trained.best_step if trained.looks[-1].everyone_validation_loss is not None else None,
             "early": trained.steps < setting.training.steps,
-            "seconds": round(trained.seconds, 3),
+            "seconds": round(trained.seconds, 3) if whole else None,
         },
         "validation": scores,
         "revealed": revealed(setting, trained),
         "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
     }
-    write_private(folder.folder / FILE, json.dumps(content, indent=1, ensure_ascii=False).encode())
-    write_report(folder.folder)
+    text = json.dumps(content, indent=1, ensure_ascii=False).encode()
+    keep(lambda: write_private(folder.folder / FILE, text))
+    keep(lambda: write_report(folder.folder))
     return content
 
 
 def summary(content: dict[str, Any]) -> str:
     """The outcome of a run in a sentence."""
-    scores, steps = content["validation"], content["outcome"]["best_step"] or content["outcome"]["steps"]
+    scores, step = content["validation"], content["outcome"]["best_step"] or content["outcome"]["steps"]
     if scores is None:
-        return f"{content['participant']} has a model after {steps} steps; no records were kept back to try it on"
-    tried = f"on {scores['records']} of our own records that were kept back, after {steps} steps"
+        return f"{content['participant']} has a model, that of step {step}; no records were kept back to try it on"
+    few = "; too few to tell" if scores["records"] < FEW_RECORDS else ""
+    tried = f"on {scores['records']:,} of our own records that were kept back, at step {step}{few}"
     if content["data"]["task"] == "regression":
         r2 = f", R² {scores['r2']:.3f}" if scores["r2"] is not None else ""
-        return f"root mean squared error {scores['rmse']:.4g}{r2} {tried}"
+        poor = "; no better than the mean" if scores["r2"] is not None and scores["r2"] <= 0 else ""
+        return f"root mean squared error {scores['rmse']:.4g}{r2} {tried}{poor}"
     auc = f", AUC {scores['auc']:.3f}" if scores["auc"] is not None else ""
-    return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}"
+    poor = "; no better than the commonest class" if scores["accuracy"] <= scores["baseline_accuracy"] else ""
+    return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}{poor}"
 
 
 def _told(look: Look, steps: int) -> str:

@@ -6,6 +6,7 @@ is started again by the same command and goes on where the others are: what was 
 
 from __future__ import annotations
 
+import hmac
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -232,11 +233,15 @@ class _Loop:
         self.network.train()
         self.optimizer.zero_grad()
         total, count = 0.0, len(self.training)
-        for start in range(0, count, CHUNK):
-            part = slice(start, start + CHUNK)
-            loss = self.training.losses(self.network(self.training.x[part]), part).sum() / count
-            loss.backward()
-            total += loss.item()
+        with torch.random.fork_rng(devices=[]):
+            # What a network draws by itself (dropout) is the same whenever the step is taken, and nobody else's.
+            drawn = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
+            torch.manual_seed(int.from_bytes(drawn[:7], "little"))
+            for start in range(0, count, CHUNK):
+                part = slice(start, start + CHUNK)
+                loss = self.training.losses(self.network(self.training.x[part]), part).sum() / count
+                loss.backward()
+                total += loss.item()
         if not np.isfinite(total):
             raise DivergenceError(
                 f"our loss is {total} in step {self.step}; lower lr in [training] (it is {self.setting.training.lr:g})"
