@@ -167,7 +167,9 @@ class _Run:
             each = self._gradient(weights, x[place : place + 1], y[place : place + 1])
             total += each * min(1.0, self.colony.clip / (each.norm().item() + 1e-12))
         spread = self.colony.noise * self.colony.clip * (len(y) / present) ** 0.5
-        return (total + spread * torch.randn(total.shape, generator=self.random, dtype=total.dtype)) / len(y)
+        noise = torch.randn(total.shape, generator=self.random, dtype=total.dtype)
+        private: torch.Tensor = (total + spread * noise) / len(y)
+        return private
 
     def _sum(self, addends: list[torch.Tensor]) -> torch.Tensor:
         """In the open plain floats are added; otherwise the total has the rounding of the ring."""
