@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
 
-.PHONY: help demo federation-demo test check format bench table-results small-results docs docs-serve clean
+.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve \
+        report-picture clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -15,8 +16,14 @@ demo: .venv/installed  ## five hospitals train together (half a minute); a table
 federation-demo: .venv/installed  ## five hospitals as five processes over sockets, one killed on the way (a minute)
 	$(BIN)/python examples/federation/demo.py
 
-test: .venv/installed-dev  ## all tests
-	$(BIN)/python -m pytest --numprocesses 2
+tutorial: .venv/installed  ## follow docs/tables.md by the letter: from five CSV files to five models (a minute or two)
+	$(BIN)/python docs/run_tutorial.py
+
+test: .venv/installed-dev  ## all tests but the slow ones
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+test-slow: .venv/installed-dev  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
 
 check: .venv/installed-dev  ## linter, format, types, layers
 	$(BIN)/ruff check .
@@ -50,6 +57,9 @@ docs: .venv/installed-docs  ## build the documentation into site/
 
 docs-serve: .venv/installed-docs  ## read the documentation in a browser
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+report-picture: .venv/installed-dev  ## take the picture in docs/tables.md anew, from its own run (needs Chromium)
+	$(BIN)/python docs/run_tutorial.py --picture
 
 clean:  ## remove everything that was made here
 	rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis cgd-demo.png cgd-bench.png

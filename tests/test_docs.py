@@ -46,7 +46,8 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    for page in ("README.md", "CONTRIBUTING.md", "docs/getting-started.md", "docs/design.md"):
+    pages = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("getting-started", "design")))
+    for page in (*pages, "docs/tables.md", "docs/deployment.md"):
         named = set(re.findall(r"`make ([a-z-]+)`", (ROOT / page).read_text()))
         assert named <= targets, f"{page}: {named - targets}"
 

@@ -8,6 +8,7 @@ Names load when they are first used, so that `import cgd` and `cgd --help` cost 
 from __future__ import annotations
 
 from importlib import import_module
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from cgd.errors import DisagreementError as DisagreementError
     from cgd.errors import DivergenceError as DivergenceError
     from cgd.errors import FrameError as FrameError
+    from cgd.errors import HubError as HubError
     from cgd.errors import InputError as InputError
     from cgd.errors import LocalProtocolError as LocalProtocolError
     from cgd.errors import MembersChangedError as MembersChangedError
@@ -65,6 +67,7 @@ _HOME = {
         "DisagreementError",
         "DivergenceError",
         "FrameError",
+        "HubError",
         "InputError",
         "LocalProtocolError",
         "MembersChangedError",
@@ -101,10 +104,14 @@ _MODULE_OF = {name: f"cgd.{module}" for module, names in _HOME.items() for name 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
+_loading = RLock()  # threads that import the modules of a package at the same time may find one of them half made
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'cgd' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
+    with _loading:
+        value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

@@ -165,7 +165,7 @@ def test_bad_training(tmp_path: Path, line: str, says: str) -> None:
     [
         ('name = "bob"', 'nam = "bob"', "participant 2: there is no 'nam' (did you mean 'name'?); choose one of name"),
         ('name = "bob"', 'name = "bob"\nport = 1', "participant 2 ('bob'): there is no 'port'; choose one of name"),
-        ('address = "tcp://bob.example:7001"\n', "", "participant 2 ('bob'): address is missing; add it"),
+        ('address = "tcp://bob.example:7001"\n', "", "bob has no address, and there is no hub"),
         ('name = "bob"', 'name = "b b"', "participant 2 ('b b'): name is 'b b'; choose 1 to 63 letters"),
         ('name = "bob"', 'name = "ada"', "two participants have the same name, 'ada'; every participant has its own"),
         (KEYS[1], KEYS[0], f"ada and bob have the same key, {KEYS[0]!r}; every participant has its own"),
@@ -299,10 +299,10 @@ mu = 0.0  # above 0, the step size shrinks
 bound = 16.0  # the largest magnitude of a gradient coordinate
 ring_bits = 32  # or 64
 sharing = "expanded"  # or "uniform"
-opening = "mesh"  # or "aggregator"
+opening = "mesh"  # "mesh", "aggregator" or "hub"
 aggregator = ""  # the participant that adds up, if there is one
 minimum = 3  # never fewer members than this
-optimizer = "sgd"  # or "adam"
+optimizer = "sgd"  # "sgd" or "adam"
 momentum = 0.0
 validate_every = 10  # with tables: steps between two looks at the validation loss
 patience = 5  # with tables: stop after so many looks without a better one; 0 never does

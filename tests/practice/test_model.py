@@ -57,6 +57,10 @@ def test_predictions_are_as_in_scikit_learn(tmp_path: Path) -> None:
     assert len(made.predict(tmp_path / "asked.csv")) == 2
 
 
+def test_it_is_told_in_a_line() -> None:
+    assert repr(model()) == "ConfinedModel(outcome from 3 columns, mlp, ada of trial)"
+
+
 def test_a_model_of_numbers_has_no_classes() -> None:
     made = model(NUMBER, model=Model("linear"))
     for call in (lambda: made.predict_proba(table(3, 1)), lambda: made.classes_):

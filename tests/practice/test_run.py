@@ -18,6 +18,7 @@ import pytest
 import cgd
 from cgd.errors import InputError
 from cgd.federation.file import Federation
+from cgd.federation.hub import FederationHub
 from cgd.federation.joining import Membership
 from cgd.learning.grid import Cell
 from cgd.practice.predicting import answers, questions, row_of
@@ -29,10 +30,11 @@ from cgd.practice.training import Look
 from support.practice import federation_file, table, write_csv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NAMES = ("ada", "bob", "cleo")
+CELLS = [Cell(row, column) for row in range(3) for column in range(3)]
 IN_COLUMNS = """
 [data]
 target = "outcome"
@@ -127,10 +129,19 @@ def in_threads(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     return results
 
 
-def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path) -> None:
-    cells = [Cell(row, column) for row in range(3) for column in range(3)]
-    names = [f"p{cell.row}{cell.column}" for cell in cells]
-    path = federation_file(tmp_path, names, cells, IN_COLUMNS, steps=20)
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[Path]:
+    """A federation by columns whose second row only dials out, and its hub."""
+    names = [f"p{cell.row}{cell.column}" for cell in CELLS]
+    path = federation_file(tmp_path, names, CELLS, IN_COLUMNS, ("p10", "p11", "p12"), steps=20)
+    hub = FederationHub(path)
+    yield path
+    hub.close()
+
+
+def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path, grid: Path) -> None:
+    cells, path = CELLS, grid
+    names = list(Federation.load(path).names)
     columns = ("age", "dose", "ward")
     for cell, name in zip(cells, names, strict=True):
         content = table(40, cell.row)

@@ -25,11 +25,12 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.protocol import assembly as module
+from cgd.protocol.adding import Adder
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.ledger import FORMAT, Ledger, Step, kind_of
-from cgd.protocol.messages import Abort, Ask, Hello, Message, Piece, Reason, Standing, Unseal
+from cgd.protocol.messages import HUB, Abort, Again, Ask, Hello, Message, Piece, Reason, Standing, Unseal
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.protocol.group import Pending
+    from cgd.protocol.messages import Opening
 
 MEMBERS = ("a", "b", "c", "d")
 SIZE = 5
@@ -60,8 +62,10 @@ def expected(number: int, members: tuple[str, ...] = MEMBERS) -> bytes:
 class Program:
     """A participant's process: an assembly, and a program that wants one sum after the other."""
 
-    def __init__(self, me: str, held: Charter, sums: int, ledger: Ledger | None = None) -> None:
-        self.me, self.sums = me, sums
+    def __init__(
+        self, me: str, held: Charter, sums: int, ledger: Ledger | None = None, opening: Opening = "mesh"
+    ) -> None:
+        self.me, self.sums, self.opening = me, sums, opening
         self.assembly = Assembly(me, held, {"everyone": ledger} if ledger else {})
         self.totals: list[bytes] = []
 
@@ -75,17 +79,23 @@ class Program:
         if len(self.totals) < self.sums and not waits and self.assembly.group("everyone").ready:
             number = len(self.totals)
             epoch = self.assembly.group("everyone").next_epoch
-            self.assembly.start("everyone", spec(SIZE), lambda: addend(self.me, number), epoch, Step(0, number))
+            described = spec(SIZE, opening=self.opening)
+            self.assembly.start("everyone", described, lambda: addend(self.me, number), epoch, Step(0, number))
 
 
 class World:
-    """Processes and the wires between them; a wire keeps its order, and dies with a process at either end."""
+    """Processes and the wires between them; a wire keeps its order, and dies with a process at either end.
 
-    def __init__(self, seed: int, sums: int, held: Charter | None = None) -> None:
+    What is for the hub survives its death, as links keep what it has not consumed.
+    """
+
+    def __init__(self, seed: int, sums: int, held: Charter | None = None, opening: Opening = "mesh") -> None:
         self.rng = random.Random(seed)
         self.sums = sums
         self.charter = held or charter()
-        self.programs = {me: Program(me, self.charter, sums) for me in self.charter.members}
+        self.opening = opening
+        self.adder = Adder(self.charter.groups)
+        self.programs = {me: Program(me, self.charter, sums, opening=opening) for me in self.charter.members}
         self.wires: dict[tuple[str, str], deque[bytes]] = {}
         self.opened: dict[bytes, set[str]] = {}
 
@@ -98,7 +108,11 @@ class World:
         if loaded:
             sender, to = self.rng.choice(loaded)
             frame = self.wires[sender, to].popleft()
-            if to in self.programs:
+            if to == HUB:
+                members, total = self.adder.receive(sender, frame) or ((), b"")
+                for member in members:
+                    self.wires.setdefault((HUB, member), deque()).append(total)
+            elif to in self.programs:
                 self.programs[to].assembly.receive(sender, frame)
                 self.programs[to].advance()
 
@@ -108,7 +122,13 @@ class World:
         for ends in list(self.wires):
             if me in ends:
                 del self.wires[ends]
-        self.programs[me] = Program(me, self.charter, self.sums, saved)
+        self.programs[me] = Program(me, self.charter, self.sums, saved, self.opening)
+
+    def kill_hub(self) -> None:
+        """Another hub, which has nothing, takes its place."""
+        self.adder = Adder(self.charter.groups)
+        for me in self.programs:
+            self.wires[HUB, me] = deque([to_bytes(Frame(bytes(16), 0, Again()))])
 
     def run(self, steps: int = 100_000) -> None:
         for _ in range(steps):
@@ -137,6 +157,37 @@ def test_members_that_are_killed_at_any_moment_change_nothing(seed: int, kills: 
     world.run()
     for program in world.programs.values():
         assert program.totals == [expected(number) for number in range(4)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())
+def test_a_hub_that_is_killed_at_any_moment_changes_nothing(seed: int, kills: int, keep: bool) -> None:
+    """And members with it."""
+    world = World(seed, sums=4, opening="hub")
+    for _ in range(kills):
+        for _ in range(world.rng.randrange(300)):
+            world.step()
+        victim = world.rng.choice((HUB, HUB, *MEMBERS))
+        if victim == HUB:
+            world.kill_hub()
+        else:
+            world.kill(victim, keep=keep)
+    world.run()
+    for program in world.programs.values():
+        assert program.totals == [expected(number) for number in range(4)]
+
+
+def test_the_hub_has_no_business_to_say_anything_else() -> None:
+    world = World(3, sums=2, opening="hub")
+    for _ in range(100):
+        world.step()
+    assembly = world.programs["a"].assembly
+    for message in (Ask("everyone"), Abort(Reason.RANGE), Unseal(bytes(16))):
+        for session in (bytes(16), assembly.view):
+            with pytest.raises(RemoteProtocolError, match="the hub: sent .* no business to say"):
+                assembly.receive(HUB, to_bytes(Frame(session, 0, message)))
+    world.run()
+    assert world.programs["a"].totals == [expected(0), expected(1)]
 
 
 def settled(world: World, steps: int = 3000) -> None:

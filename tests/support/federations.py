@@ -154,7 +154,7 @@ class Colony:
             stderr=log,
             stdout=log,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment),
         )
         log.close()
         return self.processes[name]

@@ -11,14 +11,14 @@ import numpy as np
 import cgd
 from cgd.federation import editing
 from cgd.federation.file import Training
-from cgd.federation.keys import Keys, Participant
+from cgd.federation.keys import HubSite, Keys, Participant
 from cgd.federation.task import Column, Data, Model
 from cgd.practice.reading import from_frame
 from cgd.practice.setting import Setting
 from support.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from cgd.learning.grid import Cell
@@ -101,17 +101,28 @@ def in_columns(rows: int, columns: int, function: Callable[[Peers, int, int], An
 
 
 def federation_file(
-    folder: Path, names: Sequence[str], cells: Sequence[Cell] = (), schema: str = SCHEMA, **training: Any
+    folder: Path,
+    names: Sequence[str],
+    cells: Sequence[Cell] = (),
+    schema: str = SCHEMA,
+    dialers: Collection[str] = (),
+    **training: Any,
 ) -> Path:
-    """A federation of these participants on loopback, with their keys beside the file."""
+    """A federation of these participants on loopback, with their keys beside the file; with a hub if some dial out."""
     participants = []
     for place, name in enumerate(names):
         keys = Keys.generate(name)
         keys.save(folder)
         cell = cells[place] if cells else None
-        participants.append(Participant(name, f"tcp://127.0.0.1:{free_port()}", keys.public, cell))
+        address = "" if name in dialers else f"tcp://127.0.0.1:{free_port()}"
+        participants.append(Participant(name, address, keys.public, cell))
     path = folder / "federation.toml"
-    editing.new(path, "trial", participants, replace(TRAINING, **training), schema=schema)
+    hub = None
+    if dialers:
+        keys = Keys.generate("hub")
+        keys.save(folder)
+        hub, training = HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public), {"opening": "hub", **training}
+    editing.new(path, "trial", participants, replace(TRAINING, **training), hub, schema)
     return path
 
 

@@ -1,4 +1,4 @@
-"""What `cgd join` and `cgd hub` show while they run: a live table in a terminal, lines elsewhere; and events as JSON lines."""
+"""What `cgd join` and `cgd hub` show while they run: a live table in a terminal, lines elsewhere; events as JSON."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ class Display(Live):
         waits = [(what, missing) for what, missing in waits if missing]
         waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
         sent = traffic.bytes_sent / 1e6
-        doing = self._message or waiting or "computing"
         step = membership.conductor.assembly.clock
         steps = f"step {step + 1} of {federation.training.steps}, " if step else ""
-        return Group(table, Text(f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent; {doing}"))
+        done = f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent"
+        doing = waiting or ("" if self._message else "computing")
+        return Group(table, *(Text(line) for line in (done, self._message, doing) if line))

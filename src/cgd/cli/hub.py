@@ -20,22 +20,21 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 
 
+HubKeyFile = Annotated[
+    Path | None, typer.Option(help="The hub's private key file (default: hub.key beside the federation file, or here).")
+]
+HubListen = Annotated[
+    str | None,
+    typer.Option(help="Where to listen, such as tcp://0.0.0.0:7000 (default: the port of the hub's address)."),
+]
+HubLog = Annotated[
+    Path | None,
+    typer.Option(help="Write events to this file, one JSON object a line (default: state/hub/events.jsonl)."),
+]
+
+
 @app.command()
-def hub(
-    path: FederationFile,
-    key: Annotated[
-        Path | None,
-        typer.Option(help="The hub's private key file (default: hub.key beside the federation file, or here)."),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(help="Where to listen, such as tcp://0.0.0.0:7000 (default: the port of the hub's address)."),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(help="Write events to this file, one JSON object a line (default: state/hub/events.jsonl)."),
-    ] = None,
-) -> None:
+def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, log: HubLog = None) -> None:
     """Run the hub, until Ctrl-C: it relays for participants that only dial out, and adds up without learning anything.
 
     It needs no data and no participant's key. Killed, it is started again with the same command, and all go on.

@@ -127,7 +127,9 @@ def _practice(
         content = run(membership.peers, membership.federation, name, source, folder, delta=delta, say=display.say)
         more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in notes)
         where = folder.folder
-        return f"{summary(content)}{more}\n  {where}/report.html has it all; `cgd predict {where} --data FILE` uses it"
+        row = f" --federation {path}" if setting.in_columns else ""
+        used = f"`cgd predict {where} --data FILE{row}` uses it"
+        return f"{summary(content)}{more}\n  {where}/report.html has it all; {used}"
 
     return work
 

@@ -93,8 +93,8 @@ class FederationHub:
             return
         if new.name != before.name or new.epoch <= before.epoch:
             raise InputError(
-                f"it is {new.name!r}, epoch {new.epoch}, and we are in {before.name!r}, epoch {before.epoch}; raise its "
-                "epoch, or start the hub again"
+                f"it is {new.name!r}, epoch {new.epoch}, and we are in {before.name!r}, epoch {before.epoch}; raise "
+                "its epoch, or start the hub again"
             )
         if new.hub != before.hub:
             raise InputError("its [hub] is another one; start the hub again if that is meant")

@@ -1,7 +1,7 @@
 """`Hub`: relays for participants that only dial out, and adds up what they deposit.
 
-It has no data, and no key but its own. Participants connect to it (a DEALER each, to its ROUTER) and prove their keys; a
-key that is not listed is not let in. The rules:
+It has no data, and no key but its own. Participants connect to it (a DEALER each, to its ROUTER) and prove their keys;
+a key that is not listed is not let in. The rules:
 
 1. A message has two parts: a name, and what is for it. Upward it is the recipient, downward the sender; that one is
    taken from the key of the connection, not from what anybody says. The hub itself has no name.

@@ -1,10 +1,10 @@
-"""What passes through the hub between two participants is sealed end to end, and nothing the hub does to it goes unseen.
+"""What passes through the hub between two participants is sealed end to end; what the hub does to it, they see.
 
 Both ends have CURVE keys, which are X25519 keys: with its own secret half and the other's public half each computes a
 secret that the hub lacks. Every process also has an ephemeral key. The rules:
 
-1. A sealed message is a header, its proof, and a body. The proof is an HMAC of the header and both names, in the order of
-   the direction, under a key of the static secret. So the header is known to be the sender's, and to be for us.
+1. A sealed message is a header, its proof, and a body. The proof is an HMAC of the header under a key of the static
+   secret and of both names, in the order of the direction. So the header is known to be the sender's, and to be for us.
 2. The body is encrypted (AES-GCM) under a key of the static secret and of the ephemeral keys of both ends. Only a HELLO
    may do without the recipient's, which the sender need not know yet. So what was recorded cannot be read when both
    processes are gone, and means nothing to those who come after them.
@@ -12,14 +12,14 @@ secret that the hub lacks. Every process also has an ephemeral key. The rules:
 4. Messages are counted. One that is not beyond the last of its connection was repeated or reordered. A gap means that
    some were lost, and few losses are no fault: connections break, and links send again what was lost. Losses that go on
    are. What is lost while we, or the sender, had to connect anew does not count.
-5. The header has a fingerprint of both public keys. If it is not ours, the message was sealed for another participant,
-   or under another federation file than ours, which is the sender's fault or ours and not the hub's.
+5. The header has a fingerprint of both names and public keys. If it is not ours, the message was sealed for another
+   participant, or under another federation file than ours, which is the sender's fault or ours and not the hub's.
 
     offset  bytes  field
     0       4      "CGDS"
     4       1      version
     5       3      zero
-    8       8      fingerprint of the sender's and the recipient's public keys
+    8       8      fingerprint of the sender's and the recipient's names and public keys
     16      32     the sender's ephemeral key
     48      32     the recipient's, or zeros
     80      8      the sender's connection with the hub, counted from 1 (upper 3 bytes), and the place of this message
@@ -117,16 +117,20 @@ class Sealing:
         self.public_keys = dict(public_keys)
         self.ephemeral = Ephemeral()
         self._secret = X25519PrivateKey.from_private_bytes(z85.decode(secret_key))
+        self._channels: dict[tuple[PeerId, bytes], Channel] = {}
 
     def with_peer(self, peer: PeerId) -> Channel:
-        """A new channel to a peer."""
-        public = X25519PublicKey.from_public_bytes(z85.decode(self.public_keys[peer]))
-        return Channel(self, peer, self._secret.exchange(public))
+        """Our channel to a peer: always the same for the same key, because what it has counted must not come again."""
+        key = self.public_keys[peer]
+        if (peer, key) not in self._channels:
+            public = X25519PublicKey.from_public_bytes(z85.decode(key))
+            self._channels[peer, key] = Channel(self, peer, self._secret.exchange(public))
+        return self._channels[peer, key]
 
     def fingerprint(self, sender: PeerId, recipient: PeerId) -> bytes:
-        """What tells the keys of this direction from those of any other."""
-        both = self.public_keys[sender] + self.public_keys[recipient]
-        return hashlib.sha256(b"cgd fingerprint" + both).digest()[:8]
+        """What tells the names and keys of this direction from those of any other."""
+        keys = self.public_keys[sender] + self.public_keys[recipient]
+        return hashlib.sha256(b"cgd fingerprint" + keys + _names(sender, recipient)).digest()[:8]
 
     def whose(self, fingerprint: bytes) -> tuple[PeerId, PeerId] | None:
         """The sender and the recipient of this fingerprint, if our file has them; looked for only if it is not ours."""

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -16,6 +17,9 @@ from zmq.utils.monitor import recv_monitor_message
 from cgd.errors import InputError, TransportError
 from cgd.network import link
 from cgd.network.gate import BROKEN, DOMAIN, NO_HANDSHAKE, WHY_NOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HEARTBEAT_MILLISECONDS = 2000
 LINGER_MILLISECONDS = 1000
@@ -134,16 +138,31 @@ class HubLine(Line):
 
     So whatever comes by a connection, or goes by it, is in order. A socket that connects anew by itself may hand out
     what is left of the connection before behind the first messages of the next.
+
+    Args:
+        numbers: where the numbers come from; none comes twice in the life of a process.
     """
 
     connection = 0
+
+    def __init__(
+        self,
+        context: Context,
+        poller: zmq.Poller,
+        peer: str,
+        contact: Contact,
+        own: tuple[bytes, bytes],
+        numbers: Iterator[int],
+    ) -> None:
+        self._numbers = numbers
+        super().__init__(context, poller, peer, contact, own)
 
     def open(self) -> None:
         """Make the next connection."""
         self.dealer, self.monitor = self._make(once=True)
         for each in (self.dealer, self.monitor):
             self._poller.register(each, zmq.POLLIN)
-        self.connection += 1
+        self.connection = next(self._numbers)
         self.connected, self._event = False, None
         self._redial = time.monotonic() + RESOLVE_SECONDS  # nothing is reported of a host that is not known
 

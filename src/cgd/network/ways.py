@@ -16,12 +16,12 @@ import zmq
 
 from cgd.network import link
 from cgd.network.link import Datagram, Incoming, Kind, Outgoing
-from cgd.network.sealing import NOBODY
+from cgd.network.sealing import NOBODY, ForeignError
 from cgd.network.transport import PeerStatus
 
 if TYPE_CHECKING:
     from cgd.network.gate import Refusals
-    from cgd.network.sealing import Channel
+    from cgd.network.sealing import Channel, Opened
     from cgd.network.sockets import HubLine, Line, Socket
     from cgd.protocol.messages import Buffer, PeerId
 
@@ -66,10 +66,10 @@ class Way(ABC):
         """What it means if we reach the peer and nothing comes from it."""
         return "nothing comes from it"
 
-    def moved(self, address: str) -> None:
+    def moved(self, address: str) -> None:  # noqa: B027 - most need not follow
         """The peer, which has proved with its key that it is the one, says where it is."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing of their own
         """Let go of what this way alone has."""
 
     def status(self, now: float) -> PeerStatus:
@@ -193,6 +193,7 @@ class HubWay(Way):
         if room and self._connection != self.line.connection:
             self._connection = self.line.connection
             self.out.hurry()
+            self.into.gone()  # if it is another process that answers now, we let it in
         return room
 
     def post(self, datagram: Datagram) -> None:
@@ -247,6 +248,26 @@ class RelayedWay(Way):
         """Seal it for the process that has spoken; whether it is still there we cannot know."""
         self._send(datagram, channel)
         return True
+
+    def unseal(self, payload: Buffer) -> Opened | None:
+        """Open what the hub passes on; None if it is not for us to read, or not there.
+
+        Raises:
+            HubError: the hub did something to it.
+        """
+        self.absent = not payload
+        if self.absent:
+            return None
+        try:
+            opened = self.channel.open(payload, self._hub.line.connection)
+        except ForeignError as error:
+            self.foreign = str(error)
+            self._refusals.add(self.peer, "a foreign message", str(error))
+            return None
+        self.foreign = ""
+        if opened.content is None:
+            self._refusals.add(self.peer, "a stale or repeated message", level=logging.INFO)
+        return opened
 
     def take_in(self, datagram: Datagram, channel: bytes) -> Buffer | None:
         """Take in what the peer's sending end says; if that is a new process, we have to greet it, too."""

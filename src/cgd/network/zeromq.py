@@ -1,8 +1,8 @@
 """The transport between machines: ZeroMQ, encrypted and authenticated by CURVE.
 
-Every participant that has an address binds it (a ROUTER socket) and connects to that of every peer that has one (a DEALER
-each). Frames go out by the DEALERs and come in by the ROUTER. If there is a hub, one more DEALER connects to it, and what
-concerns a participant without an address goes through it, in both directions, sealed end to end (`ways.py`,
+Every participant that has an address binds it (a ROUTER socket) and connects to that of every peer that has one (a
+DEALER each). Frames go out by the DEALERs and come in by the ROUTER. If there is a hub, one more DEALER connects to it,
+and what concerns a participant without an address goes through it, in both directions, sealed end to end (`ways.py`,
 `sealing.py`). Links (`link.py`) number all frames, so that a connection that breaks loses nothing. One thread owns all
 sockets. The others leave frames in the links and take them from the inbox.
 """
@@ -10,6 +10,7 @@ sockets. The others leave frames in the links and take them from the inbox.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -24,7 +25,7 @@ from cgd.errors import ClosedError, HubError, InputError, MembershipError
 from cgd.network import link
 from cgd.network.gate import Gate, Refusals, Visitors
 from cgd.network.link import Datagram, DatagramError, Kind
-from cgd.network.sealing import ForeignError, Sealing
+from cgd.network.sealing import Sealing
 from cgd.network.sockets import HubLine, Line, listening_address, listening_socket, read_rest
 from cgd.network.ways import TO_HUB, DirectWay, HubWay, RelayedWay, send_to
 from cgd.protocol.messages import HUB
@@ -79,6 +80,7 @@ class ZeroMQTransport:
         self._secret_key = secret_key
         self._update: Mapping[PeerId, Contact] | None = None
         self._sealing = Sealing(me, secret_key, _public_keys(contacts))
+        self._numbers = itertools.count(1)  # of connections with the hub
         self._ways: dict[PeerId, Way] = {}
         self._router: Socket | None = None
         self._visitors = Visitors(self.refusals)
@@ -189,7 +191,9 @@ class ZeroMQTransport:
                 continue
             common = peer, self._incarnation, hello, self.refusals
             if peer == HUB:
-                self._ways[HUB] = HubWay(*common, HubLine(self._context, self._poller, peer, contact, keys))
+                self._ways[HUB] = HubWay(
+                    *common, HubLine(self._context, self._poller, peer, contact, keys, self._numbers)
+                )
             elif self._router is not None and contact.address:
                 line = Line(self._context, self._poller, peer, contact, keys)
                 self._ways[peer] = DirectWay(*common, line, self._router, own.address)
@@ -345,22 +349,14 @@ class ZeroMQTransport:
             return
         channel, content, fresh = b"", payload, True
         if isinstance(way, RelayedWay):
-            way.absent = not payload
-            if way.absent:
-                return
             try:
-                opened = way.channel.open(payload, hub.line.connection)
+                opened = way.unseal(payload)
             except HubError as fault:
                 self._blame(fault)
                 return
-            except ForeignError as error:
-                way.foreign = str(error)
-                self.refusals.add(way.peer, "a foreign message", str(error))
+            if opened is None or opened.content is None:
                 return
-            if opened.content is None:
-                self.refusals.add(way.peer, "a stale or repeated message", level=logging.INFO)
-                return
-            channel, content, fresh, way.foreign = opened.process, opened.content, opened.fresh, ""
+            channel, content, fresh = opened.process, opened.content, opened.fresh
         datagram = self._read(way.peer, content)
         if datagram is None:
             return

@@ -44,7 +44,7 @@ WEIGHTS, ABOUT = "model.safetensors", "model.json"
 LOG_PROBABILITY_BOUND, NUMBER_BOUND = 128.0, 2.0**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConfinedModel:
     """A participant's own model: `predict` and `predict_proba` as in scikit-learn.
 
@@ -80,6 +80,10 @@ class ConfinedModel:
             setting.columns,
             origin,
         )
+
+    def __repr__(self) -> str:
+        whose = " of ".join(str(self.origin[name]) for name in ("participant", "federation") if name in self.origin)
+        return f"ConfinedModel({self.data.target} from {len(self.columns)} columns, {self.model.kind}, {whose})"
 
     # For predictions.
 

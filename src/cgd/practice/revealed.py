@@ -35,9 +35,13 @@ def revealed(setting: Setting, trained: Trained) -> list[dict[str, Any]]:
         which = f", and which categories there are in {', '.join(learned)}" if learned else ""
         what = f"of every category column: how many records have each category{which}"
         rows.append(_row(what, statistics, 1, sum(found)))
+    if learned:
+        rows.append(_row("how many different categories everybody has, added up", statistics, 1, 1))
     if setting.data.task == "classification":
         which = "" if setting.data.classes else ", and which classes there are"
         rows.append(_row(f"how many records each class has{which}", EVERYONE, 1, len(trained.preparation.classes)))
+        if not setting.data.classes:
+            rows.append(_row("how many different classes everybody has, added up", EVERYONE, 1, 1))
     else:
         rows.append(_row("the number of values of the target, their mean and deviation", EVERYONE, 1, 3))
     what = "the validation loss of all together, and the number of validation records"

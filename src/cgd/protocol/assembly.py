@@ -8,9 +8,9 @@ A session lives as long as all of its members' processes do. An assembly outlive
 2. A view has one session for each group of members that sums. Its pair keys come from the ephemeral keys, so no share
    is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
    is opened by all or by none (see `secure_sum`), so this shows nothing twice.
-3. First everybody says how many sums it has finished (`Standing`), and contributes to a key for all. If somebody finished one that we did not, it is
-   finished: we take it from that member's ledger (`Ask`, `Piece`) and do not run it again, whoever its members were.
-   Only members of a group are given its ledger.
+3. First everybody says how many sums it has finished (`Standing`), and contributes to a key that all have. If somebody
+   finished one that we did not, it is finished: we take it from that member's ledger (`Ask`, `Piece`) and do not run it
+   again, whoever its members were. Only members of a group are given its ledger.
 4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and nobody goes
    back. A sum that has to be run again with other members is handed back to the caller, which must weight it anew.
 

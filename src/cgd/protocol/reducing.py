@@ -83,7 +83,7 @@ class AmongMembers:
         self._reduced: int | None = None  # slices of our part whose total we have told; None before we have opened
 
     def open(self, subtotal: npt.NDArray[Any]) -> None:
-        """Give every reducer its part: everyone's first slice, then the second …"""
+        """Give every reducer its part: everyone's first slice, then everyone's second."""
         for row in zip_longest(*self._slices.values()):
             for reducer, place in zip(self._slices, row, strict=True):
                 if place is None:

@@ -150,11 +150,13 @@ class SecureSum:
             RemoteProtocolError: the sender broke a rule, gave up, or has another total; the sum has failed.
                 A fault that comes before `start` is raised again by `start`.
         """
-        if sender == HUB and not (isinstance(message, Total) and self._by_hub):
-            raise HubError(f"sent {type(message).__name__}, which it has no business to say")
         if sender not in (*self.others, HUB):
             raise RemoteProtocolError(sender, f"is not a member of this sum ({', '.join(self.members)})")
-        if self.state in (State.FINISHED, State.FAILED) or self._is_copy(sender, message):
+        if self.state in (State.FINISHED, State.FAILED):
+            return
+        if sender == HUB and not (isinstance(message, Total) and self._by_hub):
+            raise HubError(f"sent {type(message).__name__}, which it has no business to say")
+        if self._is_copy(sender, message):
             return
         with self._failing_on_fault():
             if type(message) not in EXPECTED[self.state]:

@@ -1,0 +1,283 @@
+"""Runs what docs/tables.md says, as a reader would: `make tutorial`.
+
+The page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block is run in a
+fresh folder, in order. A block with a title belongs in a terminal of its own: neighbours with titles run at the same
+time, those with the same title one after the other. A `text` block is what the block above it prints: a number stands
+for any number, a digest for any digest, `…` for anything, and `…` in a line of its own for any lines. Ports are
+replaced by free ones. All must end well and print what the page shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+HERE = Path(__file__).parent
+PAGE, PICTURE = HERE / "tables.md", HERE / "images" / "report.png"
+
+PART = re.compile(r"^<!-- run: (\w+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(sh|python|text)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
+# What differs from run to run, in what the page shows.
+VARYING = re.compile(r"(…|\b[0-9a-f]{12,}\b|\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
+NUMBER, DIGEST = r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", "[0-9a-f]+"
+# Below the range from which the system takes ports for outgoing connections.
+LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
+SECONDS = 600  # for one block; a hanging one is a fault
+LINES_SHOWN = 4  # of what a block has printed, in the progress
+PICTURE_SIZE = (1180, 980)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Something to run.
+
+    Attributes:
+        language: "sh" or "python".
+        code: what to run.
+        terminal: where; empty if it does not matter.
+        shown: what the page says it prints; None if it says nothing.
+    """
+
+    language: str
+    code: str
+    terminal: str = ""
+    shown: str | None = None
+
+
+class TutorialError(Exception):
+    """The page says something else than what happens."""
+
+
+def blocks(page: str, part: str) -> list[Block]:
+    """What is to be run in a part of the page."""
+    parts = dict(PART.findall(page))
+    if part not in parts:
+        raise TutorialError(f"the page has no part {part!r}; it has {', '.join(parts)}")
+    found: list[Block] = []
+    for language, terminal, code in FENCE.findall(parts[part]):
+        if language != "text":
+            found.append(Block(language, code, terminal))
+        elif found and found[-1].shown is None:
+            found[-1] = replace(found[-1], shown=code)
+        else:
+            raise TutorialError(f"no block is above this output, or it has one already:\n{code}")
+    return found
+
+
+def pattern(shown: str) -> re.Pattern[str]:
+    """What an output must look like of which the page shows this."""
+    return re.compile("".join(_line(line) for line in shown.splitlines()))
+
+
+def _line(line: str) -> str:
+    if line.strip() == "…":
+        return r"(?:.*\n)*?"
+    parts = VARYING.split(line.rstrip())
+    stands_for = [_stands_for(varying) for varying in parts[1::2]]
+    fixed = [re.escape(text) for text in parts[::2]]
+    return "".join(a + b for a, b in zip(fixed, [*stands_for, ""], strict=True)) + r"[ ]*\n"
+
+
+def _stands_for(varying: str) -> str:
+    if varying == "…":
+        return ".*"
+    return NUMBER if re.fullmatch(NUMBER, varying) else DIGEST
+
+
+def with_free_ports(found: Sequence[Block]) -> list[Block]:
+    """The same blocks with ports at which nobody listens."""
+    named = sorted({port for block in found for port in PORT.findall(block.code)})
+    free = dict(zip(named, _free_ports(len(named)), strict=True))
+    return [replace(block, code=PORT.sub(lambda match: str(free[match[0]]), block.code)) for block in found]
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(LOWEST_PORT, HIGHEST_PORT)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports
+
+
+def run(part: str, folder: Path, say: Callable[[str], None] = print) -> None:
+    """Run a part of the page in a folder.
+
+    Raises:
+        TutorialError: a block failed, or printed something else than the page shows.
+    """
+    begun = time.monotonic()
+    found = with_free_ports(blocks(PAGE.read_text(encoding="utf-8"), part))
+    with tempfile.TemporaryDirectory(prefix="cgd-tutorial-bin-") as shims:
+        runner = _Runner(folder, _environment(Path(shims)), say)
+        for together, group in groupby(found, key=lambda block: bool(block.terminal)):
+            if together:
+                runner.at_the_same_time(list(group))
+            else:
+                for block in group:
+                    runner.one(block)
+    say(f"{len(found)} blocks of {part!r} ran as the page says, in {time.monotonic() - begun:.0f} s")
+
+
+def _environment(shims: Path) -> dict[str, str]:
+    """As on a fresh computer; `cgd` is that of the Python that runs this."""
+    command = shims / "cgd"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cgd "$@"\n')
+    command.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "CGD_DATA"}
+    # Five processes on one computer: a thread for each is enough.
+    more = {"PATH": f"{shims}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return environment | more
+
+
+class _Runner:
+    def __init__(self, folder: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
+        self._folder, self._environment, self._say = folder, environment, say
+        self._processes: list[subprocess.Popen[str]] = []
+        self._stopped = False
+
+    def one(self, block: Block) -> None:
+        """Run a block, and see that it did what the page says."""
+        begun = time.monotonic()
+        self._say("\n".join(f"{'>>>' if block.language == 'python' else '$'} {line}" for line in _commands(block)))
+        code, output = self._finish(block)
+        if self._stopped:
+            return
+        if code:
+            raise TutorialError(f"exit code {code}:\n{block.code}\n{output}")
+        if block.shown is not None and pattern(block.shown).fullmatch(output) is None:
+            raise TutorialError(f"{block.code}\nshould print\n\n{block.shown}\nand printed\n\n{output}")
+        where = f"{block.terminal}, " if block.terminal else ""
+        seconds = f"({where}{time.monotonic() - begun:.1f} s)"
+        self._say("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))
+
+    def at_the_same_time(self, found: Sequence[Block]) -> None:
+        """Run blocks in terminals; if one fails, the others would wait for ever, and are ended."""
+        faults: list[TutorialError] = []
+
+        def work(terminal: str) -> None:
+            try:
+                for block in found:
+                    if block.terminal == terminal and not self._stopped:
+                        self.one(block)
+            except TutorialError as error:
+                faults.append(error)
+                self._stop()
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in dict.fromkeys(_terminals(found))]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            self._stop()
+        self._stopped = False
+        if faults:
+            raise faults[0]
+
+    def _finish(self, block: Block) -> tuple[int, str]:
+        command = ["sh", "-e", "-c", block.code] if block.language == "sh" else [sys.executable, "-c", block.code]
+        # Errors and output go where a terminal shows them: to the same place.
+        process = subprocess.Popen(  # noqa: S603 - the page's own commands
+            command,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        try:
+            output, _ = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            raise TutorialError(f"no end after {SECONDS} s:\n{block.code}\n{process.communicate()[0]}") from None
+        return process.returncode, output
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for process in self._processes:
+            if process.poll() is None:
+                _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a block with all that it has started: they are a session of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _terminals(found: Sequence[Block]) -> Iterator[str]:
+    return (block.terminal for block in found)
+
+
+def _commands(block: Block) -> list[str]:
+    return block.code.rstrip("\n").splitlines()
+
+
+def photograph(page: Path, picture: Path) -> None:
+    """Take a picture of the top of a page in Chromium."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    width, height = PICTURE_SIZE
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
+        browser.get(page.resolve().as_uri())
+        browser.save_screenshot(str(picture))
+    finally:
+        browser.quit()
+
+
+def main() -> None:
+    """Run a part of the page, and with --picture take the picture that is in it."""
+    parser = argparse.ArgumentParser(description=run.__doc__, usage="%(prog)s [PART] [--picture]")
+    parser.add_argument("part", nargs="?", default="tutorial")
+    parser.add_argument("--picture", action="store_true", help=f"make {PICTURE.relative_to(HERE.parent)} anew")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="cgd-tutorial-") as folder:
+        try:
+            run(options.part, Path(folder))
+        except TutorialError as error:
+            sys.exit(f"\nThe page and the program differ. {error}")
+        if options.picture:
+            photograph(Path(folder) / "runs" / "hospital-a" / "report.html", PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""docs/tables.md: its examples are accepted, and its messages are those that the commands give."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cgd.cli import app
+from cgd.errors import InputError
+from cgd.federation.file import FOR_TABLES, Federation
+from cgd.federation.task import Model
+from cgd.practice.networks import build
+from cgd.practice.training import train
+from support.practice import federation_file, records, setting, table, together
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
+SCHEMA = """
+[data]
+target = "outcome"
+classes = ["well", "ill"]
+[data.columns]
+age = "number"
+ward = "category"
+[model]
+kind = "mlp"
+layers = [8]
+"""
+GOOD = "age,ward,outcome\n63,A,ill\n41,B,well\n"
+EXCEL, LATIN = b"PK\x03\x04 and so on", "age,ward,outcome\n63,Köln,ill\n".encode("latin-1")
+MANY = "age,ward,outcome\n" + "".join(f"63,W{number},ill\n" for number in range(1001))
+LONG = f"age,ward,outcome\n63,{'a long history of ' * 6},ill\n"
+
+# What is wrong, by the file that has it.
+FILES: dict[str, str | bytes | None] = {
+    "nowhere.csv": None,
+    "empty.csv": "",
+    "no-rows.csv": "age,ward,outcome\n",
+    "book.xlsx": EXCEL,
+    "latin.csv": LATIN,
+    "other-name.csv": GOOD.replace("age", "Age", 1),
+    "other-label.csv": GOOD.replace("outcome", "Outcome"),
+    "twice.csv": "age,age,ward,outcome\n63,64,A,ill\n",
+    "comma.csv": GOOD.replace("63", '"63,5"'),
+    "thousands.csv": GOOD.replace("63", "1'063"),
+    "text.csv": GOOD.replace("63", "unknown"),
+    "infinite.csv": GOOD.replace("63", "inf"),
+    "fields.csv": GOOD.replace("63", "63,5"),
+    "open-quote.csv": GOOD.replace("63", '"63'),
+    "other-class.csv": GOOD.replace("ill", "Ill"),
+    "no-label.csv": "age,ward,outcome\n63,A,\n",
+    "many.csv": MANY,
+    "long.csv": LONG,
+}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, PAGE.parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look it up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def documented() -> list[str]:
+    section = PAGE.read_text().partition("## Errors you may meet")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+(?:``[^`]+)*)` \|", section, flags=re.MULTILINE)
+
+
+def error_of(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, InputError), (arguments, result.exception, result.output)
+    return str(result.exception)
+
+
+def joined(path: str, data: str, *options: str) -> str:
+    return error_of("join", path, "--as", "ada", "--data", data, *options)
+
+
+def of_the_file(folder: Path) -> list[str]:
+    """Messages about one participant's own file, options and folders."""
+    for name, content in FILES.items():
+        if content is not None:
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    (folder / "good.csv").write_text(GOOD)
+    file = federation_file(folder, ("ada", "bob", "cleo"), schema=SCHEMA).name
+    said = [joined(file, name) for name in FILES]
+    plain = federation_file(folder / "plain", ("ada", "bob", "cleo"), schema="")
+    (folder / "plain.toml").write_text(plain.read_text())
+    said.append(joined("plain.toml", "good.csv"))
+    said.append(error_of("join", file, "--as", "ada"))
+    said.append(error_of("join", file, "--as", "dora", "--data", "good.csv"))
+    runs = folder / "runs" / "ada"
+    runs.mkdir(parents=True)
+    (runs / "history.jsonl").write_text('{"participant": "ada", "federation": "last-year"}\n')
+    said.append(joined(file, "good.csv"))
+    said.append(error_of("predict", "runs/nowhere", "--data", "good.csv"))
+    (folder / "ada.key").chmod(0o644)
+    said.append(joined(file, "good.csv", "--out", "new"))
+    return said
+
+
+def of_all_together() -> list[str]:
+    """Messages that all participants get."""
+
+    def one(peers: Any, own: Any) -> str:
+        with pytest.raises(InputError) as error:
+            train(peers, setting(), own)
+        return str(error.value)
+
+    well = {**table(8, 1), "outcome": ["well"] * 8}
+    return [together(one, [records(well)] * 3)[0]]
+
+
+def test_every_message_of_the_page_is_one_that_comes_and_the_other_way_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").mkdir()
+    said = of_the_file(tmp_path) + of_all_together()
+    pattern = load("run_tutorial").pattern
+    shown = documented()
+    assert len(shown) > 20
+    for message in shown:
+        assert any(pattern(message).fullmatch(f"{each}\n") for each in said), f"nothing says: {message}"
+    for each in said:
+        assert any(pattern(message).fullmatch(f"{each}\n") for message in shown), f"the page has no: {each}"
+
+
+def test_the_sections_of_the_page_are_accepted(tmp_path: Path) -> None:
+    sections = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(sections) == 2
+    head = federation_file(tmp_path, ("ada", "bob", "cleo"), schema="").read_text()
+    whole = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "whole.toml")
+    assert whole.data is not None
+    assert whole.data.missing == ("", "NA", "-9")
+    data = sections[0].partition("[model]")[0]
+    own = Federation.parse(f"{head}\n{data}\n{sections[1]}", tmp_path / "own.toml")
+    assert own.model is not None
+    assert (own.model.kind, own.model.function) == ("custom", "networks:deep")
+
+
+def test_the_own_network_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "networks.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = build(Model(function="networks:deep"), features=7, outputs=3)
+    assert network(torch.zeros(2, 7)).shape == (2, 3)
+    sys.modules.pop("networks", None)
+
+
+def test_what_the_page_says_is_written_for_tables_is() -> None:
+    section = PAGE.read_text().partition("## The `[training]` section")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| `?\"?([\w.]+)\"?`? \|", section, flags=re.MULTILINE))
+    assert {"steps", "lr", "optimizer", "patience"} <= told.keys()
+    for name, value in told.items():
+        assert str(getattr(FOR_TABLES, name)) == value, name
