@@ -6,6 +6,7 @@ protocol. Small colonies only: this keeps everything that is ever seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -129,6 +130,7 @@ class _Run:
             colony.delta,
             coalition,
             tuple(rounds),
+            noise=self._noise(),
         )
         honest = [name for name in colony.data if name not in colony.coalition]
         return view, Truth(
@@ -175,10 +177,19 @@ class _Run:
         """In the open plain floats are added; otherwise the total has the rounding of the ring."""
         if self.scheme == "plain":
             return torch.stack(addends).sum(0)
-        fixed_point = FixedPoint.for_weighted_sum(
-            addends=len(addends), bound=self.colony.bound, ring_bits=self.colony.ring_bits
-        )
+        fixed_point = self._fixed_point(len(addends))
         words = np.zeros(addends[0].numel(), dtype=WORD_TYPES[fixed_point.ring_bits])
         for each in addends:
             words += fixed_point.encode(each.numpy())
         return torch.from_numpy(fixed_point.decode(words, addends[0].numpy().dtype))
+
+    def _fixed_point(self, addends: int) -> FixedPoint:
+        return FixedPoint.for_weighted_sum(addends=addends, bound=self.colony.bound, ring_bits=self.colony.ring_bits)
+
+    def _noise(self) -> float:
+        """Every addend is off by up to half a step of the ring, uniformly; a float sum by a few parts of its own."""
+        if self.scheme == "plain":
+            return 0.0
+        members = len(self.colony.data)
+        rounding = self._fixed_point(members).resolution * (members / 12) ** 0.5
+        return math.hypot(rounding, self.colony.noise * self.colony.clip / self.samples if self.scheme == "dp" else 0.0)

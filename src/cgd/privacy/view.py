@@ -77,6 +77,8 @@ class View:
         coalition: its members, by name.
         rounds: one after the other.
         frames: bytes that members of the coalition received, with their senders, if they were recorded.
+        noise: the standard deviation of what was added to every number of a sum, by rounding in the ring or for
+            differential privacy: everybody knows these settings.
     """
 
     scheme: Scheme
@@ -88,6 +90,7 @@ class View:
     coalition: Mapping[str, Colluder]
     rounds: tuple[Round, ...]
     frames: tuple[tuple[str, bytes], ...] = ()
+    noise: float = 0.0
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -98,6 +101,11 @@ class View:
     def honest_samples(self) -> int:
         """How many samples the others have together: everybody learns n."""
         return self.samples - sum(len(each.y) for each in self.coalition.values())
+
+    @property
+    def final_displacement(self) -> torch.Tensor:
+        """D after the last step, flat."""
+        return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
     def honest_sum(self, number: int) -> torch.Tensor:
         """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""
