@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from cgd.errors import InputError
@@ -164,10 +164,13 @@ class _Run:
         self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, present: int
     ) -> torch.Tensor:
         """The mean of clipped gradients, with a participant's part of the noise (Gaussian mechanism)."""
-        total = torch.zeros_like(next(iter(self.origins.values())))
-        for place in range(len(y)):
-            each = self._gradient(weights, x[place : place + 1], y[place : place + 1])
-            total += each * min(1.0, self.colony.clip / (each.norm().item() + 1e-12))
+
+        def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return self.colony.loss(functional_call(self.model, given, (sample[None],)), label[None])
+
+        gradients = vmap(grad(value), in_dims=(None, 0, 0))(weights, x, y)
+        each = torch.cat([part.reshape(len(y), -1) for part in gradients.values()], dim=1)
+        total = (each * (self.colony.clip / (each.norm(dim=1) + 1e-12)).clamp(max=1.0)[:, None]).sum(0)
         spread = self.colony.noise * self.colony.clip * (len(y) / present) ** 0.5
         noise = torch.randn(total.shape, generator=self.random, dtype=total.dtype)
         private: torch.Tensor = (total + spread * noise) / len(y)
