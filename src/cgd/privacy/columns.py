@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -55,7 +55,8 @@ def records(view: View) -> torch.Tensor | None:
     if not moves:
         return None
     # Features that never moved, such as pixels that are never on, come out as zero: the smallest solution.
-    return torch.linalg.lstsq(torch.cat(moves), torch.cat(changes, dim=1).T, driver="gelsd").solution.T
+    found: torch.Tensor = torch.linalg.lstsq(torch.cat(moves), torch.cat(changes, dim=1).T, driver="gelsd").solution.T
+    return found
 
 
 def recover(view: View, truth: Truth, setting: str = "") -> Finding:
@@ -103,14 +104,18 @@ def network(features: int = 64) -> nn.Sequential:
     return nn.Sequential(nn.Linear(features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
 
 
-def observe_columns(mode: Mode, *, each: int = 60, rounds: int = 8, lr: float = 0.5, seed: int = 0) -> tuple[View, Truth]:
+def observe_columns(
+    mode: Mode, *, each: int = 60, rounds: int = 8, lr: float = 0.5, seed: int = 0
+) -> tuple[View, Truth]:
     """Train 3 × 3 participants on digits, `each` in a row; what one colluder in each column sees."""
     x, y = samples("digits", seed)
     blocks = GRID.split(x[: GRID.rows * each], y[: GRID.rows * each], seed=seed)
     names = {cell: str(cell) for cell in GRID.cells}
     everyone = local_peers(list(names.values()))
     rows = {cell: peers for row in range(GRID.rows) for cell, peers in _group(GRID.row_peers(Cell(row, 0)))}
-    columns = {cell: peers for column in range(GRID.columns) for cell, peers in _group(GRID.column_peers(Cell(0, column)))}
+    columns = {
+        cell: peers for column in range(GRID.columns) for cell, peers in _group(GRID.column_peers(Cell(0, column)))
+    }
 
     def train(peers: Peers, cell: Cell, row: Peers, column: Peers) -> list[_Seen]:
         block: Block = blocks[cell]
@@ -118,18 +123,17 @@ def observe_columns(mode: Mode, *, each: int = 60, rounds: int = 8, lr: float = 
         confine(tower, 0.1, (seed * 100_003 + GRID.cells.index(cell)).to_bytes(32, "little"))
         first = JointFirstLayer(tower[0], row) if mode == "joint" else tower[0]  # type: ignore[arg-type]
         rest = tower[1:]
-        optimizer = ConfinedSGD(
-            [{"params": list(tower[0].parameters()), "peers": column}, {"params": list(rest.parameters())}],
-            lr=lr,
-            peers=peers,
-            samples=len(block.y),
-        )
+        groups: list[dict[str, Any]] = [
+            {"params": list(tower[0].parameters()), "peers": column},
+            {"params": list(rest.parameters())},
+        ]
+        optimizer = ConfinedSGD(groups, lr=lr, peers=peers, samples=len(block.y))
         seen = []
         for _ in range(rounds):
             before = optimizer.displacement().clone()
             optimizer.zero_grad()
             z = first(block.x)
-            functional.cross_entropy(rest(z), block.y).backward()  # type: ignore[no-untyped-call]
+            functional.cross_entropy(rest(z), block.y).backward()
             optimizer.step()
             opened = z.detach().clone() if mode == "joint" else None
             seen.append(_Seen(before, (before - optimizer.displacement()) / lr, opened))
@@ -138,14 +142,14 @@ def observe_columns(mode: Mode, *, each: int = 60, rounds: int = 8, lr: float = 
     with everyone:
         cells = GRID.cells
         found = everyone.run(train, cells, [rows[cell] for cell in cells], [columns[cell] for cell in cells])
-    return _put_together(mode, blocks, dict(zip(cells, found, strict=True)), lr)
+    return _put_together(blocks, dict(zip(cells, found, strict=True)), lr)
 
 
 def _group(cells: tuple[Cell, ...]) -> list[tuple[Cell, Peers]]:
     return list(zip(cells, local_peers([str(cell) for cell in cells]), strict=True))
 
 
-def _put_together(mode: Mode, blocks: dict[Cell, Block], seen: dict[Cell, list[_Seen]], lr: float) -> tuple[View, Truth]:
+def _put_together(blocks: dict[Cell, Block], seen: dict[Cell, list[_Seen]], lr: float) -> tuple[View, Truth]:
     """The coalition's three views as one: every column's part of the first layer, side by side."""
     rounds = []
     for number, at_row in enumerate(seen[COALITION[0]]):
@@ -154,12 +158,8 @@ def _put_together(mode: Mode, blocks: dict[Cell, Block], seen: dict[Cell, list[_
             _side_by_side([getattr(part, name) for part in parts], [blocks[cell].x.shape[1] for cell in COALITION])
             for name in ("displacement", "gradient_sum")
         )
-        rounds.append(
-            Round(tuple(map(str, GRID.cells)), displacement, total, pre_activations=at_row.pre_activations)
-        )
-    coalition = {
-        str(cell): Colluder(blocks[cell].x, blocks[cell].y, (), torch.zeros(0)) for cell in COALITION
-    }
+        rounds.append(Round(tuple(map(str, GRID.cells)), displacement, total, pre_activations=at_row.pre_activations))
+    coalition = {str(cell): Colluder(blocks[cell].x, blocks[cell].y, (), torch.zeros(0)) for cell in COALITION}
     n = sum(len(blocks[Cell(row, 0)].y) for row in range(GRID.rows))
     view = View("cgd", network, functional.cross_entropy, n, lr, 0.1, coalition, tuple(rounds))
     attacked = [cell for cell in GRID.row_peers(COALITION[0]) if cell not in COALITION]

@@ -48,7 +48,7 @@ def dealt(whole: Sample, counts: Mapping[str, int]) -> tuple[dict[str, Sample], 
 
 
 def participants(honest: int, each: int, coalition: int = 2, own: int = 30) -> tuple[dict[str, int], tuple[str, ...]]:
-    """How many samples everybody has, by name, and who colludes: honest-1, …, colluder-1, …"""
+    """How many samples everybody has, by name, and who colludes."""
     colluders = tuple(f"colluder-{place + 1}" for place in range(coalition))
     counts = {f"honest-{place + 1}": each for place in range(honest)} | dict.fromkeys(colluders, own)
     return counts, colluders

@@ -4,8 +4,8 @@ With a squared error, the honest participants' part of a round's sum is affine i
 
     H_k = A·D_k + c        A = (2/n)·Σ XᵀX        c = (2/n)·Σ (XᵀX·origin − Xᵀy)
 
-with a column of ones in X if the model has a bias. All origins are in c, so confinement does not hide A: it comes out of
-sums at displacements that differ. It does hide Xᵀy, which is c but for the origins, in proportion to δ. The more
+with a column of ones in X if the model has a bias. All origins are in c, so confinement does not hide A: it comes out
+of sums at displacements that differ. It does hide Xᵀy, which is c but for the origins, in proportion to δ. The more
 directions the displacements take, the better A is known. Three ways:
 
 - `passive`: the displacements are what training makes them.
@@ -18,6 +18,7 @@ much worse than that guess, which is its chance level.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -90,7 +91,9 @@ def recover(view: View, truth: Truth, setting: str = "") -> tuple[Finding, Findi
     findings = []
     for what, found, guessed, actual in zip(("XᵀX", "Xᵀy"), second_moments(view), own_moments(view), real, strict=True):
         value, chance = (float((each - actual).norm() / actual.norm()) for each in (found, guessed))
-        detail = f"from {len(view.rounds)} sums; the coalition's own samples alone suggest it with an error of {chance:.2g}"
+        detail = (
+            f"from {len(view.rounds)} sums; the coalition's own samples alone suggest it with an error of {chance:.2g}"
+        )
         findings.append(
             Finding(f"{what} of a linear regression", view.scheme, "relative error", value, chance,
                     value <= CLEARLY * chance, setting, detail)
@@ -106,7 +109,8 @@ def _spread(rotated: torch.Tensor, strength: torch.Tensor, noise: float) -> floa
         variance = (strength * spread) ** 2 + noise**2
         return -float((rotated.shape[1] * variance.log() + power / variance).sum())
 
-    return max((10.0 ** (place / 4) for place in range(-40, 17)), key=log_evidence)
+    spreads = [math.pow(10.0, place / 4) for place in range(-40, 17)]
+    return max(spreads, key=log_evidence)
 
 
 def _with_bias(view: View, x: torch.Tensor) -> torch.Tensor:
@@ -156,6 +160,7 @@ def colony(way: Way = "passive", *, rounds: int = 60, delta: float = 0.1, bound:
         delta=delta,
         seed=seed,
         bound=bound,
+        clip=10.0,  # in "dp"; so large that it is the noise that hides
         batches=own_batch if way == "own batches" else None,
         probe=probe if way == "probe" else None,
     )

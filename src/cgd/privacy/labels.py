@@ -2,8 +2,9 @@
 
 Under cross-entropy, the gradient with respect to the last layer's biases is the sum of (probabilities − labels) over
 the samples. The honest participants' part of it, times n, is what their models predict for each class less what is
-there. At the start a model predicts about the same for everything, so the coalition puts its own models' predictions
-for theirs: in FedSGD they have the same model; in CGD they do not, and the larger the origins, the more that matters.
+there. At the start a model predicts about the same for everything, so the coalition sees what it predicts for its own
+samples. In FedSGD it has the model; in CGD it draws some like those of the honest participants, and the larger the
+origins are, the less these say.
 
 Without biases the gradient of the last layer's weights does as well, summed over its inputs: every sample's part is
 multiplied by the sum of its activations, of which the coalition takes the average from its own gradients.
@@ -11,6 +12,8 @@ multiplied by the sum of its activations, of which the coalition takes the avera
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +21,10 @@ from torch import nn
 from torch.func import functional_call
 
 from cgd.errors import InputError
+from cgd.learning.confinement import Origin
 from cgd.privacy.embedded import participants, samples
 from cgd.privacy.schemes import Colony, observe
-from cgd.privacy.view import Finding, unflat
+from cgd.privacy.view import Finding, flat, unflat
 
 if TYPE_CHECKING:
     from cgd.privacy.schemes import Sample
@@ -28,18 +32,30 @@ if TYPE_CHECKING:
 
 # An attack succeeds if it halves the distance of guessing.
 CLEARLY = 0.5
+# How many models a coalition draws to see what the honest participants' may predict.
+ORIGINS = 16
 
 
 def label_counts(view: View) -> torch.Tensor:
     """How many of the honest participants' samples are in each class, as the first round tells; whole numbers.
 
+    The less sure it is what their models predict, the more all classes are taken to be alike.
+
     Raises:
         InputError: the model does not end with a fully-connected layer.
     """
-    per_class = _per_class(view, view.honest_sum(0))
-    expected = torch.stack([_probabilities(view, each) for each in view.coalition.values()]).mean(0)
-    counts = view.honest_samples * expected - view.samples * per_class / _activation(view)
-    return _whole(counts.clamp(min=0), view.honest_samples)
+    guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
+    shared = view.rounds[0].weights
+    drawn = [shared] if shared is not None else [_origin(view, number) for number in range(ORIGINS)]
+    predictions = torch.stack([_probabilities(view, each) for each in drawn])
+    scale = view.samples / _activation(view)
+    counts = view.honest_samples * predictions.mean(0) - scale * _per_class(view, view.honest_sum(0))
+    # Everybody's mean prediction differs as much as these do; noise is added to every class.
+    variance = predictions.var(dim=0, correction=0).sum() / len(view.honest)
+    doubt = view.honest_samples**2 * variance + len(counts) * (scale * view.noise) ** 2
+    unusual = ((counts - guess) ** 2).sum()
+    trust = float(1 - doubt / unusual) if unusual > 2 * doubt else 0.0
+    return _whole((guess + trust * (counts - guess)).clamp(min=0), view.honest_samples)
 
 
 def own_counts(view: View) -> torch.Tensor:
@@ -64,7 +80,9 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
     value = distance(label_counts(view))
     chance = min(distance(own_counts(view)), distance(alike))
     detail = "every class is counted exactly" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
-    return Finding("label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance, setting, detail)
+    return Finding(
+        "label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance, setting, detail
+    )
 
 
 def _classes(view: View) -> int:
@@ -75,7 +93,9 @@ def _per_class(view: View, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient of the last biases; without biases, of the last weights, summed over their inputs."""
     last = list(unflat(gradient.double(), view.build_model()).values())[-1]
     if last.ndim > 2:
-        raise InputError(f"the last parameter has {last.ndim} dimensions; this needs a model that ends with a torch.nn.Linear")
+        raise InputError(
+            f"the last parameter has {last.ndim} dimensions; this needs a model that ends with a torch.nn.Linear"
+        )
     return last if last.ndim == 1 else last.sum(1)
 
 
@@ -91,15 +111,25 @@ def _activation(view: View) -> float:
 def _difference(view: View, colluder: Colluder) -> torch.Tensor:
     """What a bias would have got of a colluder's addend."""
     shares = torch.bincount(colluder.y, minlength=_classes(view)) / len(colluder.y)
-    difference: torch.Tensor = (_probabilities(view, colluder) - shares.double()) * len(colluder.y) / view.samples
+    predicted = _probabilities(view, colluder.origin, colluder.x)
+    difference: torch.Tensor = (predicted - shares.double()) * len(colluder.y) / view.samples
     return difference
 
 
-def _probabilities(view: View, colluder: Colluder) -> torch.Tensor:
-    """What a colluder's model predicts for its own samples at the start, on average."""
+def _probabilities(view: View, weights: torch.Tensor, x: torch.Tensor | None = None) -> torch.Tensor:
+    """What a model predicts for the coalition's samples, or these, on average."""
     model = view.build_model()
-    outputs: torch.Tensor = functional_call(model, unflat(colluder.origin, model), (colluder.x,))
+    x = torch.cat([each.x for each in view.coalition.values()]) if x is None else x
+    outputs: torch.Tensor = functional_call(model, unflat(weights, model), (x,))
     return outputs.detach().double().softmax(1).mean(0)
+
+
+def _origin(view: View, number: int) -> torch.Tensor:
+    """An origin as an honest participant may have drawn it: everybody knows how, and about which δ."""
+    parameters = dict(view.build_model().named_parameters())
+    shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+    seed = hashlib.sha256(f"a guess, {number}".encode()).digest()
+    return flat(dict(Origin(view.delta, shapes, seed).draw())).to(next(iter(parameters.values())).dtype)
 
 
 def _whole(counts: torch.Tensor, total: int) -> torch.Tensor:
@@ -145,7 +175,8 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """Large origins, in CGD: nobody knows what the honest participants' models predict."""
-    if scheme != "cgd":
-        return []
-    return [count_labels(*observe(colony(delta=1.0, seed=seed), scheme), setting="2 × 40 records, δ = 1")]
+    """In CGD, large origins: nobody knows what the honest participants' models predict. Otherwise, much noise."""
+    if scheme == "cgd":
+        return [count_labels(*observe(colony(delta=1.0, seed=seed), scheme), setting="2 × 40 records, δ = 1")]
+    noisy = replace(colony(seed=seed), noise=20.0)
+    return [count_labels(*observe(noisy, "dp"), setting="2 × 40 records, noise of 20 clipping norms")]

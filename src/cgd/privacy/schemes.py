@@ -115,6 +115,7 @@ class _Run:
                     total,
                     weights=self.origins[members[0]] + displacement if shared else None,
                     gradients={name: each.clone() for name, each in own.items()} if self.scheme == "plain" else {},
+                    samples=sum(len(colony.data[name][1]) for name in members),
                 )
             )
             displacement = displacement - colony.lr * total
@@ -148,9 +149,8 @@ class _Run:
         weights = unflat(self.origins[name] + displacement, self.model)
         present = sum(len(colony.data[each][1]) for each in members)
         share = len(colony.data[name][1]) / present
-        if self.scheme == "dp":
-            return share * self._private(weights, x, y, present)
-        addend = share * self._gradient(weights, x, y)
+        private = self.scheme == "dp"
+        addend = share * (self._private(weights, x, y, present) if private else self._gradient(weights, x, y))
         added = colony.probe(name, number) if colony.probe is not None and name in colony.coalition else None
         return addend if added is None else addend + added
 

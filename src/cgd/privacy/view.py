@@ -53,6 +53,7 @@ class Round:
         weights: the common model before the step, flat; None in CGD, where there is none.
         gradients: everybody's addend, where they are sent in the open (plain FedSGD); else empty.
         pre_activations: in `joint` columns, the opened z⁽¹⁾ of the row's samples; else None.
+        samples: n of this round's members, who count anew when they change; None if it is as in the whole view.
     """
 
     members: tuple[str, ...]
@@ -61,6 +62,7 @@ class Round:
     weights: torch.Tensor | None = None
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     pre_activations: torch.Tensor | None = None
+    samples: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
