@@ -48,8 +48,11 @@ def departure(view: View) -> tuple[int, str]:
 
 def missing_gradient(view: View) -> torch.Tensor:
     """The gradient of the participant that dropped out, at the first displacement without it; flat."""
-    number, _ = departure(view)
+    number, name = departure(view)
     before, after = view.samples, view.rounds[number].samples or view.samples
+    if name in view.rounds[number - 1].gradients:  # in the open, there is no need to take a difference
+        shown = [each.gradients[name].double() * before / (before - after) for each in view.rounds[:number]]
+        return _continued(shown, _best_order(shown))
     past = [view.honest_sum(each).double() for each in range(number)]
     order = _best_order(past)
     weight = before / (before - after)

@@ -74,7 +74,7 @@ def span_scores(view: View, candidates: Sample) -> torch.Tensor:
     x = torch.cat([x, torch.ones(len(x), basis.shape[1] - x.shape[1], dtype=torch.float64)], dim=1)
     outside: torch.Tensor = (x - x @ basis.T @ basis).norm(dim=1) / x.norm(dim=1)
     # Below this, it is rounding that is compared.
-    return -torch.where(outside < 1e-9, 0.0, outside)
+    return torch.where(outside < 1e-9, 0.0, -outside)
 
 
 def loss_scores(view: View, candidates: Sample) -> torch.Tensor:
