@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,11 @@ from torch import nn
 from cgd.errors import InputError
 from cgd.privacy import membership
 from cgd.privacy.schemes import Colony, observe
-from cgd.privacy.view import Scheme, Truth
+from cgd.privacy.view import Truth
+
+if TYPE_CHECKING:
+    from cgd.privacy.embedded import Name
+    from cgd.privacy.view import Scheme
 
 # Three standard deviations of an AUC over 80 members that are none: a false alarm once in 370 seeds, which are fixed.
 CHANCE = 0.1
@@ -20,7 +26,7 @@ CHANCE = 0.1
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
 @pytest.mark.parametrize(("data", "each"), [("digits", 20), ("digits", 2), ("breast-cancer", 10)])
-def test_few_records_are_told_from_fresh_ones(scheme: Scheme, data: membership.Name, each: int) -> None:
+def test_few_records_are_told_from_fresh_ones(scheme: Scheme, data: Name, each: int) -> None:
     colony, fresh = membership.colony(each, 5, data=data)
     view, truth = observe(colony, scheme)
     found = membership.span_membership(view, truth, fresh)

@@ -64,7 +64,8 @@ def spanned(view: View) -> torch.Tensor:
     _, strength, directions = torch.linalg.svd(stacked, full_matrices=False)
     noise = max(view.noise, FLOAT_ROUNDING * float(stacked.abs().max()))
     # The largest singular value of noise alone is about (√rows + √columns)·σ.
-    return directions[strength > 2 * noise * (stacked.shape[0] ** 0.5 + stacked.shape[1] ** 0.5)]
+    found: torch.Tensor = directions[strength > 2 * noise * sum(side**0.5 for side in stacked.shape)]
+    return found
 
 
 def span_scores(view: View, candidates: Sample) -> torch.Tensor:
