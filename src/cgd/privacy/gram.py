@@ -91,13 +91,9 @@ def recover(view: View, truth: Truth, setting: str = "") -> tuple[Finding, Findi
     findings = []
     for what, found, guessed, actual in zip(("XᵀX", "Xᵀy"), second_moments(view), own_moments(view), real, strict=True):
         value, chance = (float((each - actual).norm() / actual.norm()) for each in (found, guessed))
-        detail = (
-            f"from {len(view.rounds)} sums; the coalition's own samples alone suggest it with an error of {chance:.2g}"
-        )
-        findings.append(
-            Finding(f"{what} of a linear regression", view.scheme, "relative error", value, chance,
-                    value <= CLEARLY * chance, setting, detail)
-        )  # fmt: skip
+        attack, succeeds = f"{what} of a linear regression", value <= CLEARLY * chance
+        detail = f"opened sums: {len(view.rounds)}; own samples alone suggest it with an error of {chance:.2g}"
+        findings.append(Finding(attack, view.scheme, "relative error", value, chance, succeeds, setting, detail))
     return findings[0], findings[1]
 
 
