@@ -81,12 +81,12 @@ def recover(view: View, truth: Truth, setting: str = "") -> Finding:
     real, found = truth.all_x, records(view)
     off = torch.full((len(real),), torch.inf) if found is None else (found - real).abs().amax(dim=1)
     count = int((off < TOLERANCE).sum())
-    detail = (
-        "the pre-activations of one round differ from nothing"
-        if found is None
-        else f"{count} of {len(real)} records, {int((off < TOLERANCE / 10).sum())} of them ten times as closely; the others' "
-        f"{real.shape[1]} features are off by {off.max():.1g} at most"
-    )
+    detail = "the pre-activations of one round differ from nothing"
+    if found is not None:
+        closely = int((off < TOLERANCE / 10).sum())
+        detail = (
+            f"{count} of {len(real)} records, {closely} of them ten times as closely; off by {off.max():.1g} at most"
+        )
     images = {}
     if found is not None:
         own = next(iter(view.coalition.values())).x.double()
