@@ -6,13 +6,14 @@ protocol. Small colonies only: this keeps everything that is ever seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from cgd.errors import InputError
@@ -114,6 +115,7 @@ class _Run:
                     total,
                     weights=self.origins[members[0]] + displacement if shared else None,
                     gradients={name: each.clone() for name, each in own.items()} if self.scheme == "plain" else {},
+                    samples=sum(len(colony.data[name][1]) for name in members),
                 )
             )
             displacement = displacement - colony.lr * total
@@ -129,6 +131,7 @@ class _Run:
             colony.delta,
             coalition,
             tuple(rounds),
+            noise=self._noise(),
         )
         honest = [name for name in colony.data if name not in colony.coalition]
         return view, Truth(
@@ -146,9 +149,8 @@ class _Run:
         weights = unflat(self.origins[name] + displacement, self.model)
         present = sum(len(colony.data[each][1]) for each in members)
         share = len(colony.data[name][1]) / present
-        if self.scheme == "dp":
-            return share * self._private(weights, x, y, present)
-        addend = share * self._gradient(weights, x, y)
+        private = self.scheme == "dp"
+        addend = share * (self._private(weights, x, y, present) if private else self._gradient(weights, x, y))
         added = colony.probe(name, number) if colony.probe is not None and name in colony.coalition else None
         return addend if added is None else addend + added
 
@@ -162,10 +164,13 @@ class _Run:
         self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, present: int
     ) -> torch.Tensor:
         """The mean of clipped gradients, with a participant's part of the noise (Gaussian mechanism)."""
-        total = torch.zeros_like(next(iter(self.origins.values())))
-        for place in range(len(y)):
-            each = self._gradient(weights, x[place : place + 1], y[place : place + 1])
-            total += each * min(1.0, self.colony.clip / (each.norm().item() + 1e-12))
+
+        def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return self.colony.loss(functional_call(self.model, given, (sample[None],)), label[None])
+
+        gradients = vmap(grad(value), in_dims=(None, 0, 0))(weights, x, y)
+        each = torch.cat([part.reshape(len(y), -1) for part in gradients.values()], dim=1)
+        total = (each * (self.colony.clip / (each.norm(dim=1) + 1e-12)).clamp(max=1.0)[:, None]).sum(0)
         spread = self.colony.noise * self.colony.clip * (len(y) / present) ** 0.5
         noise = torch.randn(total.shape, generator=self.random, dtype=total.dtype)
         private: torch.Tensor = (total + spread * noise) / len(y)
@@ -175,10 +180,19 @@ class _Run:
         """In the open plain floats are added; otherwise the total has the rounding of the ring."""
         if self.scheme == "plain":
             return torch.stack(addends).sum(0)
-        fixed_point = FixedPoint.for_weighted_sum(
-            addends=len(addends), bound=self.colony.bound, ring_bits=self.colony.ring_bits
-        )
+        fixed_point = self._fixed_point(len(addends))
         words = np.zeros(addends[0].numel(), dtype=WORD_TYPES[fixed_point.ring_bits])
         for each in addends:
             words += fixed_point.encode(each.numpy())
         return torch.from_numpy(fixed_point.decode(words, addends[0].numpy().dtype))
+
+    def _fixed_point(self, addends: int) -> FixedPoint:
+        return FixedPoint.for_weighted_sum(addends=addends, bound=self.colony.bound, ring_bits=self.colony.ring_bits)
+
+    def _noise(self) -> float:
+        """Every addend is off by up to half a step of the ring, uniformly; a float sum by a few parts of its own."""
+        if self.scheme == "plain":
+            return 0.0
+        members = len(self.colony.data)
+        rounding = self._fixed_point(members).resolution * (members / 12) ** 0.5
+        return math.hypot(rounding, self.colony.noise * self.colony.clip / self.samples if self.scheme == "dp" else 0.0)

@@ -53,6 +53,7 @@ class Round:
         weights: the common model before the step, flat; None in CGD, where there is none.
         gradients: everybody's addend, where they are sent in the open (plain FedSGD); else empty.
         pre_activations: in `joint` columns, the opened z⁽¹⁾ of the row's samples; else None.
+        samples: n of this round's members, who count anew when they change; None if it is as in the whole view.
     """
 
     members: tuple[str, ...]
@@ -61,6 +62,7 @@ class Round:
     weights: torch.Tensor | None = None
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     pre_activations: torch.Tensor | None = None
+    samples: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +79,8 @@ class View:
         coalition: its members, by name.
         rounds: one after the other.
         frames: bytes that members of the coalition received, with their senders, if they were recorded.
+        noise: the standard deviation of what was added to every number of a sum, by rounding in the ring or for
+            differential privacy: everybody knows these settings.
     """
 
     scheme: Scheme
@@ -88,6 +92,7 @@ class View:
     coalition: Mapping[str, Colluder]
     rounds: tuple[Round, ...]
     frames: tuple[tuple[str, bytes], ...] = ()
+    noise: float = 0.0
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -98,6 +103,11 @@ class View:
     def honest_samples(self) -> int:
         """How many samples the others have together: everybody learns n."""
         return self.samples - sum(len(each.y) for each in self.coalition.values())
+
+    @property
+    def final_displacement(self) -> torch.Tensor:
+        """D after the last step, flat."""
+        return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
     def honest_sum(self, number: int) -> torch.Tensor:
         """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""
