@@ -6,10 +6,10 @@ known, and confinement changes nothing. Two ways to read records from it:
 
 - **Alone.** If a unit is activated by one record only, its weights' gradient over its bias's is that record. The record
   that comes out of two units, or of the same unit in two rounds, is no accident.
-- **Combined.** The rows [gradient of weights, gradient of bias] of all units and rounds span as many dimensions as there
-  are records. All units that record r leaves alone lie in one hyperplane of that space, about half of all units, which
-  nothing else does. Hyperplanes through a few units drawn at random find them when there are few records, and the
-  hyperplanes of all records together give all records.
+- **Combined.** The rows [gradient of weights, gradient of bias] of all units and rounds span as many dimensions as
+  there are records. All units that record r leaves alone lie in one hyperplane of that space: about half of all units,
+  and no other hyperplane holds as many. Hyperplanes through a few units drawn at random find them when there are few
+  records, and the hyperplanes of all records together give all records.
 
 With more records than inputs the rows span everything, nearly every unit mixes many records, and neither works.
 """
@@ -68,7 +68,7 @@ def analytic_recovery(view: View, truth: Truth) -> Finding:
         found.recovered,
         own.recovered,
         succeeds=found.recovered >= SUCCEEDS_FROM and found.recovered > own.recovered,
-        setting=f"{len(view.honest)} honest, {view.honest_samples} records, {len(view.rounds)} rounds",
+        setting=f"{len(view.honest)} honest, {view.honest_samples} records, {len(view.rounds)} round(s)",
         detail=f"mean PSNR {found.mean_psnr:.1f} dB; the attacker's own records {own.mean_psnr:.1f} dB",
         images=found.images(),
     )
@@ -124,7 +124,8 @@ def _combined(rows: torch.Tensor, records: int) -> torch.Tensor:
     if len(normals) < records or torch.linalg.cond(normals).item() > 1 / SAME:
         return nothing
     extended = torch.linalg.inv(normals).T @ basis  # orthogonal to all normals but its own: that record
-    return extended[:, :-1] / extended[:, -1:]
+    records_found: torch.Tensor = extended[:, :-1] / extended[:, -1:]
+    return records_found
 
 
 def _hyperplanes(points: torch.Tensor, dimensions: int) -> torch.Tensor:

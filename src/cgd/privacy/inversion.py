@@ -3,9 +3,9 @@
 What the attacker takes for the honest participants' models makes the difference:
 
 - **known**: in FedSGD everybody has the common model. One round is enough.
-- **guessed**: in CGD the displacement is known and the origins are not, so it takes its own in place of theirs (the mean,
-  if several collude). This is what confinement is meant against, and it does fail, while origins are large beside the
-  displacement.
+- **guessed**: in CGD the displacement is known and the origins are not, so it takes its own in place of theirs (the
+  mean, if several collude). This is what confinement is meant against, and it does fail, while origins are large
+  beside the displacement.
 - **unknown**: in CGD, it looks for the origins along with the records, one for each honest participant. Every further
   round brings as many equations as the model has parameters, and no new unknown, since displacements are known. So what
   fails with a guess can come out of a few rounds together.
@@ -47,6 +47,7 @@ def demonstrate(
     rounds: int = 1,
     models: Models | None = None,
     records: int = 2,
+    steps: int = 400,
     seed: int = 0,
     control: bool = False,
 ) -> Finding:
@@ -58,6 +59,7 @@ def demonstrate(
         models: what it takes for their models; known where there is a common one, otherwise guessed in one round and
             unknown in several, unless given.
         records: how many digits each honest participant has.
+        steps: of the search.
         seed: decides everything.
         control: score the guesses against people who took no part: nothing can be recovered of them.
     """
@@ -66,7 +68,7 @@ def demonstrate(
     if control:
         strangers, labels = digits(seed)
         truth = Truth({"stranger": strangers[-2 * records :]}, {"stranger": labels[-2 * records :]}, {})
-    return inversion(view, truth, models=models)
+    return inversion(view, truth, models=models, steps=steps)
 
 
 def inversion(
@@ -92,8 +94,9 @@ def inversion(
         found.mean_psnr,
         chance,
         succeeds=found.mean_psnr >= chance + CLEARLY,
-        setting=f"{len(view.honest)} honest, {view.honest_samples} records, {len(view.rounds)} rounds, δ {view.delta:g}",
-        detail=f"mean correlation {found.correlation.mean().item():.2f}; {found.recovered:.0%} of the records recovered",
+        setting=f"{len(view.honest)} honest, {view.honest_samples} records, {len(view.rounds)} round(s), "
+        f"δ {view.delta:g}",
+        detail=f"mean correlation {found.correlation.mean().item():.2f}; {found.recovered:.0%} recovered",
         images=found.images(),
     )
 
@@ -112,7 +115,7 @@ def invert(view: View, models: Models, *, steps: int = 400, restarts: int = 1) -
     """
     if models == "known" and view.rounds[0].weights is None:
         raise InputError("the model is not known in CGD: there is no common one; choose guessed or unknown")
-    if not 1 <= restarts:
+    if restarts < 1:
         raise InputError(f"restarts is {restarts}; it must be at least 1")
     searches = [_Search(view, models, seed).run(steps) for seed in range(restarts)]
     _, records = min(searches, key=lambda each: each[0])

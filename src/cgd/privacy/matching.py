@@ -69,9 +69,9 @@ def match(guesses: torch.Tensor, real: torch.Tensor, peak: float) -> Match:
         peak: the range of values, for the signal-to-noise ratio.
     """
     real = real.reshape(len(real), -1).double()
-    guesses = guesses.reshape(len(guesses), -1).double().nan_to_num(0.0, 0.0, 0.0)
     if not len(guesses):
         guesses = torch.zeros_like(real[:1])
+    guesses = guesses.reshape(len(guesses), -1).double().nan_to_num(0.0, 0.0, 0.0)
     correlation, nearest = (_centred(real) @ _centred(guesses).T).max(dim=1)
     guess = guesses[nearest]
     psnr = 10 * torch.log10(peak**2 / (guess - real).square().mean(dim=1).clamp_min(1e-10 * peak**2))
@@ -93,4 +93,5 @@ def value_range(view: View) -> float:
 def _centred(rows: torch.Tensor) -> torch.Tensor:
     """Rows without their mean and of length 1, so that products are correlations; a constant row becomes 0."""
     rows = rows - rows.mean(dim=1, keepdim=True)
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    centred: torch.Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return centred
