@@ -1,0 +1,194 @@
+"""Whether a known record is among those that the honest participants train on.
+
+Two attacks, and a record is a candidate in both: those of the honest participants (members) against fresh ones of the
+same kind (non-members).
+
+- `span_scores`: the gradient of a fully-connected first layer is a combination of the input records, whatever the
+  weights are. While there are fewer records than inputs, they span a subspace in which a fresh record does not lie.
+  Each hidden unit and each round gives a vector of it. Confinement does not matter.
+- `loss_scores`: a network's loss is lower on what it was trained on. It needs a trained model. FedSGD hands out the
+  common one; a CGD coalition has its own models, with other origins and the same displacement. In CGD the displacement
+  alone, `displacement_scores`, says more than those: it was made for the records, and the coalition's origins only
+  blur it.
+
+An attack succeeds with an AUC of at least 0.6 that is 3 standard deviations above chance: once in 700 times if it knows
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from cgd.errors import InputError
+from cgd.learning.vertical import first_layer_names
+from cgd.privacy.embedded import dealt, participants, samples
+from cgd.privacy.schemes import Colony, observe
+from cgd.privacy.view import Finding, Truth, unflat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.privacy.embedded import Name
+    from cgd.privacy.schemes import Sample
+    from cgd.privacy.view import Scheme, View
+
+    Score = Callable[[View, Sample], torch.Tensor]
+
+CLEARLY = 0.6
+DEVIATIONS = 3.0
+FALSE_ALARMS = 0.001
+FLOAT_ROUNDING = 1e-7
+
+
+def spanned(view: View) -> torch.Tensor:
+    """An orthonormal basis, row by row, of what the honest participants' first-layer gradients span beyond noise.
+
+    If the layer has a bias, its gradient is a further column: that of an input that is always one.
+
+    Raises:
+        InputError: the model does not begin with a fully-connected layer.
+    """
+    model = view.build_model()
+    names = first_layer_names(model)
+    if not names:
+        raise InputError(f"the model is a {type(model).__name__}; this needs one that begins with a torch.nn.Linear")
+    rows = []
+    for number in range(len(view.rounds)):
+        gradient = unflat(view.honest_sum(number).double(), model)
+        rows.append(torch.cat([gradient[name].reshape(len(gradient[names[0]]), -1) for name in names], dim=1))
+    stacked = torch.cat(rows)
+    _, strength, directions = torch.linalg.svd(stacked, full_matrices=False)
+    noise = max(view.noise, FLOAT_ROUNDING * float(stacked.abs().max()))
+    # The largest singular value of noise alone is about (√rows + √columns)·σ.
+    found: torch.Tensor = directions[strength > 2 * noise * sum(side**0.5 for side in stacked.shape)]
+    return found
+
+
+def span_scores(view: View, candidates: Sample) -> torch.Tensor:
+    """How well each candidate lies in what the gradients span: minus the part of its length that does not."""
+    basis = spanned(view)
+    x = candidates[0].double()
+    x = torch.cat([x, torch.ones(len(x), basis.shape[1] - x.shape[1], dtype=torch.float64)], dim=1)
+    outside: torch.Tensor = (x - x @ basis.T @ basis).norm(dim=1) / x.norm(dim=1)
+    # Below this, it is rounding that is compared.
+    return torch.where(outside < 1e-9, 0.0, -outside)
+
+
+def loss_scores(view: View, candidates: Sample) -> torch.Tensor:
+    """Minus the loss on each candidate, on average over the final models that the coalition has."""
+    return -torch.stack([_losses(view, each.origin, candidates) for each in view.coalition.values()]).mean(0)
+
+
+def displacement_scores(view: View, candidates: Sample) -> torch.Tensor:
+    """Minus the loss on each candidate of the displacement itself, taken for a model: origins are zero on average."""
+    return -_losses(view, torch.zeros_like(view.final_displacement), candidates)
+
+
+def _losses(view: View, origin: torch.Tensor, candidates: Sample) -> torch.Tensor:
+    x, y = candidates
+    model = view.build_model()
+    outputs = functional_call(model, unflat(origin + view.final_displacement, model), (x,)).detach()
+    losses: torch.Tensor = vmap(lambda output, label: view.loss(output[None], label[None]))(outputs, y)
+    return losses.double()
+
+
+def area_under_curve(members: torch.Tensor, others: torch.Tensor) -> float:
+    """How often a member has a higher score than a non-member; a draw is half."""
+    difference = members[:, None] - others[None]
+    return float(((difference > 0).double() + (difference == 0).double() / 2).mean())
+
+
+def true_alarms(members: torch.Tensor, others: torch.Tensor, false_alarms: float = FALSE_ALARMS) -> float:
+    """The part of the members above a threshold that at most this part of the non-members is above."""
+    allowed = int(false_alarms * len(others))
+    threshold = others.sort(descending=True).values[allowed]
+    return float((members > threshold).double().mean())
+
+
+def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, setting: str = "") -> Finding:
+    """How well scores tell the honest participants' samples from fresh ones. The metric is the AUC, by chance 0.5."""
+    members, others = score(view, (truth.all_x, truth.all_y)), score(view, fresh)
+    value = area_under_curve(members, others)
+    # The standard deviation of the Mann-Whitney statistic when both are alike.
+    chance_deviation = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
+    succeeds = value >= CLEARLY and value - 0.5 > DEVIATIONS * chance_deviation
+    alarms = true_alarms(members, others)
+    detail = f"{alarms:.0%} of the members are found with {FALSE_ALARMS:.1%} false alarms among {len(others)} others"
+    return Finding(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail)
+
+
+def span_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
+    """Membership by `span_scores`."""
+    return infer(view, truth, fresh, span_scores, "membership, from first-layer gradients", setting)
+
+
+def loss_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
+    """Membership by `loss_scores`."""
+    return infer(view, truth, fresh, loss_scores, "membership, from the loss of final models", setting)
+
+
+def displacement_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
+    """Membership by `displacement_scores`."""
+    return infer(view, truth, fresh, displacement_scores, "membership, from the loss of the displacement", setting)
+
+
+# The settings they are shown in.
+
+
+def colony(
+    each: int, rounds: int, *, data: Name = "digits", delta: float = 0.1, hidden: int = 32, seed: int = 0
+) -> tuple[Colony, Sample]:
+    """Two honest participants with so many records `each`, two colluders with 20, and the rest, which are fresh.
+
+    Args:
+        each: how many records an honest participant has.
+        rounds: how many steps.
+        data: digits of 64 pixels, or tumours of 30 measurements.
+        delta: δ of the origins.
+        hidden: how many hidden units the network has.
+        seed: decides who has which records, and origins.
+    """
+    counts, coalition = participants(2, each, own=20)
+    given, fresh = dealt(samples(data, seed), counts)
+    features, classes = fresh[0].shape[1], 10 if data == "digits" else 2
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+    return Colony(given, build, coalition, rounds=rounds, lr=0.5, delta=delta, seed=seed), fresh
+
+
+def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """Few records and few rounds for the span; many rounds for the loss."""
+    digits, other_digits = colony(20, 5, seed=seed)
+    tumours, other_tumours = colony(10, 5, data="breast-cancer", seed=seed)
+    trained, fresh = colony(40, 150, hidden=256, seed=seed)
+    view, truth = observe(trained, scheme)
+    findings = [
+        span_membership(*observe(digits, scheme), other_digits, "2 × 20 records of 64 pixels, 5 rounds"),
+        span_membership(*observe(tumours, scheme), other_tumours, "2 × 10 records of 30 measurements, 5 rounds"),
+        loss_membership(view, truth, fresh, "2 × 40 records, 150 rounds"),
+    ]
+    if scheme == "cgd":
+        findings.append(displacement_membership(view, truth, fresh, "2 × 40 records, 150 rounds"))
+    return findings
+
+
+def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """More records than measurements, which then span everything; and records that nobody trained on.
+
+    Digits would do for the first with very many records only: some pixels are so rarely on that a fresh digit may use
+    one that no record has, and so be told from members.
+    """
+    tumours, other_tumours = colony(100, 5, data="breast-cancer", seed=seed)
+    trained, (x, y) = colony(40, 150, hidden=256, seed=seed)
+    view, _ = observe(trained, scheme)
+    nobody = Truth({"nobody": x[:80]}, {"nobody": y[:80]}, {})
+    return [
+        span_membership(*observe(tumours, scheme), other_tumours, "2 × 100 records of 30 measurements, 5 rounds"),
+        loss_membership(view, nobody, (x[80:], y[80:]), "80 records of nobody, 150 rounds"),
+    ]

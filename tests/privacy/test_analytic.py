@@ -1,0 +1,68 @@
+"""Analytic recovery: what comes out of the sums of few records, and that nothing does of many, or under noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from cgd.errors import InputError
+from cgd.privacy.analytic import analytic_recovery, demonstrate, recover
+from cgd.privacy.digits import digit_colony
+from cgd.privacy.matching import match
+from cgd.privacy.schemes import observe
+
+if TYPE_CHECKING:
+    from cgd.privacy.view import Scheme
+
+
+@pytest.mark.parametrize("scheme", ["cgd", "secure"])
+@pytest.mark.parametrize("records", [1, 2, 3, 4])
+def test_few_records_come_out_with_confinement_as_without(scheme: Scheme, records: int) -> None:
+    found = demonstrate(scheme, records=records)
+    assert found.succeeds
+    assert found.value == 1.0
+    assert found.chance == 0.0
+
+
+def test_one_round_of_cgd_is_enough_and_the_records_are_exact() -> None:
+    """The only error is the rounding of the ring, 2⁻²⁷ beside gradients of 10⁻³ and more."""
+    view, truth = observe(digit_colony(3), "cgd")
+    assert match(recover(view), truth.all_x, 1.0).psnr.min() > 60
+
+
+@pytest.mark.parametrize("scheme", ["cgd", "secure"])
+def test_of_many_records_hardly_any_comes_out(scheme: Scheme) -> None:
+    """The control: 200 records, of which a unit here and there still sees one alone."""
+    found = demonstrate(scheme, control=True)
+    assert not found.succeeds
+    assert found.value <= 0.05
+
+
+@pytest.mark.parametrize("records", [1, 4])
+def test_noise_is_a_protection(records: int) -> None:
+    found = demonstrate("dp", records=records)
+    assert not found.succeeds
+    assert found.value == found.chance == 0.0
+
+
+def test_records_of_strangers_do_not_come_out() -> None:
+    view, _ = observe(digit_colony(2), "cgd")
+    _, strangers = observe(digit_colony(2, seed=7), "cgd")
+    assert not analytic_recovery(view, strangers).succeeds
+
+
+def test_the_guess_is_the_same_again_and_no_larger_than_there_are_records() -> None:
+    view, _ = observe(digit_colony(4), "cgd")
+    guesses = recover(view)
+    assert torch.equal(guesses, recover(view))
+    assert len(guesses) <= view.honest_samples == 8
+
+
+def test_a_layer_without_bias_is_refused_with_its_name() -> None:
+    colony = replace(digit_colony(1), build_model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 10, bias=False)))
+    view, _ = observe(colony, "cgd")
+    with pytest.raises(InputError, match=r"begins with 0\.weight"):
+        recover(view)

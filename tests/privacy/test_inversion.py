@@ -1,0 +1,82 @@
+"""Inversion: one round gives records away in FedSGD; in CGD it does not with guessed origins, and several rounds do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from cgd.errors import InputError
+from cgd.privacy.digits import digit_colony
+from cgd.privacy.inversion import CLEARLY, demonstrate, inversion, invert
+from cgd.privacy.schemes import observe
+
+if TYPE_CHECKING:
+    from cgd.privacy.view import Finding, Scheme, View
+
+
+def only_last(view: View) -> View:
+    """What an attacker uses that only looks at the last round."""
+    coalition = {name: replace(each, addends=each.addends[-1:]) for name, each in view.coalition.items()}
+    return replace(view, rounds=view.rounds[-1:], coalition=coalition)
+
+
+@cache
+def one_round(scheme: Scheme, *, control: bool = False) -> Finding:
+    return demonstrate(scheme, steps=200, control=control)
+
+
+def test_one_round_is_enough_in_fedsgd() -> None:
+    found = one_round("secure")
+    assert found.succeeds
+    assert found.value > 40  # dB; the pixels have 16 levels, which 40 dB tell apart
+    assert found.images["recovered"].shape == found.images["real"].shape == (4, 8, 8)
+
+
+def test_the_same_attack_with_a_guessed_origin_fails_on_cgd_at_delta_0_1() -> None:
+    found = one_round("cgd")
+    assert not found.succeeds
+    assert found.value < found.chance
+
+
+def test_noise_is_a_protection() -> None:
+    found = one_round("dp")
+    assert not found.succeeds
+    assert found.value < found.chance
+
+
+def test_nothing_is_found_of_people_who_took_no_part() -> None:
+    found = one_round("secure", control=True)
+    assert not found.succeeds
+    assert found.value < found.chance + 1
+
+
+def test_three_rounds_with_origins_as_unknowns_give_records_away_in_cgd() -> None:
+    """Confinement does not last: every round brings equations and no new unknowns."""
+    found = demonstrate("cgd", rounds=3)
+    assert found.attack == "inversion, several rounds, unknown models"
+    assert found.succeeds
+    assert found.value > found.chance + 2 * CLEARLY
+
+
+def test_a_small_delta_leaves_little_to_guess() -> None:
+    """The other side of the fact above: the guess fails because δ is large."""
+    view, truth = observe(digit_colony(2, hidden=16, smooth=True, lr=0.5, delta=0.1), "cgd")
+    late, late_truth = observe(digit_colony(2, hidden=16, smooth=True, lr=2.0, delta=1e-2, rounds=20), "cgd")
+    late = only_last(late)
+    assert not inversion(view, truth, models="guessed", steps=150).succeeds
+    assert inversion(late, late_truth, models="guessed", steps=150).succeeds
+
+
+def test_the_guess_is_the_same_again() -> None:
+    view, _ = observe(digit_colony(1, hidden=8, smooth=True), "secure")
+    assert torch.equal(invert(view, "known", steps=5), invert(view, "known", steps=5, restarts=1))
+
+
+def test_a_model_that_is_not_there_cannot_be_known() -> None:
+    view, _ = observe(digit_colony(1, hidden=8, smooth=True), "cgd")
+    with pytest.raises(InputError, match="no common one"):
+        invert(view, "known")

@@ -1,0 +1,103 @@
+"""Whether a record was trained on: decided while the records are few, and by chance where they are many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from cgd.errors import InputError
+from cgd.privacy import membership
+from cgd.privacy.schemes import Colony, observe
+from cgd.privacy.view import Truth
+
+if TYPE_CHECKING:
+    from cgd.privacy.embedded import Name
+    from cgd.privacy.view import Scheme
+
+# Three standard deviations of an AUC over 80 members that are none: a false alarm once in 370 seeds, which are fixed.
+CHANCE = 0.1
+
+
+@pytest.mark.parametrize("scheme", ["secure", "cgd"])
+@pytest.mark.parametrize(("data", "each"), [("digits", 20), ("digits", 2), ("breast-cancer", 10)])
+def test_few_records_are_told_from_fresh_ones(scheme: Scheme, data: Name, each: int) -> None:
+    colony, fresh = membership.colony(each, 5, data=data)
+    view, truth = observe(colony, scheme)
+    found = membership.span_membership(view, truth, fresh)
+    assert found.value > 0.99
+    assert found.succeeds
+    assert found.detail.startswith("100% of the members are found with 0.1% false alarms")
+    assert len(membership.spanned(view)) == 2 * each
+
+
+@pytest.mark.parametrize("scheme", ["secure", "cgd"])
+def test_more_records_than_rank_span_everything(scheme: Scheme) -> None:
+    colony, fresh = membership.colony(100, 5, data="breast-cancer")
+    view, truth = observe(colony, scheme)
+    assert len(membership.spanned(view)) == 31  # the measurements, and the one of the bias
+    found = membership.span_membership(view, truth, fresh)
+    assert found.value == 0.5
+    assert not found.succeeds
+
+
+def test_noise_spans_nothing() -> None:
+    colony, fresh = membership.colony(20, 5)
+    view, truth = observe(colony, "dp")
+    assert len(membership.spanned(view)) == 0
+    assert membership.span_membership(view, truth, fresh).value == 0.5
+
+
+def test_confinement_helps_against_the_loss_but_the_displacement_says_more() -> None:
+    colony, fresh = membership.colony(40, 150, hidden=256)
+    found = membership.loss_membership(*observe(colony, "secure"), fresh)
+    assert 0.62 < found.value < 0.72
+    assert found.succeeds
+    view, truth = observe(colony, "cgd")
+    own = membership.loss_membership(view, truth, fresh)
+    assert 0.53 < own.value < 0.61
+    assert not own.succeeds
+    common = membership.displacement_membership(view, truth, fresh)
+    assert own.value + 0.02 < common.value < found.value
+    x, y = fresh
+    nobody = Truth({"nobody": x[:80]}, {"nobody": y[:80]}, {})
+    for attack in (membership.loss_membership, membership.displacement_membership):
+        control = attack(view, nobody, (x[80:], y[80:]))
+        assert abs(control.value - 0.5) < CHANCE
+        assert not control.succeeds
+
+
+scores = st.lists(st.integers(-3, 3), min_size=1, max_size=30)
+
+
+@given(scores, scores)
+def test_the_area_under_the_curve_is_what_it_is_elsewhere(members: list[int], others: list[int]) -> None:
+    truth = [1] * len(members) + [0] * len(others)
+    area = membership.area_under_curve(torch.tensor(members), torch.tensor(others))
+    assert area == pytest.approx(roc_auc_score(truth, members + others))
+
+
+@given(scores, scores, st.floats(0, 0.99))
+def test_alarms_keep_to_the_rate(members: list[int], others: list[int], rate: float) -> None:
+    here, there = torch.tensor(members), torch.tensor(others)
+    found = membership.true_alarms(here, there, rate)
+    best = 0.0
+    for threshold in range(-4, 4):
+        if (there > threshold).double().mean() <= rate:
+            best = max(best, float((here > threshold).double().mean()))
+    assert found == best
+
+
+def test_a_model_without_a_fully_connected_first_layer_is_refused() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+
+    data = {name: (torch.ones(2, 4), torch.tensor([0, 1])) for name in "abc"}
+    view, _ = observe(Colony(data, build, ["a"]), "cgd")
+    with pytest.raises(InputError, match="begins with a torch.nn.Linear"):
+        membership.spanned(view)

@@ -1,0 +1,31 @@
+"""A reducer that tells two stories is caught before anything is open; without the digest it would not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from cgd.privacy import reducers
+from cgd.protocol import secure_sum
+
+
+def test_every_lie_to_one_member_is_caught() -> None:
+    for found in reducers.attacks():
+        assert found.value == 1.0
+        assert not found.succeeds
+
+
+def test_one_wrong_total_for_all_cannot_be_caught_and_honest_sums_are_right() -> None:
+    wrong, right = reducers.controls()
+    assert wrong.value == right.value == 0.0
+    assert wrong.succeeds
+    assert not right.succeeds
+    assert right.detail.endswith("40 opened by all with the right one")
+
+
+@pytest.mark.parametrize("kind", ["to one", "to one, own digests to match"])
+def test_without_the_comparison_a_lie_goes_through(kind: reducers.Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack can succeed: what stops it is the digest, and nothing else."""
+    monkeypatch.setattr(secure_sum, "check_digests", lambda *_: None)
+    found = reducers.lie(kind, tries=10)
+    assert found.value == 0.0
+    assert found.succeeds
