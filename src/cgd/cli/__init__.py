@@ -1,4 +1,4 @@
-"""Layer 7, the command line: `base` is its root; the other modules add their commands to it."""
+"""Layer 10, the command line: `base` is its root; the other modules add their commands to it."""
 
 from cgd.cli import hub, joining, operations, practice, research
 from cgd.cli.base import app, main

@@ -1,1 +1,1 @@
-"""Layer 7, runs that end in tables and plots."""
+"""Layer 9, runs that end in tables and plots."""

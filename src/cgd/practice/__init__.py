@@ -1,1 +1,1 @@
-"""Layer 7, from a table to a model: reading, preparing, training, saving, predicting, reporting."""
+"""Layer 8, from a table to a model: reading, preparing, training, saving, predicting, reporting."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 HISTORY = "history.jsonl"
 RETRY_SECONDS = 10.0
-FEW_RECORDS = 10
+FEW_RECORDS, TOO_FEW = 10, "; too few to tell"
 
 
 @dataclass(frozen=True)
@@ -218,15 +218,15 @@ def summary(content: dict[str, Any]) -> str:
     scores, step = content["validation"], content["outcome"]["best_step"] or content["outcome"]["steps"]
     if scores is None:
         return f"{content['participant']} has a model, that of step {step}; no records were kept back to try it on"
-    few = "; too few to tell" if scores["records"] < FEW_RECORDS else ""
-    tried = f"on {scores['records']:,} of our own records that were kept back, at step {step}{few}"
+    tried = f"on {scores['records']:,} of our own records that were kept back, at step {step}"
+    few = scores["records"] < FEW_RECORDS
     if content["data"]["task"] == "regression":
         r2 = f", R² {scores['r2']:.3f}" if scores["r2"] is not None else ""
         poor = "; no better than the mean" if scores["r2"] is not None and scores["r2"] <= 0 else ""
-        return f"root mean squared error {scores['rmse']:.4g}{r2} {tried}{poor}"
+        return f"root mean squared error {scores['rmse']:.4g}{r2} {tried}{TOO_FEW if few else poor}"
     auc = f", AUC {scores['auc']:.3f}" if scores["auc"] is not None else ""
     poor = "; no better than the commonest class" if scores["accuracy"] <= scores["baseline_accuracy"] else ""
-    return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}{poor}"
+    return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}{TOO_FEW if few else poor}"
 
 
 def _told(look: Look, steps: int) -> str:

@@ -1,1 +1,1 @@
-"""Layer 7, what leaks: what a coalition sees, attacks on it, and what follows for those who take part."""
+"""Layer 7, what leaks: what a coalition sees (`view.py`), under which scheme (`schemes.py`), and attacks on it."""
