@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import ClosedError
-from cgd.network.driver import Traffic
+from cgd.network.driver import Forgetful, Traffic
 from cgd.network.peers import Peers, SumSettings
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.protocol.ledger import State, Step
+    from cgd.protocol.ledger import Step
     from cgd.protocol.messages import PeerId, Reason, SumSpec
 
 
@@ -36,7 +36,7 @@ def solo_peers(seed: bytes | None = None, name: PeerId = "alone", **settings: An
     return Peers(_Solo(name), SumSettings(**settings), seed=seed)
 
 
-class _Solo:
+class _Solo(Forgetful):
     """Drives sums of one addend; see `cgd.network.driver.Driver`."""
 
     def __init__(self, me: PeerId) -> None:
@@ -70,24 +70,3 @@ class _Solo:
 
     def outlook(self) -> tuple[int, int]:
         return 0, 1
-
-    def past(self) -> bool:
-        return False
-
-    def moving(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
-        """Nobody comes back."""
-
-    def recall(self, slot: int) -> State | None:  # noqa: ARG002
-        return None
-
-    def skip(self, slot: int, steps: int) -> None:
-        """Nobody comes back."""
-
-    def jump(self, step: int) -> None:
-        """Nobody comes back."""
-
-    def reach(self, step: int) -> None:
-        """Nobody looks."""

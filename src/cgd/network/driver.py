@@ -110,11 +110,36 @@ class Driver(Protocol):
         """The program's loop is at this step."""
 
 
-class SessionDriver:
-    """Drives one session over a transport, in the thread that asks for a sum; see `Driver`.
+class Forgetful:
+    """What a `Driver` does about the past where nobody who dies comes back: nothing."""
 
-    Nobody who dies comes back here, so there is nothing to remember.
-    """
+    def past(self) -> bool:
+        """There is none."""
+        return False
+
+    def moving(self) -> AbstractContextManager[object]:
+        """Nothing to guard."""
+        return nullcontext()
+
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+        """Nothing is remembered."""
+
+    def recall(self, slot: int) -> State | None:  # noqa: ARG002
+        """Nothing is remembered."""
+        return None
+
+    def skip(self, slot: int, steps: int) -> None:
+        """Nothing is remembered."""
+
+    def jump(self, step: int) -> None:
+        """Nothing is remembered."""
+
+    def reach(self, step: int) -> None:
+        """Nothing is remembered."""
+
+
+class SessionDriver(Forgetful):
+    """Drives one session over a transport, in the thread that asks for a sum; see `Driver`."""
 
     def __init__(self, transport: Transport, session: Session, timeout: float | None = None) -> None:
         self.traffic = Traffic()
@@ -183,30 +208,6 @@ class SessionDriver:
     def outlook(self) -> tuple[int, int]:
         """Always the same: the members of a session do not change."""
         return 0, len(self.members)
-
-    def past(self) -> bool:
-        """There is none."""
-        return False
-
-    def moving(self) -> AbstractContextManager[object]:
-        """Nothing to guard."""
-        return nullcontext()
-
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
-        """Nothing is remembered."""
-
-    def recall(self, slot: int) -> State | None:  # noqa: ARG002
-        """Nothing is remembered."""
-        return None
-
-    def skip(self, slot: int, steps: int) -> None:
-        """Nothing is remembered."""
-
-    def jump(self, step: int) -> None:
-        """Nothing is remembered."""
-
-    def reach(self, step: int) -> None:
-        """Nothing is remembered."""
 
     @contextmanager
     def turn(self) -> Iterator[None]:
