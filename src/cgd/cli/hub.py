@@ -35,7 +35,7 @@ HubLog = Annotated[
 
 @app.command()
 def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, log: HubLog = None) -> None:
-    """Run the hub, until Ctrl-C: it relays for participants that only dial out, and adds up without learning anything.
+    """Run the hub, until Ctrl-C: it relays for participants that only dial out, and adds up what it cannot read.
 
     It needs no data and no participant's key. Killed, it is started again with the same command, and all go on.
     """
