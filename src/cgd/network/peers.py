@@ -39,7 +39,7 @@ class SumSettings:
         sharing: "expanded" (shares from pair keys, nothing extra travels) or "uniform" (the paper's, (m − 1) times
             the bytes, perfect secrecy).
         opening: "mesh" (every member adds up one part), "aggregator" (one member adds up everything) or "hub" (the hub
-            does, without learning anything; in a federation that has one).
+            does, which learns who sums and when, and nothing of the values; in a federation that has one).
         aggregator: the name of that member.
     """
 
