@@ -190,7 +190,6 @@ def test_all_experiments_of_the_paper_are_there() -> None:
         reproduce.entries_of(known["table-3"], "huge")
 
 
-@pytest.mark.slow
 def test_theorem_1_on_a_small_run(tmp_path: Path) -> None:
     """The regret, the bound and the page's sentences; R must lie below the bound."""
     store = Store(tmp_path)

@@ -95,7 +95,6 @@ def test_all_of_them_killed_at_once_go_on_from_their_state(colony: Colony) -> No
     assert set(colony.bits().values()) == {quiet_bits(colony.folder)}
 
 
-@pytest.mark.slow
 def test_a_bad_network_changes_nothing(colony: Colony) -> None:
     """Every connection goes through a proxy that delays, throttles and cuts it."""
     text = colony.path.read_text()
@@ -174,7 +173,7 @@ def test_a_grid_sums_in_its_groups(tmp_path: Path) -> None:
     assert columns["c0"] != columns["c1"]  # they have first layers of their own
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(colony: Colony, how: signal.Signals) -> None:
     colony.start_all(PAUSE="0.1")
     colony.until_step(5)

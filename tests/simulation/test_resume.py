@@ -41,8 +41,8 @@ def start(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
     "settings",
     [
         {"rows": 10, "columns": 2, "mode": "joint"},
-        pytest.param({"rows": 4, "arithmetic": "ring"}, marks=pytest.mark.slow),
-        pytest.param({"rows": 6, "method": "local", "sample": 3}, marks=pytest.mark.slow),
+        {"rows": 4, "arithmetic": "ring"},
+        {"rows": 6, "method": "local", "sample": 3},
     ],
     ids=["fused", "ring", "local"],
 )
