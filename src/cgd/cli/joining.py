@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cgd.cli.display import Display
     from cgd.federation.file import Federation
     from cgd.federation.joining import Membership
-    from cgd.network.recording import Sink
     from cgd.practice.recorder import Recorder
 
 Delta = Annotated[
@@ -78,9 +77,9 @@ def join(
     if (data is None) == (run is None):
         raise InputError("give one of --data FILE (your records) and --run MODULE:FUNCTION (your own program)")
     work: Callable[[Membership, Display], Any]
-    sink: Sink | None = None
+    recorder: Recorder | None = None
     if data is not None:  # everything that may be wrong with the records is found before anybody hears of us
-        work, sink = _practice(path, name, data, label, out, delta, record)
+        work, recorder = _practice(path, name, data, label, out, delta, record)
     else:
         if record is not None:
             raise InputError(
@@ -91,6 +90,7 @@ def join(
             raise InputError("--label, --out and --delta go with --data; a program of your own decides for itself")
         function = load_function(str(run), "--run", ("the peers",))
         work = lambda membership, _: function(membership.peers)  # noqa: E731
+    sink = None if recorder is None else recorder.frame
     membership = Membership(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
     )
@@ -111,6 +111,8 @@ def join(
                 membership.conductor.close(done=True)
         finally:
             membership.conductor.close(done=False)
+            if recorder is not None:
+                recorder.close()
     if failure is not None:
         _fail(failure, run or f"training on {data}", name)
     sums = membership.peers.traffic.sums
@@ -121,8 +123,8 @@ def join(
 
 def _practice(
     path: Path, name: str, data: Path, label: str | None, out: Path | None, delta: float | None, record: Path | None
-) -> tuple[Callable[[Membership, Display], str], Sink | None]:
-    """Read the records; what to do with them when the others are there, and where the frames go if we record."""
+) -> tuple[Callable[[Membership, Display], str], Recorder | None]:
+    """Read the records; what to do with them when the others are there, and what records it, if we do."""
     from cgd.federation.file import Federation
     from cgd.learning.confinement import check_delta
     from cgd.practice.functions import load_function
@@ -167,7 +169,7 @@ def _practice(
         used = f"`cgd predict {where} --data FILE{row}` uses it"
         return f"{summary(content)}{more}\n  {where}/report.html has it all; {used}"
 
-    return work, None if recorder is None else recorder.frame
+    return work, recorder
 
 
 def _recorder(folder: Path, federation: Federation, name: str) -> Recorder:

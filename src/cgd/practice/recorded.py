@@ -129,7 +129,7 @@ def load(folder: str | os.PathLike[str]) -> Recording:
         raise InputError(f"no step was taken in the recording {folder}; read it when the training has begun")
     try:
         recording = _read(folder, content)
-    except (KeyError, TypeError, ValueError, OSError, safetensors.SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder} is damaged ({error!r}); restore it from your copy, or record anew") from None
     parameters = sum(each.numel() for each in recording.build_model().parameters())
     sizes = {len(recording.origin), *map(len, recording.totals.values())}
@@ -142,7 +142,7 @@ def load(folder: str | os.PathLike[str]) -> Recording:
 
 
 def _read(folder: Path, content: dict[str, Any]) -> Recording:
-    data = safetensors.torch.load_file(folder / DATA)
+    data = _tensors(folder / DATA)
     regression = content["task"] == "regression"
     labels = {key: data[key][:, None] if regression else data[key] for key in ("y", "kept_y")}
     files: dict[str, dict[int, Path]] = {"own": {}, "total": {}, "state": {}}
@@ -167,16 +167,25 @@ def _read(folder: Path, content: dict[str, Any]) -> Recording:
         (data["kept_x"], labels["kept_y"]),
         data["origin"],
         {step: _taken(path, samples) for step, path in files["own"].items()},
-        {step: safetensors.torch.load_file(path)["total"] for step, path in files["total"].items()},
-        {step: safetensors.torch.load_file(path) for step, path in files["state"].items()},
+        {step: _tensors(path)["total"] for step, path in files["total"].items()},
+        {step: _tensors(path) for step, path in files["state"].items()},
         tuple(content["members"]),
         content.get("best_step"),
     )
 
 
 def _taken(path: Path, samples: int) -> Taken:
+    own = _tensors(path)["own"]
     with safetensors.safe_open(path, "pt") as file:
         told = json.loads((file.metadata() or {})["told"])
-        own = file.get_tensor("own")
     weight = float(told["weight"])
     return Taken(tuple(told["members"]), int(told["epoch"]), round(samples / weight), own * weight)
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is damaged ({error}); restore it from your copy; a step can also be done without: remove its file"
+        ) from None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
+    from types import TracebackType
 
     import numpy.typing as npt
 
@@ -224,6 +225,14 @@ class Recorder:
     def close(self) -> None:
         """Close the file of frames; a second call does nothing."""
         self._frames.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _save(self, content: dict[str, Any]) -> None:
         self._content = {**self._content, **content}
