@@ -1,0 +1,227 @@
+"""Recordings over sockets: the same bits as without, and nothing lost or doubled when a participant is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+from cgd.cli import app
+from cgd.federation.file import Federation
+from cgd.federation.joining import Membership
+from cgd.learning.grid import Cell
+from cgd.practice.reading import read
+from cgd.practice.recorder import FRAMES, STEPS, Recorder
+from cgd.practice.recording import load, view_of
+from cgd.practice.run import RunFolder, Source, run
+from cgd.practice.setting import Setting
+from support.practice import federation_file, table, write_csv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cgd.network.driver import Traffic
+    from cgd.practice.recording import Recording
+
+NAMES = ("ada", "bob", "cleo")
+STEPS_TAKEN = 20
+EPSILON = float(torch.finfo(torch.float32).eps)
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+class Mortal(Recorder):
+    """Dies when step 7 was opened, before it is written down."""
+
+    def opened(self, addend: Any, total: Any) -> None:
+        if addend.weight is not None and addend.step.number == 7:
+            raise Killed
+        super().opened(addend, total)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation of three with tables of their own, which has trained once without being recorded."""
+    folder = tmp_path_factory.mktemp("federation")
+    for place, name in enumerate(NAMES):
+        write_csv(folder / f"{name}.csv", table(60 - 15 * place, place))
+    path = federation_file(folder, NAMES, steps=STEPS_TAKEN, lr=0.02, patience=0)
+    in_threads(lambda name: take_part(path, name, "plain"))
+    return path
+
+
+def take_part(path: Path, name: str, runs: str, recorder: Recorder | None = None) -> Traffic:
+    """One life of a participant; what it received."""
+    federation = Federation.load(path)
+    setting = Setting.of(federation, name)
+    records, notes = read(path.parent / f"{name}.csv", setting.data, setting.own_columns)
+    sink = None if recorder is None else recorder.frame
+    membership = Membership(path, name, state=path.parent / f"{runs}-state" / name, linger=10.0, sink=sink)
+    folder = RunFolder(path.parent / runs / name, federation, name)
+    try:
+        run(membership.peers, federation, name, Source(name, records, notes), folder, recorder=recorder)
+        membership.conductor.close(done=True)
+    finally:
+        membership.conductor.close(done=False)
+        if recorder is not None:
+            recorder.close()
+    return membership.peers.traffic
+
+
+def in_threads(work: Callable[[str], Any]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+
+    def one(name: str) -> None:
+        try:
+            results[name] = work(name)
+        except BaseException as error:
+            results[name] = error
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in NAMES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def models(path: Path, runs: str) -> dict[str, bytes]:
+    return {name: (path.parent / runs / name / "model.safetensors").read_bytes() for name in NAMES}
+
+
+def check(path: Path, runs: str, recordings: list[Recording]) -> None:
+    """The recordings are of this run: origin and replayed displacement are its models, bit for bit."""
+    for each in recordings:
+        saved = safetensors.torch.load(models(path, runs)[each.participant])
+        flat = torch.cat([saved[name].reshape(-1) for name, _ in each.build_model().named_parameters()])
+        assert each.best_step is not None
+        assert torch.equal(each.origin + each.displacements()[each.best_step], flat)
+        assert sorted(each.taken) == list(range(STEPS_TAKEN))  # nothing of its own is ever lost
+    view, truth, fresh = view_of(recordings, ["cleo"])
+    assert len(view.rounds) == STEPS_TAKEN
+    assert view.honest == ("ada", "bob")
+    assert len(fresh[1]) == len(recordings[0].kept[1]) + len(recordings[1].kept[1])
+    resolution = view.noise / (3 / 12) ** 0.5
+    for step in range(STEPS_TAKEN):
+        honest = recordings[0].taken[step].addend + recordings[1].taken[step].addend
+        # Three addends are rounded to the ring; they, the total and the difference to single precision.
+        size = view.rounds[step].gradient_sum.abs().max() + 2 * honest.abs().max()
+        assert (view.honest_sum(step) - honest).abs().max() <= 1.5 * resolution + 4 * EPSILON * size
+    assert torch.equal(truth.models["bob"], recordings[1].origin + view.final_displacement)
+
+
+def test_a_recorded_run_over_sockets_has_the_same_bits_and_who_dies_loses_one_total_at_most(path: Path) -> None:
+    """It has lost its state, too, so that the total can only be told from what the others give it."""
+    folder = path.parent / "recorded-folders"
+
+    def work(name: str) -> Traffic | None:
+        if name == "bob":
+            with pytest.raises(Killed):
+                take_part(path, name, "recorded", Mortal(folder / name, name, "trial"))
+            shutil.rmtree(path.parent / "recorded-state" / name)
+        return take_part(path, name, "recorded", Recorder(folder / name, name, "trial"))
+
+    traffic = in_threads(work)
+    assert models(path, "recorded") == models(path, "plain")
+    recordings = [load(folder / name) for name in NAMES]
+    check(path, "recorded", recordings)
+    ada, bob, cleo = recordings
+    assert (ada.missing, bob.missing, cleo.missing) == ((), (7,), ())
+    assert list(bob.states) == [8]
+    view, _, _ = view_of([bob])
+    assert len(view.rounds) == STEPS_TAKEN
+    told, real = view.rounds[7].gradient_sum, ada.totals[7]
+    assert torch.allclose(told, real, rtol=0, atol=40 * EPSILON * real.abs().max().item())  # Adam's mean moves by 0.1·G
+    assert torch.equal(view.final_displacement, view_of(recordings, ["cleo"])[0].final_displacement)
+    for each in (ada, cleo):  # bob's first life received some, too
+        frames = [frame for _, frame in each.frames()]
+        received = traffic[each.participant]
+        assert (len(frames), sum(map(len, frames))) == (received.frames_received, received.bytes_received)
+    assert len(list(bob.frames())) > traffic["bob"].frames_received
+
+
+def test_who_is_killed_goes_on_recording(path: Path) -> None:
+    folder, said = path.parent / "killed-folders", []
+
+    def work(name: str) -> None:
+        if name != "bob":
+            take_part(path, name, "killed", Recorder(folder / name, name, "trial"))
+            return
+        process = start(path, folder / name)
+        deadline = time.monotonic() + 60
+        while len(list((folder / name / STEPS).glob("*.total.*"))) < 5:
+            assert time.monotonic() < deadline, process.poll()
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        with (folder / name / FRAMES).open("ab") as file:
+            file.write(b"\x03")  # as if it had been killed while it wrote
+        process = start(path, folder / name)
+        said.append(process.communicate(timeout=120)[1])
+        assert process.returncode == 0, said
+
+    in_threads(work)
+    assert models(path, "killed") == models(path, "plain")
+    assert f"recording into {folder / 'bob'} your prepared records" in said[0]
+    assert "keep it as secret as the records; about 133 kB a step for each 10,000 parameters" in said[0]
+    recordings = [load(folder / name) for name in NAMES]
+    check(path, "killed", recordings)
+    assert len(recordings[1].missing) <= 1
+    assert len(view_of(recordings[1:2])[0].rounds) == STEPS_TAKEN
+    assert {sender for sender, _ in recordings[1].frames()} == {"ada", "cleo"}
+
+
+def start(path: Path, record: Path) -> subprocess.Popen[str]:
+    here, name = path.parent, record.name
+    where = ["--out", here / "killed" / name, "--state", here / "killed-state" / name, "--record", record]
+    command = [sys.executable, "-m", "cgd", "join", path, "--as", name, "--data", here / f"{name}.csv", *where]
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_what_cannot_be_recorded_is_refused_before_anybody_hears_of_us(path: Path, tmp_path: Path) -> None:
+    def said(*options: str) -> str:
+        result = CliRunner().invoke(app, ["join", *options, "--record", str(tmp_path / "recording")])
+        assert result.exit_code != 0
+        return str(result.exception or "") + result.output
+
+    assert "--record goes with --data" in said(str(path), "--as", "ada", "--run", "train:main")
+    other = tmp_path / "grid"
+    other.mkdir()
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    schema = """
+[data]
+target = "outcome"
+id = "id"
+classes = ["well", "ill"]
+[data.columns]
+age = { type = "number", held_by = 0 }
+dose = { type = "number", held_by = 1 }
+ward = { type = "category", held_by = 2 }
+[model]
+kind = "mlp"
+layers = [6]
+"""
+    grid = federation_file(other, [f"p{each.row}{each.column}" for each in cells], cells, schema)
+    told = said(str(grid), "--as", "p00", "--data", str(tmp_path / "ada.csv"))
+    assert "cut into 3 columns" in told
+    assert "join without --record" in told
+    assert not (tmp_path / "recording").exists()
