@@ -23,8 +23,9 @@ from cgd.learning.grid import Cell
 from cgd.practice.reading import read
 from cgd.practice.recorder import FRAMES, STEPS, Recorder
 from cgd.practice.recording import load, view_of
-from cgd.practice.run import RunFolder, Source, run
 from cgd.practice.setting import Setting
+from cgd.practice.training import train
+from cgd.privacy.view import flat
 from support.practice import federation_file, table, write_csv
 
 if TYPE_CHECKING:
@@ -52,33 +53,46 @@ class Mortal(Recorder):
         super().opened(addend, total)
 
 
+class Patient(Recorder):
+    """Takes step 8 when it is told to."""
+
+    go = threading.Event()
+
+    def entering(self, addend: Any) -> None:
+        if addend.weight is not None and addend.step.number == 8:
+            assert self.go.wait(timeout=100)
+        super().entering(addend)
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation of three with tables of their own, which has trained once without being recorded."""
+    """A federation of three with tables of their own."""
     folder = tmp_path_factory.mktemp("federation")
     for place, name in enumerate(NAMES):
         write_csv(folder / f"{name}.csv", table(60 - 15 * place, place))
-    path = federation_file(folder, NAMES, steps=STEPS_TAKEN, lr=0.02, patience=0)
-    in_threads(lambda name: take_part(path, name, "plain"))
-    return path
+    return federation_file(folder, NAMES, steps=STEPS_TAKEN, lr=0.02, patience=0)
 
 
-def take_part(path: Path, name: str, runs: str, recorder: Recorder | None = None) -> Traffic:
-    """One life of a participant; what it received."""
-    federation = Federation.load(path)
-    setting = Setting.of(federation, name)
-    records, notes = read(path.parent / f"{name}.csv", setting.data, setting.own_columns)
+@pytest.fixture(scope="module")
+def models(path: Path) -> dict[str, torch.Tensor]:
+    """What comes out when nothing is recorded."""
+    return {name: model for name, (model, _) in in_threads(lambda name: take_part(path, name, "plain")).items()}
+
+
+def take_part(path: Path, name: str, life: str, recorder: Recorder | None = None) -> tuple[torch.Tensor, Traffic]:
+    """One life of a participant; its model, flat, and what it received."""
+    setting = Setting.of(Federation.load(path), name)
+    records, _ = read(path.parent / f"{name}.csv", setting.data, setting.own_columns)
     sink = None if recorder is None else recorder.frame
-    membership = Membership(path, name, state=path.parent / f"{runs}-state" / name, linger=10.0, sink=sink)
-    folder = RunFolder(path.parent / runs / name, federation, name)
+    membership = Membership(path, name, state=path.parent / f"{life}-state" / name, linger=10.0, sink=sink)
     try:
-        run(membership.peers, federation, name, Source(name, records, notes), folder, recorder=recorder)
+        trained = train(membership.peers, setting, records, recorder=recorder)
         membership.conductor.close(done=True)
     finally:
         membership.conductor.close(done=False)
         if recorder is not None:
             recorder.close()
-    return membership.peers.traffic
+    return flat(list(trained.network.parameters())), membership.peers.traffic
 
 
 def in_threads(work: Callable[[str], Any]) -> dict[str, Any]:
@@ -101,17 +115,11 @@ def in_threads(work: Callable[[str], Any]) -> dict[str, Any]:
     return results
 
 
-def models(path: Path, runs: str) -> dict[str, bytes]:
-    return {name: (path.parent / runs / name / "model.safetensors").read_bytes() for name in NAMES}
-
-
-def check(path: Path, runs: str, recordings: list[Recording]) -> None:
+def check(models: dict[str, torch.Tensor], recordings: list[Recording]) -> None:
     """The recordings are of this run: origin and replayed displacement are its models, bit for bit."""
     for each in recordings:
-        saved = safetensors.torch.load(models(path, runs)[each.participant])
-        flat = torch.cat([saved[name].reshape(-1) for name, _ in each.build_model().named_parameters()])
         assert each.best_step is not None
-        assert torch.equal(each.origin + each.displacements()[each.best_step], flat)
+        assert torch.equal(each.origin + each.displacements()[each.best_step], models[each.participant])
         assert sorted(each.taken) == list(range(STEPS_TAKEN))  # nothing of its own is ever lost
     view, truth, fresh = view_of(recordings, ["cleo"])
     assert len(view.rounds) == STEPS_TAKEN
@@ -126,21 +134,23 @@ def check(path: Path, runs: str, recordings: list[Recording]) -> None:
     assert torch.equal(truth.models["bob"], recordings[1].origin + view.final_displacement)
 
 
-def test_a_recorded_run_over_sockets_has_the_same_bits_and_who_dies_loses_one_total_at_most(path: Path) -> None:
+def test_a_recorded_run_over_sockets_has_the_same_bits_and_who_dies_loses_one_total_at_most(
+    path: Path, models: dict[str, torch.Tensor]
+) -> None:
     """It has lost its state, too, so that the total can only be told from what the others give it."""
     folder = path.parent / "recorded-folders"
 
-    def work(name: str) -> Traffic | None:
+    def work(name: str) -> tuple[torch.Tensor, Traffic]:
         if name == "bob":
             with pytest.raises(Killed):
                 take_part(path, name, "recorded", Mortal(folder / name, name, "trial"))
             shutil.rmtree(path.parent / "recorded-state" / name)
         return take_part(path, name, "recorded", Recorder(folder / name, name, "trial"))
 
-    traffic = in_threads(work)
-    assert models(path, "recorded") == models(path, "plain")
+    results = in_threads(work)
+    assert all(torch.equal(results[name][0], models[name]) for name in NAMES)
     recordings = [load(folder / name) for name in NAMES]
-    check(path, "recorded", recordings)
+    check(models, recordings)
     ada, bob, cleo = recordings
     assert (ada.missing, bob.missing, cleo.missing) == ((), (7,), ())
     assert list(bob.states) == [8]
@@ -151,17 +161,17 @@ def test_a_recorded_run_over_sockets_has_the_same_bits_and_who_dies_loses_one_to
     assert torch.equal(view.final_displacement, view_of(recordings, ["cleo"])[0].final_displacement)
     for each in (ada, cleo):  # bob's first life received some, too
         frames = [frame for _, frame in each.frames()]
-        received = traffic[each.participant]
+        received = results[each.participant][1]
         assert (len(frames), sum(map(len, frames))) == (received.frames_received, received.bytes_received)
-    assert len(list(bob.frames())) > traffic["bob"].frames_received
+    assert len(list(bob.frames())) > results["bob"][1].frames_received
 
 
-def test_who_is_killed_goes_on_recording(path: Path) -> None:
+def test_who_is_killed_goes_on_recording(path: Path, models: dict[str, torch.Tensor]) -> None:
     folder, said = path.parent / "killed-folders", []
 
     def work(name: str) -> None:
         if name != "bob":
-            take_part(path, name, "killed", Recorder(folder / name, name, "trial"))
+            take_part(path, name, "killed", Patient(folder / name, name, "trial"))
             return
         process = start(path, folder / name)
         deadline = time.monotonic() + 60
@@ -170,6 +180,7 @@ def test_who_is_killed_goes_on_recording(path: Path) -> None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        Patient.go.set()
         with (folder / name / FRAMES).open("ab") as file:
             file.write(b"\x03")  # as if it had been killed while it wrote
         process = start(path, folder / name)
@@ -177,11 +188,13 @@ def test_who_is_killed_goes_on_recording(path: Path) -> None:
         assert process.returncode == 0, said
 
     in_threads(work)
-    assert models(path, "killed") == models(path, "plain")
+    saved = safetensors.torch.load_file(path.parent / "killed" / "bob" / "model.safetensors")
+    names = [name for name, _ in load(folder / "bob").build_model().named_parameters()]
+    assert torch.equal(flat([saved[name] for name in names]), models["bob"])
     assert f"recording into {folder / 'bob'} your prepared records" in said[0]
     assert "keep it as secret as the records; about 133 kB a step for each 10,000 parameters" in said[0]
     recordings = [load(folder / name) for name in NAMES]
-    check(path, "killed", recordings)
+    check(models, recordings)
     assert len(recordings[1].missing) <= 1
     assert len(view_of(recordings[1:2])[0].rounds) == STEPS_TAKEN
     assert {sender for sender, _ in recordings[1].frames()} == {"ada", "cleo"}
