@@ -158,7 +158,7 @@ CATALOGUE: tuple[Attack, ...] = (
         "an honest member opens a total that is not the right one",
         "Nothing has to be done: sums that do not agree are given up before they are opened.",
         reducers,
-        ("secure", "cgd"),
+        ("cgd",),
     ),
     Attack(
         "simulator",
@@ -169,7 +169,7 @@ CATALOGUE: tuple[Attack, ...] = (
         "some measurement differs by more than chance allows (one false alarm in a million)",
         "Nothing has to be done. Mind that the sum itself is open to all members, every round.",
         indistinguishable,
-        ("secure", "cgd"),
+        ("cgd",),
     ),
     Attack(
         "theorem3",
