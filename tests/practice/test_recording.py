@@ -21,7 +21,8 @@ from cgd.federation.task import Model
 from cgd.practice.recorder import FILE, FRAMES, STEPS, Recorder, bytes_per_parameter, read_frames
 from cgd.practice.recording import OTHERS, load, view_of
 from cgd.practice.training import train
-from cgd.privacy.view import flat, unflat
+from cgd.privacy.examination import examine
+from cgd.privacy.view import Finding, flat, unflat
 from cgd.ring.fixed_point import FixedPoint
 from support.practice import DATA, NUMBER, records, setting, table
 
@@ -237,6 +238,15 @@ def test_a_total_that_was_not_recorded_is_told_from_the_states_around_it(name: s
     view, _, _ = view_of([load(tmp_path / "bob")])
     assert len(view.rounds) == len(whole.totals) - 2  # two cannot be told apart
     assert torch.equal(view.final_displacement, whole.displacements()[len(whole.totals)])
+    for step in range(5):  # as if it had been recorded from step 5 on only
+        for path in (tmp_path / "bob" / STEPS).glob(f"00000{step}.[ot]*"):
+            path.unlink()
+    late = load(tmp_path / "bob")
+    assert late.missing == (0, 1, 2, 3, 4)
+    view, _, _ = view_of([late])
+    for each, step in zip(view.rounds, range(5, len(whole.totals)), strict=True):
+        assert torch.equal(each.displacement, whole.displacements()[step])
+        assert torch.equal(each.gradient_sum, whole.totals[step])
 
 
 def test_a_step_of_a_colluder_that_was_not_recorded_is_left_out(rehearsal: Path) -> None:
@@ -249,6 +259,41 @@ def test_a_step_of_a_colluder_that_was_not_recorded_is_left_out(rehearsal: Path)
     assert torch.equal(view.rounds[2].gradient_sum, whole.rounds[3].gradient_sum)
     assert torch.equal(view.honest_sum(2), whole.honest_sum(3))
     assert torch.allclose(view.honest_sum(2).double(), true_sum(view, truth, 2), rtol=0, atol=100 * EPSILON)
+
+
+@pytest.mark.parametrize("coalition", [("ada", "bob"), ("ada", "dan")])
+def test_who_has_left_is_in_no_later_round(coalition: tuple[str, str], rehearsal: Path) -> None:
+    def without_dan(each: Recording) -> Recording:
+        remain = {
+            step: taken if step < 6 else replace(taken, members=NAMES[:3], epoch=2, samples=99)
+            for step, taken in each.taken.items()
+            if step < 6 or each.participant != "dan"
+        }
+        totals = {step: total for step, total in each.totals.items() if step in remain}
+        return replace(each, taken=remain, totals=totals)
+
+    recordings = [without_dan(each) for each in read(rehearsal)]
+    view, truth, _ = view_of(recordings, coalition)
+    assert [each.members for each in view.rounds] == [NAMES] * 6 + [NAMES[:3]] * (len(view.rounds) - 6)
+    assert [each.samples for each in view.rounds[6:]] == [99] * (len(view.rounds) - 6)
+    assert len(view.rounds) == len(recordings[0].totals)
+    assert set(truth.models) == set(NAMES) - set(coalition)
+    if "dan" in coalition:
+        assert torch.equal(view.coalition["dan"].addends[5], recordings[3].taken[5].addend)
+        assert not any(each.any() for each in view.coalition["dan"].addends[6:])
+
+
+def test_attacks_work_on_what_was_recorded(tmp_path: Path) -> None:
+    """A linear regression gives XᵀX away; one round of it does not."""
+    run(setting(NUMBER, Model("linear"), optimizer="sgd", lr=0.1, steps=40, patience=0), tmp_path)
+    recordings = read(tmp_path)
+    for view, truth, fresh in (view_of(recordings, COALITION), view_of(recordings[3:])):
+        found = examine(view, truth, fresh)["gram"]
+        assert [isinstance(each, Finding) and each.succeeds for each in found] == [True, True]
+        alone = examine(view.until(1), truth, fresh)["gram"][0]
+        assert isinstance(alone, Finding)
+        assert not alone.succeeds
+        assert torch.equal(view.until(1).final_displacement, view.rounds[1].displacement)
 
 
 def test_a_recording_that_was_cut_off_is_read_and_goes_on(tmp_path: Path) -> None:

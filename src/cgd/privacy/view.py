@@ -119,7 +119,8 @@ class View:
     def until(self, rounds: int) -> View:
         """What was seen of the first rounds."""
         coalition = {name: replace(each, addends=each.addends[:rounds]) for name, each in self.coalition.items()}
-        return replace(self, rounds=self.rounds[:rounds], coalition=coalition)
+        final = self.rounds[rounds].displacement if rounds < len(self.rounds) else self.final
+        return replace(self, rounds=self.rounds[:rounds], coalition=coalition, final=final)
 
     def honest_sum(self, number: int) -> torch.Tensor:
         """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""
