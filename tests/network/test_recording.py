@@ -56,6 +56,22 @@ def test_an_observer_sees_what_goes_in_before_anything_leaves_and_what_comes_out
         assert np.array_equal(opened, total)
 
 
+def test_nothing_is_put_into_a_sum_of_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes back is told the total; what its program says this time does not count."""
+
+    def work(peers: cgd.Peers) -> Notes:
+        notes = Notes(peers)
+        monkeypatch.setattr(peers.memory, "past", lambda: True)
+        peers.sum(np.ones(2))
+        monkeypatch.setattr(peers.memory, "past", lambda: False)
+        peers.sum(np.ones(2))
+        return notes
+
+    with cgd.local_peers(NAMES) as colony:
+        for notes in colony.run(work):
+            assert (len(notes.entered), len(notes.totals)) == (1, 2)
+
+
 def test_what_an_observer_cannot_keep_does_not_leave() -> None:
     class Full(Notes):
         def entering(self, addend: Addend) -> None:

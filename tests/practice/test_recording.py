@@ -321,6 +321,8 @@ def test_a_folder_of_something_else_is_not_written_to(tmp_path: Path) -> None:
         Recorder(tmp_path / "ada", "bob", "trial")
     with pytest.raises(InputError, match="holds the recording of ada of trial"):
         Recorder(tmp_path / "ada", "ada", "another")
+    with Recorder(tmp_path / "ada", "ada", "trial"), pytest.raises(InputError, match="written by another process"):
+        Recorder(tmp_path / "ada", "ada", "trial")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(InputError, match="no recording; name an empty folder"):
@@ -402,6 +404,8 @@ def test_a_recording_whose_training_has_not_begun_is_told(tmp_path: Path) -> Non
 
 def test_recordings_must_be_of_all_and_the_coalition_of_some(rehearsal: Path) -> None:
     recordings = read(rehearsal)
+    with pytest.raises(InputError, match="there is no recording"):
+        view_of([])
     for coalition, said in ((), "nobody"), (NAMES, "ada, bob"), (("eve",), "eve"):
         with pytest.raises(InputError, match=f"the coalition is {said}.*; choose some of ada, bob"):
             view_of(recordings, coalition)

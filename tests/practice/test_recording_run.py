@@ -17,6 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from cgd.cli import app
+from cgd.errors import InputError
 from cgd.federation.file import Federation
 from cgd.federation.joining import Membership
 from cgd.learning.grid import Cell
@@ -208,6 +209,24 @@ def start(path: Path, record: Path) -> subprocess.Popen[str]:
         [str(word) for word in command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+
+
+def test_a_full_disk_stops_the_participant_in_words(path: Path) -> None:
+    def full(sender: str, frame: Any) -> None:
+        raise InputError("no room for the recording; make some")
+
+    state = path.parent / "full-state"
+    sinks = {"ada": full}
+    memberships = {
+        name: Membership(path, name, state=state / name, linger=0.0, timeout=60.0, sink=sinks.get(name))
+        for name in NAMES
+    }
+    try:
+        with pytest.raises(InputError, match="no room for the recording; make some"):
+            memberships["ada"].peers.sum(torch.ones(2))
+    finally:
+        for membership in memberships.values():
+            membership.conductor.close(done=False)
 
 
 def test_what_cannot_be_recorded_is_refused_before_anybody_hears_of_us(path: Path, tmp_path: Path) -> None:

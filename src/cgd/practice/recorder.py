@@ -19,6 +19,7 @@ statistics and validation losses, are not kept as such: what they told is in the
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
@@ -97,6 +98,11 @@ class Recorder:
         (folder / STEPS).mkdir(mode=0o700, exist_ok=True)
         frames = os.open(folder / FRAMES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         file = os.fdopen(frames, "r+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise InputError(f"{folder} is being written by another process; stop that, or name another one") from None
         file.truncate(_whole(file))
         return file
 

@@ -38,6 +38,8 @@ __all__ = ["OTHERS", "Recording", "WeightedCrossEntropy", "load", "view_of"]
 
 OTHERS = "the others"
 """What everybody but the owner of a single recording is called, as one colluder."""
+COMMON = ("federation", "model", "features", "outputs", "task", "class_weights", "training", "bound", "ring_bits")
+"""What is the same in all recordings of one run."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ def view_of(recordings: Sequence[Recording], coalition: Sequence[str] = ()) -> t
         InputError: the recordings are not of one run or not of all its participants; nobody colludes, or nobody is
             honest; or there are no steps that can be used.
     """
-    first, *rest = recordings
-    if not rest:
+    if not recordings:
+        raise InputError("there is no recording; give those of all participants, or one alone")
+    first = recordings[0]
+    if len(recordings) == 1:
         if coalition:
             raise InputError(
                 f"there is one recording, of {first.participant}: everybody else colludes; name no coalition, or give "
@@ -195,7 +199,17 @@ def _check_together(recordings: Sequence[Recording], coalition: Sequence[str]) -
         raise InputError(f"there are {names.count(twice[0])} recordings of {twice[0]}; give one of each participant")
     first = recordings[0]
     for each in recordings:
-        for what in ("federation", "model", "features", "outputs", "task", "class_weights", "training", "bound"):
+        for what in (
+            "federation",
+            "model",
+            "features",
+            "outputs",
+            "task",
+            "class_weights",
+            "training",
+            "bound",
+            "ring_bits",
+        ):
             if getattr(each, what) != getattr(first, what):
                 raise InputError(
                     f"{each.folder} and {first.folder} are not of one run: {what} is {getattr(each, what)} and "
