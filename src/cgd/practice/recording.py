@@ -97,7 +97,7 @@ def view_of(recordings: Sequence[Recording], coalition: Sequence[str] = ()) -> t
         for step, taken in used.items()
     ]
     colluders = {
-        name: Colluder(*each.records, tuple(_addend(each, step, totals[step]) for step in used), each.origin)
+        name: Colluder(*each.records, tuple(_addend(each, step, taken) for step, taken in used.items()), each.origin)
         for name, each in colluding.items()
     }
     frames = tuple(frame for each in colluding.values() for frame in each.frames())
@@ -117,9 +117,11 @@ def _told(step: int, recordings: Sequence[Recording], colluding: Mapping[str, Re
     return newest
 
 
-def _addend(colluder: Recording, step: int, total: torch.Tensor) -> torch.Tensor:
-    """What it put in; nothing if it did not take part."""
-    return colluder.taken[step].addend if step in colluder.taken else torch.zeros_like(total)
+def _addend(colluder: Recording, step: int, taken: Taken) -> torch.Tensor:
+    """What it put in; nothing if it did not take part, though it may have been about to when it was removed."""
+    if colluder.participant in taken.members:
+        return colluder.taken[step].addend
+    return torch.zeros_like(taken.addend)
 
 
 def _worst_case(owner: Recording) -> tuple[View, Truth, Sample]:
