@@ -108,6 +108,7 @@ def _practice(
     """Read the records, and what to do with them when the others are there."""
     from cgd.federation.file import Federation
     from cgd.learning.confinement import check_delta
+    from cgd.practice.foresight import foreseen
     from cgd.practice.functions import load_function
     from cgd.practice.networks import SIZES
     from cgd.practice.reading import read
@@ -133,6 +134,8 @@ def _practice(
         typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
     for note in notes:
         typer.echo(f"cgd: {note}", err=True)
+    for caution in foreseen(federation, setting, records):
+        typer.echo(f"cgd: caution: {caution}", err=True)
     source = Source(data.name, records, notes)
 
     def work(membership: Membership, display: Display) -> str:
