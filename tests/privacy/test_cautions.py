@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,7 @@ from cgd.privacy.schemes import observe
 if TYPE_CHECKING:
     from cgd.learning.cautions import Caution
 
+PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 TUMOUR = 30
 """Measurements."""
 
@@ -96,3 +99,11 @@ def test_the_figure_of_a_departure() -> None:
     found = differencing.difference(*observe(differencing.colony(), "cgd"))
     assert f"relative error {found.value:.2f} a step apart" == cautions.DEPARTURE
     assert cautions.of_departure(["dan"]).figure == cautions.DEPARTURE
+
+
+def test_the_page_has_the_same_figures() -> None:
+    section = PAGE.read_text().partition("### Cautions")[2].partition("\n## ")[0]
+    for told in (cautions.SPAN, cautions.LINEAR_SPAN, cautions.GRAM, cautions.DEPARTURE):
+        figures = re.findall(r"\d+\.\d+", told)
+        assert figures
+        assert all(figure in section for figure in figures), figures

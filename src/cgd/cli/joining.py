@@ -140,7 +140,8 @@ def _practice(
 
     def work(membership: Membership, display: Display) -> str:
         content = run(membership.peers, membership.federation, name, source, folder, delta=delta, say=display.say)
-        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in notes)
+        told = [note for note in content["notes"] if note in notes or note.startswith("caution: ")]  # at the start
+        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in told)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
         used = f"`cgd predict {where} --data FILE{row}` uses it"
