@@ -18,6 +18,7 @@ import cgd
 from cgd.federation import editing, joining
 from cgd.learning.cautions import FirstLayer, cautions, of_departure
 from cgd.learning.grid import Cell
+from cgd.protocol.messages import Ready
 from support.lives import Village, found
 
 if TYPE_CHECKING:
@@ -213,14 +214,16 @@ def test_who_stays_is_told_of_a_departure(village: Village, caplog: pytest.LogCa
 
 
 def test_a_departure_before_the_first_step_shows_nothing(village: Village, caplog: pytest.LogCaptureFixture) -> None:
-    village.start_all(Sharing(20), halt=0)
-    for life in village:
-        life.until(0)
+    """Dan is counted, and gone before the first gradients are summed: there is no sum to take a difference with."""
+    others = ("ada", "bob", "cleo")
+    hold = village.network.hold("dan", others, lambda message: isinstance(message, Ready) and message.spec.weighted)
+    village.start_all(Sharing(20))
+    village.until(lambda: all(village[name].waits_for("Ready", "dan") for name in others) and hold.reached)
+    assert [len(village[name].ledger()) for name in others] == [1, 1, 1]  # the count
     village.kill("dan")
     editing.without(village.path, "dan")
-    for life in village:
-        life.go_on()
     assert village.results() == {"ada": [], "bob": [], "cleo": []}
+    assert {entry.addends for entry in village["ada"].ledger().entries} == {4, 3}
     assert told(caplog) == []
 
 
