@@ -37,7 +37,7 @@ def span(each: int, *, units: int, steps: int) -> float:
 
 def test_the_figure_of_the_span() -> None:
     wide, narrow = span(10, units=8, steps=5), span(10, units=2, steps=50)
-    assert f"AUC {min(wide, narrow):.3f}: with 8 units after 5 steps, with 2 units after 50" == cautions.SPAN
+    assert f"AUC {min(wide, narrow):.3f}, with 8 units after 5 steps and with 2 after 50" == cautions.SPAN
     caution = the_one(cautions.cautions(10, FirstLayer(TUMOUR, 8), members=4, everyone=60), "span")
     assert cautions.SPAN in str(caution)
 

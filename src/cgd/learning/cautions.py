@@ -30,7 +30,7 @@ FIRST_LAYER = "_cgd_first_layer"
 FEW_RECORDS = 4
 """Up to so many records of each honest participant come out whole."""
 
-SPAN = "AUC 1.000: with 8 units after 5 steps, with 2 units after 50"
+SPAN = "AUC 1.000, with 8 units after 5 steps and with 2 after 50"
 LINEAR_SPAN = "AUC 0.8 after 200 steps of a linear model with two outputs"
 RECORDS = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
 GRAM = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
@@ -44,7 +44,7 @@ class Caution:
     Attributes:
         kind: "few records", "span", "second moments" or "departure".
         fact: what is so in this run, and who could do what with it.
-        figure: how well that went in the audit.
+        figure: how well that went when the audit's attack was tried on such a setting.
         remedy: what to do.
     """
 
@@ -54,7 +54,7 @@ class Caution:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.fact} (`cgd audit`: {self.figure}). {self.remedy}"
+        return f"{self.fact} (the attack of `cgd audit` came to: {self.figure}). {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _of_moments(layer: FirstLayer) -> Caution | None:
     return Caution(
         "second moments",
         "the model is linear with one output; with a squared error, members that collude, or one alone, can compute "
-        "XᵀX of the others' records, whatever δ is (Xᵀy is masked in proportion to δ)",
+        "XᵀX of the others' records, whatever δ is; Xᵀy is masked in proportion to δ",
         GRAM,
         "Train a network with a hidden layer instead; the fewer records there are, the more XᵀX says of each",
     )
