@@ -28,8 +28,9 @@ def federation(tmp_path: Path) -> Federation:
     [
         (4, setting(), ["few records"]),  # three columns make three inputs at least, and a bias
         (3, setting(model=Model("mlp", (8,), "tanh")), ["span"]),
-        (4, setting(model=Model("mlp", (8,), "tanh")), []),
-        (5, setting(), []),
+        (4, setting(model=Model("mlp", (8,), "tanh")), ["leverage"]),
+        (11, setting(), ["leverage"]),
+        (12, setting(), []),
         (60, setting(), []),
         (60, setting(NUMBER, Model("linear")), ["second moments"]),
         (60, setting(model=Model("linear")), []),
@@ -48,4 +49,4 @@ def test_listed_categories_are_inputs(federation: Federation) -> None:
     wards = Column("ward", "category", ("A", "B", "C", "D"))
     listed = replace(what, data=replace(what.data, columns=(*what.data.columns[:2], wards)))
     assert [each.kind for each in foreseen(federation, listed, records(table(6, 1)))] == ["span"]
-    assert foreseen(federation, listed, records(table(7, 1))) == ()
+    assert foreseen(federation, listed, records(table(21, 1))) == ()

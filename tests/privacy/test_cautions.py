@@ -14,7 +14,7 @@ from torch import nn
 from cgd.learning import cautions
 from cgd.learning.cautions import FirstLayer
 from cgd.privacy import analytic, differencing, gram, membership
-from cgd.privacy.digits import digit_colony
+from cgd.privacy.embedded import digit_colony
 from cgd.privacy.schemes import observe
 
 if TYPE_CHECKING:
@@ -53,13 +53,42 @@ def test_the_figure_of_the_span_of_a_linear_model() -> None:
     assert the_one(cautions.cautions(10, layer), "span").figure == cautions.LINEAR_SPAN
 
 
+def leverage(each: int, layers: nn.Sequential, steps: int = 5) -> float:
+    colony, fresh = membership.colony(each, steps, data="breast-cancer")
+    colony = replace(colony, build_model=lambda: layers)
+    return membership.leverage_membership(*observe(colony, "cgd"), fresh).value
+
+
+def test_the_figures_of_leverage() -> None:
+    network = nn.Sequential(nn.Linear(TUMOUR, 32), nn.ReLU(), nn.Linear(32, 2))
+    layer = FirstLayer(TUMOUR, 32)
+    few, some, many = (leverage(each, network) for each in (20, 40, cautions.PLENTY * layer.rank))
+    per_input = [f"{2 * each / layer.rank:.2g}" for each in (20, 40, cautions.PLENTY * layer.rank)]
+    told = f"AUC {few:.2f} with {per_input[0]} honest records for each input, {some:.2f} with {per_input[1]}"
+    assert f"{told}, {many:.2f} with {per_input[2]}" == cautions.LEVERAGE
+    assert the_one(cautions.cautions(40, layer), "leverage").figure == cautions.LEVERAGE
+
+
+def test_the_figure_of_the_leverage_of_a_linear_model() -> None:
+    linear = nn.Sequential(nn.Linear(TUMOUR, 2))
+    value = leverage(20, linear, 200)
+    told = f"AUC {value:.2f} with {40 / 31:.2g} honest records for each input after 200 steps of a linear model"
+    assert f"{told} with two outputs" == cautions.LINEAR_LEVERAGE
+    layer = FirstLayer.of(linear)
+    assert layer is not None
+    assert the_one(cautions.cautions(40, layer), "leverage").figure == cautions.LINEAR_LEVERAGE
+
+
 def test_as_many_records_as_the_remedy_asks_for_are_enough() -> None:
     """Both honest participants have as many as the caution says, and there is none any more."""
     layer = FirstLayer(TUMOUR, 32)
-    remedy = the_one(cautions.cautions(10, layer), "span").remedy
-    assert f"at least {layer.rank} records" in remedy
-    assert cautions.cautions(layer.rank, layer) == ()
-    assert span(layer.rank, units=32, steps=5) == pytest.approx(0.5, abs=0.1)
+    enough = cautions.PLENTY * layer.rank
+    for own in (10, 40):
+        assert f"at least {enough} records" in cautions.cautions(own, layer)[0].remedy
+    assert cautions.cautions(enough, layer) == ()
+    assert span(enough, units=32, steps=5) == pytest.approx(0.5, abs=0.1)
+    network = nn.Sequential(nn.Linear(TUMOUR, 32), nn.ReLU(), nn.Linear(32, 2))
+    assert leverage(enough, network) == pytest.approx(0.5, abs=0.1)
 
 
 def test_the_figure_of_few_records() -> None:
@@ -103,7 +132,14 @@ def test_the_figure_of_a_departure() -> None:
 
 def test_the_page_has_the_same_figures() -> None:
     section = PAGE.read_text().partition("### Cautions")[2].partition("\n## ")[0]
-    for told in (cautions.SPAN, cautions.LINEAR_SPAN, cautions.GRAM, cautions.DEPARTURE):
+    for told in (
+        cautions.SPAN,
+        cautions.LINEAR_SPAN,
+        cautions.LEVERAGE,
+        cautions.LINEAR_LEVERAGE,
+        cautions.GRAM,
+        cautions.DEPARTURE,
+    ):
         figures = re.findall(r"\d+\.\d+", told)
         assert figures
         assert all(figure in section for figure in figures), figures

@@ -30,8 +30,13 @@ FIRST_LAYER = "_cgd_first_layer"
 FEW_RECORDS = 4
 """Up to so many records of each honest participant come out whole."""
 
+PLENTY = 3
+"""With so many times more records than inputs, of us and of another, the attack on membership found nothing."""
+
 SPAN = "AUC 1.000, with 8 units after 5 steps and with 2 after 50"
 LINEAR_SPAN = "AUC 0.8 after 200 steps of a linear model with two outputs"
+LEVERAGE = "AUC 0.96 with 1.3 honest records for each input, 0.66 with 2.6, 0.51 with 6"
+LINEAR_LEVERAGE = "AUC 0.61 with 1.3 honest records for each input after 200 steps of a linear model with two outputs"
 RECORDS = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
 GRAM = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
 DEPARTURE = "relative error 0.11 a step apart"
@@ -42,7 +47,7 @@ class Caution:
     """One thing to know.
 
     Attributes:
-        kind: "few records", "span", "second moments" or "departure".
+        kind: "few records", "span", "leverage", "second moments" or "departure".
         fact: what is so in this run, and who could do what with it.
         figure: how well that went when the audit's attack was tried on such a setting.
         remedy: what to do.
@@ -123,6 +128,8 @@ def cautions(
         <BLANKLINE>
         >>> [each.kind for each in cautions(20, FirstLayer(30, 8), members=5, everyone=2000)]
         ['span']
+        >>> [each.kind for each in cautions(50, FirstLayer(30, 8), members=5, everyone=2000)]
+        ['leverage']
     """
     if layer is None:
         return ()
@@ -130,7 +137,8 @@ def cautions(
     kinds = {each.kind for each in found if each is not None}
     # To have the records is to know who is among them; but that all of them are few is another matter.
     covered = "few records" in kinds and (everyone is None or everyone >= layer.rank)
-    return tuple(each for each in found if each is not None and not (covered and each.kind == "span"))
+    hidden = ("span", "leverage") if covered else ()
+    return tuple(each for each in found if each is not None and each.kind not in hidden)
 
 
 def _of_few_records(own: int, layer: FirstLayer, members: int) -> Caution | None:
@@ -141,8 +149,8 @@ def _of_few_records(own: int, layer: FirstLayer, members: int) -> Caution | None
         f"we bring {_counted(own)}; {_colluders(members)} can compute whole records from the sums of a layer of ReLU "
         "units, if the remaining member has as few",
         RECORDS,
-        f"Bring at least {layer.rank} records, as many as the layer has inputs and bias, or merge with a neighbour "
-        "before you join",
+        f"Bring at least {PLENTY * layer.rank} records, {PLENTY} for each input and the bias, or merge with a "
+        "neighbour before you join",
     )
 
 
@@ -155,17 +163,19 @@ def _of_the_span(own: int, layer: FirstLayer, members: int, everyone: int | None
             f"all members together have {_counted(everyone)} for a first layer with {inputs}; each of them can tell "
             "whether a record that it knows is among the others'",
             figure,
-            f"Train on at least {layer.rank} records together: find more records or participants, or leave out columns",
+            f"Train on at least {2 * PLENTY * layer.rank} records together: find more records or participants, or "
+            "leave out columns",
         )
-    if own >= layer.rank:
-        return None
-    return Caution(
-        "span",
-        f"we bring {_counted(own)} for a first layer with {inputs}; {_colluders(members)} can tell whether a record "
-        f"that they know is among ours and the remaining member's, if those are fewer than {layer.rank}",
-        figure,
-        f"Bring at least {layer.rank} records, merge with a neighbour before you join, or leave out columns",
-    )
+    bring = f"we bring {_counted(own)} for a first layer with {inputs}; {_colluders(members)}"
+    more = f"Bring at least {PLENTY * layer.rank} records, merge with a neighbour before you join, or leave out columns"
+    if own < layer.rank:
+        what = f"among ours and the remaining member's, if those are fewer than {layer.rank}"
+        return Caution("span", f"{bring} can tell whether a record that they know is {what}", figure, more)
+    if own < PLENTY * layer.rank:
+        what = "among ours and the remaining member's, if that one has no more"
+        fact = f"{bring} can tell better than by chance whether a record that they know is {what}"
+        return Caution("leverage", fact, LINEAR_LEVERAGE if layer.alone else LEVERAGE, more)
+    return None
 
 
 def _of_moments(layer: FirstLayer) -> Caution | None:
