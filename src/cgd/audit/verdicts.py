@@ -1,0 +1,262 @@
+"""What the findings of an audit come to, in words: for the table and for the page, so that both say the same.
+
+A finding *leaks* if the attack succeeded, by the attack's own rule, and otherwise *holds*. An attack that is about being
+noticed is *caught*, or not. A control is a finding where the attack must fail: it is *at chance*, or the audit is not to
+be trusted there. An attack counts as successful against a scheme if it succeeded in any setting.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Audit = dict[str, Any]
+Tone = Literal["bad", "good", "loud", "none"]
+
+# Kept by metric: how it is written, and what a reader has to know about it.
+_SHARE, _PLAIN, _DECIBEL = "share", "plain", "decibel"
+METRICS: dict[str, tuple[str, str]] = {
+    "relative error": (_PLAIN, "how far the guess is from the truth; 0 is exact"),
+    "AUC": (_PLAIN, "how often a record that was used ranks above one that was not; 1 is always, 0.5 a coin"),
+    "records recovered": (_SHARE, "the part of the others’ records that came out"),
+    "mean PSNR, dB": (_DECIBEL, "how like the real pictures are to the recovered ones; from about 20 on, one sees it"),
+    "labels wrong": (_SHARE, "the part of the others’ labels that was guessed wrongly; 0 is exact"),
+    "lies caught": (_SHARE, "the part of the lies that every honest member noticed before anything was opened"),
+    "largest gap between distributions": (_PLAIN, "between what is seen and what a simulator without the data makes"),
+}
+CAUGHT = "lies caught"
+"""The metric of attacks that are about being noticed."""
+SHORT = {"plain": "in the open", "secure": "secure sums", "dp": "diff. privacy", "cgd": "CGD"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a finding comes to.
+
+    Attributes:
+        word: the verdict.
+        tone: how bad it is.
+        value: what was measured, as written.
+        chance: what guessing gives, as written.
+        finding: as audit.json has it.
+    """
+
+    word: str
+    tone: Tone
+    value: str
+    chance: str
+    finding: dict[str, Any] = field(repr=False)
+
+    @property
+    def figures(self) -> str:
+        """The value, and what chance would give."""
+        return f"{self.value} ({self.chance})"
+
+
+@dataclass
+class Row:
+    """The same setting of an attack against every scheme.
+
+    Attributes:
+        variant: which form of the attack, if it has several.
+        setting: in a few words.
+        metric: what was measured.
+        cells: by scheme.
+    """
+
+    variant: str
+    setting: str
+    metric: str
+    cells: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Variant and setting."""
+        return "; ".join(filter(None, (self.variant, self.setting))) or "as it is"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many attacks succeed against a scheme.
+
+    Attributes:
+        leaks: the attacks that did in some setting.
+        holds: those that did in none.
+    """
+
+    leaks: list[dict[str, Any]]
+    holds: list[dict[str, Any]]
+
+    @property
+    def tried(self) -> int:
+        """How many were tried."""
+        return len(self.leaks) + len(self.holds)
+
+
+def verdict(finding: dict[str, Any]) -> Verdict:
+    """The verdict on a finding."""
+    succeeds = finding["succeeds"]
+    if finding["control"]:
+        word, tone = ("NOT AT CHANCE", "loud") if succeeds else ("at chance", "good")
+    elif finding["metric"] == CAUGHT:
+        word, tone = ("NOT CAUGHT", "bad") if succeeds else ("caught", "good")
+    else:
+        word, tone = ("leaks", "bad") if succeeds else ("holds", "good")
+    value, chance = (written(finding[name], finding["metric"]) for name in ("value", "chance"))
+    return Verdict(word, tone, value, chance, finding)  # type: ignore[arg-type] - mypy takes the words for any text
+
+
+def written(value: float, metric: str) -> str:
+    """A figure in at most seven characters."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    kind = METRICS.get(metric, (_PLAIN, ""))[0]
+    if kind == _SHARE:
+        percent = 100 * value
+        return f"{percent:.1f} %" if 0 < percent < 10 and round(percent, 1) != round(percent) else f"{percent:.0f} %"
+    if kind == _DECIBEL:
+        return f"{value:.1f}".replace("-", "−")
+    size = abs(value)
+    if 0 < size < 1e-3 or size >= 1e5:
+        base, power = f"{value:.1e}".split("e")
+        return f"{base}e{int(power)}".replace("-", "−")
+    return f"{value:.3f}".replace("-", "−") if size < 10 else f"{value:.4g}".replace("-", "−")
+
+
+def rows(attack: dict[str, Any], *, control: bool = False) -> list[Row]:
+    """The findings of an attack, those of the same setting beside each other."""
+    findings = [each for each in attack["findings"] if each["control"] == control]
+    variants = {each["attack"] for each in findings}
+    found: list[Row] = []
+    for each in findings:
+        variant = each["attack"] if len(variants) > 1 else ""
+        wanted = (variant, each["setting"], each["metric"])
+        fits = (row for row in found if (row.variant, row.setting, row.metric) == wanted)
+        row = next((row for row in fits if each["scheme"] not in row.cells), None)
+        if row is None:
+            row = Row(*wanted)
+            found.append(row)
+        row.cells[each["scheme"]] = verdict(each)
+    return found
+
+
+def tally(audit: Audit, scheme: str) -> Tally:
+    """Which attacks succeed against a scheme."""
+    leaks, holds = [], []
+    for attack in audit["attacks"]:
+        tried = [each for each in attack["findings"] if each["scheme"] == scheme and not each["control"]]
+        if tried:
+            (leaks if any(each["succeeds"] for each in tried) else holds).append(attack)
+    return Tally(leaks, holds)
+
+
+def subject(audit: Audit) -> str:
+    """The scheme that it is about: CGD, if it was tried."""
+    return "cgd" if "cgd" in audit["schemes"] else next(iter(audit["schemes"]), "cgd")
+
+
+def called(audit: Audit, scheme: str) -> str:
+    """A scheme's name in a sentence."""
+    return str(audit["schemes"].get(scheme, scheme))
+
+
+def controls(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
+    """All controls, each with its attack."""
+    found = [(attack, each) for attack in audit["attacks"] for each in attack["findings"]]
+    return [(attack, verdict(each)) for attack, each in found if each["control"]]
+
+
+def loud(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
+    """Controls that did not fail: what the same attack finds elsewhere is not to be trusted."""
+    return [(attack, each) for attack, each in controls(audit) if each.tone == "loud"]
+
+
+def failed(audit: Audit) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Parts that ended with an error, each with its attack."""
+    return [(attack, each) for attack in audit["attacks"] for each in attack["failed"]]
+
+
+def unfinished(audit: Audit) -> int:
+    """How many parts were not finished."""
+    return sum(len(attack["unfinished"]) for attack in audit["attacks"])
+
+
+def count(audit: Audit) -> str:
+    """The result in a line: "9 of 12 attacks succeed against CGD; all 14 controls at chance"."""
+    about = subject(audit)
+    found, checked, wrong = tally(audit, about), controls(audit), loud(audit)
+    told = f"{len(found.leaks)} of {found.tried} {_plural(found.tried, 'attack')} succeed against {called(audit, about)}"
+    if wrong:
+        told += f"; {len(wrong)} of {len(checked)} controls NOT at chance"
+    elif checked:
+        told += f"; all {len(checked)} controls at chance" if len(checked) > 1 else "; the one control is at chance"
+    return told
+
+
+def answer(audit: Audit) -> list[str]:
+    """The result for a privacy officer, in sentences made from what was found."""
+    about = subject(audit)
+    found = tally(audit, about)
+    told = []
+    if found.leaks:
+        told.append(f"What gets through against {called(audit, about)}: {_titles(found.leaks)}.")
+    if found.holds:
+        told.append(f"What does not: {_titles(found.holds)}.")
+    if not found.tried:
+        told.append("No attack was measured.")
+    told += [_compared(audit, about, other) for other in audit["schemes"] if other != about]
+    return [each for each in told if each] + _trust(audit)
+
+
+def _compared(audit: Audit, about: str, other: str) -> str:
+    """Two schemes side by side, on the attacks that were tried against both."""
+    ours, theirs = tally(audit, about), tally(audit, other)
+    own = {each["id"]: each for each in (*ours.leaks, *ours.holds)}
+    both = [each for each in (*theirs.leaks, *theirs.holds) if each["id"] in own]
+    if not both:
+        return ""
+    bad, worse = ({each["id"] for each in side.leaks} for side in (ours, theirs))
+    saved = [each for each in both if each["id"] in worse - bad]
+    lost = [each for each in both if each["id"] in bad - worse]
+    name, versus = called(audit, about), called(audit, other)
+    alike = f"Of {len(both)} {_plural(len(both), 'attack')} tried against both {name} and {versus}, "
+    if not saved and not lost:
+        return f"{alike}{'it' if len(both) == 1 else 'each'} ends the same way."
+    parts = []
+    if saved:
+        parts.append(f"{len(saved)} {_plural(len(saved), 'gets', 'get')} through against the latter alone: {_titles(saved)}")
+    if lost:
+        parts.append(f"{len(lost)} against {name} alone: {_titles(lost)}")
+    return f"{alike}{'; '.join(parts)}."
+
+
+def _trust(audit: Audit) -> list[str]:
+    """How far all this can be relied on."""
+    told = []
+    checked, wrong = controls(audit), loud(audit)
+    if wrong:
+        names = _titles(list({attack["id"]: attack for attack, _ in wrong}.values()))
+        told.append(
+            f"Do not rely on: {names}. {len(wrong)} of {len(checked)} controls, in which the attack must fail, did not."
+        )
+    elif checked:
+        told.append(
+            f"Every figure has been checked where the attack must fail: all {len(checked)} controls came out at chance."
+            if len(checked) > 1
+            else "The one control, where the attack must fail, came out at chance."
+        )
+    broken, left = len(failed(audit)), unfinished(audit)
+    if broken:
+        told.append(f"{broken} {_plural(broken, 'part')} ended with an error and {_plural(broken, 'says', 'say')} nothing.")
+    if left:
+        told.append(f"It was interrupted: {left} {_plural(left, 'part')} had not been finished.")
+    return told
+
+
+def _titles(attacks: list[dict[str, Any]]) -> str:
+    return "; ".join(each["title"] for each in attacks)
+
+
+def _plural(number: int, one: str, many: str = "") -> str:
+    return one if number == 1 else many or f"{one}s"
