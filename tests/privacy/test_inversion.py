@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cgd.errors import InputError
-from cgd.privacy.digits import digit_colony
-from cgd.privacy.inversion import CLEARLY, demonstrate, inversion, invert
+from cgd.privacy.embedded import digit_colony
+from cgd.privacy.inversion import CLEARLY, inversion, invert, shown
 from cgd.privacy.schemes import observe
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def only_last(view: View) -> View:
 
 
 @cache
-def one_round(scheme: Scheme, *, control: bool = False) -> Finding:
-    return demonstrate(scheme, steps=200, control=control)
+def one_round(scheme: Scheme, *, strangers: bool = False) -> Finding:
+    return shown(scheme, steps=200, strangers=strangers)
 
 
 def test_one_round_is_enough_in_fedsgd() -> None:
@@ -49,14 +49,14 @@ def test_noise_is_a_protection() -> None:
 
 
 def test_nothing_is_found_of_people_who_took_no_part() -> None:
-    found = one_round("secure", control=True)
+    found = one_round("secure", strangers=True)
     assert not found.succeeds
     assert found.value < found.chance + 1
 
 
 def test_three_rounds_with_origins_as_unknowns_give_records_away_in_cgd() -> None:
     """Confinement does not last: every round brings equations and no new unknowns."""
-    found = demonstrate("cgd", rounds=3)
+    found = shown("cgd", rounds=3)
     assert found.attack == "inversion, several rounds, unknown models"
     assert found.succeeds
     assert found.value > found.chance + 2 * CLEARLY

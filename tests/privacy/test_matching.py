@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cgd.privacy.digits import digit_colony, digits
+from cgd.privacy.embedded import digit_colony, samples
 from cgd.privacy.matching import ALIKE, match, own_records, value_range
 from cgd.privacy.schemes import observe
 
@@ -19,7 +19,7 @@ def test_psnr_and_correlation_are_those_of_the_definition() -> None:
 
 
 def test_each_real_record_gets_its_own_guess_in_any_order_best_first() -> None:
-    x, _ = digits(1)
+    x, _ = samples("digits", 1)
     guesses = torch.cat([x[3:5], x[0:3] + 0.2 * torch.rand(3, 64, generator=torch.Generator().manual_seed(0))])
     found = match(guesses, x[:5], peak=1.0)
     assert torch.equal(found.real[:2].float().sort(dim=0).values, x[3:5].sort(dim=0).values)
@@ -28,14 +28,14 @@ def test_each_real_record_gets_its_own_guess_in_any_order_best_first() -> None:
 
 
 def test_no_guess_and_a_broken_guess_match_nothing() -> None:
-    x, _ = digits(0)
+    x, _ = samples("digits", 0)
     assert match(x[:0], x[:4], 1.0).recovered == 0
     assert match(torch.full((1, 64), torch.nan), x[:4], 1.0).recovered == 0
 
 
 def test_digits_of_other_people_are_not_taken_for_recovered() -> None:
     """Of 1797 digits, the most alike other one reaches the threshold for two."""
-    x, _ = digits(0)
+    x, _ = samples("digits", 0)
     alike = sum(
         match(torch.cat([x[:i], x[i + 1 :]]), x[i : i + 1], 1.0).correlation.item() >= ALIKE for i in range(300)
     )

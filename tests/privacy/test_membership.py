@@ -46,6 +46,21 @@ def test_more_records_than_rank_span_everything(scheme: Scheme) -> None:
     assert not found.succeeds
 
 
+@pytest.mark.parametrize("scheme", ["secure", "cgd"])
+def test_leverage_goes_on_where_the_span_ends(scheme: Scheme) -> None:
+    """40 and 80 records in 31 dimensions are told from others less and less; 200 are not."""
+    areas = []
+    for each in (20, 40, 100):
+        colony, fresh = membership.colony(each, 5, data="breast-cancer")
+        view, truth = observe(colony, scheme)
+        found = membership.leverage_membership(view, truth, fresh)
+        assert found.succeeds == (each < 100)
+        areas.append(found.value)
+    assert areas[0] > 0.9
+    assert areas[0] > areas[1] > 0.6 > areas[2]
+    assert abs(areas[2] - 0.5) < CHANCE
+
+
 def test_noise_spans_nothing() -> None:
     colony, fresh = membership.colony(20, 5)
     view, truth = observe(colony, "dp")
@@ -95,9 +110,9 @@ def test_alarms_keep_to_the_rate(members: list[int], others: list[int], rate: fl
 
 def test_a_model_without_a_fully_connected_first_layer_is_refused() -> None:
     def build() -> nn.Module:
-        return nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+        return nn.Sequential(nn.Identity(), nn.Tanh(), nn.Linear(4, 2))
 
     data = {name: (torch.ones(2, 4), torch.tensor([0, 1])) for name in "abc"}
     view, _ = observe(Colony(data, build, ["a"]), "cgd")
-    with pytest.raises(InputError, match="begins with a torch.nn.Linear"):
+    with pytest.raises(InputError, match="begins with Tanh"):
         membership.spanned(view)

@@ -9,15 +9,17 @@ from cgd.protocol import secure_sum
 
 
 def test_every_lie_to_one_member_is_caught() -> None:
-    for found in reducers.attacks():
+    for found in reducers.attacks("cgd"):
         assert found.value == 1.0
         assert not found.succeeds
 
 
 def test_one_wrong_total_for_all_cannot_be_caught_and_honest_sums_are_right() -> None:
-    wrong, right = reducers.controls()
+    wrong, right = reducers.controls("cgd")
     assert wrong.value == right.value == 0.0
     assert wrong.succeeds
+    assert wrong.must_succeed
+    assert not right.must_succeed
     assert not right.succeeds
     assert right.detail.endswith("40 opened by all with the right one")
 

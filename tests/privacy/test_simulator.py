@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from cgd.errors import InputError
-from cgd.privacy.indistinguishable import _gaps, _reversed_bits, _threshold, compare, demonstrate, small_inputs
+from cgd.privacy.indistinguishable import _gaps, _reversed_bits, _threshold, compare, small_inputs, told_apart
 from cgd.privacy.simulator import Arrangement, run, simulate, stream
 from cgd.protocol.messages import SHARINGS
 
@@ -123,7 +123,7 @@ def test_a_coalition_of_all_but_one_is_refused() -> None:
 
 
 def test_the_audit_shows_both_the_protocol_and_its_control() -> None:
-    sound, broken = demonstrate(runs=40), demonstrate(runs=40, control=True)
+    sound, broken = told_apart("cgd", runs=40), told_apart("cgd", runs=40, flaw="no masks")
     assert not sound.succeeds
     assert sound.value < sound.chance
     assert broken.succeeds

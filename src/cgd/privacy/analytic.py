@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgd.errors import InputError
-from cgd.privacy.digits import digit_colony
+from cgd.privacy.embedded import digit_colony
+from cgd.privacy.first_layer import gradient_rows, has_bias
 from cgd.privacy.matching import match, own_records, value_range
 from cgd.privacy.schemes import observe
-from cgd.privacy.view import Finding, unflat
+from cgd.privacy.view import Finding
 
 if TYPE_CHECKING:
     from cgd.privacy.view import Scheme, Truth, View
 
-NAME = "analytic recovery"
 SUCCEEDS_FROM = 0.1
 """The attack succeeds if at least this fraction of the records is recovered, and more than by chance."""
 
@@ -43,16 +43,7 @@ SAME = 3e-4
 """Two directions are the same if they differ by less: far above the rounding of the ring, far below any difference."""
 
 
-def demonstrate(
-    scheme: Scheme = "cgd", *, records: int = 4, rounds: int = 3, seed: int = 0, control: bool = False
-) -> Finding:
-    """The attack on two honest participants with a few digits each; as a control, with 100 each."""
-    each = 100 if control else records
-    view, truth = observe(digit_colony(each, rounds=rounds, seed=seed), scheme)
-    return analytic_recovery(view, truth)
-
-
-def analytic_recovery(view: View, truth: Truth) -> Finding:
+def analytic_recovery(view: View, truth: Truth, setting: str = "") -> Finding:
     """Recover records, and count how many of the real ones were.
 
     Chance is what the attacker's own records score in place of its guesses. It succeeds if it recovers at least a tenth
@@ -63,13 +54,13 @@ def analytic_recovery(view: View, truth: Truth) -> Finding:
     found = match(guesses, truth.all_x, peak)
     own = match(own_records(view)[: view.honest_samples], truth.all_x, peak)
     return Finding(
-        NAME,
+        "records from a layer of ReLU units",
         view.scheme,
         "records recovered",
         found.recovered,
         own.recovered,
         succeeds=found.recovered >= SUCCEEDS_FROM and found.recovered > own.recovered,
-        setting=f"{len(view.honest)} honest, {view.honest_samples} records, {len(view.rounds)} round(s)",
+        setting=setting,
         detail=f"{round(found.recovered * len(found.real))} of {len(found.real)} records; "
         f"mean PSNR {found.mean_psnr:.1f} dB; the attacker's own records {own.mean_psnr:.1f} dB",
         images=found.images(),
@@ -82,7 +73,9 @@ def recover(view: View) -> torch.Tensor:
     Raises:
         InputError: the network does not begin with a linear layer that has a bias.
     """
-    rows = torch.cat([first_layer_rows(view, number) for number in range(len(view.rounds))])
+    if not has_bias(view.build_model()):
+        raise InputError("the first layer has no bias, by which this attack tells how much of a record it sees")
+    rows = gradient_rows(view)
     rows = rows[rows.norm(dim=1) > SAME * rows.norm(dim=1).max()]
     rows = rows / rows.norm(dim=1, keepdim=True)
     surest = torch.cat([_combined(rows, view.honest_samples), _alone(rows)])
@@ -90,18 +83,6 @@ def recover(view: View) -> torch.Tensor:
     slack = 0.05 * value_range(view)
     possible = ((surest > own.min() - slack) & (surest < own.max() + slack)).all(dim=1)
     return _distinct(torch.cat([surest[possible], surest[~possible]]), view.honest_samples)
-
-
-def first_layer_rows(view: View, number: int) -> torch.Tensor:
-    """The honest participants' summed gradient of every unit's weights and bias, one row for each unit."""
-    model = view.build_model()
-    layer = next((name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)), None)
-    gradient = unflat(view.honest_sum(number).double() * view.samples, model)
-    first = next(iter(gradient))
-    prefix = f"{layer}." if layer else ""
-    if layer is None or first != f"{prefix}weight" or f"{prefix}bias" not in gradient:
-        raise InputError(f"the network begins with {first}; this attack needs a linear layer with a bias there")
-    return torch.cat([gradient[first], gradient[f"{prefix}bias"][:, None]], dim=1)
 
 
 def _alone(rows: torch.Tensor) -> torch.Tensor:
@@ -165,3 +146,22 @@ def _distinct(guesses: torch.Tensor, most: int) -> torch.Tensor:
         if len(kept) == most:
             break
     return torch.stack(kept) if kept else guesses[:0]
+
+
+# The settings it is shown in.
+
+
+def shown(scheme: Scheme, records: int, *, rounds: int = 3, seed: int = 0) -> Finding:
+    """Two honest participants with so many digits each."""
+    view, truth = observe(digit_colony(records, rounds=rounds, seed=seed), scheme)
+    return analytic_recovery(view, truth, f"2 × {records} record{'s' * (records > 1)}, {rounds} rounds")
+
+
+def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """One to four records each."""
+    return [shown(scheme, records, seed=seed) for records in (1, 2, 3, 4)]
+
+
+def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """Many more records than inputs."""
+    return [shown(scheme, 100, seed=seed)]

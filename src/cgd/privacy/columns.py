@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from cgd.learning.grid import Block
     from cgd.network.peers import Peers
+    from cgd.privacy.view import Scheme
 
 Mode = Literal["towers", "joint"]
 # A record is recovered if no pixel, in 0…1, is off by more: nobody sees it, and rounding to 16 greys makes it exact.
@@ -101,7 +102,7 @@ def recover(view: View, truth: Truth, setting: str = "") -> Finding:
         count > 0,
         setting,
         detail,
-        images,
+        images=images,
     )
 
 
@@ -194,12 +195,12 @@ def _side_by_side(vectors: list[torch.Tensor], features: list[int]) -> torch.Ten
     return flat([weight, bias, *towers[0][2:]])
 
 
-def attacks(seed: int = 0) -> list[Finding]:
+def attacks(_scheme: Scheme = "cgd", seed: int = 0) -> list[Finding]:
     """Joint columns."""
     return [recover(*observe_columns("joint", seed=seed), "3 × 3 participants, 60 records, 8 rounds, joint")]
 
 
-def controls(seed: int = 0) -> list[Finding]:
+def controls(_scheme: Scheme = "cgd", seed: int = 0) -> list[Finding]:
     """Towers, and joint columns after one round, whose pre-activations differ from nothing."""
     return [
         recover(*observe_columns("towers", seed=seed), "3 × 3 participants, 60 records, 8 rounds, towers"),

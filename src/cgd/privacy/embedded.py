@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from cgd.errors import InputError
+from cgd.privacy.schemes import Colony
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,3 +53,39 @@ def participants(honest: int, each: int, coalition: int = 2, own: int = 30) -> t
     colluders = tuple(f"colluder-{place + 1}" for place in range(coalition))
     counts = {f"honest-{place + 1}": each for place in range(honest)} | dict.fromkeys(colluders, own)
     return counts, colluders
+
+
+def digit_colony(
+    records: int,
+    *,
+    honest: int = 2,
+    rounds: int = 1,
+    hidden: int = 256,
+    smooth: bool = False,
+    lr: float = 0.1,
+    delta: float = 0.1,
+    seed: int = 0,
+) -> Colony:
+    """A curious participant beside honest ones, who train a network with one hidden layer.
+
+    Args:
+        records: how many each honest participant has; the curious one has as many as all honest ones, or 20.
+        honest: how many are honest.
+        rounds: how many steps.
+        hidden: units of the hidden layer; the paper has 256.
+        smooth: tanh units instead of ReLU.
+        lr: the step size.
+        delta: δ of the origins.
+        seed: decides everything.
+    """
+    x, y = samples("digits", seed)
+    sizes = [max(20, honest * records), *[records] * honest]
+    parts = zip(x.split([*sizes, len(y) - sum(sizes)]), y.split([*sizes, len(y) - sum(sizes)]), strict=True)
+    names = ["curious", *(f"honest-{place}" for place in range(1, honest + 1))]
+
+    def build_model() -> torch.nn.Module:
+        activation = torch.nn.Tanh() if smooth else torch.nn.ReLU()
+        return torch.nn.Sequential(torch.nn.Linear(64, hidden), activation, torch.nn.Linear(hidden, 10))
+
+    data = dict(zip(names, parts, strict=False))
+    return Colony(data, build_model, ["curious"], rounds=rounds, lr=lr, delta=delta, seed=seed)

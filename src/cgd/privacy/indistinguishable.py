@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cgd.privacy.simulator import Arrangement, run, simulate, stream
+from cgd.privacy.simulator import FLAWS, Arrangement, run, simulate, stream
 from cgd.privacy.view import Finding
+from cgd.protocol.messages import SHARINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from cgd.privacy.simulator import Words
+    from cgd.privacy.simulator import Flaw, Words
+    from cgd.privacy.view import Scheme
     from cgd.protocol.messages import Sharing
 
 FALSE_ALARM = 1e-6
@@ -67,22 +69,37 @@ class Comparison:
         return self.threshold + math.sqrt(2 * math.log(1 / (1 - power)) / self.runs)
 
 
-def demonstrate(sharing: Sharing = "expanded", *, runs: int = 200, seed: int = 0, control: bool = False) -> Finding:
-    """Two of four members collude over two sums of small gradients; as a control, masks are left out."""
-    arrangement = Arrangement(sharing=sharing)
-    arrangement = replace(arrangement, flaw="no masks") if control else arrangement
+def told_apart(
+    scheme: Scheme, sharing: Sharing = "expanded", *, flaw: Flaw = "none", runs: int = 200, seed: int = 0
+) -> Finding:
+    """Two of four members collude over two sums of small gradients; whether their view is told from a simulated one.
+
+    The scheme makes no difference to a secure sum.
+    """
+    arrangement = Arrangement(sharing=sharing, flaw=flaw, opened=flaw != "seals left out")
     found = compare(arrangement, small_inputs(arrangement, seed=seed), runs=runs, seed=seed)
     return Finding(
         "telling the real view from the simulated one",
-        "cgd",
+        scheme,
         "largest gap between distributions",
         found.gap,
         found.threshold,
         succeeds=found.told_apart,
-        setting=f"{sharing} shares, {arrangement.flaw.replace('none', 'the protocol as it is')}",
+        setting=f"{sharing} shares, {'the protocol as it is' if flaw == 'none' else flaw}",
         detail=f"{found.measurements} measurements over {found.runs} runs each, false alarms below "
         f"{found.false_alarm:g}; a gap of {found.found():.2f} would be found with probability 0.99",
     )
+
+
+def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """Both ways of sharing."""
+    return [told_apart(scheme, sharing, seed=seed) for sharing in SHARINGS]
+
+
+def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """Protocols with a flaw, which must be noticed."""
+    flaws = [flaw for flaw in FLAWS if flaw != "none"]
+    return [replace(told_apart(scheme, flaw=flaw, seed=seed), must_succeed=True) for flaw in flaws]
 
 
 def small_inputs(arrangement: Arrangement, *, size: int = 4, sums: int = 2, seed: int = 0) -> list[dict[str, Words]]:

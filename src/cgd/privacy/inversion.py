@@ -23,7 +23,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from cgd.errors import InputError
-from cgd.privacy.digits import digit_colony, digits
+from cgd.privacy.embedded import digit_colony, samples
 from cgd.privacy.matching import match, own_records, value_range
 from cgd.privacy.schemes import observe
 from cgd.privacy.view import Finding, Truth, unflat
@@ -41,38 +41,8 @@ CLEARLY = 3.0
 _USUAL_RECORD, _USUAL_LABEL, _USUAL_ORIGIN = 1e-6, 1e-8, 1e-6
 
 
-def demonstrate(
-    scheme: Scheme = "cgd",
-    *,
-    rounds: int = 1,
-    models: Models | None = None,
-    records: int = 2,
-    steps: int = 400,
-    seed: int = 0,
-    control: bool = False,
-) -> Finding:
-    """The attack on two honest participants with a few digits each, and a network of tanh units.
-
-    Args:
-        scheme: how they train.
-        rounds: how many rounds the attacker puts together.
-        models: what it takes for their models; known where there is a common one, otherwise guessed in one round and
-            unknown in several, unless given.
-        records: how many digits each honest participant has.
-        steps: of the search.
-        seed: decides everything.
-        control: score the guesses against people who took no part: nothing can be recovered of them.
-    """
-    colony = digit_colony(records, rounds=rounds, hidden=16, smooth=True, lr=0.5, seed=seed)
-    view, truth = observe(colony, scheme)
-    if control:
-        strangers, labels = digits(seed)
-        truth = Truth({"stranger": strangers[-2 * records :]}, {"stranger": labels[-2 * records :]}, {})
-    return inversion(view, truth, models=models, steps=steps)
-
-
 def inversion(
-    view: View, truth: Truth, *, models: Models | None = None, steps: int = 400, restarts: int = 1
+    view: View, truth: Truth, setting: str = "", *, models: Models | None = None, steps: int = 400, restarts: int = 1
 ) -> Finding:
     """Look for the records, and compare what comes out with the real ones.
 
@@ -94,8 +64,7 @@ def inversion(
         found.mean_psnr,
         chance,
         succeeds=found.mean_psnr >= chance + CLEARLY,
-        setting=f"{len(view.honest)} honest, {view.honest_samples} records, {len(view.rounds)} round(s), "
-        f"δ {view.delta:g}",
+        setting=setting,
         detail=f"mean correlation {found.correlation.mean().item():.2f}; {found.recovered:.0%} recovered",
         images=found.images(),
     )
@@ -233,3 +202,47 @@ def _default(view: View) -> Models:
     if view.rounds[0].weights is not None:
         return "known"
     return "guessed" if len(view.rounds) == 1 else "unknown"
+
+
+# The settings it is shown in.
+
+
+def shown(
+    scheme: Scheme,
+    *,
+    rounds: int = 1,
+    models: Models | None = None,
+    steps: int = 400,
+    seed: int = 0,
+    strangers: bool = False,
+) -> Finding:
+    """Two honest participants with two digits each, who train a network of tanh units.
+
+    Args:
+        scheme: how they train.
+        rounds: how many rounds the attacker puts together.
+        models: what it takes for their models; known where there is a common one, otherwise guessed in one round and
+            unknown in several, unless given.
+        steps: of the search.
+        seed: decides everything.
+        strangers: score the guesses against people who took no part: nothing can be recovered of them.
+    """
+    view, truth = observe(digit_colony(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, seed=seed), scheme)
+    if strangers:
+        x, y = samples("digits", seed)
+        truth = Truth({"stranger": x[-4:]}, {"stranger": y[-4:]}, {})
+    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {rounds} round{'s' * (rounds > 1)}, δ {view.delta:g}"
+    return inversion(view, truth, setting, models=models, steps=steps)
+
+
+def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """One round; in CGD also with origins as unknowns, and of three rounds together."""
+    one = shown(scheme, seed=seed)
+    if scheme != "cgd":
+        return [one]
+    return [one, shown(scheme, models="unknown", seed=seed), shown(scheme, rounds=3, seed=seed)]
+
+
+def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
+    """People who took no part."""
+    return [shown(scheme, rounds=3 if scheme == "cgd" else 1, seed=seed, strangers=True)]

@@ -24,11 +24,11 @@ from cgd.errors import InputError
 from cgd.learning.confinement import Origin
 from cgd.privacy.embedded import participants, samples
 from cgd.privacy.schemes import Colony, observe
-from cgd.privacy.view import Finding, flat, unflat
+from cgd.privacy.view import Finding, Truth, flat, unflat
 
 if TYPE_CHECKING:
     from cgd.privacy.schemes import Sample
-    from cgd.privacy.view import Colluder, Scheme, Truth, View
+    from cgd.privacy.view import Colluder, Scheme, View
 
 # An attack succeeds if it halves the distance of guessing.
 CLEARLY = 0.5
@@ -175,8 +175,16 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """In CGD, large origins: nobody knows what the honest participants' models predict. Otherwise, much noise."""
+    """What hides them: in CGD large origins, with which nobody knows what is predicted; in "dp" much noise.
+
+    Otherwise people who took no part, whose labels cannot come out.
+    """
     if scheme == "cgd":
         return [count_labels(*observe(colony(delta=1.0, seed=seed), scheme), setting="2 × 40 records, δ = 1")]
-    noisy = replace(colony(seed=seed), noise=20.0)
-    return [count_labels(*observe(noisy, "dp"), setting="2 × 40 records, noise of 20 clipping norms")]
+    if scheme == "dp":
+        noisy = replace(colony(seed=seed), noise=20.0)
+        return [count_labels(*observe(noisy, "dp"), setting="2 × 40 records, noise of 20 clipping norms")]
+    view, _ = observe(colony(seed=seed), scheme)
+    x, y = samples("digits", seed)
+    strangers = Truth({"strangers": x[-80:]}, {"strangers": y[-80:]}, {})
+    return [count_labels(view, strangers, setting="80 strangers")]

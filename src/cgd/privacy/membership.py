@@ -1,11 +1,12 @@
 """Whether a known record is among those that the honest participants train on.
 
-Two attacks, and a record is a candidate in both: those of the honest participants (members) against fresh ones of the
-same kind (non-members).
+A record is a candidate: those of the honest participants (members) against fresh ones of the same kind (non-members).
 
 - `span_scores`: the gradient of a fully-connected first layer is a combination of the input records, whatever the
   weights are. While there are fewer records than inputs, they span a subspace in which a fresh record does not lie.
   Each hidden unit and each round gives a vector of it. Confinement does not matter.
+- `leverage_scores`: with a few times more records than inputs, all lie in the span, but members are still more like the
+  gradients than fresh records are.
 - `loss_scores`: a network's loss is lower on what it was trained on. It needs a trained model. FedSGD hands out the
   common one; a CGD coalition has its own models, with other origins and the same displacement. In CGD the displacement
   alone, `displacement_scores`, says more than those: it was made for the records, and the coalition's origins only
@@ -23,9 +24,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from cgd.errors import InputError
-from cgd.learning.vertical import first_layer_names
 from cgd.privacy.embedded import dealt, participants, samples
+from cgd.privacy.first_layer import gradient_rows, has_bias
 from cgd.privacy.schemes import Colony, observe
 from cgd.privacy.view import Finding, Truth, unflat
 
@@ -45,37 +45,35 @@ FLOAT_ROUNDING = 1e-7
 
 
 def spanned(view: View) -> torch.Tensor:
-    """An orthonormal basis, row by row, of what the honest participants' first-layer gradients span beyond noise.
-
-    If the layer has a bias, its gradient is a further column: that of an input that is always one.
-
-    Raises:
-        InputError: the model does not begin with a fully-connected layer.
-    """
-    model = view.build_model()
-    names = first_layer_names(model)
-    if not names:
-        raise InputError(f"the model is a {type(model).__name__}; this needs one that begins with a torch.nn.Linear")
-    rows = []
-    for number in range(len(view.rounds)):
-        gradient = unflat(view.honest_sum(number).double(), model)
-        rows.append(torch.cat([gradient[name].reshape(len(gradient[names[0]]), -1) for name in names], dim=1))
-    stacked = torch.cat(rows)
-    _, strength, directions = torch.linalg.svd(stacked, full_matrices=False)
-    noise = max(view.noise, FLOAT_ROUNDING * float(stacked.abs().max()))
+    """An orthonormal basis, row by row, of what the honest participants' first-layer gradients span beyond noise."""
+    rows = gradient_rows(view)
+    _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
     # The largest singular value of noise alone is about (√rows + √columns)·σ.
-    found: torch.Tensor = directions[strength > 2 * noise * sum(side**0.5 for side in stacked.shape)]
+    found: torch.Tensor = directions[strength > 2 * _noise(view, rows) * sum(side**0.5 for side in rows.shape)]
     return found
 
 
 def span_scores(view: View, candidates: Sample) -> torch.Tensor:
     """How well each candidate lies in what the gradients span: minus the part of its length that does not."""
     basis = spanned(view)
-    x = candidates[0].double()
-    x = torch.cat([x, torch.ones(len(x), basis.shape[1] - x.shape[1], dtype=torch.float64)], dim=1)
+    x = _with_bias(view, candidates[0])
     outside: torch.Tensor = (x - x @ basis.T @ basis).norm(dim=1) / x.norm(dim=1)
     # Below this, it is rounding that is compared.
     return torch.where(outside < 1e-9, 0.0, -outside)
+
+
+def leverage_scores(view: View, candidates: Sample) -> torch.Tensor:
+    """How much like the gradients each candidate is: minus its leverage x·(GᵀG)⁻¹·xᵀ in their rows G.
+
+    The rows are made of the members, so they are long where members are; a fresh record stands out, even when there
+    are more records than inputs and all lie in the span.
+    """
+    rows = gradient_rows(view)
+    x = _with_bias(view, candidates[0])
+    noise = len(rows) * _noise(view, rows) ** 2
+    inverse = torch.linalg.inv(rows.T @ rows + noise * torch.eye(rows.shape[1], dtype=torch.float64))
+    scores: torch.Tensor = -((x @ inverse) * x).sum(dim=1)
+    return scores
 
 
 def loss_scores(view: View, candidates: Sample) -> torch.Tensor:
@@ -86,6 +84,16 @@ def loss_scores(view: View, candidates: Sample) -> torch.Tensor:
 def displacement_scores(view: View, candidates: Sample) -> torch.Tensor:
     """Minus the loss on each candidate of the displacement itself, taken for a model: origins are zero on average."""
     return -_losses(view, torch.zeros_like(view.final_displacement), candidates)
+
+
+def _with_bias(view: View, x: torch.Tensor) -> torch.Tensor:
+    """Records as the first layer's gradient has them: with a feature that is one, if there is a bias."""
+    ones = torch.ones(len(x), int(has_bias(view.build_model())), dtype=torch.float64)
+    return torch.cat([x.reshape(len(x), -1).double(), ones], dim=1)
+
+
+def _noise(view: View, rows: torch.Tensor) -> float:
+    return max(view.noise, FLOAT_ROUNDING * float(rows.abs().max()))
 
 
 def _losses(view: View, origin: torch.Tensor, candidates: Sample) -> torch.Tensor:
@@ -123,7 +131,12 @@ def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, se
 
 def span_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
     """Membership by `span_scores`."""
-    return infer(view, truth, fresh, span_scores, "membership, from first-layer gradients", setting)
+    return infer(view, truth, fresh, span_scores, "membership, by the span of first-layer gradients", setting)
+
+
+def leverage_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
+    """Membership by `leverage_scores`."""
+    return infer(view, truth, fresh, leverage_scores, "membership, by leverage in first-layer gradients", setting)
 
 
 def loss_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
@@ -163,14 +176,18 @@ def colony(
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """Few records and few rounds for the span; many rounds for the loss."""
+    """Few records and few rounds for the span, more records for leverage, many rounds for the loss."""
     digits, other_digits = colony(20, 5, seed=seed)
     tumours, other_tumours = colony(10, 5, data="breast-cancer", seed=seed)
+    more, other_more = colony(20, 5, data="breast-cancer", seed=seed)
+    many, other_many = colony(40, 5, data="breast-cancer", seed=seed)
     trained, fresh = colony(40, 150, hidden=256, seed=seed)
     view, truth = observe(trained, scheme)
     findings = [
         span_membership(*observe(digits, scheme), other_digits, "2 × 20 records of 64 pixels, 5 rounds"),
         span_membership(*observe(tumours, scheme), other_tumours, "2 × 10 records of 30 measurements, 5 rounds"),
+        leverage_membership(*observe(more, scheme), other_more, "2 × 20 records of 30 measurements, 5 rounds"),
+        leverage_membership(*observe(many, scheme), other_many, "2 × 40 records of 30 measurements, 5 rounds"),
         loss_membership(view, truth, fresh, "2 × 40 records, 150 rounds"),
     ]
     if scheme == "cgd":
@@ -179,7 +196,7 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """More records than measurements, which then span everything; and records that nobody trained on.
+    """Many more records than measurements, which then span everything; and records that nobody trained on.
 
     Digits would do for the first with very many records only: some pixels are so rarely on that a fresh digit may use
     one that no record has, and so be told from members.
@@ -188,7 +205,9 @@ def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
     trained, (x, y) = colony(40, 150, hidden=256, seed=seed)
     view, _ = observe(trained, scheme)
     nobody = Truth({"nobody": x[:80]}, {"nobody": y[:80]}, {})
+    seen = observe(tumours, scheme)
     return [
-        span_membership(*observe(tumours, scheme), other_tumours, "2 × 100 records of 30 measurements, 5 rounds"),
+        span_membership(*seen, other_tumours, "2 × 100 records of 30 measurements, 5 rounds"),
+        leverage_membership(*seen, other_tumours, "2 × 100 records of 30 measurements, 5 rounds"),
         loss_membership(view, nobody, (x[80:], y[80:]), "80 records of nobody, 150 rounds"),
     ]

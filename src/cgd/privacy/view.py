@@ -7,7 +7,7 @@ An attack gets a `View` and nothing else, whatever the scheme is and wherever th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 Scheme = Literal["cgd", "plain", "secure", "dp"]
 SCHEMES: dict[Scheme, str] = {
-    "cgd": "CGD",
     "plain": "FedSGD, gradients in the open",
     "secure": "FedSGD, secure aggregation",
     "dp": "FedSGD, differential privacy",
+    "cgd": "CGD",
 }
 Loss = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 
@@ -109,6 +109,11 @@ class View:
         """D after the last step, flat."""
         return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
+    def until(self, rounds: int) -> View:
+        """What was seen of the first rounds."""
+        coalition = {name: replace(each, addends=each.addends[:rounds]) for name, each in self.coalition.items()}
+        return replace(self, rounds=self.rounds[:rounds], coalition=coalition)
+
     def honest_sum(self, number: int) -> torch.Tensor:
         """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""
         own = [each.addends[number] for each in self.coalition.values()]
@@ -153,6 +158,9 @@ class Finding:
         succeeds: whether it is clearly better than that; the attack says by which rule.
         setting: the setting in a few words, such as "2 × 4 records".
         detail: what else is worth knowing, in a sentence.
+        control: whether this is a setting that shows what the measurement is worth.
+        must_succeed: of a control, whether it must succeed. An attack's control must fail; that of a protection, in
+            which there is nothing to protect by, must not.
         images: pictures for people, by caption: recovered beside real, each a stack of grey images in 0…1.
     """
 
@@ -164,7 +172,27 @@ class Finding:
     succeeds: bool
     setting: str = ""
     detail: str = ""
+    control: bool = False
+    must_succeed: bool = False
     images: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def as_expected(self) -> bool:
+        """Of a control, whether it came out as it must; of an attack, anything may."""
+        return not self.control or self.succeeds == self.must_succeed
+
+
+@dataclass(frozen=True)
+class Inapplicable:
+    """Why an attack cannot be tried on a view.
+
+    Attributes:
+        scheme: of the view.
+        why: the reason, in a sentence.
+    """
+
+    scheme: Scheme
+    why: str
 
 
 def flat(tensors: Mapping[str, torch.Tensor] | list[torch.Tensor]) -> torch.Tensor:
