@@ -6,14 +6,15 @@ Embedded data, somebody's own data and a recorded run all give a `Plan`; from th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from cgd.privacy.view import Finding, Scheme
+    from collections.abc import Mapping, Sequence
+
+    from cgd.privacy.view import Finding, Inapplicable, Scheme
 
 Kind = Literal["embedded", "spec", "recording"]
 
@@ -46,23 +47,16 @@ class Attack(Protocol):
         """What to do against it."""
 
 
-@dataclass(frozen=True)
-class Inapplicable:
-    """An attack that cannot be tried here.
-
-    Attributes:
-        why: in words for people, such as "the model is not linear".
-    """
-
-    why: str
-
-
 class Part(Protocol):
     """A piece of work for one process. It travels there by pickle, and what it needs with it."""
 
     @property
+    def label(self) -> str:
+        """What it is called while it runs."""
+
+    @property
     def attack(self) -> str:
-        """The id of the attack that it belongs to."""
+        """The id of the attack that it belongs to; empty if it tries several at once."""
 
     @property
     def scheme(self) -> Scheme:
@@ -70,10 +64,10 @@ class Part(Protocol):
 
     @property
     def control(self) -> bool:
-        """Whether this is where the attack must fail."""
+        """Whether this shows what the measurement is worth."""
 
-    def run(self, seed: int) -> Sequence[Finding | Inapplicable]:
-        """Do it; the same seed finds the same."""
+    def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:
+        """Do it: what was found, by the attack's id. The same seed finds the same."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ class Plan:
         return replace(
             self,
             attacks=tuple(each for each in self.attacks if each.id in ids),
-            parts=tuple(each for each in self.parts if each.attack in ids),
+            parts=tuple(each for each in self.parts if each.attack in (*ids, "")),
             only=tuple(each for each in known if each in ids),
         )
 

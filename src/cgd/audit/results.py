@@ -1,8 +1,8 @@
 """The file of an audit, `audit.json`: what `cgd audit` found, for the page and for programs.
 
-`SHAPE` says what is in it, as `cgd.practice.shapes` reads it. Besides, names of attacks are used once and can be part of
-an address, every scheme that is named is explained, and pictures are where pictures are kept. JSON has no infinities, so
-those are texts in the file and numbers again when it is read.
+`SHAPE` says what is in it, as `cgd.practice.shapes` reads it. Besides, names of attacks are used once and can be part
+of an address, every scheme that is named is explained, and pictures are where pictures are kept. JSON has no
+infinities, so those are texts in the file and numbers again when it is read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 import cgd
-from cgd.errors import InputError
 from cgd.practice.shapes import MisfitError, damaged, fit, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from datetime import datetime
     from pathlib import Path
 
-    from cgd.audit.plan import Attack, Plan
+    from cgd.audit.plan import Attack, Part, Plan
     from cgd.audit.running import Done, Measured, Outcome
     from cgd.practice.shapes import Shape
 
@@ -42,8 +40,10 @@ FINDING: Shape = {
     "setting": str,
     "detail": str,
     "control": bool,
+    "must_succeed": bool,
     "pictures": {"*": str},
 }
+PART: Shape = {"label": str, "attack": str, "scheme": str, "control": bool}
 SHAPE: Shape = {
     "format": FORMAT,
     "version?": str,
@@ -64,10 +64,10 @@ SHAPE: Shape = {
             "remedy": str,
             "findings": [FINDING],
             "inapplicable": [{"scheme": str, "why": str}],
-            "failed": [{"scheme": str, "control": bool, "why": str}],
-            "unfinished": [{"scheme": str, "control": bool}],
         }
     ],
+    "failed": [PART | {"why": str}],
+    "unfinished": [PART],
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _PICTURE = re.compile(rf"{PICTURES}/[a-z0-9][a-z0-9-]*\.png")
@@ -78,6 +78,7 @@ def content(plan: Plan, outcome: Outcome, seed: int, finished: datetime) -> tupl
     from cgd.privacy.view import SCHEMES
 
     pictures: dict[str, bytes] = {}
+    done = [(part, outcome.done[place]) for place, part in enumerate(plan.parts) if place in outcome.done]
     tried = {part.scheme for part in plan.parts}
     said = {
         "format": FORMAT,
@@ -89,7 +90,9 @@ def content(plan: Plan, outcome: Outcome, seed: int, finished: datetime) -> tupl
         "source": {"kind": plan.source.kind, "name": plan.source.name, "about": plan.source.about},
         "seed": seed,
         "schemes": {scheme: told for scheme, told in SCHEMES.items() if scheme in tried},
-        "attacks": [_attack(each, plan, outcome, pictures) for each in plan.attacks],
+        "attacks": [_attack(each, done, pictures) for each in plan.attacks],
+        "failed": [_part(part) | {"why": each.failure} for part, each in done if each.failure],
+        "unfinished": [_part(part) for place, part in enumerate(plan.parts) if place not in outcome.done],
     }
     return said, pictures
 
@@ -111,7 +114,8 @@ def load(folder: Path) -> dict[str, Any]:
         read = cast("dict[str, Any]", fit(found, SHAPE))
         _fit_names([each["id"] for each in read["attacks"]])
         for attack in read["attacks"]:
-            _fit_attack(attack, read["schemes"])
+            _fit_findings(attack)
+        _fit_schemes(read)
     except MisfitError as error:
         raise damaged(path, str(error), REMEDY) from None
     return read
@@ -149,14 +153,16 @@ def is_audit(folder: Path) -> bool:
     return isinstance(found, dict) and str(found.get("format", "")).startswith("cgd-audit ")
 
 
-def _attack(attack: Attack, plan: Plan, outcome: Outcome, pictures: dict[str, bytes]) -> dict[str, Any]:
-    own = [(part, outcome.done.get(place)) for place, part in enumerate(plan.parts) if part.attack == attack.id]
-    done = [(part, each) for part, each in own if each is not None]
+def _attack(attack: Attack, done: list[tuple[Part, Done]], pictures: dict[str, bytes]) -> dict[str, Any]:
+    from cgd.privacy.view import Inapplicable
+
     findings: list[dict[str, Any]] = []
-    for part, each in done:
-        for measured in each.findings:
-            name = f"{attack.id}-{len(findings) + 1}"
-            findings.append(_finding(measured, part.control, name, pictures))
+    inapplicable: list[dict[str, str]] = []
+    for found in (each for _, part in done for each in part.findings.get(attack.id, ())):
+        if isinstance(found, Inapplicable):
+            inapplicable.append({"scheme": found.scheme, "why": found.why})
+        else:
+            findings.append(_finding(found, f"{attack.id}-{len(findings) + 1}", pictures))
     return {
         "id": attack.id,
         "title": attack.title,
@@ -165,15 +171,15 @@ def _attack(attack: Attack, plan: Plan, outcome: Outcome, pictures: dict[str, by
         "rule": attack.rule,
         "remedy": attack.remedy,
         "findings": findings,
-        "inapplicable": [{"scheme": part.scheme, "why": why} for part, each in done for why in each.inapplicable],
-        "failed": [
-            {"scheme": part.scheme, "control": part.control, "why": each.failure} for part, each in done if each.failure
-        ],
-        "unfinished": [{"scheme": part.scheme, "control": part.control} for part, each in own if each is None],
+        "inapplicable": inapplicable,
     }
 
 
-def _finding(measured: Measured, control: bool, name: str, pictures: dict[str, bytes]) -> dict[str, Any]:
+def _part(part: Part) -> dict[str, Any]:
+    return {"label": part.label, "attack": part.attack, "scheme": part.scheme, "control": part.control}
+
+
+def _finding(measured: Measured, name: str, pictures: dict[str, bytes]) -> dict[str, Any]:
     paths = {}
     for caption, picture in measured.pictures.items():
         path = f"{PICTURES}/{name}-{re.sub('[^a-z0-9]+', '-', caption.lower()).strip('-') or 'picture'}.png"
@@ -187,7 +193,8 @@ def _finding(measured: Measured, control: bool, name: str, pictures: dict[str, b
         "succeeds": measured.succeeds,
         "setting": measured.setting,
         "detail": measured.detail,
-        "control": control,
+        "control": measured.control,
+        "must_succeed": measured.must_succeed,
         "pictures": paths,
     }
 
@@ -206,11 +213,16 @@ def _fit_names(names: list[str]) -> None:
             raise MisfitError(f"there are two attacks with the id {name!r}")
 
 
-def _fit_attack(attack: dict[str, Any], schemes: dict[str, str]) -> None:
-    """See that what it names is there, and turn texts for infinities into numbers."""
-    for each in (*attack["findings"], *attack["inapplicable"], *attack["failed"], *attack["unfinished"]):
-        if each["scheme"] not in schemes:
-            raise MisfitError(f"{attack['id']} was tried against {each['scheme']!r}, which is not among the schemes")
+def _fit_schemes(read: dict[str, Any]) -> None:
+    """See that every scheme that is named is explained."""
+    named = [each for attack in read["attacks"] for each in (*attack["findings"], *attack["inapplicable"])]
+    for each in (*named, *read["failed"], *read["unfinished"]):
+        if each["scheme"] not in read["schemes"]:
+            raise MisfitError(f"something was tried against {each['scheme']!r}, which is not among the schemes")
+
+
+def _fit_findings(attack: dict[str, Any]) -> None:
+    """Turn texts for infinities into numbers, and see that pictures are where they belong."""
     for finding in attack["findings"]:
         for name in ("value", "chance"):
             finding[name] = _UNBOUNDED.get(finding[name], finding[name])

@@ -14,13 +14,11 @@ import signal
 import threading
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
-from cgd.audit.plan import Inapplicable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
     from cgd.audit.plan import Part, Plan
-    from cgd.privacy.view import Finding, Scheme
+    from cgd.privacy.view import Finding, Inapplicable, Scheme
 
 LONGEST_REASON = 300
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -48,6 +46,8 @@ class Measured:
         succeeds: whether it is clearly better than that.
         setting: in a few words.
         detail: what else is worth knowing.
+        control: whether it shows what the measurement is worth.
+        must_succeed: of a control, how it must come out.
         pictures: by caption.
     """
 
@@ -59,6 +59,8 @@ class Measured:
     succeeds: bool
     setting: str
     detail: str
+    control: bool
+    must_succeed: bool
     pictures: Mapping[str, bytes] = field(repr=False)
 
 
@@ -67,13 +69,11 @@ class Done:
     """What came of a part.
 
     Attributes:
-        findings: what it measured.
-        inapplicable: why it could not be tried, if so.
+        findings: what it measured, and why it could not, by the attack's id.
         failure: what went wrong, if something did.
     """
 
-    findings: tuple[Measured, ...] = ()
-    inapplicable: tuple[str, ...] = ()
+    findings: Mapping[str, tuple[Measured | Inapplicable, ...]] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -184,10 +184,8 @@ class _Pool:
     def _hand_over(self, worker: _Worker, place: int) -> None:
         worker.place = place
         self._watch.began(self._plan.parts[place])
-        try:
+        with suppress(OSError):  # if it is dead, its pipe says so when it is listened to
             worker.pipe.send_bytes(pickle.dumps((self._plan.parts[place], self._seed)))
-        except OSError:
-            pass  # it is dead; its pipe says so when it is listened to
 
     def _dismiss(self, worker: _Worker) -> None:
         self._workers.remove(worker)
@@ -230,16 +228,17 @@ def _attempt(asked: bytes) -> Done:
     try:
         part, seed = pickle.loads(asked)  # noqa: S301 - from the process that started this one
         found = part.run(seed)
-        return Done(
-            tuple(_measured(each) for each in found if not isinstance(each, Inapplicable)),
-            tuple(each.why for each in found if isinstance(each, Inapplicable)),
-        )
+        return Done({attack: tuple(_measured(each) for each in findings) for attack, findings in found.items()})
     except Exception as error:
         return Done(failure=_reason(error))
 
 
-def _measured(finding: Finding) -> Measured:
+def _measured(finding: Finding | Inapplicable) -> Measured | Inapplicable:
     from cgd.audit.pictures import strip
+    from cgd.privacy.view import Inapplicable
+
+    if isinstance(finding, Inapplicable):
+        return finding
 
     return Measured(
         finding.attack,
@@ -250,6 +249,8 @@ def _measured(finding: Finding) -> Measured:
         bool(finding.succeeds),
         finding.setting,
         finding.detail,
+        finding.control,
+        finding.must_succeed,
         {caption: strip(stack) for caption, stack in finding.images.items() if len(stack)},
     )
 

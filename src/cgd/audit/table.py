@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from cgd.audit.verdicts import Audit, Tone, Verdict
+    from cgd.audit.verdicts import Audit, Row, Tone, Verdict
 
 CELL = 14
 """The width of a scheme's column: "4.6e-7 (0.295)"."""
@@ -36,7 +37,7 @@ def _parts(audit: Audit) -> Iterator[RenderableType]:
     heading.add_row("", *(Text(verdicts.SHORT.get(each, each), style="bold") for each in schemes))
     yield heading
     for attack in audit["attacks"]:
-        yield from _attack(attack, schemes)
+        yield from _attack(attack, schemes, verdicts.spoilt(audit, attack))
     yield from _controls(audit)
     yield from _failures(audit)
     explained = [f"{verdicts.SHORT[each]}: {told}" for each, told in audit["schemes"].items() if each in verdicts.SHORT]
@@ -47,62 +48,62 @@ def _parts(audit: Audit) -> Iterator[RenderableType]:
     yield Text(f"{verdicts.count(audit)}.", style=STYLES["loud"] if unsure else "bold")
 
 
-def _attack(attack: dict[str, Any], schemes: list[str]) -> Iterator[RenderableType]:
+def _attack(attack: dict[str, Any], schemes: list[str], spoilt: dict[str, str]) -> Iterator[RenderableType]:
     rows = verdicts.rows(attack)
-    metrics = list(dict.fromkeys(row.metric for row in rows))
     yield Text()
-    yield Text.assemble((attack["title"], "bold"), f" [{attack['id']}]", (f"  {', '.join(metrics)}", "dim"))
-    table = _grid(schemes)
-    for row in rows:
-        label = row.label if len(metrics) == 1 else f"{row.label} ({row.metric})"
-        table.add_row(Text(label), *(_cell(row.cells.get(each)) for each in schemes))
-    spoilt = {each["scheme"]: "failed" for each in attack["failed"] if not each["control"]}
-    spoilt |= {each["scheme"]: "not run" for each in attack["unfinished"] if not each["control"]}
-    spoilt |= {each["scheme"]: "not possible" for each in attack["inapplicable"]}
+    yield Text.assemble((attack["title"], "bold"), f" [{attack['id']}]")
+    yield from _rows(rows, schemes)
     if spoilt:
+        table = _grid(schemes)
         table.add_row(Text(""), *(Text(spoilt.get(each, ""), style=STYLES["none"]) for each in schemes))
-    yield table
+        yield table
+
+
+def _rows(rows: list[Row], schemes: list[str]) -> Iterator[RenderableType]:
+    """A line above those that have the variant and the metric in common."""
+    for (variant, metric), own in groupby(rows, key=lambda row: (row.variant, row.metric)):
+        yield Text(": ".join(filter(None, (variant, metric))), style="dim")
+        table = _grid(schemes)
+        for row in own:
+            table.add_row(Text(row.setting or "as it is"), *(_cell(row.cells.get(each)) for each in schemes))
+        yield table
 
 
 def _cell(found: Verdict | None) -> Text:
     if found is None:
         return Text("–", style=STYLES["none"])
+    if found.word == verdicts.FAILS:
+        return Text(found.figures)
     return Text.assemble((found.word, STYLES[found.tone]), "\n", found.figures)
 
 
 def _controls(audit: Audit) -> Iterator[RenderableType]:
-    found = verdicts.controls(audit)
-    if not found:
+    """Compact: what fails as it must need not say so."""
+    if not verdicts.controls(audit):
         return
     yield Text()
-    yield Text("Where they must fail (controls)", style="bold")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for width in (None, None, 13, CELL, 13):
-        table.add_column(width=width, overflow="fold")
-    for attack, each in found:
-        scheme = verdicts.SHORT.get(each.finding["scheme"], each.finding["scheme"])
-        word = Text(each.word, style=STYLES[each.tone])
-        table.add_row(Text(attack["id"]), Text(each.finding["setting"]), Text(scheme), Text(each.figures), word)
-    yield table
+    yield Text("Where the attacks must fail (controls)", style="bold")
+    yield Text("They do, unless a word says otherwise. Where a protection was taken away, they must succeed.")
+    for attack in audit["attacks"]:
+        rows = verdicts.rows(attack, control=True)
+        if rows:
+            yield Text()
+            yield Text(attack["title"])
+            yield from _rows(rows, list(audit["schemes"]))
 
 
 def _failures(audit: Audit) -> Iterator[RenderableType]:
     """What failed and what was not possible, with the reasons."""
-    told = [
-        (attack, each["scheme"], f"{'control ' * each['control']}failed", each["why"])
-        for attack, each in verdicts.failed(audit)
-    ]
-    told += [
-        (attack, each["scheme"], "not possible", each["why"])
-        for attack in audit["attacks"]
-        for each in attack["inapplicable"]
-    ]
+    told = [f"failed: {each['label']}: {each['why']}" for each in audit["failed"]]
+    for attack in audit["attacks"]:
+        for each in attack["inapplicable"]:
+            scheme = verdicts.SHORT.get(each["scheme"], each["scheme"])
+            told.append(f"not possible: {attack['title']}, {scheme}: {each['why']}")
     if not told:
         return
     yield Text()
     yield Text("What could not be measured", style="bold")
-    for attack, scheme, how, why in told:
-        yield Text(f"{attack['id']}, {verdicts.SHORT.get(scheme, scheme)}, {how}: {why}")
+    yield from map(Text, told)
 
 
 def _grid(schemes: list[str]) -> Table:

@@ -1,15 +1,19 @@
 """What the findings of an audit come to, in words: for the table and for the page, so that both say the same.
 
-A finding *leaks* if the attack succeeded, by the attack's own rule, and otherwise *holds*. An attack that is about being
-noticed is *caught*, or not. A control is a finding where the attack must fail: it is *at chance*, or the audit is not to
-be trusted there. An attack counts as successful against a scheme if it succeeded in any setting.
+A finding *leaks* if the attack succeeded, by the attack's own rule, and otherwise *holds*. An attack that is about
+being noticed is *caught*, or not. A control is a setting in which it is known what must come out: mostly that the attack
+*fails*; where a protection was taken away, that it *succeeds*. If it comes out otherwise, the audit is not to be trusted
+there. An attack counts as successful against a scheme if it succeeded in any setting.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Audit = dict[str, Any]
 Tone = Literal["bad", "good", "loud", "none"]
@@ -27,6 +31,8 @@ METRICS: dict[str, tuple[str, str]] = {
 }
 CAUGHT = "lies caught"
 """The metric of attacks that are about being noticed."""
+FAILS, SUCCEEDS = "fails", "succeeds"
+"""The verdicts on controls that come out as they must."""
 SHORT = {"plain": "in the open", "secure": "secure sums", "dp": "diff. privacy", "cgd": "CGD"}
 
 
@@ -59,7 +65,7 @@ class Row:
     """The same setting of an attack against every scheme.
 
     Attributes:
-        variant: which form of the attack, if it has several.
+        variant: which form of the attack, if it has several: what sets its name apart from the others'.
         setting: in a few words.
         metric: what was measured.
         cells: by scheme.
@@ -69,11 +75,6 @@ class Row:
     setting: str
     metric: str
     cells: dict[str, Verdict] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """Variant and setting."""
-        return "; ".join(filter(None, (self.variant, self.setting))) or "as it is"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def verdict(finding: dict[str, Any]) -> Verdict:
     """The verdict on a finding."""
     succeeds = finding["succeeds"]
     if finding["control"]:
-        word, tone = ("NOT AT CHANCE", "loud") if succeeds else ("at chance", "good")
+        right, wrong = (SUCCEEDS, "FAILS") if finding["must_succeed"] else (FAILS, "DOES NOT FAIL")
+        word, tone = (right, "good") if succeeds == finding["must_succeed"] else (wrong, "loud")
     elif finding["metric"] == CAUGHT:
         word, tone = ("NOT CAUGHT", "bad") if succeeds else ("caught", "good")
     else:
@@ -120,17 +122,18 @@ def written(value: float, metric: str) -> str:
     size = abs(value)
     if 0 < size < 1e-3 or size >= 1e5:
         base, power = f"{value:.1e}".split("e")
-        return f"{base}e{int(power)}".replace("-", "−")
-    return f"{value:.3f}".replace("-", "−") if size < 10 else f"{value:.4g}".replace("-", "−")
+        digits = base if len(power) < 4 and power[1] == "0" else f"{float(base):.0f}"
+        return f"{digits}e{int(power)}".replace("-", "−")
+    return (f"{value:.3f}" if 0 < size < 10 else f"{value:.4g}").replace("-", "−")
 
 
 def rows(attack: dict[str, Any], *, control: bool = False) -> list[Row]:
     """The findings of an attack, those of the same setting beside each other."""
     findings = [each for each in attack["findings"] if each["control"] == control]
-    variants = {each["attack"] for each in findings}
+    variants = apart(dict.fromkeys(each["attack"] for each in findings))
     found: list[Row] = []
     for each in findings:
-        variant = each["attack"] if len(variants) > 1 else ""
+        variant = variants[each["attack"]]
         wanted = (variant, each["setting"], each["metric"])
         fits = (row for row in found if (row.variant, row.setting, row.metric) == wanted)
         row = next((row for row in fits if each["scheme"] not in row.cells), None)
@@ -138,7 +141,25 @@ def rows(attack: dict[str, Any], *, control: bool = False) -> list[Row]:
             row = Row(*wanted)
             found.append(row)
         row.cells[each["scheme"]] = verdict(each)
-    return found
+    order = list(variants.values())
+    return sorted(found, key=lambda row: order.index(row.variant))
+
+
+def apart(names: Iterable[str]) -> dict[str, str]:
+    """What sets each name apart from the others: without the words that all begin or end with.
+
+    >>> apart(["XᵀX of a regression", "Xᵀy of a regression"])
+    {'XᵀX of a regression': 'XᵀX', 'Xᵀy of a regression': 'Xᵀy'}
+    >>> apart(["inversion"])
+    {'inversion': ''}
+    """
+    words = {name: name.split() for name in names}
+    split = list(words.values())
+    shortest = min(map(len, split), default=0)
+    begin = next((k for k in range(shortest) if len({each[k] for each in split}) > 1), shortest)
+    least = shortest - begin
+    end = next((k for k in range(least) if len({each[-1 - k] for each in split}) > 1), least)
+    return {name: " ".join(each[begin : len(each) - end]).strip(" ,;:") for name, each in words.items()}
 
 
 def tally(audit: Audit, scheme: str) -> Tally:
@@ -168,29 +189,30 @@ def controls(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
 
 
 def loud(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
-    """Controls that did not fail: what the same attack finds elsewhere is not to be trusted."""
+    """Controls that came out wrong: what the same attack finds elsewhere is not to be trusted."""
     return [(attack, each) for attack, each in controls(audit) if each.tone == "loud"]
 
 
-def failed(audit: Audit) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Parts that ended with an error, each with its attack."""
-    return [(attack, each) for attack in audit["attacks"] for each in attack["failed"]]
-
-
-def unfinished(audit: Audit) -> int:
-    """How many parts were not finished."""
-    return sum(len(attack["unfinished"]) for attack in audit["attacks"])
+def spoilt(audit: Audit, attack: dict[str, Any]) -> dict[str, str]:
+    """Why there is nothing, or not everything, of an attack against a scheme, in a word or two."""
+    why = {}
+    for name, word in (("failed", "failed"), ("unfinished", "not run")):
+        why |= {each["scheme"]: word for each in audit[name] if each["attack"] == attack["id"] and not each["control"]}
+    return why | {each["scheme"]: "not possible" for each in attack["inapplicable"]}
 
 
 def count(audit: Audit) -> str:
-    """The result in a line: "9 of 12 attacks succeed against CGD; all 14 controls at chance"."""
+    """The result in a line: "9 of 12 attacks succeed against CGD; all 14 controls come out as they must"."""
     about = subject(audit)
     found, checked, wrong = tally(audit, about), controls(audit), loud(audit)
-    told = f"{len(found.leaks)} of {found.tried} {_plural(found.tried, 'attack')} succeed against {called(audit, about)}"
+    told = (
+        f"{len(found.leaks)} of {found.tried} {_plural(found.tried, 'attack')} succeed against {called(audit, about)}"
+    )
     if wrong:
-        told += f"; {len(wrong)} of {len(checked)} controls NOT at chance"
+        told += f"; {len(wrong)} of {len(checked)} {_plural(len(checked), 'control')} NOT AS THEY MUST"
     elif checked:
-        told += f"; all {len(checked)} controls at chance" if len(checked) > 1 else "; the one control is at chance"
+        every = f"all {len(checked)} controls come" if len(checked) > 1 else "the one control comes"
+        told += f"; {every} out as {_plural(len(checked), 'it', 'they')} must"
     return told
 
 
@@ -225,7 +247,9 @@ def _compared(audit: Audit, about: str, other: str) -> str:
         return f"{alike}{'it' if len(both) == 1 else 'each'} ends the same way."
     parts = []
     if saved:
-        parts.append(f"{len(saved)} {_plural(len(saved), 'gets', 'get')} through against the latter alone: {_titles(saved)}")
+        parts.append(
+            f"{len(saved)} {_plural(len(saved), 'gets', 'get')} through against the latter alone: {_titles(saved)}"
+        )
     if lost:
         parts.append(f"{len(lost)} against {name} alone: {_titles(lost)}")
     return f"{alike}{'; '.join(parts)}."
@@ -238,17 +262,19 @@ def _trust(audit: Audit) -> list[str]:
     if wrong:
         names = _titles(list({attack["id"]: attack for attack, _ in wrong}.values()))
         told.append(
-            f"Do not rely on: {names}. {len(wrong)} of {len(checked)} controls, in which the attack must fail, did not."
+            f"Do not rely on what is said about: {names}. {len(wrong)} of {len(checked)} controls came out "
+            "otherwise than they must."
         )
     elif checked:
         told.append(
-            f"Every figure has been checked where the attack must fail: all {len(checked)} controls came out at chance."
-            if len(checked) > 1
-            else "The one control, where the attack must fail, came out at chance."
+            f"The measurements were tested where it is known what must come out: {len(checked)} "
+            f"{_plural(len(checked), 'control')}, none of them wrong."
         )
-    broken, left = len(failed(audit)), unfinished(audit)
+    broken, left = len(audit["failed"]), len(audit["unfinished"])
     if broken:
-        told.append(f"{broken} {_plural(broken, 'part')} ended with an error and {_plural(broken, 'says', 'say')} nothing.")
+        told.append(
+            f"{broken} {_plural(broken, 'part')} ended with an error and {_plural(broken, 'says', 'say')} nothing."
+        )
     if left:
         told.append(f"It was interrupted: {left} {_plural(left, 'part')} had not been finished.")
     return told
