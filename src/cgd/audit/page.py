@@ -67,7 +67,9 @@ class Chapter:
         rows: all settings.
         controls: the same for those in which it is known what must come out.
         metrics: what each metric means.
-        exhibits: pictures.
+        exhibits: pictures, of the last setting of each variant.
+        more: those of the other settings.
+        checks: those of controls.
         spoilt: schemes against which it could not be measured, and a word why.
     """
 
@@ -77,6 +79,8 @@ class Chapter:
     controls: list[Row]
     metrics: list[tuple[str, str]]
     exhibits: list[Exhibit]
+    more: list[Exhibit]
+    checks: list[Exhibit]
     spoilt: dict[str, str]
 
     @property
@@ -120,13 +124,17 @@ def _grouped(rows: list[Row]) -> list[tuple[str, list[Row]]]:
 def _chapter(audit: Audit, attack: dict[str, Any], pictures: Mapping[str, bytes]) -> Chapter:
     rows, controls = verdicts.rows(attack), verdicts.rows(attack, control=True)
     metrics = dict.fromkeys(row.metric for row in (*rows, *controls))
+    shown = [row for row in rows if any(each.finding["pictures"] for each in row.cells.values())]
+    last = list({row.variant: row for row in shown}.values())
     return Chapter(
         attack,
         _glances(rows),
         rows,
         controls,
         [(metric, verdicts.METRICS.get(metric, ("", ""))[1]) for metric in metrics],
-        [each for row in (*rows, *controls) for each in _exhibits(row, pictures)],
+        [each for row in last for each in _exhibits(row, pictures)],
+        [each for row in shown if row not in last for each in _exhibits(row, pictures)],
+        [each for row in controls for each in _exhibits(row, pictures)],
         verdicts.spoilt(audit, attack),
     )
 

@@ -49,9 +49,8 @@ def embedded() -> Plan:
     from cgd.privacy.catalogue import CATALOGUE, parts
 
     about = (
-        "Small colonies on data that come with scikit-learn: handwritten digits, tumours, diabetes patients. Two of "
-        "the participants, or one, are curious and pool what they see. Each attack is shown where it is strong, and in "
-        "settings where it is known what must come out."
+        "The data come with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have some "
+        "records each, and one or two of them are curious. Each attack is tried where it is strong."
     )
     return Plan(Source("embedded", "embedded data", about), CATALOGUE, tuple(parts()))
 

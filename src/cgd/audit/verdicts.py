@@ -1,9 +1,9 @@
 """What the findings of an audit come to, in words: for the table and for the page, so that both say the same.
 
 A finding *leaks* if the attack succeeded, by the attack's own rule, and otherwise *holds*. An attack that is about
-being noticed is *caught*, or not. A control is a setting in which it is known what must come out: mostly that the attack
-*fails*; where a protection was taken away, that it *succeeds*. If it comes out otherwise, the audit is not to be trusted
-there. An attack counts as successful against a scheme if it succeeded in any setting.
+being noticed is *caught*, or not. A control is a setting in which it is known what must come out: mostly that the
+attack *fails*; where a protection was taken away, that it *succeeds*. If it comes out otherwise, the audit is not to be
+trusted there. An attack counts as successful against a scheme if it succeeded in any setting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Audit = dict[str, Any]
 Tone = Literal["bad", "good", "loud", "none"]
@@ -24,7 +24,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "relative error": (_PLAIN, "how far the guess is from the truth; 0 is exact"),
     "AUC": (_PLAIN, "how often a record that was used ranks above one that was not; 1 is always, 0.5 a coin"),
     "records recovered": (_SHARE, "the part of the others’ records that came out"),
-    "mean PSNR, dB": (_DECIBEL, "how like the real pictures are to the recovered ones; from about 20 on, one sees it"),
+    "mean PSNR, dB": (
+        _DECIBEL,
+        "how like the real records the recovered ones are; from about 20 on one recognises them",
+    ),
     "labels wrong": (_SHARE, "the part of the others’ labels that was guessed wrongly; 0 is exact"),
     "lies caught": (_SHARE, "the part of the lies that every honest member noticed before anything was opened"),
     "largest gap between distributions": (_PLAIN, "between what is seen and what a simulator without the data makes"),
@@ -98,6 +101,8 @@ class Tally:
 def verdict(finding: dict[str, Any]) -> Verdict:
     """The verdict on a finding."""
     succeeds = finding["succeeds"]
+    word: str
+    tone: Tone
     if finding["control"]:
         right, wrong = (SUCCEEDS, "FAILS") if finding["must_succeed"] else (FAILS, "DOES NOT FAIL")
         word, tone = (right, "good") if succeeds == finding["must_succeed"] else (wrong, "loud")
@@ -106,7 +111,7 @@ def verdict(finding: dict[str, Any]) -> Verdict:
     else:
         word, tone = ("leaks", "bad") if succeeds else ("holds", "good")
     value, chance = (written(finding[name], finding["metric"]) for name in ("value", "chance"))
-    return Verdict(word, tone, value, chance, finding)  # type: ignore[arg-type] - mypy takes the words for any text
+    return Verdict(word, tone, value, chance, finding)
 
 
 def written(value: float, metric: str) -> str:
@@ -164,7 +169,8 @@ def apart(names: Iterable[str]) -> dict[str, str]:
 
 def tally(audit: Audit, scheme: str) -> Tally:
     """Which attacks succeed against a scheme."""
-    leaks, holds = [], []
+    leaks: list[dict[str, Any]] = []
+    holds: list[dict[str, Any]] = []
     for attack in audit["attacks"]:
         tried = [each for each in attack["findings"] if each["scheme"] == scheme and not each["control"]]
         if tried:
@@ -179,7 +185,7 @@ def subject(audit: Audit) -> str:
 
 def called(audit: Audit, scheme: str) -> str:
     """A scheme's name in a sentence."""
-    return str(audit["schemes"].get(scheme, scheme))
+    return str(audit["schemes"].get(scheme, scheme)).replace(", ", " with ")
 
 
 def controls(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
@@ -195,7 +201,7 @@ def loud(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
 
 def spoilt(audit: Audit, attack: dict[str, Any]) -> dict[str, str]:
     """Why there is nothing, or not everything, of an attack against a scheme, in a word or two."""
-    why = {}
+    why: dict[str, str] = {}
     for name, word in (("failed", "failed"), ("unfinished", "not run")):
         why |= {each["scheme"]: word for each in audit[name] if each["attack"] == attack["id"] and not each["control"]}
     return why | {each["scheme"]: "not possible" for each in attack["inapplicable"]}
@@ -216,67 +222,59 @@ def count(audit: Audit) -> str:
     return told
 
 
-def answer(audit: Audit) -> list[str]:
-    """The result for a privacy officer, in sentences made from what was found."""
+def answer(audit: Audit) -> list[tuple[str, str]]:
+    """The result for a privacy officer, from what was found: sentences in two halves, the first a heading."""
     about = subject(audit)
-    found = tally(audit, about)
+    found, name = tally(audit, about), called(audit, about)
     told = []
     if found.leaks:
-        told.append(f"What gets through against {called(audit, about)}: {_titles(found.leaks)}.")
+        told.append((f"{name} does not keep out:", f"{_titles(found.leaks)}."))
     if found.holds:
-        told.append(f"What does not: {_titles(found.holds)}.")
+        told.append((f"{name} keeps out:", f"{_titles(found.holds)}."))
     if not found.tried:
-        told.append("No attack was measured.")
-    told += [_compared(audit, about, other) for other in audit["schemes"] if other != about]
-    return [each for each in told if each] + _trust(audit)
+        told.append(("Nothing", f"was measured against {name}."))
+    told += [each for other in audit["schemes"] if other != about for each in _compared(audit, about, other)]
+    return told + _trust(audit)
 
 
-def _compared(audit: Audit, about: str, other: str) -> str:
+def _compared(audit: Audit, about: str, other: str) -> Iterator[tuple[str, str]]:
     """Two schemes side by side, on the attacks that were tried against both."""
     ours, theirs = tally(audit, about), tally(audit, other)
-    own = {each["id"]: each for each in (*ours.leaks, *ours.holds)}
+    own = {each["id"] for each in (*ours.leaks, *ours.holds)}
     both = [each for each in (*theirs.leaks, *theirs.holds) if each["id"] in own]
     if not both:
-        return ""
+        return
     bad, worse = ({each["id"] for each in side.leaks} for side in (ours, theirs))
-    saved = [each for each in both if each["id"] in worse - bad]
-    lost = [each for each in both if each["id"] in bad - worse]
-    name, versus = called(audit, about), called(audit, other)
-    alike = f"Of {len(both)} {_plural(len(both), 'attack')} tried against both {name} and {versus}, "
-    if not saved and not lost:
-        return f"{alike}{'it' if len(both) == 1 else 'each'} ends the same way."
-    parts = []
-    if saved:
-        parts.append(
-            f"{len(saved)} {_plural(len(saved), 'gets', 'get')} through against the latter alone: {_titles(saved)}"
-        )
-    if lost:
-        parts.append(f"{len(lost)} against {name} alone: {_titles(lost)}")
-    return f"{alike}{'; '.join(parts)}."
+    differ = {
+        called(audit, other): [each for each in both if each["id"] in worse - bad],
+        called(audit, about): [each for each in both if each["id"] in bad - worse],
+    }
+    parts = [
+        f"{len(those)} {_plural(len(those), 'gets', 'get')} through against {name} alone ({_titles(those)})"
+        for name, those in differ.items()
+        if those
+    ]
+    tried = f"of {len(both)} {_plural(len(both), 'attack')} tried against both, "
+    yield f"Beside {called(audit, other)}:", f"{tried}{'; '.join(parts) or 'all end the same way'}."
 
 
-def _trust(audit: Audit) -> list[str]:
+def _trust(audit: Audit) -> list[tuple[str, str]]:
     """How far all this can be relied on."""
     told = []
     checked, wrong = controls(audit), loud(audit)
     if wrong:
         names = _titles(list({attack["id"]: attack for attack, _ in wrong}.values()))
         told.append(
-            f"Do not rely on what is said about: {names}. {len(wrong)} of {len(checked)} controls came out "
-            "otherwise than they must."
+            ("Not to be relied on:", f"{names}. {len(wrong)} of {len(checked)} controls came out as they must not.")
         )
     elif checked:
-        told.append(
-            f"The measurements were tested where it is known what must come out: {len(checked)} "
-            f"{_plural(len(checked), 'control')}, none of them wrong."
-        )
+        many = f"{len(checked)} {_plural(len(checked), 'control')}"
+        told.append(("Tested", f"in settings where it is known what must come out: {many}, none of them wrong."))
     broken, left = len(audit["failed"]), len(audit["unfinished"])
     if broken:
-        told.append(
-            f"{broken} {_plural(broken, 'part')} ended with an error and {_plural(broken, 'says', 'say')} nothing."
-        )
+        told.append(("Failed:", f"{broken} {_plural(broken, 'part')} ended with an error; nothing is known there."))
     if left:
-        told.append(f"It was interrupted: {left} {_plural(left, 'part')} had not been finished.")
+        told.append(("Interrupted:", f"{left} {_plural(left, 'part')} had not been finished."))
     return told
 
 
