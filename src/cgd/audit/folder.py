@@ -35,7 +35,7 @@ def check(folder: Path) -> None:
         raise InputError(f"{folder} is a file; name a folder with --out")
     if folder.is_dir() and any(folder.iterdir()) and not results.is_audit(folder):
         raise InputError(f"{folder} is not empty and holds no audit; name another folder with --out, or move it away")
-    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     try:
         with tempfile.TemporaryDirectory(dir=there, prefix=".cgd-audit-"):
             pass

@@ -126,9 +126,9 @@ def written(value: float, metric: str) -> str:
         return f"{value:.1f}".replace("-", "−")
     size = abs(value)
     if 0 < size < 1e-3 or size >= 1e5:
-        base, power = f"{value:.1e}".split("e")
-        digits = base if len(power) < 4 and power[1] == "0" else f"{float(base):.0f}"
-        return f"{digits}e{int(power)}".replace("-", "−")
+        digits = 1 if 1e-9 <= size < 1e10 else 0  # a long exponent takes the place of a decimal
+        base, power = f"{value:.{digits}e}".split("e")
+        return f"{base}e{int(power)}".replace("-", "−")
     return (f"{value:.3f}" if 0 < size < 10 else f"{value:.4g}").replace("-", "−")
 
 

@@ -52,8 +52,8 @@ def audit(
     from cgd.audit import folder, results, running, sources, table, verdicts
 
     names = [name.strip() for name in coalition.split(",") if name.strip()]
-    plan = sources.plan_for(what or [], names).choose(only or [])
     folder.check(out)
+    plan = sources.plan_for(what or [], names).choose(only or [])
     with _progress() as progress:
         outcome = running.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
     if not outcome.done:
