@@ -211,11 +211,11 @@ def count(audit: Audit) -> str:
     """The result in a line: "9 of 12 attacks succeed against CGD; all 14 controls come out as they must"."""
     about = subject(audit)
     found, checked, wrong = tally(audit, about), controls(audit), loud(audit)
-    told = (
-        f"{len(found.leaks)} of {found.tried} {_plural(found.tried, 'attack')} succeed against {called(audit, about)}"
-    )
+    attacks = _plural(found.tried, "attack succeeds", "attacks succeed")
+    told = f"{len(found.leaks)} of {found.tried} {attacks} against {called(audit, about)}"
     if wrong:
-        told += f"; {len(wrong)} of {len(checked)} {_plural(len(checked), 'control')} NOT AS THEY MUST"
+        those = _plural(len(checked), "control comes", "controls come")
+        told += f"; {len(wrong)} of {len(checked)} {those} out OTHERWISE THAN THEY MUST"
     elif checked:
         every = f"all {len(checked)} controls come" if len(checked) > 1 else "the one control comes"
         told += f"; {every} out as {_plural(len(checked), 'it', 'they')} must"
