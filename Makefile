@@ -50,6 +50,9 @@ small-results: .venv/installed-dev  ## run all experiments at the quick scale an
 	rm -rf results/small && mkdir results/small
 	cp -r build/small/quick/report.md build/small/quick/plots results/small
 
+mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
+	$(BIN)/python tests/mutate.py
+
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py
 	rm -rf docs/results && mkdir docs/results && cp -r results/paper/report.md results/paper/plots docs/results

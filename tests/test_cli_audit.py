@@ -45,7 +45,7 @@ def test_one_attack_from_start_to_end(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("--only", "grams"), "there is no attack 'grams' here; choose from gram, membership, "),
-        (("nowhere",), "nowhere does not exist; name a spec (.toml), or folders of a run that was recorded"),
+        (("nowhere",), "nowhere does not exist; name a spec (.toml), or folders that `cgd join --record` wrote"),
         (("full",), "full has no recording.json"),
         (("nowhere.toml",), "nowhere.toml"),
         (("mine.toml", "full"), "mine.toml, full cannot be audited at once"),

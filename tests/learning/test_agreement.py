@@ -201,7 +201,9 @@ def test_a_wrong_count_is_noticed_by_everyone() -> None:
 
 
 def test_the_number_of_own_samples_does_not_travel() -> None:
+    """Neither in what is compared, nor in the pledges that are opened: those of equal numbers are not even alike."""
     seen: list[str] = []
+    pledges: list[list[int]] = []
 
     def work(peers: Peers) -> None:
         parameter = nn.Parameter(torch.zeros(1))
@@ -210,11 +212,14 @@ def test_the_number_of_own_samples_does_not_travel() -> None:
         parameter.grad = torch.ones(1)
         optimizer.step()
         seen.append(optimizer._context(optimizer.param_groups))
+        pledges.append(optimizer.param_groups[0]["pledges"])
 
     with local_peers(3) as colony:
         colony.run(work)
     assert len(seen) == 6
     assert all("98765" not in text for text in seen)
+    assert pledges[0] == pledges[1] == pledges[2]
+    assert len({*pledges[0], 98765}) == 4
 
 
 # A grid: several sums in one step.

@@ -11,6 +11,7 @@ import zmq
 
 from cgd.errors import ClosedError, MembershipError
 from cgd.network import memory
+from cgd.network.recording import RecordingStandingTransport, RecordingTransport
 from cgd.network.sockets import Contact
 from cgd.network.zeromq import ZeroMQTransport
 from support.ports import free_port
@@ -29,9 +30,19 @@ def connect_sockets(members: Sequence[str]) -> list[ZeroMQTransport]:
     return [ZeroMQTransport(member, contacts, pairs[member][1]) for member in members]
 
 
+def connect_recorded(members: Sequence[str]) -> list[RecordingTransport]:
+    return [RecordingTransport(each, lambda sender, frame: None) for each in memory.connect(members)]
+
+
+def connect_recorded_sockets(members: Sequence[str]) -> list[RecordingStandingTransport]:
+    return [RecordingStandingTransport(each, lambda sender, frame: None) for each in connect_sockets(members)]
+
+
 connectors: dict[str, Callable[[Sequence[str]], Sequence[Transport]]] = {
     "memory": memory.connect,
     "zeromq": connect_sockets,
+    "recorded memory": connect_recorded,
+    "recorded zeromq": connect_recorded_sockets,
 }
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cgd.audit.plan import Plan, Source
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from cgd.privacy.view import Finding, Inapplicable, Scheme
 
 RECORDING = "recording.json"
 """What makes a folder that of a recorded run."""
+EXAMINED = ("gram", "membership", "records", "inversion", "labels", "dropout")
+"""The attacks that can be tried on any view; the others need a setting of their own."""
 
 
 def plan_for(what: Sequence[Path], coalition: Sequence[str] = ()) -> Plan:
@@ -20,7 +25,7 @@ def plan_for(what: Sequence[Path], coalition: Sequence[str] = ()) -> Plan:
 
     Args:
         what: nothing, a spec (.toml), or the folders of a recorded run.
-        coalition: of a recorded run, who colludes; the first of the folders' participants if not given.
+        coalition: of a recorded run, who colludes; with one folder and none, everybody else.
 
     Raises:
         InputError: it is none of these, or cannot be read.
@@ -40,7 +45,7 @@ def plan_for(what: Sequence[Path], coalition: Sequence[str] = ()) -> Plan:
             fault = (
                 f"has no {RECORDING}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
             )
-            raise InputError(f"{folder} {fault}; name a spec (.toml), or folders of a run that was recorded")
+            raise InputError(f"{folder} {fault}; name a spec (.toml), or folders that `cgd join --record` wrote")
     return from_recording(what, coalition)
 
 
@@ -68,7 +73,50 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
     """The attacks that can be tried on a run that was recorded.
 
     Raises:
-        InputError: the recordings cannot be read, are not of one run, or nobody of the coalition is in it.
+        InputError: the recordings cannot be read, are not of one run, or the coalition is not in it.
     """
-    told = " ".join((*map(str, folders), *coalition))
-    raise InputError(f"{told} cannot be audited: this version knows embedded data only")
+    from cgd.practice.recording import load, view_of
+    from cgd.privacy.catalogue import CATALOGUE
+    from cgd.privacy.examination import described
+
+    recordings = [load(folder) for folder in folders]
+    view, _, _ = view_of(recordings, coalition)  # here, so that what is wrong is told at once
+    first = recordings[0]
+    if coalition:
+        who = f"{', '.join(coalition)} pool what they saw of {', '.join(view.honest)}"
+    else:
+        who = f"the worst case for {first.participant}: everybody else pools what they saw"
+    arguments = (*map(str, folders), *(("--coalition", ",".join(coalition)) if coalition else ()))
+    source = Source(
+        "recording", f"a run of {first.federation}", f"A real run that was recorded; {who}. {described(view)}.", arguments
+    )
+    attacks = tuple(each for each in CATALOGUE if each.id in EXAMINED)
+    return Plan(source, attacks, (Examination(tuple(map(str, folders)), tuple(coalition)),))
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All attacks that a recorded run allows, as one part: reading the run takes longer than most of them.
+
+    Attributes:
+        folders: of the recordings.
+        coalition: who colludes.
+    """
+
+    folders: tuple[str, ...]
+    coalition: tuple[str, ...]
+    attack: str = ""
+    scheme: Scheme = "cgd"
+    control: bool = False
+
+    @property
+    def label(self) -> str:
+        """What it is called while it runs."""
+        return "the recorded run"
+
+    def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:  # noqa: ARG002 - nothing is drawn
+        """Read the recordings, and try everything."""
+        from cgd.practice.recording import load, view_of
+        from cgd.privacy.examination import examine
+
+        return examine(*view_of([load(folder) for folder in self.folders], self.coalition))

@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.cli.display import Display
+    from cgd.federation.file import Federation
     from cgd.federation.joining import Membership
+    from cgd.practice.recorder import Recorder
 
 Delta = Annotated[
     float | None, typer.Option(help="With --data: the spread of your model's origin (default: that of the file).")
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="With --data: write down everything that you see, your records too, for `cgd audit`. Keep it secret.",
+    ),
 ]
 
 
@@ -39,6 +48,7 @@ def join(
         Path | None, typer.Option(metavar="DIR", help="With --data: for the model and report (default: runs/NAME).")
     ] = None,
     delta: Delta = None,
+    record: Record = None,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own training function; it gets the peers.")
     ] = None,
@@ -67,15 +77,22 @@ def join(
     if (data is None) == (run is None):
         raise InputError("give one of --data FILE (your records) and --run MODULE:FUNCTION (your own program)")
     work: Callable[[Membership, Display], Any]
+    recorder: Recorder | None = None
     if data is not None:  # everything that may be wrong with the records is found before anybody hears of us
-        work = _practice(path, name, data, label, out, delta)
+        work, recorder = _practice(path, name, data, label, out, delta, record)
     else:
+        if record is not None:
+            raise InputError(
+                "--record goes with --data: what a program of your own learns, and from what, is not known here; try "
+                "your setting with `cgd audit` on a table, or on a spec"
+            )
         if (label, out, delta) != (None, None, None):
             raise InputError("--label, --out and --delta go with --data; a program of your own decides for itself")
         function = load_function(str(run), "--run", ("the peers",))
         work = lambda membership, _: function(membership.peers)  # noqa: E731
+    sink = None if recorder is None else recorder.frame
     membership = Membership(
-        path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None
+        path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
     )
     log_events(log or membership.state.folder / "events.jsonl")
     failure: Exception | None = None
@@ -94,6 +111,8 @@ def join(
                 membership.conductor.close(done=True)
         finally:
             membership.conductor.close(done=False)
+            if recorder is not None:
+                recorder.close()
     if failure is not None:
         _fail(failure, run or f"training on {data}", name)
     sums = membership.peers.traffic.sums
@@ -103,14 +122,15 @@ def join(
 
 
 def _practice(
-    path: Path, name: str, data: Path, label: str | None, out: Path | None, delta: float | None
-) -> Callable[[Membership, Display], str]:
-    """Read the records, and what to do with them when the others are there."""
+    path: Path, name: str, data: Path, label: str | None, out: Path | None, delta: float | None, record: Path | None
+) -> tuple[Callable[[Membership, Display], str], Recorder | None]:
+    """Read the records; what to do with them when the others are there, and what records it, if we do."""
     from cgd.federation.file import Federation
     from cgd.learning.confinement import check_delta
     from cgd.practice.functions import load_function
     from cgd.practice.networks import SIZES
     from cgd.practice.reading import read
+    from cgd.practice.recorder import refuse_columns
     from cgd.practice.run import RunFolder, Source, run, summary
     from cgd.practice.setting import Setting
 
@@ -118,6 +138,8 @@ def _practice(
     setting = Setting.of(federation, name)
     if delta is not None:
         check_delta(delta)
+    if record is not None:
+        refuse_columns(setting)
     if setting.model.function:
         load_function(setting.model.function, "function in [model]", SIZES)
     records, notes = read(data, setting.data, setting.own_columns, label=label, ids=setting.in_columns)
@@ -134,16 +156,33 @@ def _practice(
     for note in notes:
         typer.echo(f"cgd: {note}", err=True)
     source = Source(data.name, records, notes)
+    recorder = None if record is None else _recorder(record, federation, name)
 
     def work(membership: Membership, display: Display) -> str:
-        content = run(membership.peers, membership.federation, name, source, folder, delta=delta, say=display.say)
+        content = run(
+            membership.peers, membership.federation, name, source, folder,
+            delta=delta, say=display.say, recorder=recorder,
+        )  # fmt: skip
         more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in notes)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
         used = f"`cgd predict {where} --data FILE{row}` uses it"
         return f"{summary(content)}{more}\n  {where}/report.html has it all; {used}"
 
-    return work
+    return work, recorder
+
+
+def _recorder(folder: Path, federation: Federation, name: str) -> Recorder:
+    from cgd.practice.recorder import Recorder, bytes_per_parameter
+
+    recorder = Recorder(folder, name, federation.name)
+    size = bytes_per_parameter(federation.training, len(federation.names))
+    typer.echo(
+        f"cgd: recording into {folder} your prepared records, origin, gradients, and what you see: keep it as secret "
+        f"as the records; about {10 * size:.0f} kB a step for each 10,000 parameters of the network",
+        err=True,
+    )
+    return recorder
 
 
 def _fail(error: Exception, what: str, name: str) -> NoReturn:

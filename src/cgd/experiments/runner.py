@@ -145,7 +145,7 @@ def execute(
     spec: RunSpec, data_dir: Path | None = None, checkpoint: Path | None = None, on_step: OnStep = lambda *_: None
 ) -> Result:
     """Run it."""
-    data = _loaded(spec.data, spec.seed, data_dir)
+    data = loaded(spec.data, spec.seed, data_dir)
     if spec.samples:
         data = data.first(spec.samples)
     setting = baselines.Setting(
@@ -216,7 +216,7 @@ def check(spec: RunSpec, data_dir: Path | None = None) -> None:
     Raises:
         InputError: the data set is not there, or too small for the run.
     """
-    data = _loaded(spec.data, spec.seed, data_dir)
+    data = loaded(spec.data, spec.seed, data_dir)
     data = data.first(spec.samples) if spec.samples else data
     for name, least, there in (
         ("rows", spec.rows, f"{len(data.x)} samples"),
@@ -249,7 +249,8 @@ def deltas(spec: RunSpec) -> float | Callable[[Cell], float]:
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, seed: int, data_dir: Path | None) -> Dataset:
+def loaded(name: str, seed: int, data_dir: Path | None) -> Dataset:
+    """A data set, scaled; those in use are kept."""
     return datasets.load(name, seed, data_dir).scaled()
 
 

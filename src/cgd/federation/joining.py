@@ -17,6 +17,7 @@ from cgd.federation.texts import stamp
 from cgd.network.conductor import Conductor
 from cgd.network.group_driver import GroupDriver
 from cgd.network.peers import Peers
+from cgd.network.recording import RecordingStandingTransport
 from cgd.network.zeromq import ZeroMQTransport
 from cgd.protocol.assembly import Assembly
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from cgd.network.recording import Sink
     from cgd.network.sockets import Contact
+    from cgd.network.transport import StandingTransport
     from cgd.protocol.ledger import Ledger
 
 log = logging.getLogger("cgd.federation")
@@ -47,6 +50,7 @@ class Membership:
         state: a folder for what outlives this process; `state/PARTICIPANT` beside the federation file if not given.
         timeout: how many seconds a sum waits while nothing comes from anybody; None waits for ever.
         linger: how many seconds to stay at most for the others when our program is done; None for as long as it takes.
+        sink: is given every frame that we receive, for a recording; called by the conductor's thread.
 
     Raises:
         InputError: the file, the key, the address or the state folder cannot be used.
@@ -64,6 +68,7 @@ class Membership:
         state: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         linger: float | None = 60.0,
+        sink: Sink | None = None,
     ) -> None:
         self.federation = path if isinstance(path, Federation) else Federation.load(path)
         self.path = self.federation.path
@@ -90,7 +95,9 @@ class Membership:
             ledgers = self.state.load(self.groups)
             self._check_epoch(ledgers)
             assembly = Assembly(self.me, self.federation.charter(cgd.__version__), ledgers)
-            transport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
+            transport: StandingTransport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
+            if sink is not None:
+                transport = RecordingStandingTransport(transport, sink)
         except BaseException:
             self.state.close()
             raise

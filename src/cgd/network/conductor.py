@@ -278,7 +278,7 @@ class Conductor:
     def _receive(self, seconds: float) -> tuple[PeerId, Buffer] | None:
         try:
             return self.transport.receive(seconds)
-        except HubError as error:  # we go on, to tell the others that we leave
+        except (HubError, InputError) as error:  # or a recording cannot go on; we do, to tell the others that we leave
             self.fail(error)
             return None
 

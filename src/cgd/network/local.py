@@ -13,14 +13,18 @@ from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
 from cgd.network.driver import FAREWELL_SECONDS, SessionDriver
 from cgd.network.memory import connect
 from cgd.network.peers import Peers, SumSettings
+from cgd.network.recording import RecordingTransport
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import SESSION_BYTES, Opening, PeerId, Sharing
 from cgd.protocol.session import Session
 from cgd.ring.sharing import KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
+
+    from cgd.network.recording import Sink
+    from cgd.network.transport import Transport
 
 Result = TypeVar("Result")
 
@@ -126,6 +130,7 @@ def local_peers(
     opening: Opening = "mesh",
     aggregator: PeerId | None = None,
     timeout: float | None = 300.0,
+    sinks: Mapping[PeerId, Sink] | None = None,
 ) -> LocalPeers:
     """Connect members inside this process. They run the whole protocol; only the sockets are missing.
 
@@ -137,6 +142,7 @@ def local_peers(
         opening: "mesh" or "aggregator".
         aggregator: with opening="aggregator", the name of that member; the first if not given.
         timeout: how many seconds a member waits for a silent peer; None waits for ever.
+        sinks: of members that record, by name: what is given every frame that one receives, and its sender.
 
     Raises:
         MembershipError: fewer than 3 members, or a name twice.
@@ -160,7 +166,10 @@ def local_peers(
     keys: dict[PeerId, dict[PeerId, bytes]] = {name: {} for name in names}
     for one, other in combinations(names, 2):
         keys[one][other] = keys[other][one] = secrets.token_bytes(KEY_BYTES)
+    transports: list[Transport] = [
+        RecordingTransport(each, sinks[each.me]) if sinks and each.me in sinks else each for each in connect(names)
+    ]
     return LocalPeers(
         Peers(SessionDriver(transport, Session(name, names, session, keys[name]), timeout), settings)
-        for name, transport in zip(names, connect(names), strict=True)
+        for name, transport in zip(names, transports, strict=True)
     )

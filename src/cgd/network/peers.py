@@ -10,6 +10,7 @@ import numpy as np
 
 from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, WeightError
 from cgd.network.arrays import decoded_type, from_numpy, to_numpy
+from cgd.network.recording import Addend
 from cgd.protocol.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
 from cgd.ring.fixed_point import WORD_TYPES, FixedPoint
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from cgd.network.driver import Driver, Traffic
+    from cgd.network.recording import Observer
     from cgd.protocol.ledger import Step
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
@@ -81,6 +83,7 @@ class Peers:
         seed: 32 secret bytes, for `cgd.confine`. In a federation they belong to the participant's key file: the origin
             drawn from them can be drawn again after everything else was lost.
         memory: what optimisers leave with the members, for one that comes back.
+        observer: sees what we put into every sum and what is opened, for a recording; usually None.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Peers:
         self.training = dict(training or {})
         self.seed = secrets.token_bytes(32) if seed is None else seed
         self.memory = driver
+        self.observer: Observer | None = None
         self._driver = driver
         self._slots = 0
         if settings.aggregator and settings.aggregator not in self.members:
@@ -235,6 +239,7 @@ class Peers:
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits, addends)
                 spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
                 made = [self._encode(array, fixed_point, spec, weight, addends)]  # refuses what does not fit
+                addend = self._shown(array, weight, context, step, epoch)
             except BaseException as error:
                 self._refuse(error)
                 raise
@@ -246,8 +251,21 @@ class Peers:
             if weight is not None:
                 self._check_weights(total[-1:], self._weighing(spec, addends), addends)
             decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
+            if self.observer is not None and addend is not None:
+                self.observer.opened(addend, decoded)
             result: Array = from_numpy(decoded, values)
             return result
+
+    def _shown(
+        self, array: npt.NDArray[Any], weight: float | None, context: str, step: Step | None, epoch: int
+    ) -> Addend | None:
+        """Show the observer, if there is one, what goes into the next sum; in one of the past, nothing does."""
+        if self.observer is None:
+            return None
+        addend = Addend(array, weight, context, step, self.members, epoch)
+        if not self._driver.past():
+            self.observer.entering(addend)
+        return addend
 
     def _refuse(self, error: BaseException | None) -> None:
         reasons = {RangeError: Reason.RANGE, InputError: Reason.SETTINGS}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from cgd.federation.file import Federation
     from cgd.network.peers import Peers
+    from cgd.practice.recorder import Recorder
     from cgd.practice.records import Records
 
 HISTORY = "history.jsonl"
@@ -132,6 +133,7 @@ def run(
     *,
     delta: float | None = None,
     say: Callable[[str], None] = lambda _: None,
+    recorder: Recorder | None = None,
 ) -> dict[str, Any]:
     """Train with the others, save the model and write the report; returns what `run.json` has.
 
@@ -143,6 +145,7 @@ def run(
         folder: for what comes out.
         delta: our own δ, if not that of the file.
         say: is told how it goes, in words.
+        recorder: writes down what we see, for attacks on it.
 
     Raises:
         CGDError: see `train`.
@@ -164,7 +167,7 @@ def run(
                 say(f"{error}; trying again every {RETRY_SECONDS:g} s")
                 time.sleep(RETRY_SECONDS)
 
-    trained = train(peers, setting, source.records, delta=delta, progress=progress)
+    trained = train(peers, setting, source.records, delta=delta, progress=progress, recorder=recorder)
     origin = {
         "participant": participant,
         "federation": federation.name,

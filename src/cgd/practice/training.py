@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.network.peers import Peers
+    from cgd.practice.recorder import Recorder
     from cgd.practice.records import Records
     from cgd.practice.setting import Setting
 
@@ -98,6 +99,7 @@ def train(
     *,
     delta: float | None = None,
     progress: Callable[[Look], None] = lambda _: None,
+    recorder: Recorder | None = None,
 ) -> Trained:
     """Train a confined model on our records, together with the others.
 
@@ -107,6 +109,7 @@ def train(
         records: ours.
         delta: our own δ, if not that of the file.
         progress: is told of every look at the validation loss.
+        recorder: writes down what we put in and what is opened, for attacks on it: all of that is secret.
 
     Raises:
         InputError: the records of all together cannot be learned from, or do not fit.
@@ -119,10 +122,14 @@ def train(
     preparation = fit(records, setting.data, setting.own_columns, column)
     training, validation = (Sample.of(records.take(which), preparation, setting) for which in (~kept, kept))
     network = build(setting.model, len(preparation.features), preparation.outputs)
-    confine(network, delta=setting.model.delta if delta is None else delta, seed=peers.seed)
+    origin = confine(network, delta=setting.model.delta if delta is None else delta, seed=peers.seed)
+    if recorder is not None:
+        recorder.begin(peers, setting, preparation, network, origin.delta, training, validation)
     loop = _Loop(peers, setting, network, training, validation)
+    if recorder is not None:
+        recorder.resume(loop.optimizer)
     loop.run(progress)
-    return Trained(
+    trained = Trained(
         network=network.eval(),
         preparation=preparation,
         looks=tuple(loop.looks),
@@ -135,6 +142,9 @@ def train(
         notes=(*preparation.notes(records), *loop.notes),
         seconds=time.monotonic() - begun,
     )
+    if recorder is not None:
+        recorder.finish(trained)
+    return trained
 
 
 def outputs_of(network: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -139,13 +139,13 @@ def _held(points: torch.Tensor, normals: torch.Tensor) -> torch.Tensor:
 
 def _distinct(guesses: torch.Tensor, most: int) -> torch.Tensor:
     """The first `most` guesses that are not like one before."""
-    kept: list[torch.Tensor] = []
-    for guess in guesses:
-        if all((guess - other).norm() > 0.05 * other.norm() for other in kept):
-            kept.append(guess)
-        if len(kept) == most:
+    like = torch.cdist(guesses, guesses) <= 0.05 * guesses.norm(dim=1)
+    kept = torch.zeros(len(guesses), dtype=torch.bool)
+    for place in range(len(guesses)):
+        if kept.sum() == most:
             break
-    return torch.stack(kept) if kept else guesses[:0]
+        kept[place] = not (like[place] & kept).any()
+    return guesses[kept]
 
 
 # The settings it is shown in.

@@ -91,7 +91,7 @@ def score(exposed: Exposed, view: View, truth: Truth) -> Theorem3:
     moments = torch.stack([at(unit) + products for unit in torch.eye(len(products), dtype=torch.double)])
     z2 = torch.stack([at(model) for model in exposed.models])
     last = view.rounds[-1].displacement.double()
-    origins = {name: model.double() - _final(view) for name, model in truth.models.items()}
+    origins = {name: model.double() - view.final_displacement.double() for name, model in truth.models.items()}
     true_sum = torch.zeros_like(last)
     for name, origin in origins.items():
         true_sum += _gradient_at(view, truth, name)(origin + last)
@@ -114,12 +114,6 @@ def _gradient_at(view: View, truth: Truth, name: str | None = None) -> Callable[
         return share * view.loss(functional_call(model, weights, (x.double(),)), y.double())
 
     return lambda weights: flat(grad(value)(unflat(weights, model)))
-
-
-def _final(view: View) -> torch.Tensor:
-    """The displacement after the last round."""
-    last = view.rounds[-1]
-    return (last.displacement - view.lr * last.gradient_sum).double()
 
 
 def _relative(found: torch.Tensor, real: torch.Tensor) -> float:

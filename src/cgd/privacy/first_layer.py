@@ -22,11 +22,16 @@ def has_bias(model: nn.Module) -> bool:
     Raises:
         InputError: the model begins with something else.
     """
-    leaves = [each for each in model.modules() if not list(each.children()) and not isinstance(each, _SAME_VALUES)]
-    if not leaves or not isinstance(leaves[0], nn.Linear):
-        found = type(leaves[0]).__name__ if leaves else "nothing"
-        raise InputError(f"the network begins with {found}; this attack needs one that begins with a torch.nn.Linear")
-    return leaves[0].bias is not None
+    return _first(model).bias is not None
+
+
+def units(model: nn.Module) -> int:
+    """How many units the fully-connected layer has that a model begins with.
+
+    Raises:
+        InputError: the model begins with something else.
+    """
+    return _first(model).out_features
 
 
 def gradient_rows(view: View) -> torch.Tensor:
@@ -44,3 +49,11 @@ def gradient_rows(view: View) -> torch.Tensor:
         gradient = list(unflat(view.honest_sum(number).double(), model).values())
         rows.append(torch.cat([each.reshape(len(each), -1) for each in gradient[:columns]], dim=1))
     return torch.cat(rows)
+
+
+def _first(model: nn.Module) -> nn.Linear:
+    leaves = [each for each in model.modules() if not list(each.children()) and not isinstance(each, _SAME_VALUES)]
+    if not leaves or not isinstance(leaves[0], nn.Linear):
+        found = type(leaves[0]).__name__ if leaves else "nothing"
+        raise InputError(f"the network begins with {found}; this attack needs one that begins with a torch.nn.Linear")
+    return leaves[0]

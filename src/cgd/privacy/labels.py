@@ -42,7 +42,7 @@ def label_counts(view: View) -> torch.Tensor:
     The less sure it is what their models predict, the more all classes are taken to be alike.
 
     Raises:
-        InputError: the model does not end with a fully-connected layer.
+        InputError: the labels are no classes, or the model does not end with a fully-connected layer.
     """
     guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
     shared = view.rounds[0].weights
@@ -81,11 +81,13 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
     chance = min(distance(own_counts(view)), distance(alike))
     detail = "every class is counted exactly" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
     return Finding(
-        "label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance, setting, detail
+        "label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance > 0, setting, detail
     )
 
 
 def _classes(view: View) -> int:
+    if any(each.y.is_floating_point() for each in view.coalition.values()):
+        raise InputError("the labels are numbers, not classes; there is nothing to count")
     return len(list(view.build_model().parameters())[-1])
 
 

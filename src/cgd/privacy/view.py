@@ -1,8 +1,8 @@
 """What a coalition of participants sees: its own secrets, and everything that was opened or shown to it.
 
 An attack gets a `View` and nothing else, whatever the scheme is and wherever the view comes from: a simulation
-(`schemes.py`), or a real run that was recorded (`recording.py`). What the honest participants keep to themselves is in
-`Truth`, and is for measuring how well an attack did, after it has made its guess.
+(`schemes.py`), or a real run that was recorded (`cgd.practice.recording`). What the honest participants keep to
+themselves is in `Truth`, and is for measuring how well an attack did, after it has made its guess.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class Colluder:
         y: their labels.
         addends: what it put into the sum of each round: its gradient, flat, times n_l/n.
         origin: its origin, flat; in FedSGD the common one.
+        samples: how many it counts for in n, if that is not how many are given here.
     """
 
     x: torch.Tensor
     y: torch.Tensor
     addends: tuple[torch.Tensor, ...]
     origin: torch.Tensor
+    samples: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,6 +83,7 @@ class View:
         frames: bytes that members of the coalition received, with their senders, if they were recorded.
         noise: the standard deviation of what was added to every number of a sum, by rounding in the ring or for
             differential privacy: everybody knows these settings.
+        final: D after the last step, flat, where another rule than plain descent by `lr` moved it.
     """
 
     scheme: Scheme
@@ -93,6 +96,7 @@ class View:
     rounds: tuple[Round, ...]
     frames: tuple[tuple[str, bytes], ...] = ()
     noise: float = 0.0
+    final: torch.Tensor | None = None
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -102,17 +106,21 @@ class View:
     @property
     def honest_samples(self) -> int:
         """How many samples the others have together: everybody learns n."""
-        return self.samples - sum(len(each.y) for each in self.coalition.values())
+        own = [len(each.y) if each.samples is None else each.samples for each in self.coalition.values()]
+        return self.samples - sum(own)
 
     @property
     def final_displacement(self) -> torch.Tensor:
         """D after the last step, flat."""
+        if self.final is not None:
+            return self.final
         return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
     def until(self, rounds: int) -> View:
         """What was seen of the first rounds."""
         coalition = {name: replace(each, addends=each.addends[:rounds]) for name, each in self.coalition.items()}
-        return replace(self, rounds=self.rounds[:rounds], coalition=coalition)
+        final = self.rounds[rounds].displacement if rounds < len(self.rounds) else self.final
+        return replace(self, rounds=self.rounds[:rounds], coalition=coalition, final=final)
 
     def honest_sum(self, number: int) -> torch.Tensor:
         """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""

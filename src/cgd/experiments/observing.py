@@ -1,0 +1,76 @@
+"""A run of a spec as a coalition of its participants would see it, under any scheme: to audit one's own setting.
+
+Everything that is seen is kept, so this is for some rounds at the beginning, where most is given away, and not for the
+whole run of a large colony.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import functional
+
+from cgd.errors import InputError
+from cgd.experiments.runner import build_model, loaded
+from cgd.learning.grid import Grid
+from cgd.privacy.schemes import Colony, observe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.experiments.spec import RunSpec
+    from cgd.privacy.schemes import Sample
+    from cgd.privacy.view import Scheme, Truth, View
+
+# Bytes of addends and sums that a view may keep.
+MOST_BYTES = 4 << 30
+
+
+def observed(
+    spec: RunSpec, scheme: Scheme, *, rounds: int, honest: int = 2, data_dir: Path | None = None
+) -> tuple[View, Truth, Sample]:
+    """Run the first rounds of a spec under a scheme: what a coalition sees, the truth, and fresh records.
+
+    Args:
+        spec: the run; its method does not matter.
+        scheme: how the participants train.
+        rounds: how many steps, at most those of the spec.
+        honest: how many of the participants, the first ones, do not collude.
+        data_dir: where to look first for data sets.
+
+    Raises:
+        InputError: the run has columns, too few participants, a range of δ, or is too large to keep all that is seen.
+    """
+    if spec.columns > 1:
+        raise InputError(
+            f"the run has {spec.columns} columns; an audit of one's own setting is for rows alone (columns = 1), and "
+            "`cgd audit --only joint` shows what `joint` columns give away"
+        )
+    if not 1 <= honest < spec.rows:
+        raise InputError(
+            f"{honest} of {spec.rows} participants are honest; at least one must be, and at least one must collude"
+        )
+    data = loaded(spec.data, spec.seed, data_dir)
+    data = data.first(spec.samples) if spec.samples else data
+    cells = Grid(spec.rows, 1).split(data.x, data.y, seed=spec.seed)
+    names = {cell: f"participant-{cell.row + 1}" for cell in cells}
+    rounds = min(rounds, spec.steps)
+    parameters = sum(each.numel() for each in build_model(spec, data).parameters())
+    needed = 4 * parameters * rounds * (spec.rows + 2)
+    if needed > MOST_BYTES:
+        raise InputError(
+            f"{spec.rows} participants, {parameters:,} parameters and {rounds} rounds make {needed / 2**30:.1f} GiB of "
+            f"gradients, and at most {MOST_BYTES / 2**30:g} are kept; take fewer rounds, or fewer rows in the spec"
+        )
+    colony = Colony(
+        {names[cell]: (block.x, block.y) for cell, block in cells.items()},
+        lambda: build_model(spec, data),
+        list(names.values())[honest:],
+        functional.cross_entropy if data.classes else functional.mse_loss,
+        rounds=rounds,
+        lr=spec.lr,
+        delta=spec.delta if isinstance(spec.delta, float) else sum(spec.delta) / 2,
+        seed=spec.seed,
+        clip=spec.clip,
+    )
+    return *observe(colony, scheme), (data.held_out_x, data.held_out_y)

@@ -1,0 +1,86 @@
+"""Take each protection out of the code, and see its test fail: `make mutations`.
+
+A test that passes without what it is there for shows nothing. `mutations.toml` has, for each promise of the threat
+model, the lines to change. The change is made in a copy of the package; the tests run on that copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PASSED, FAILED = 0, 1  # pytest's exit codes; anything else is neither
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One protection that is taken out.
+
+    Attributes:
+        promise: the promise that it belongs to.
+        what: what is missing then.
+        file: where it is.
+        before: the text to be replaced, which is there once.
+        after: what it is replaced by.
+        tests: those that must fail, each of them.
+    """
+
+    promise: str
+    what: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+def mutations() -> list[Mutation]:
+    content = tomllib.loads((ROOT / "tests" / "mutations.toml").read_text())
+    return [Mutation(**{**each, "tests": tuple(each["tests"])}) for each in content["mutation"]]
+
+
+def run(test: str, package: Path) -> int:
+    """The exit code of a test on a copy of the package."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    try:
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300).returncode
+    except subprocess.TimeoutExpired:
+        return FAILED  # it hangs without the protection
+
+
+def survives(mutation: Mutation) -> list[str]:
+    """The tests that do not fail when the protection is gone."""
+    with tempfile.TemporaryDirectory(prefix="cgd-mutation-") as folder:
+        package = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", package, ignore=shutil.ignore_patterns("__pycache__"))
+        path = Path(folder) / mutation.file
+        text = path.read_text()
+        assert text.count(mutation.before) == 1, f"{mutation.file} has changed: {mutation.before!r}"
+        path.write_text(text.replace(mutation.before, mutation.after))
+        return [test for test in mutation.tests if run(test, package) != FAILED]
+
+
+def main() -> None:
+    chosen = [each for each in mutations() if len(sys.argv) < 2 or each.promise in sys.argv[1:]]
+    whole = sorted({test for each in chosen for test in each.tests})
+    broken = [test for test in whole if run(test, ROOT / "src") != PASSED]
+    unnoticed = 0
+    for each in chosen:
+        missed = survives(each)
+        unnoticed += bool(missed)
+        tests = len(each.tests)
+        verdict = f"NOT NOTICED by {', '.join(missed)}" if missed else f"noticed by {tests} test{'s' * (tests > 1)}"
+        print(f"{each.promise:4} {each.what}: {verdict}", flush=True)
+    print(f"{len(chosen) - unnoticed} of {len(chosen)} mutations are noticed; {len(broken)} tests fail without any")
+    sys.exit(bool(unnoticed or broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""All attacks on any view: those that apply find what there is, the others say why they do not."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+from torch import nn
+
+from cgd.privacy import differencing, gram, membership
+from cgd.privacy.catalogue import CATALOGUE
+from cgd.privacy.embedded import samples
+from cgd.privacy.examination import described, examine
+from cgd.privacy.schemes import Colony, Sample, observe
+from cgd.privacy.view import Finding, Inapplicable, Truth, View
+
+FRESH = samples("digits", 1)[0][-50:], samples("digits", 1)[1][-50:]
+
+
+def found(view: View, truth: Truth, fresh: Sample = FRESH) -> dict[str, list[Finding]]:
+    return {
+        name: [each for each in results if isinstance(each, Finding)]
+        for name, results in examine(view, truth, fresh).items()
+    }
+
+
+def reasons(view: View, truth: Truth, fresh: Sample = FRESH) -> dict[str, str]:
+    return {
+        name: " ".join(each.why for each in results if isinstance(each, Inapplicable))
+        for name, results in examine(view, truth, fresh).items()
+    }
+
+
+def test_a_network_with_few_records_leaks_in_every_way_that_applies() -> None:
+    colony, fresh = membership.colony(3, 4, hidden=16, seed=1)
+    view, truth = observe(colony, "cgd")
+    assert described(view) == "2 honest, 6 records, 4 rounds"
+    results = found(view, truth, fresh)
+    assert set(results) <= {each.id for each in CATALOGUE}
+    assert [each.succeeds for each in results["membership"]][:2] == [True, True]
+    assert results["records"][0].succeeds
+    assert len(results["inversion"]) == 2
+    assert {each.setting for each in results["inversion"]} == {
+        "2 honest, 6 records, 1 round",
+        "2 honest, 6 records, 3 rounds",
+    }
+    for each in chain.from_iterable(results.values()):
+        assert each.scheme == "cgd"
+        assert not each.control
+    why = reasons(view, truth, fresh)
+    assert "linear model" in why["gram"]
+    assert "nobody has dropped out" in why["dropout"]
+
+
+def test_a_linear_regression_leaks_its_second_moments() -> None:
+    view, truth = observe(gram.colony("own batches"), "cgd")
+    x, y = samples("diabetes", 0)
+    results = found(view, truth, (x[-40:], y[-40:]))
+    assert results["gram"][0].succeeds
+    assert results["gram"][0].value < 1e-5
+    assert not any(each.succeeds for each in results["membership"])
+    why = reasons(view, truth, (x[-40:], y[-40:]))
+    assert "numbers, not classes" in why["labels"]
+    assert "300 records" in why["inversion"]
+
+
+def test_the_gradient_of_one_who_drops_out() -> None:
+    assert found(*observe(differencing.colony(), "cgd"))["dropout"][0].succeeds
+
+
+@pytest.mark.parametrize("fresh", [0, 4])
+def test_without_fresh_records_membership_is_not_asked(fresh: int) -> None:
+    colony, (x, y) = membership.colony(5, 2)
+    told = reasons(*observe(colony, "secure"), (x[:fresh], y[:fresh]))["membership"]
+    assert f"10 records and {fresh} fresh ones" in told
+
+
+def test_a_network_that_begins_with_a_convolution_is_spared_what_needs_a_first_layer() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))
+
+    x, y = samples("digits", 2)
+    data = {name: (x[place * 9 : place * 9 + 9], y[place * 9 : place * 9 + 9]) for place, name in enumerate("abc")}
+    view, truth = observe(Colony(data, build, ["c"], rounds=2), "cgd")
+    why = reasons(view, truth)
+    assert "begins with Conv2d" in why["membership"]
+    assert "begins with Conv2d" in why["records"]
+    assert [each.attack for each in found(view, truth)["membership"]] == [
+        "membership, from the loss of final models",
+        "membership, from the loss of the displacement",
+    ]
+
+
+def test_the_first_rounds_are_a_view_of_their_own() -> None:
+    view, _ = observe(differencing.colony(), "cgd")
+    first = view.until(3)
+    assert len(first.rounds) == 3
+    assert all(len(each.addends) == 3 for each in first.coalition.values())
+    assert torch.equal(first.honest_sum(2), view.honest_sum(2))
+    assert torch.equal(first.final_displacement, view.rounds[3].displacement)

@@ -1,0 +1,66 @@
+"""The threat model promises no more than tests show: every promise names some, and they are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cgd.privacy.catalogue import CATALOGUE
+from mutate import Mutation, mutations
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "threat-model.md").read_text()
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def numbered(letter: str) -> dict[str, str]:
+    """The paragraphs of the promises, or of the non-promises, by their number."""
+    return {
+        found[1]: paragraph
+        for paragraph in PAGE.split("\n\n")
+        if (found := re.match(rf"\*\*({letter}\d+)\. ", paragraph))
+    }
+
+
+PROMISES, NON_PROMISES = numbered("P"), numbered("N")
+
+
+@cache
+def functions(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_they_are_numbered_without_a_gap() -> None:
+    assert list(PROMISES) == [f"P{number}" for number in range(1, len(PROMISES) + 1)]
+    assert list(NON_PROMISES) == [f"N{number}" for number in range(1, len(NON_PROMISES) + 1)]
+
+
+@pytest.mark.parametrize("number", PROMISES)
+def test_every_promise_names_tests_that_are_there_and_is_shown_by_taking_the_protection_out(number: str) -> None:
+    named = TEST.findall(PROMISES[number])
+    assert named
+    shown = [each for each in mutations() if each.promise == number]
+    assert shown
+    for each in shown:
+        assert set(each.tests) <= {f"{path}::{name}" for path, name in named}
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    for path, name in TEST.findall(PAGE):
+        assert name in functions(path), f"{path}::{name}"
+
+
+def test_every_attack_that_is_named_is_there_and_every_attack_is_named() -> None:
+    assert {each.id for each in CATALOGUE} == set(re.findall(r"[Aa]ttack:? `(\w+)`", PAGE))
+
+
+@pytest.mark.parametrize("mutation", mutations(), ids=lambda each: f"{each.promise}: {each.what}")
+def test_every_mutation_fits_the_code(mutation: Mutation) -> None:
+    """That the tests then fail takes minutes: `make mutations`."""
+    assert (ROOT / mutation.file).read_text().count(mutation.before) == 1
+    assert mutation.promise in PROMISES
