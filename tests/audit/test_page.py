@@ -73,15 +73,15 @@ def test_it_needs_nothing_else_and_is_well_made(how: dict[str, Any], tmp_path: P
 def test_it_begins_with_the_answer(tmp_path: Path) -> None:
     text = Page(page(tmp_path, *audits.example())).text
     assert "1 of 3 attacks get through against CGD" in text
-    assert "CGD does not keep out: Attack moments." in text
-    assert "CGD keeps out: Attack records; Attack liars." in text
+    assert "These succeed against CGD: Attack moments." in text
+    assert "These do not succeed against CGD: Attack records; Attack liars." in text
     beside = (
         "Beside FedSGD with secure aggregation: of 2 attacks tried against both, 1 gets through against FedSGD with"
     )
     assert f"{beside} secure aggregation alone (Attack records)." in text
     assert "2 controls, none of them wrong" in text
     assert "1 part ended with an error" in text
-    assert text.index("does not keep out") < text.index("At a glance") < text.index("They look closely.")
+    assert text.index("These succeed") < text.index("At a glance") < text.index("They look closely.")
     for shown in (
         "0.077 (chance 0.295)",
         "8.0e−7 (chance 0.295)",
@@ -102,7 +102,7 @@ def test_the_answer_follows_the_findings(tmp_path: Path) -> None:
             finding["succeeds"] = finding["must_succeed"]
     text = Page(page(tmp_path, said, pictures)).text
     assert "0 of 3 attacks get through against CGD" in text
-    assert "does not keep out" not in text
+    assert "These succeed" not in text
     assert "tried against both, all end the same way" in text
 
 

@@ -39,7 +39,9 @@ class Glance:
         """In how many settings, if there are several and they differ."""
         if self.settings == 1 or not self.leaks:
             return ""
-        return f"in {'all ' if self.leaks == self.settings else f'{self.leaks} of '}{self.settings} settings"
+        if self.leaks < self.settings:
+            return f"in {self.leaks} of {self.settings} settings"
+        return "in both settings" if self.settings == 2 else f"in all {self.settings} settings"
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,10 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
         who = f"the worst case for {first.participant}: everybody else pools what they saw"
     arguments = (*map(str, folders), *(("--coalition", ",".join(coalition)) if coalition else ()))
     source = Source(
-        "recording", f"a run of {first.federation}", f"A real run that was recorded; {who}. {described(view)}.", arguments
+        "recording",
+        f"a run of {first.federation}",
+        f"A real run that was recorded; {who}. {described(view)}.",
+        arguments,
     )
     attacks = tuple(each for each in CATALOGUE if each.id in EXAMINED)
     return Plan(source, attacks, (Examination(tuple(map(str, folders)), tuple(coalition)),))

@@ -40,9 +40,11 @@ def _parts(audit: Audit) -> Iterator[RenderableType]:
         yield from _attack(attack, schemes, verdicts.spoilt(audit, attack))
     yield from _controls(audit)
     yield from _failures(audit)
-    explained = [f"{verdicts.SHORT[each]}: {told}" for each, told in audit["schemes"].items() if each in verdicts.SHORT]
-    yield Text()
-    yield Text("; ".join(each for each in explained if len(set(each.split(": "))) > 1), style="dim")
+    short = {each: verdicts.SHORT.get(each, each) for each in schemes}
+    explained = [f"{short[each]}: {told}" for each, told in audit["schemes"].items() if told != short[each]]
+    if explained:
+        yield Text()
+        yield Text("; ".join(explained), style="dim")
     yield Text()
     unsure = bool(verdicts.loud(audit))
     yield Text(f"{verdicts.count(audit)}.", style=STYLES["loud"] if unsure else "bold")

@@ -228,9 +228,9 @@ def answer(audit: Audit) -> list[tuple[str, str]]:
     found, name = tally(audit, about), called(audit, about)
     told = []
     if found.leaks:
-        told.append((f"{name} does not keep out:", f"{_titles(found.leaks)}."))
+        told.append((f"These succeed against {name}:", f"{_titles(found.leaks)}."))
     if found.holds:
-        told.append((f"{name} keeps out:", f"{_titles(found.holds)}."))
+        told.append((f"These do not succeed against {name}:", f"{_titles(found.holds)}."))
     if not found.tried:
         told.append(("Nothing", f"was measured against {name}."))
     told += [each for other in audit["schemes"] if other != about for each in _compared(audit, about, other)]
