@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ import pytest
 
 from cgd.baselines.solo import solo_peers
 from cgd.cli import main
+from cgd.cli.display import log_events
 from cgd.federation.file import FOR_TABLES, Federation
 from cgd.practice.model import ConfinedModel
 from cgd.practice.run import HISTORY
@@ -109,6 +112,47 @@ def test_the_folder_of_another_run_is_told_before_anybody_hears_of_it(
     code, _, err = command("join", federation, "--as", "ada", "--data", "ada.csv", "--out", "run")
     assert code == 2
     assert "run holds the run of bob of other, which is never overwritten" in err
+
+
+def test_a_caution_is_told_before_anybody_hears_of_us(command: Any, federation: Path, tmp_path: Path) -> None:
+    for rows, said in ((2, True), (60, False)):
+        write_csv(tmp_path / "ada.csv", table(rows, 1))
+        code, _, err = command("join", federation, "--as", "ada", "--data", "ada.csv", "--key", "nowhere.key")
+        assert code == 2
+        assert "nowhere.key" in err  # no key, so nobody was joined
+        assert ("cgd: caution: we bring 2 records; each of the other two members, alone, can compute" in err) == said
+        assert ("caution" in err) == said
+
+
+@pytest.fixture
+def quiet_logger() -> Iterator[logging.Logger]:
+    """The logger of the package, as it was before, when the test is over."""
+    logger = logging.getLogger("cgd")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    for handler in set(logger.handlers) - set(before[0]):
+        handler.close()
+    logger.handlers, logger.level, logger.propagate = before
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_caution_is_seen_whether_there_is_a_terminal_or_not(
+    terminal: bool,
+    quiet_logger: logging.Logger,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    log_events(tmp_path / "events.jsonl")
+    quiet_logger.getChild("learning").warning("caution: %s", "records are few", extra={"event": "caution"})
+    quiet_logger.getChild("network").info("bob is here", extra={"event": "peer"})
+    err = capsys.readouterr().err
+    assert err.startswith("cgd: caution: records are few\n")
+    assert ("bob" in err) != terminal  # in a terminal the table has it
+    caution, bob = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (caution["level"], caution["event"], caution["text"]) == ("WARNING", "caution", "caution: records are few")
+    assert bob["text"] == "bob is here"
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cgd.learning.optimizer import ConfinedOptimizer as ConfinedOptimizer
     from cgd.learning.optimizer import ConfinedSGD as ConfinedSGD
     from cgd.learning.schedule import InverseSquareLR as InverseSquareLR
+    from cgd.learning.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
     from cgd.network.local import LocalPeers as LocalPeers
     from cgd.network.local import local_peers as local_peers
     from cgd.network.peers import Peers as Peers
@@ -88,6 +89,7 @@ _HOME = {
     "learning.grid": ("Block", "Cell", "Grid"),
     "learning.optimizer": ("ConfinedAdam", "ConfinedOptimizer", "ConfinedSGD"),
     "learning.schedule": ("InverseSquareLR",),
+    "learning.vertical": ("JOINT_REVEALS_RECORDS",),
     "network.local": ("LocalPeers", "local_peers"),
     "network.peers": ("Peers",),
     "practice.model": ("ConfinedModel", "load_model"),

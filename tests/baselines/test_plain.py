@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd import Cell, DivergenceError, confine, participant_seed
+from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, confine, participant_seed
 from cgd.baselines import Setting, centralised, federated_sgd, local
 from cgd.learning.vertical import narrow
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
@@ -86,7 +86,7 @@ def test_federated_sgd_is_centralised_training_of_one_model(secure: bool) -> Non
 
 
 def test_federated_sgd_in_a_grid_has_one_model_for_all() -> None:
-    colony = federated_sgd(setting(3, 3), mode="joint")
+    colony = federated_sgd(setting(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS)
     models = {cell: dict(colony.model(cell).named_parameters()) for cell in colony.cells}
     for cell, parameters in models.items():
         assert torch.equal(parameters["2.weight"], models[Cell(0, 0)]["2.weight"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cgd import InputError
+from cgd import JOINT_REVEALS_RECORDS, InputError
 from cgd.experiments import spec
 from cgd.experiments.datasets import NAMES
 from cgd.experiments.spec import RunSpec
@@ -35,6 +35,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
         rows=draw(st.integers(1, 1000)),
         columns=draw(st.integers(1, 100)),
         mode=draw(st.sampled_from(["towers", "joint"])),
+        accept=JOINT_REVEALS_RECORDS,
         hidden=tuple(draw(st.lists(st.integers(1, 1000), max_size=3))),
         activation=draw(st.sampled_from(spec.ACTIVATIONS)),
         bias=draw(st.booleans()),
@@ -84,10 +85,30 @@ def test_equal_runs_have_one_slug_and_others_another(one: RunSpec, other: RunSpe
 
 def test_old_results_are_found_again() -> None:
     """Results lie under these names: a change of them is a change of format."""
-    table_8 = {"data": "mnist", "bias": False, "mode": "joint", "rows": 1000, "steps": 2000}
-    assert RunSpec.from_table(table_8, "").slug == "mnist-cgd-1000x1-d0.1-t2000-4cea957b"
+    table_8 = {"data": "mnist", "bias": False, "mode": "joint", "accept": JOINT_REVEALS_RECORDS, "rows": 1000}
+    assert RunSpec.from_table({**table_8, "steps": 2000}, "").slug == "mnist-cgd-1000x1-d0.1-t2000-4cea957b"
     private = RunSpec("dp-sgd", "mnist", rows=7, columns=2, hidden=(), delta=(0.05, 0.2), epsilon=3)
     assert private.slug == "mnist-dp-sgd-towers-d0.05-0.2-eps3-t500-83a02e98"
+
+
+def test_joint_is_refused_unless_it_is_accepted_in_these_words(tmp_path: Path) -> None:
+    for mode in ('mode = "joint"', 'method = "fedsgd"\ncolumns = 3\nmode = "joint"'):
+        with pytest.raises(
+            InputError, match=r"run 1: the mode is 'joint', .* Choose the mode 'towers'.*'joint reveals raw"
+        ):
+            spec.read(write(tmp_path, f"[[run]]\n{mode}\n"))
+        with pytest.raises(InputError, match="run 1: accept is 'yes'; what can be accepted is 'joint reveals raw rec"):
+            spec.read(write(tmp_path, f"[[run]]\n{mode}\naccept = 'yes'\n"))
+        read = spec.read(write(tmp_path, f"[[run]]\n{mode}\naccept = 'joint reveals raw records'\n"))
+        assert read.entries["paper"][0].run.mode == "joint"
+
+
+def test_what_was_accepted_is_no_other_run() -> None:
+    accepted = RunSpec(accept=JOINT_REVEALS_RECORDS)
+    assert accepted == RunSpec()
+    assert accepted.slug == RunSpec().slug
+    assert accepted.as_json()["accept"] == JOINT_REVEALS_RECORDS
+    assert "accept" not in RunSpec().as_json()
 
 
 def test_a_default_that_is_spelled_out_changes_no_slug() -> None:

@@ -301,7 +301,7 @@ ring_bits = 32  # or 64
 sharing = "expanded"  # or "uniform"
 opening = "mesh"  # "mesh", "aggregator" or "hub"
 aggregator = ""  # the participant that adds up, if there is one
-minimum = 3  # never fewer members than this
+minimum = 3  # no sum has fewer members than this
 optimizer = "sgd"  # "sgd" or "adam"
 momentum = 0.0
 validate_every = 10  # with tables: steps between two looks at the validation loss
@@ -313,8 +313,8 @@ patience = 5  # with tables: stop after so many looks without a better one; 0 ne
 def test_a_new_file_says_what_it_should(tmp_path: Path) -> None:
     path = tmp_path / "federation.toml"
     training = Training(3, 1e-7, 0.125, 1e16, 64, "uniform", "aggregator", "b", 4)
-    made = new(path, "six", reversed(grid(3, 2)), training)
-    assert Federation.load(path) == made == Federation("six", 1, training, grid(3, 2), path)
+    made = new(path, "eight", reversed(grid(4, 2)), training)
+    assert Federation.load(path) == made == Federation("eight", 1, training, grid(4, 2), path)
     assert new(tmp_path / "other.toml", "five", participants()).path.read_text() == NEW
 
 

@@ -181,6 +181,28 @@ def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path
         assert predicted[name].scores["records"] == 15
 
 
+def test_cautions_are_told_at_the_start_logged_and_kept_in_the_report(tmp_path: Path) -> None:
+    path = federation_file(tmp_path, NAMES, steps=5, lr=0.02, patience=0)
+    for place, name in enumerate(NAMES):
+        write_csv(tmp_path / f"{name}.csv", table(4 if name == "cleo" else 60, place))
+    said = finish({name: start(path, name) for name in NAMES})
+    cautioned = {
+        name: [note for note in load_run(tmp_path / "runs" / name)["notes"] if "audit" in note] for name in NAMES
+    }
+    assert [len(cautioned[name]) for name in NAMES] == [0, 0, 1]
+    text = cautioned["cleo"][0]
+    assert text.startswith(
+        "caution: we bring 4 records; each of the other two members, alone, can compute whole records"
+    )
+    assert said["cleo"].index("cgd: caution: ") < said["cleo"].index("step 5 of 5")
+    assert f"cgd: {text}\n" in said["cleo"]
+    assert "  note: " not in said["cleo"]
+    assert "cgd: caution: " not in said["ada"] + said["bob"]
+    events = [json.loads(line) for line in (tmp_path / "state" / "cleo" / "events.jsonl").read_text().splitlines()]
+    assert [each["text"] for each in events if each.get("event") == "caution"] == [text]
+    assert "we bring 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()
+
+
 def test_a_row_of_a_federation_without_columns_is_none(tmp_path: Path) -> None:
     federation = Federation.load(federation_file(tmp_path, NAMES))
     with pytest.raises(InputError, match="has no grid with several columns; predict without --federation"):

@@ -145,6 +145,8 @@ def test_a_reducer_that_tells_two_stories_is_caught_by_everybody(sharing: Sharin
     for error in errors.values():  # who lied cannot be known; everybody names the one whose total differs from most
         assert isinstance(error, DisagreementError)
         assert error.peer == "p3"
+    # No key was shown, so nobody has opened anything.
+    assert not any(isinstance(from_bytes(data, by).message, Unseal) for by, _, data in wire.delivered)
 
 
 def _is_total(flying: tuple[str, str, bytes], by: str, to: str) -> bool:

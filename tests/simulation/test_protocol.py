@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd import Cell, ConfinedAdam, ConfinedSGD, Grid, confine, local_peers, participant_seed, simulate
+from cgd import (
+    JOINT_REVEALS_RECORDS,
+    Cell,
+    ConfinedAdam,
+    ConfinedSGD,
+    Grid,
+    confine,
+    local_peers,
+    participant_seed,
+    simulate,
+)
 from cgd.learning.displacement import AdamDescent, Descent
 from cgd.learning.vertical import JointFirstLayer, late_fusion, narrow
 from support.networks import CLASSES, FEATURES, blocks, fully_connected
@@ -100,7 +110,8 @@ def test_grids(mode: Any) -> None:
             {"params": rest, "lr": LR * (grid.columns if mode == "towers" else 1)},
         ]
         optimizer = ConfinedSGD(groups, LR, peers=everyone, samples=block.samples)
-        first = JointFirstLayer(model[0], row) if mode == "joint" else model[0]  # type: ignore[arg-type]
+        layer: Any = model[0]
+        first = JointFirstLayer(layer, row, accept=JOINT_REVEALS_RECORDS) if mode == "joint" else layer
         for _ in range(STEPS):
             optimizer.zero_grad()
             functional.cross_entropy(model[1:](first(block.x)), block.y).backward()
@@ -113,8 +124,18 @@ def test_grids(mode: Any) -> None:
     with ExitStack() as stack:
         everyone, columns, rows = grid_of_peers(grid, stack)
         real = everyone.run(train, columns, rows, split.values())
+    accept = JOINT_REVEALS_RECORDS if mode == "joint" else ""
     colony = simulate(
-        build, split, steps=STEPS, lr=LR, delta=DELTA, seed=SEED, mode=mode, arithmetic="ring", progress=False
+        build,
+        split,
+        steps=STEPS,
+        lr=LR,
+        delta=DELTA,
+        seed=SEED,
+        mode=mode,
+        accept=accept,
+        arithmetic="ring",
+        progress=False,
     )
     for cell, (parameters, outputs) in zip(grid.cells, real, strict=True):
         assert same_bits(dict(colony.model(cell).named_parameters()), parameters)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cgd import JOINT_REVEALS_RECORDS
 from cgd.experiments.runner import Store
 from cgd.experiments.spec import RunSpec
 
@@ -40,7 +41,7 @@ def start(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"rows": 10, "columns": 2, "mode": "joint"},
+        {"rows": 10, "columns": 2, "mode": "joint", "accept": JOINT_REVEALS_RECORDS},
         {"rows": 4, "arithmetic": "ring"},
         {"rows": 6, "method": "local", "sample": 3},
     ],

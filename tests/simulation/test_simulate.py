@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from cgd import (
+    JOINT_REVEALS_RECORDS,
     Block,
     Cell,
     DivergenceError,
@@ -68,7 +69,7 @@ def test_a_colony_of_one_is_plain_training(engine: Any) -> None:
 
 
 def test_everybody_is_at_its_origin_plus_the_displacement() -> None:
-    colony = run(blocks(3, 2), mode="joint")
+    colony = run(blocks(3, 2), mode="joint", accept=JOINT_REVEALS_RECORDS)
     assert len(colony) == 6
     for cell in colony.cells:
         moved = colony.displacement(cell.column)
@@ -126,7 +127,7 @@ def test_evaluation_of_a_sample_and_of_fused_rows() -> None:
 
 def test_a_joint_row_predicts_as_one_network() -> None:
     """In `joint` the pre-activations of the row add up, so the row's first layers side by side are one layer."""
-    colony = run(blocks(3, 3), mode="joint", steps=10)
+    colony = run(blocks(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS, steps=10)
     x, _ = samples(20, seed=8)
     whole = build()
     parts = [colony.model(Cell(1, column))[0] for column in range(3)]  # type: ignore[index]
@@ -219,6 +220,12 @@ def test_running_means_are_everybodys_own() -> None:
         ({"delta": 0}, "delta is 0"),
         ({"delta": "small"}, "delta is 'small'"),
         ({"mode": "tower"}, "choose towers or joint"),
+        (
+            {"mode": "joint"},
+            r"one colluder in each column computes raw records .* accept = 'joint reveals raw records'",
+        ),
+        ({"mode": "joint", "accept": "yes"}, "accept is 'yes'"),
+        ({"accept": True}, "accept is True"),
         ({"arithmetic": "rings"}, "arithmetic is 'rings'"),
         ({"shared": "median"}, "mean or sum"),
         ({"mu": -1.0}, "mu is -1.0"),
@@ -251,7 +258,7 @@ def test_blocks_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(InputError, match="r1c1 has features of shape"):
         run(narrow)
     with pytest.raises(InputError, match="r7c0 is not in a grid"):
-        run(split, mode="joint").model(Cell(7, 0))
+        run(split, mode="joint", accept=JOINT_REVEALS_RECORDS).model(Cell(7, 0))
 
 
 def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tmp_path: Path) -> None:
@@ -268,7 +275,7 @@ def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tmp_path: Path) ->
 
 
 def test_rows_fuse_in_towers_only() -> None:
-    for colony in (run(blocks(3), steps=1), run(blocks(3, 2), steps=1, mode="joint")):
+    for colony in (run(blocks(3), steps=1), run(blocks(3, 2), steps=1, mode="joint", accept=JOINT_REVEALS_RECORDS)):
         with pytest.raises(InputError, match="nothing to fuse"):
             colony.fused_outputs(0, samples(2)[0])
 
@@ -277,7 +284,13 @@ def test_rows_fuse_in_towers_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"arithmetic": "ring"}, {"rule": lambda lr: Descent(lr, 0.9)}, {"mode": "joint"}]
+    "settings",
+    [
+        {},
+        {"arithmetic": "ring"},
+        {"rule": lambda lr: Descent(lr, 0.9)},
+        {"mode": "joint", "accept": JOINT_REVEALS_RECORDS},
+    ],
 )
 def test_a_run_in_two_parts_has_the_same_bits(settings: dict[str, Any], tmp_path: Path) -> None:
     split = blocks(3, 2)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cgd.simulation.participants import Mode
 
 
-def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "towers") -> Colony:
+def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "towers", accept: str = "") -> Colony:
     """Train one common model on everybody's data without moving the data.
 
     Args:
@@ -21,9 +21,11 @@ def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "tower
         secure: whether gradients are summed by secret sharing, so that a server sees the sum only. Then they go through
             the fixed point of the ring; without it, the server sees everybody's own gradient.
         mode: how the members of a row go together, if there are several columns.
+        accept: what `joint` needs, see `cgd.simulate`.
 
     Returns:
         A colony whose members all have the same model.
     """
     arithmetic: Literal["float", "ring"] = "ring" if secure else "float"
-    return setting.colony(mode=mode, sample=1, arithmetic=arithmetic, common_origin=True)  # all have the same model
+    # All have the same model, so one says it for all.
+    return setting.colony(mode=mode, accept=accept, sample=1, arithmetic=arithmetic, common_origin=True)

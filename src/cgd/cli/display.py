@@ -57,6 +57,14 @@ class EventFile(logging.handlers.RotatingFileHandler):
             typer.echo(f"cgd: {self.baseFilename} cannot be written any more; events are lost", err=True)
 
 
+class AboveTheTable(logging.Handler):
+    """Shows a line in a terminal; while there is a live table, above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with every line."""
+        typer.echo(f"cgd: {record.getMessage()}", err=True)
+
+
 def log_events(path: Path) -> None:
     """Write what happens to a file; anyone with access to this account may read it, it holds no data and no keys."""
     try:
@@ -69,7 +77,11 @@ def log_events(path: Path) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(to_file)
     logger.propagate = False
-    if not sys.stderr.isatty():
+    if sys.stderr.isatty():
+        above = AboveTheTable()  # the table has the rest
+        above.addFilter(lambda record: getattr(record, "event", "") == "caution")
+        logger.addHandler(above)
+    else:
         to_screen = logging.StreamHandler()
         to_screen.setFormatter(logging.Formatter("cgd: %(message)s"))
         # A stale message after a restart is nothing to worry about.

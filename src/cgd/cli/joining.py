@@ -127,6 +127,7 @@ def _practice(
     """Read the records; what to do with them when the others are there, and what records it, if we do."""
     from cgd.federation.file import Federation
     from cgd.learning.confinement import check_delta
+    from cgd.practice.foresight import foreseen
     from cgd.practice.functions import load_function
     from cgd.practice.networks import SIZES
     from cgd.practice.reading import read
@@ -155,15 +156,24 @@ def _practice(
         typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
     for note in notes:
         typer.echo(f"cgd: {note}", err=True)
+    for caution in foreseen(federation, setting, records):
+        typer.echo(f"cgd: caution: {caution}", err=True)
     source = Source(data.name, records, notes)
     recorder = None if record is None else _recorder(record, federation, name)
 
     def work(membership: Membership, display: Display) -> str:
         content = run(
-            membership.peers, membership.federation, name, source, folder,
-            delta=delta, say=display.say, recorder=recorder,
-        )  # fmt: skip
-        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in notes)
+            membership.peers,
+            membership.federation,
+            name,
+            source,
+            folder,
+            delta=delta,
+            say=display.say,
+            recorder=recorder,
+        )
+        told = [note for note in content["notes"] if note in notes or note.startswith("caution: ")]  # at the start
+        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in told)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
         used = f"`cgd predict {where} --data FILE{row}` uses it"

@@ -20,6 +20,7 @@ from cgd.errors import InputError
 from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
 from cgd.learning.grid import Grid
+from cgd.learning.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation.checkpoint import write_whole
 from cgd.simulation.history import History
 from cgd.simulation.participants import participant_seed
@@ -81,7 +82,10 @@ class Result:
             content = json.loads(path.read_text())
             if content.pop("format") != FORMAT:
                 raise ValueError("another format")
-            spec = RunSpec.from_table(content.pop("spec"), path.name)
+            made = content.pop("spec")
+            if made.get("mode") == "joint":  # to look at a result reveals nothing more
+                made.setdefault("accept", JOINT_REVEALS_RECORDS)
+            spec = RunSpec.from_table(made, path.name)
             history = History.from_json(content.pop("history"))
             return cls(spec, history, content.pop("cgd"), content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -167,6 +171,7 @@ def execute(
 def _cgd(spec: RunSpec, setting: Setting) -> Result:
     colony = setting.colony(
         mode=spec.mode,  # type: ignore[arg-type]
+        accept=spec.accept,
         sample=spec.sample,
         arithmetic=spec.arithmetic,  # type: ignore[arg-type]
         mu=spec.mu,
@@ -182,7 +187,8 @@ def _cgd(spec: RunSpec, setting: Setting) -> Result:
 
 def _federated(spec: RunSpec, setting: Setting) -> Result:
     secure = spec.method == "secure-fedsgd"
-    colony = baselines.federated_sgd(setting, secure=secure, mode=spec.mode)  # type: ignore[arg-type]
+    mode: Any = spec.mode
+    colony = baselines.federated_sgd(setting, secure=secure, mode=mode, accept=spec.accept)
     return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
 
 

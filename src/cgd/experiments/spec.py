@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cgd.errors import InputError
 from cgd.experiments.datasets import NAMES
+from cgd.learning.vertical import accept_joint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,7 @@ class RunSpec:
         rows: m^h.
         columns: m^v.
         mode: how a row goes together.
+        accept: `cgd.JOINT_REVEALS_RECORDS`, which `joint` is refused without; the run is the same with it.
         hidden: the widths of the hidden layers; none for a linear model.
         activation: between the layers.
         bias: whether layers have biases.
@@ -59,6 +61,7 @@ class RunSpec:
     rows: int = 1
     columns: int = 1
     mode: str = "towers"
+    accept: str = field(default="", compare=False)
     hidden: tuple[int, ...] = (256,)
     activation: str = "relu"
     bias: bool = True
@@ -84,6 +87,7 @@ class RunSpec:
         _one_of("method", self.method, METHODS)
         _one_of("data", self.data, NAMES)
         _one_of("mode", self.mode, ("towers", "joint"))
+        accept_joint(self.mode, self.accept)
         _one_of("activation", self.activation, ACTIVATIONS)
         _one_of("arithmetic", self.arithmetic, ("float", "ring"))
         _one_of("measure", self.measure, ("held-out", "training"))
@@ -137,6 +141,7 @@ class RunSpec:
         private = f"-eps{self.epsilon:g}" if self.method == "dp-sgd" else ""
         # Of what differs from the defaults, so that a setting added later does not rename old results.
         special = {name: value for name, value in self.as_json().items() if value != _json(_DEFAULTS[name])}
+        special.pop("accept", None)  # it is no setting, and old results were made without
         digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
 
@@ -148,7 +153,7 @@ class RunSpec:
 
     def as_json(self) -> dict[str, Any]:
         """The run as plain data."""
-        return {name: _json(value) for name, value in asdict(self).items()}
+        return {name: _json(value) for name, value in asdict(self).items() if (name, value) != ("accept", "")}
 
     @classmethod
     def from_table(cls, table: dict[str, Any], where: str) -> RunSpec:

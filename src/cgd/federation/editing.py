@@ -25,7 +25,7 @@ COMMENTS = {
     "sharing": 'or "uniform"',
     "opening": '"mesh", "aggregator" or "hub"',
     "aggregator": "the participant that adds up, if there is one",
-    "minimum": "never fewer members than this",
+    "minimum": "no sum has fewer members than this",
     "optimizer": '"sgd" or "adam"',
     "validate_every": "with tables: steps between two looks at the validation loss",
     "patience": "with tables: stop after so many looks without a better one; 0 never does",

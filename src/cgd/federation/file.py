@@ -50,7 +50,7 @@ class Training:
         sharing: "expanded" or "uniform".
         opening: "mesh", "aggregator" or "hub".
         aggregator: the name of that participant.
-        minimum: there are never fewer members than this.
+        minimum: no sum has fewer members than this, of a column or a row neither.
         optimizer: "sgd" or "adam".
         momentum: of "sgd".
         validate_every: with tables, how many steps lie between two looks at the validation loss.
@@ -223,14 +223,14 @@ class Federation:
         """Who sums together, by the name of the group.
 
         "everyone" does; in a grid, also those of a column ("column-0", …), and those of a row ("row-0", …) if they are
-        enough for a sum that hides something.
+        as many as `minimum` asks for.
         """
         groups = {"everyone": self.names}
         grid, cells = self.grid, [(each.name, each.cell) for each in self.participants if each.cell is not None]
         if grid is not None:
             for column in range(grid.columns):
                 groups[f"column-{column}"] = tuple(name for name, cell in cells if cell.column == column)
-            for row in range(grid.rows if grid.columns >= FEWEST_MEMBERS else 0):
+            for row in range(grid.rows if grid.columns >= self.training.minimum else 0):
                 groups[f"row-{row}"] = tuple(name for name, cell in cells if cell.row == row)
         return groups
 
@@ -303,10 +303,13 @@ class Federation:
                 f"the cells make a grid of {grid.rows} × {grid.columns}, with nobody at {list(hole)}; "
                 "the participants have to fill it, rows times columns, counted from 0"
             )
-        if grid.rows < FEWEST_MEMBERS:
+        if grid.rows < self.training.minimum:
+            because = (
+                "hides nothing" if self.training.minimum == FEWEST_MEMBERS else "is ruled out by minimum in [training]"
+            )
             raise InputError(
-                f"the grid has {grid.rows} row(s), and a sum over a column of fewer than {FEWEST_MEMBERS} hides "
-                "nothing; add rows, or take the cells away"
+                f"the grid has {grid.rows} row(s), and a sum over a column of fewer than {self.training.minimum} "
+                f"{because}; add rows, or take the cells away"
             )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError, UnconfinedWarning
+from cgd.learning import cautions
 from cgd.learning.normal import standard_normal
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Origin:
             for name, numbers in self.draw():
                 parameters[name].copy_(numbers)
                 setattr(parameters[name], CONFINED, True)
+        cautions.mark(model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. It is as secret as the model.

@@ -92,3 +92,16 @@ class AdamDescent:
 def _check_lr(lr: float) -> None:
     if not 0 <= lr < math.inf:
         raise InputError(f"lr is {lr}; it must be a finite number, at least 0")
+
+
+def refuse_weight_decay(weight_decay: float) -> None:
+    """The one option of torch's optimisers that looks at the weights.
+
+    Raises:
+        InputError: it is not zero.
+    """
+    if weight_decay != 0:
+        raise InputError(
+            f"weight_decay is {weight_decay}; it would pull every member by its own private weights, and the members "
+            "would no longer move together. Leave it at 0; stop early or use a smaller model instead"
+        )

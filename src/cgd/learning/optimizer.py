@@ -8,25 +8,28 @@ gradient of the mean loss over everyone's samples and `lr` means what it means i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from cgd.errors import CGDError, InputError, MembersChangedError, RangeError
+from cgd.errors import InputError, MembersChangedError, RangeError
 from cgd.learning import counting, gradients, recovery
+from cgd.learning.cautions import Watch
 from cgd.learning.confinement import warn_if_unconfined
 from cgd.learning.counting import NOT_COUNTED
-from cgd.learning.displacement import AdamDescent, Descent
+from cgd.learning.declining import declining
+from cgd.learning.displacement import AdamDescent, Descent, refuse_weight_decay
 from cgd.learning.gradients import trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.optim.optimizer import ParamsT
 
+    from cgd.learning.cautions import Caution
     from cgd.learning.displacement import Rule
     from cgd.network.peers import Peers
     from cgd.protocol.ledger import Step
@@ -55,6 +58,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._default_peers = peers
         self._group_peers: list[Peers] = []
         self._memory = recovery.Memory()
+        self._watch = Watch()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})  # not set by the user
 
@@ -62,7 +66,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         """Add a group; it may carry options of its own and its own `peers`."""
         group = dict(param_group)
         peers = group.pop("peers", self._default_peers)
-        _refuse_weight_decay(group.pop("weight_decay", 0.0))
+        refuse_weight_decay(group.pop("weight_decay", 0.0))
         self._rule({**self.defaults, **group})  # refuses options that make no sense
         params = group["params"]
         group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
@@ -89,7 +93,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         loss = None
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         waiting = self.groups_by_peers()
-        with _declining(peers for peers, _ in waiting):  # those that are left when something fails
+        with declining(peers for peers, _ in waiting):  # those that are left when something fails
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
@@ -152,6 +156,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             for parameter in trainable(group)
         ]
         return torch.cat(parts)
+
+    @property
+    def cautions(self) -> tuple[Caution, ...]:
+        """Where this participant's setting is one that the audit shows to leak; known from the first step on."""
+        return tuple(self._watch.given)
 
     def recount(self) -> None:
         """Count samples and members anew in the next step. All members must call it before the same step.
@@ -249,7 +258,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         """The weighted sum of all members' gradients of these groups."""
         parameters = [parameter for group in groups for parameter in trainable(group)]
         epoch, addends = peers.memory.outlook()
-        with _declining([peers]):
+        with declining([peers]):
             counting.check(peers, self.samples, groups, epoch)
             self._warn_if_unconfined(parameters)
             vector = gradients.flat(parameters)
@@ -258,8 +267,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             counted = counting.count(peers, self.samples, step, epoch, addends)
             for group in groups:
                 group.update(counted)
-            with _declining([peers]):  # we may have been counted in an earlier life
+            with declining([peers]):  # we may have been counted in an earlier life
                 counting.check(peers, self.samples, groups, epoch)
+        self._watch.look(peers, groups[0], self.samples, parameters)
         weight = self.samples / groups[0]["total_samples"]
         try:
             total = peers.sum(vector, weight=weight, context=context, step=step, epoch=epoch)
@@ -324,7 +334,7 @@ class ConfinedSGD(ConfinedOptimizer):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> None:
-        _refuse_weight_decay(weight_decay)
+        refuse_weight_decay(weight_decay)
         super().__init__(params, {"lr": lr, "momentum": momentum}, peers=peers, samples=samples)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
@@ -356,26 +366,12 @@ class ConfinedAdam(ConfinedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        _refuse_weight_decay(weight_decay)
+        refuse_weight_decay(weight_decay)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, peers=peers, samples=samples)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         first, second = group["betas"]
         return AdamDescent(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
-
-
-@contextmanager
-def _declining(all_peers: Iterable[Peers]) -> Iterator[None]:
-    """If something fails, nobody shall wait for us in the sums that were to follow."""
-    try:
-        yield
-    except counting.OtherSamplesError:
-        raise
-    except BaseException:
-        for peers in all_peers:
-            with suppress(CGDError):  # if they are closed already, the others know
-                peers.decline()
-        raise
 
 
 def _working_type(parameter: torch.Tensor) -> torch.dtype:
@@ -390,11 +386,3 @@ def _place(parameter: torch.Tensor, state: dict[str, Any]) -> None:
 
 def _copied(value: Any, device: torch.device) -> Any:
     return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
-
-
-def _refuse_weight_decay(weight_decay: float) -> None:
-    if weight_decay != 0:
-        raise InputError(
-            f"weight_decay is {weight_decay}; it would pull every member by its own private weights, and the members "
-            "would no longer move together. Leave it at 0; stop early or use a smaller model instead"
-        )

@@ -6,7 +6,8 @@ the pre-activations of layer 1, so that everyone's layers 2…N see all features
 is what everyone descends (`JointFirstLayer`).
 
 `joint` opens those pre-activations to the row. Displacements are public, so one colluder in each column recovers
-the row's raw records from two steps: Δz = Σ_j X_j·ΔD_j. Use it to reproduce the paper's tables, not on real records.
+the row's raw records from a few steps: Δz = Σ_j X_j·ΔD_j. Use it to reproduce the paper's tables, not on real records.
+Whoever asks for it has to say so, in a sentence that the reader of a program or a file will see (`accept_joint`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,28 @@ from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from cgd.network.peers import Peers
+
+JOINT_REVEALS_RECORDS = "joint reveals raw records"
+"""What has to be accepted, in these words, by whoever asks for `joint`."""
+
+JOINT_RECOVERED = "60 of 60 records of a row from 8 steps"
+"""What the audit makes of `joint` columns (`cgd.privacy.columns`); a test holds it to that."""
+
+
+def accept_joint(mode: str, accept: str) -> None:
+    """Refuse `joint` unless it is said what that means.
+
+    Raises:
+        InputError: the mode is "joint" and nothing was accepted, or something else was.
+    """
+    if accept not in ("", JOINT_REVEALS_RECORDS):
+        raise InputError(f"accept is {accept!r}; what can be accepted is {JOINT_REVEALS_RECORDS!r}, in these words")
+    if mode == "joint" and not accept:
+        raise InputError(
+            "the mode is 'joint', in which a row opens its pre-activations: one colluder in each column computes raw "
+            f"records from them ({JOINT_RECOVERED} in `cgd audit`). Choose the mode 'towers', which opens none; or, "
+            f"if all may see the records, say accept = {JOINT_REVEALS_RECORDS!r}"
+        )
 
 
 def split_first_layer(model: nn.Module) -> tuple[nn.Linear, nn.Sequential]:
@@ -73,11 +96,18 @@ class JointFirstLayer(nn.Module):
     Args:
         first: this member's part of the layer.
         row: the members that hold the same samples.
+        accept: that this is so, in the words of `cgd.JOINT_REVEALS_RECORDS`; refused without.
         bound: the largest magnitude of a pre-activation.
         gradient_bound: the largest magnitude of a gradient with respect to one.
+
+    Raises:
+        InputError: it was not accepted.
     """
 
-    def __init__(self, first: nn.Linear, row: Peers, *, bound: float = 64.0, gradient_bound: float = 1.0) -> None:
+    def __init__(
+        self, first: nn.Linear, row: Peers, *, accept: str = "", bound: float = 64.0, gradient_bound: float = 1.0
+    ) -> None:
+        accept_joint("joint", accept)
         super().__init__()
         self.first, self.bound, self.gradient_bound = first, bound, gradient_bound
         self._row = row

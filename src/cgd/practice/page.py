@@ -39,7 +39,7 @@ _SETTINGS = {
     "sharing": "Secret shares",
     "opening": "Opening of sums",
     "aggregator": "Aggregator",
-    "minimum": "Fewest participants",
+    "minimum": "Fewest members of a sum",
 }
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError
 from cgd.practice.reading import read
 from cgd.practice.tables import open_table
-from cgd.protocol.members import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +99,7 @@ def row_of(federation: Federation, participant: str) -> Federation:
     It has another name, so that what is summed for a prediction is not taken for a part of the training.
 
     Raises:
-        InputError: there are no rows.
+        InputError: there are no rows, or too few members in them.
     """
     grid, cell = federation.grid, federation.participant(participant).cell
     if cell is None or grid is None or grid.columns == 1:
@@ -109,7 +108,7 @@ def row_of(federation: Federation, participant: str) -> Federation:
     alone = tuple(replace(each, cell=None) for each in members)
     name = f"{federation.name[:40]}.row-{cell.row}.predictions"
     # Opened by the row itself: neither an aggregator nor a hub knows of this federation.
-    training = replace(federation.training, opening="mesh", aggregator="", minimum=FEWEST_MEMBERS)
+    training = replace(federation.training, opening="mesh", aggregator="")
     return replace(federation, name=name, participants=alone, training=training, data=None, model=None)
 
 

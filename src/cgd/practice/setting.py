@@ -47,10 +47,12 @@ class Setting:
         setting = cls(federation.data, federation.model, federation.training)
         if grid is None or cell is None or grid.columns == 1:
             return setting
-        if grid.columns < FEWEST_MEMBERS:
+        minimum = federation.training.minimum
+        if grid.columns < minimum:
+            because = "hides nothing" if minimum == FEWEST_MEMBERS else "is ruled out by minimum in [training]"
             raise InputError(
                 f"the grid has {grid.columns} columns; for a prediction a row adds up what its members say, and a sum "
-                f"over fewer than {FEWEST_MEMBERS} hides nothing: cut the table into more columns"
+                f"over fewer than {minimum} {because}: cut the table into more columns"
             )
         return cls(federation.data, federation.model, federation.training, cell.column, grid.columns)
 

@@ -139,7 +139,7 @@ def train(
         samples=len(training),
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,
-        notes=(*preparation.notes(records), *loop.notes),
+        notes=(*preparation.notes(records), *loop.notes, *(f"caution: {each}" for each in loop.optimizer.cautions)),
         seconds=time.monotonic() - begun,
     )
     if recorder is not None:

@@ -24,7 +24,7 @@ from torch.nn import functional
 from cgd.learning.confinement import confine
 from cgd.learning.grid import Cell, Grid
 from cgd.learning.optimizer import ConfinedSGD
-from cgd.learning.vertical import JointFirstLayer, narrow
+from cgd.learning.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, narrow
 from cgd.network.local import local_peers
 from cgd.privacy.embedded import samples
 from cgd.privacy.view import Colluder, Finding, Round, Truth, View, flat, unflat
@@ -134,7 +134,8 @@ def observe_columns(
         block: Block = blocks[cell]
         tower = narrow(network(), block.x.shape[1])
         confine(tower, 0.1, (seed * 100_003 + GRID.cells.index(cell)).to_bytes(32, "little"))
-        first = JointFirstLayer(tower[0], row) if mode == "joint" else tower[0]  # type: ignore[arg-type]
+        layer: Any = tower[0]
+        first = JointFirstLayer(layer, row, accept=JOINT_REVEALS_RECORDS) if mode == "joint" else layer
         rest = tower[1:]
         groups: list[dict[str, Any]] = [
             {"params": list(tower[0].parameters()), "peers": column},

@@ -13,6 +13,7 @@ from torch.nn import functional
 from cgd.errors import InputError
 from cgd.learning.displacement import Descent
 from cgd.learning.schedule import inverse_square
+from cgd.learning.vertical import accept_joint
 from cgd.simulation.colony import Colony
 from cgd.simulation.course import digest_of, evaluations_every, follow, told
 from cgd.simulation.history import History
@@ -60,6 +61,7 @@ def simulate(
     delta: Delta = 0.1,
     loss: Loss = functional.cross_entropy,
     mode: Mode = "towers",
+    accept: str = "",
     shared: Literal["mean", "sum"] | None = None,
     rule: Callable[[float], Rule] = Descent,
     mu: float = 0.0,
@@ -88,6 +90,7 @@ def simulate(
         delta: δ, the standard deviation of the origins; a function of the cell gives everyone its own.
         loss: of outputs and labels, a mean over the samples.
         mode: how the members of a row go together, see `cgd.learning.vertical`.
+        accept: `cgd.JOINT_REVEALS_RECORDS`, which `joint` is refused without.
         shared: whether a step of layers 2…N takes the mean of the columns' gradients or their sum; by default the
             mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing. To Adam, which
             does not see how large a gradient is, it makes no difference.
@@ -137,6 +140,7 @@ def simulate(
         raise InputError(f"lr is {lr!r}; it is a number")
     if ring is not None and arithmetic != "ring":
         raise InputError("a ring is given and arithmetic is 'float'; say arithmetic='ring'")
+    accept_joint(mode, accept)
     every = evaluations_every(steps, evaluate_every)
     if sample < 1:
         raise InputError(f"sample is {sample}; it must be at least 1")

@@ -1,0 +1,180 @@
+"""No sum has fewer than three members, whichever way one comes to it: flat, rows, columns, predictions, removals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+import cgd
+from cgd.errors import InputError, MembershipError
+from cgd.federation import joining
+from cgd.federation.file import Federation, Training
+from cgd.federation.hub import FederationHub
+from cgd.federation.keys import Keys, Participant
+from cgd.federation.task import Column, Data, Model
+from cgd.learning.grid import Cell, Grid
+from cgd.learning.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, late_fusion
+from cgd.practice.predicting import row_of
+from cgd.practice.setting import Setting
+from cgd.practice.wide_sums import wide_sum
+from cgd.protocol.assembly import Assembly
+from cgd.protocol.group import Group
+from cgd.protocol.ledger import Ledger
+from support.lives import Village, found
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from support.lives import Life
+
+TOO_FEW = "a secure sum needs at least 3"
+
+
+def people(grid: Grid, *, flat: bool = False) -> tuple[Participant, ...]:
+    return tuple(
+        Participant(str(cell), f"tcp://{cell}.example:7001", Keys.generate(str(cell)).public, None if flat else cell)
+        for cell in grid.cells
+    )
+
+
+def federation(folder: Path, grid: Grid, minimum: int = 3, *, columns: bool = False) -> Federation:
+    held = tuple(Column(f"x{place}", "number", held_by=place) for place in range(grid.columns))
+    data = (Data("y", held, id="no"), Model("mlp", (4,))) if columns else (None, None)
+    return Federation("t", 1, Training(minimum=minimum), people(grid), folder / "federation.toml", None, *data)
+
+
+# Inside one process.
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_and_columns_of_fewer_than_three_do_not_come_about(count: int) -> None:
+    for cells in (Grid(count, 5).column_peers(Cell(0, 4)), Grid(5, count).row_peers(Cell(4, 0))):
+        assert len(cells) == count
+        with pytest.raises(MembershipError, match=TOO_FEW):
+            cgd.local_peers([str(cell) for cell in cells])
+
+
+def test_whatever_is_summed_in_a_row_is_summed_by_three() -> None:
+    """A prediction, joint pre-activations and wide sums have no sum but that of the peers they are given."""
+
+    def work(row: cgd.Peers) -> list[int]:
+        before = row.traffic.sums
+        late_fusion(torch.zeros(2, 2), row)
+        JointFirstLayer(torch.nn.Linear(2, 2), row, accept=JOINT_REVEALS_RECORDS)(torch.zeros(2, 2))
+        wide_sum(row, np.ones(2), "test")
+        return [len(row), row.traffic.sums - before]
+
+    with cgd.local_peers(3) as row:
+        assert row.run(work) == [[3, 3]] * 3
+
+
+# Where sums are begun.
+
+
+@pytest.mark.parametrize("group", ["everyone", "column-0", "row-0"])
+def test_a_group_of_two_is_refused_when_it_is_founded_and_when_it_shrinks(tmp_path: Path, group: str) -> None:
+    whole = federation(tmp_path, Grid(3, 3)).charter("1")
+    two = {**whole.groups, group: whole.groups[group][:2]}
+    me = two[group][0]
+    with pytest.raises(MembershipError, match=TOO_FEW):
+        Assembly(me, replace(whole, groups=two))
+    running = Assembly(me, whole)
+    with pytest.raises(MembershipError, match=TOO_FEW):
+        running.adopt(replace(whole, epoch=2, groups=two))
+    assert running.charter == whole
+    assert running.group(group).members == whole.groups[group]
+
+
+def test_no_session_is_opened_for_two() -> None:
+    """Should a group of two come about all the same: its sums need a session, and a session refuses."""
+    with pytest.raises(MembershipError, match=TOO_FEW):
+        Group("row-0", ("a", "b"), Ledger()).enter_view("a", bytes(32), {"b": bytes(16)})
+
+
+# Over a network.
+
+
+def test_a_federation_of_two_is_refused_by_members_and_hub(tmp_path: Path) -> None:
+    keys = [Keys.generate(name) for name in ("ada", "bob", "hub")]
+    for each in keys:
+        each.save(tmp_path)
+    blocks = "".join(
+        f'[[participants]]\nname = "{each.name}"\naddress = "tcp://{each.name}.example:7001"\nkey = "{each.public}"\n'
+        for each in keys[:2]
+    )
+    hub = f'[hub]\naddress = "tcp://hub.example:7000"\nkey = "{keys[2].public}"\n'
+    path = tmp_path / "federation.toml"
+    path.write_text(f'name = "two"\nepoch = 1\n{hub}{blocks}')
+    for begin in (lambda: cgd.join(path, "ada"), lambda: FederationHub(path)):
+        with pytest.raises(InputError, match=r"there are 2 participants, and at least 3 are needed"):
+            begin()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_grid_with_columns_of_fewer_than_three_is_refused(tmp_path: Path, rows: int) -> None:
+    with pytest.raises(InputError, match="a sum over a column of fewer than 3 hides nothing"):
+        federation(tmp_path, Grid(rows, 4))
+
+
+def test_rows_of_two_sum_nothing(tmp_path: Path) -> None:
+    two = federation(tmp_path, Grid(3, 2), columns=True)
+    assert set(two.groups()) == {"everyone", "column-0", "column-1"}
+    with pytest.raises(InputError, match="a sum over fewer than 3 hides nothing"):
+        Setting.of(two, "r0c0")
+    with pytest.raises(InputError, match="there are 2 participants, and at least 3 are needed"):
+        row_of(two, "r0c0")
+
+
+def test_a_minimum_of_the_members_own_holds_for_rows_and_columns_too(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"has 3 row\(s\), and a sum over a column of fewer than 4 is ruled out by min"
+    ):
+        federation(tmp_path, Grid(3, 4), minimum=4)
+    narrow = federation(tmp_path, Grid(4, 3), minimum=4, columns=True)
+    assert all(len(members) >= 4 for members in narrow.groups().values())
+    with pytest.raises(InputError, match=r"a sum over fewer than 4 is ruled out by minimum in \[training\]"):
+        Setting.of(narrow, "r0c0")
+    with pytest.raises(InputError, match="there are 3 participants, and at least 4 are needed"):
+        row_of(narrow, "r0c0")
+    wide = federation(tmp_path, Grid(4, 4), minimum=4, columns=True)
+    assert {len(members) for members in wide.groups().values()} == {4, 16}
+    assert len(row_of(wide, "r0c0").participants) == 4
+
+
+def sum_twice(life: Life) -> tuple[float, ...]:
+    totals = []
+    for step in range(2):
+        life.at(step)
+        totals.append(life.peers.sum(np.ones(1)).item())
+    return tuple(totals)
+
+
+def test_a_file_that_leaves_two_is_not_taken_over_and_nothing_is_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cleo is killed, and somebody writes a file without it by hand: ada and bob go on waiting for it."""
+    monkeypatch.setattr(joining, "WATCH_SECONDS", 0.02)
+    names: Sequence[str] = ("ada", "bob", "cleo")
+    with Village(found(tmp_path, names), tmp_path / "state") as village:
+        village.start_all(sum_twice, halt=1)
+        for life in village:
+            life.until(1)
+        village.kill("cleo")
+        text = village.path.read_text()
+        block = text[text.index('[[participants]]\nname = "cleo"') :]
+        village.path.write_text(text.replace(block, "").replace("epoch = 1", "epoch = 2"))
+        for life in village:
+            life.go_on()
+        village.until(lambda: caplog.text.count("there are 2 participants, and at least 3 are needed") == 2)
+        village.until(lambda: all(life.waits_for("Ready", "cleo") for life in village))
+        assert [len(life.ledger()) for life in village] == [1, 1]
+        assert all(life.membership.federation.epoch == 1 for life in village)
+        village.path.write_text(text)
+        village.start("cleo", sum_twice)
+        assert village.results() == dict.fromkeys(names, (3.0, 3.0))

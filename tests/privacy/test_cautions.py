@@ -1,0 +1,109 @@
+"""The figures that cautions state are those that the attacks come to: the texts cannot drift from the truth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from cgd.learning import cautions
+from cgd.learning.cautions import FirstLayer
+from cgd.privacy import analytic, differencing, gram, membership
+from cgd.privacy.digits import digit_colony
+from cgd.privacy.schemes import observe
+
+if TYPE_CHECKING:
+    from cgd.learning.cautions import Caution
+
+PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
+TUMOUR = 30
+"""Measurements."""
+
+
+def the_one(found: tuple[Caution, ...], kind: str) -> Caution:
+    return next(each for each in found if each.kind == kind)
+
+
+def span(each: int, *, units: int, steps: int) -> float:
+    """The AUC in a colony of two honest participants with tumours, and two that collude."""
+    colony, fresh = membership.colony(each, steps, data="breast-cancer", hidden=units)
+    return membership.span_membership(*observe(colony, "cgd"), fresh).value
+
+
+def test_the_figure_of_the_span() -> None:
+    wide, narrow = span(10, units=8, steps=5), span(10, units=2, steps=50)
+    assert f"AUC {min(wide, narrow):.3f}, with 8 units after 5 steps and with 2 after 50" == cautions.SPAN
+    caution = the_one(cautions.cautions(10, FirstLayer(TUMOUR, 8), members=4, everyone=60), "span")
+    assert cautions.SPAN in str(caution)
+
+
+def test_the_figure_of_the_span_of_a_linear_model() -> None:
+    colony, fresh = membership.colony(10, 200, data="breast-cancer")
+    colony = replace(colony, build_model=lambda: nn.Sequential(nn.Linear(TUMOUR, 2)))
+    found = membership.span_membership(*observe(colony, "cgd"), fresh)
+    assert found.succeeds
+    assert f"AUC {found.value:.1f} after 200 steps of a linear model with two outputs" == cautions.LINEAR_SPAN
+    layer = FirstLayer.of(nn.Sequential(nn.Linear(TUMOUR, 2)))
+    assert layer is not None
+    assert the_one(cautions.cautions(10, layer), "span").figure == cautions.LINEAR_SPAN
+
+
+def test_as_many_records_as_the_remedy_asks_for_are_enough() -> None:
+    """Both honest participants have as many as the caution says, and there is none any more."""
+    layer = FirstLayer(TUMOUR, 32)
+    remedy = the_one(cautions.cautions(10, layer), "span").remedy
+    assert f"at least {layer.rank} records" in remedy
+    assert cautions.cautions(layer.rank, layer) == ()
+    assert span(layer.rank, units=32, steps=5) == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_figure_of_few_records() -> None:
+    def recovered(records: int, units: int) -> float:
+        return analytic.analytic_recovery(*observe(digit_colony(records, rounds=3, hidden=units), "cgd")).value
+
+    assert [recovered(each, 256) for each in range(1, cautions.FEW_RECORDS + 1)] == [1.0] * cautions.FEW_RECORDS
+    assert 0 < recovered(4, 32) < 0.5
+    assert cautions.RECORDS == "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
+    caution = the_one(cautions.cautions(4, FirstLayer(64, 256), members=3), "few records")
+    assert cautions.RECORDS in str(caution)
+
+
+def test_the_figures_of_second_moments() -> None:
+    passive, targets = gram.recover(*observe(gram.colony(rounds=60), "cgd"))
+    active, _ = gram.recover(*observe(gram.colony("own batches"), "cgd"))
+    told = f"relative error {passive.value:.2f} from watching 60 steps, below 0.000001 with batches of its own choice"
+    assert told == cautions.GRAM
+    assert active.value < 1e-6
+    assert not targets.succeeds  # masked by the origins
+    layer = FirstLayer.of(nn.Linear(gram.FEATURES, 1))
+    assert layer is not None
+    assert the_one(cautions.cautions(500, layer), "second moments").figure == cautions.GRAM
+
+
+def test_one_member_alone_gets_second_moments_whatever_delta_is() -> None:
+    def own_batch(name: str, number: int, indices: torch.Tensor) -> torch.Tensor:
+        return indices[[number % len(indices)]] if name == curious else indices
+
+    curious = next(iter(gram.colony().coalition))
+    for delta in (0.1, 1.0):
+        colony = replace(gram.colony(delta=delta), coalition=[curious], batches=own_batch)
+        assert gram.recover(*observe(colony, "cgd"))[0].value < 1e-5
+
+
+def test_the_figure_of_a_departure() -> None:
+    found = differencing.difference(*observe(differencing.colony(), "cgd"))
+    assert f"relative error {found.value:.2f} a step apart" == cautions.DEPARTURE
+    assert cautions.of_departure(["dan"]).figure == cautions.DEPARTURE
+
+
+def test_the_page_has_the_same_figures() -> None:
+    section = PAGE.read_text().partition("### Cautions")[2].partition("\n## ")[0]
+    for told in (cautions.SPAN, cautions.LINEAR_SPAN, cautions.GRAM, cautions.DEPARTURE):
+        figures = re.findall(r"\d+\.\d+", told)
+        assert figures
+        assert all(figure in section for figure in figures), figures
