@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.practice import charts
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 MOST_CATEGORIES = 8
 # From this many classes on, or with longer names, the confusion matrix has numbers for headings.
@@ -90,7 +90,8 @@ def render(run: dict[str, Any]) -> str:
         drawn = (charts.roc_chart,) if classification else (charts.scatter_chart, charts.residual_chart)
         detail = [each(scores) for each in drawn]
     classes = class_rows(scores) if scores is not None and classification else []
-    page = _template().render(
+    page = templates("cgd.practice").get_template("report.html.jinja")
+    text = page.render(
         run=run,
         headline=headline(run),
         lead=lead(run),
@@ -103,8 +104,9 @@ def render(run: dict[str, Any]) -> str:
         holders={each["name"]: each["held_by"] for each in run["data"]["columns"] or []},
         settings=[(_SETTINGS.get(name, name), name, value) for name, value in _settings(run)],
         fewer=_fewer_records_than_features(run),
+        most_categories=MOST_CATEGORIES,
     )
-    return "\n".join(line for line in page.splitlines() if line.strip()) + "\n"
+    return compact(text)
 
 
 def headline(run: dict[str, Any]) -> tuple[str, str, str]:
@@ -286,11 +288,12 @@ def _fewer_records_than_features(run: dict[str, Any]) -> tuple[int, int] | None:
 
 
 @cache
-def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def templates(package: str) -> Environment:
+    """The templates of a package, and below them those that every page is made from (`page.html.jinja`)."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("cgd.practice", "."),
+        loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("cgd.practice", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -299,5 +302,9 @@ def _template() -> Template:
     written = {"decimals": decimals, "figure": figure, "share": share, "size": size, "duration": duration, "when": when}
     environment.filters |= written
     environment.filters["count"] = "{:,}".format
-    environment.globals["most_categories"] = MOST_CATEGORIES
-    return environment.get_template("report.html.jinja")
+    return environment
+
+
+def compact(page: str) -> str:
+    """The page without the empty lines that a template leaves."""
+    return "\n".join(line for line in page.splitlines() if line.strip()) + "\n"

@@ -1,0 +1,88 @@
+"""`cgd audit`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd.audit import results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cgd", "audit", *arguments]
+    env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=env)
+
+
+def test_one_attack_from_start_to_end(tmp_path: Path) -> None:
+    finished = run("--only", "labels", "--jobs", "1", "--seed", "1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    lines = [line.rstrip() for line in finished.stdout.splitlines()]
+    assert max(map(len, lines)) <= 80  # in a pipe, too
+    assert any("leaks" in line for line in lines)
+    assert "1 of 1 attack succeeds against CGD; all 4 controls come out as they must." in finished.stdout
+    assert lines[-1] == "The page is cgd-audit/audit.html"
+    assert "\x1b[" not in finished.stdout + finished.stderr
+    assert len([line for line in finished.stderr.splitlines() if ": done (" in line]) == 8
+    found = results.load(tmp_path / "cgd-audit")
+    assert found["complete"]
+    assert found["command"] == "cgd audit --only labels --seed 1"
+    page = (tmp_path / "cgd-audit" / "audit.html").read_text()
+    assert "Histogram of labels" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cgd-audit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--only", "grams"), "there is no attack 'grams' here; choose from gram, membership, "),
+        (("nowhere",), "nowhere does not exist; name a spec (.toml), or folders that `cgd join --record` wrote"),
+        (("full",), "full has no recording.json"),
+        (("nowhere.toml",), "nowhere.toml"),
+        (("mine.toml", "full"), "mine.toml, full cannot be audited at once"),
+        (("--coalition", "a,b"), "--coalition is a, b; it is for recorded runs"),
+        (("--out", "full"), "full is not empty and holds no audit; name another folder with --out"),
+        (("--out", "full/notes.txt"), "is a file"),
+        (("--out", "full/notes.txt/below"), "cannot be written"),
+        (("--jobs", "0"), "Invalid value for '--jobs'"),
+        (("--seed", "-1"), "Invalid value for '--seed'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    finished = run(*arguments, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert says in " ".join(finished.stderr.replace("│", " ").split())
+    assert "Traceback" not in finished.stderr
+    assert finished.stdout == ""
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "notes.txt"]
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cgd", "audit", "--only", "reducer", "--only", "simulator", "--jobs", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert "A reducer that lies about a total, cgd: done" in process.stderr.readline()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all of its processes
+    told, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "cgd: interrupted; " in errors
+    assert "not run" in told
+    found = json.loads((tmp_path / "cgd-audit" / "audit.json").read_text())
+    assert not found["complete"]
+    assert found["attacks"][0]["findings"]
+    assert found["unfinished"][-1]["attack"] == "simulator"
+    assert "Not complete" in (tmp_path / "cgd-audit" / "audit.html").read_text()
