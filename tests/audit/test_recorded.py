@@ -10,11 +10,12 @@ import pytest
 import cgd
 from cgd.audit import folder, results
 from cgd.audit.running import run
-from cgd.audit.sources import EXAMINED, Examination, plan_for
+from cgd.audit.sources import RecordingPart, plan_for
 from cgd.errors import InputError
 from cgd.federation.task import Model
 from cgd.practice.recorder import Recorder
 from cgd.practice.training import train
+from cgd.privacy.examination import EXAMINED
 from support.audits import WHEN, Watch
 from support.practice import NUMBER, records, setting, table
 
@@ -60,10 +61,10 @@ def test_a_recorded_run_is_attacked_and_the_page_is_confidential(recorded: Path,
 
 
 def test_every_attack_that_is_examined_is_in_the_plan_and_no_other(recorded: Path) -> None:
-    part = Examination((str(recorded / "bob"),), ())
-    assert tuple(part.run(0)) == EXAMINED
     plan = plan_for([recorded / "bob"])
-    assert plan.parts == (part,)
+    assert plan.parts == tuple(RecordingPart((str(recorded / "bob"),), (), each) for each in EXAMINED)
+    for part in plan.parts:
+        assert tuple(part.run(0)) == (part.attack,)
     assert "the worst case for bob: everybody else pools what they saw" in plan.source.about
     assert plan.source.confidential
 

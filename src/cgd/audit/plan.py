@@ -56,7 +56,7 @@ class Part(Protocol):
 
     @property
     def attack(self) -> str:
-        """The id of the attack that it belongs to; empty if it tries several at once."""
+        """The id of the attack that it belongs to."""
 
     @property
     def scheme(self) -> Scheme:
@@ -122,7 +122,7 @@ class Plan:
         return replace(
             self,
             attacks=tuple(each for each in self.attacks if each.id in ids),
-            parts=tuple(each for each in self.parts if each.attack in (*ids, "")),
+            parts=tuple(each for each in self.parts if each.attack in ids),
             only=tuple(each for each in known if each in ids),
         )
 

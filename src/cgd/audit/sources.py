@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cgd.audit.plan import Plan, Source
 from cgd.errors import InputError
+from cgd.privacy.catalogue import CATALOGUE, get, parts
+from cgd.privacy.examination import EXAMINED, described, examine
+from cgd.privacy.view import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from cgd.privacy.view import Finding, Inapplicable, Scheme
+    from cgd.audit.plan import Attack
+    from cgd.experiments.spec import RunSpec
+    from cgd.privacy.schemes import Sample
+    from cgd.privacy.view import Finding, Inapplicable, Scheme, Truth, View
 
 RECORDING = "recording.json"
 """What makes a folder that of a recorded run."""
-EXAMINED = ("gram", "membership", "records", "inversion", "labels", "dropout")
-"""The attacks that can be tried on any view; the others need a setting of their own."""
+ROUNDS, HONEST = 30, 2
+"""How many rounds of a spec are looked at, and how many of its participants do not collude."""
 
 
-def plan_for(what: Sequence[Path], coalition: Sequence[str] = ()) -> Plan:
+def plan_for(
+    what: Sequence[Path],
+    coalition: Sequence[str] = (),
+    *,
+    label: str | None = None,
+    rounds: int | None = None,
+    honest: int | None = None,
+) -> Plan:
     """The plan for what was named on the command line.
 
     Args:
         what: nothing, a spec (.toml), or the folders of a recorded run.
         coalition: of a recorded run, who colludes; with one folder and none, everybody else.
+        label: which run of a spec; the first that trains by cgd if not given.
+        rounds: of a spec, how many of its steps are looked at; `ROUNDS` if not given.
+        honest: of a spec, how many participants do not collude; `HONEST` if not given.
 
     Raises:
         InputError: it is none of these, or cannot be read.
@@ -33,13 +50,15 @@ def plan_for(what: Sequence[Path], coalition: Sequence[str] = ()) -> Plan:
     specs = [path for path in what if path.suffix == ".toml"]
     if coalition and (specs or not what):
         raise InputError(f"--coalition is {', '.join(coalition)}; it is for recorded runs: name their folders")
+    if not specs and (label, rounds, honest) != (None, None, None):
+        raise InputError("--run, --rounds and --honest are for a spec; name one (SPEC.toml)")
     if not what:
         return embedded()
     if specs:
         if len(what) > 1:
             told = ", ".join(str(path) for path in what)
             raise InputError(f"{told} cannot be audited at once; name one spec, or the folders of one run")
-        return from_spec(specs[0])
+        return from_spec(specs[0], label, rounds or ROUNDS, HONEST if honest is None else honest)
     for folder in what:
         if not (folder / RECORDING).is_file():
             fault = (
@@ -51,8 +70,6 @@ def plan_for(what: Sequence[Path], coalition: Sequence[str] = ()) -> Plan:
 
 def embedded() -> Plan:
     """The whole catalogue, on data that come with scikit-learn."""
-    from cgd.privacy.catalogue import CATALOGUE, parts
-
     about = (
         "The data come with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have some "
         "records each, and one or two of them are curious. Each attack is tried where it is strong."
@@ -60,13 +77,62 @@ def embedded() -> Plan:
     return Plan(Source("embedded", "embedded data", about), CATALOGUE, tuple(parts()))
 
 
-def from_spec(path: Path) -> Plan:
-    """The attacks that can be tried on somebody's own data and model.
+def from_spec(path: Path, label: str | None = None, rounds: int = ROUNDS, honest: int = HONEST) -> Plan:
+    """The attacks that can be tried on a setting of one's own, a run of a spec as `cgd simulate` takes it.
 
     Raises:
-        InputError: the spec cannot be read, or describes nothing that can be attacked.
+        InputError: the spec cannot be read, has no such run, or one that cannot be attacked.
     """
-    raise InputError(f"{path} cannot be audited: this version knows embedded data only")
+    from cgd.experiments.observing import check
+    from cgd.experiments.spec import read
+
+    entries = next(iter(read(path).entries.values()))
+    chosen = [each for each in entries if (each.label == label if label else each.run.method == "cgd")]
+    if not chosen:
+        there = ", ".join(repr(each.label) for each in entries)
+        asked = f"no run {label!r}" if label else "no run by the method cgd"
+        raise InputError(f"{path} has {asked}; it has {there}, choose one with --run")
+    spec = chosen[0].run
+    check(spec, rounds, honest)
+    about = (
+        f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants, of whom {honest} are honest and the "
+        f"others pool what they saw of the first {min(rounds, spec.steps)} rounds, under each scheme."
+    )
+    arguments = [str(path)]
+    for option, value, usual in (("--run", label, None), ("--rounds", rounds, ROUNDS), ("--honest", honest, HONEST)):
+        arguments += [option, str(value)] if value != usual else []
+    work = [SpecPart(spec, rounds, honest, scheme, attack) for scheme in SCHEMES for attack in EXAMINED]
+    return Plan(Source("spec", path.name, about, tuple(arguments)), _examined(), tuple(work))
+
+
+@dataclass(frozen=True)
+class SpecPart:
+    """One attack on a run of a spec under one scheme.
+
+    Attributes:
+        spec: the run.
+        rounds: how many of its steps are looked at.
+        honest: how many participants do not collude.
+        scheme: how they train.
+        attack: its id.
+    """
+
+    spec: RunSpec
+    rounds: int
+    honest: int
+    scheme: Scheme
+    attack: str
+    control: bool = False
+
+    @property
+    def label(self) -> str:
+        """What it is called while it runs."""
+        return f"{get(self.attack).title}, {self.scheme}"
+
+    def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:
+        """Train as far as it is looked at, and try it; another seed is another split and other origins."""
+        spec = replace(self.spec, seed=self.spec.seed + seed)
+        return examine(*_observed(spec, self.scheme, self.rounds, self.honest), [self.attack])
 
 
 def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
@@ -76,8 +142,6 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
         InputError: the recordings cannot be read, are not of one run, or the coalition is not in it.
     """
     from cgd.practice.recording import load, view_of
-    from cgd.privacy.catalogue import CATALOGUE
-    from cgd.privacy.examination import described
 
     recordings = [load(folder) for folder in folders]
     view, _, _ = view_of(recordings, coalition)  # here, so that what is wrong is told at once
@@ -93,33 +157,52 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
         f"A real run that was recorded; {who}. {described(view)}.",
         arguments,
     )
-    attacks = tuple(each for each in CATALOGUE if each.id in EXAMINED)
-    return Plan(source, attacks, (Examination(tuple(map(str, folders)), tuple(coalition)),))
+    work = [RecordingPart(tuple(map(str, folders)), tuple(coalition), attack) for attack in EXAMINED]
+    return Plan(source, _examined(), tuple(work))
 
 
 @dataclass(frozen=True)
-class Examination:
-    """All attacks that a recorded run allows, as one part: reading the run takes longer than most of them.
+class RecordingPart:
+    """One attack on a recorded run.
 
     Attributes:
         folders: of the recordings.
         coalition: who colludes.
+        attack: its id.
     """
 
     folders: tuple[str, ...]
     coalition: tuple[str, ...]
-    attack: str = ""
+    attack: str
     scheme: Scheme = "cgd"
     control: bool = False
 
     @property
     def label(self) -> str:
         """What it is called while it runs."""
-        return "the recorded run"
+        return get(self.attack).title
 
     def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:  # noqa: ARG002 - nothing is drawn
-        """Read the recordings, and try everything."""
-        from cgd.practice.recording import load, view_of
-        from cgd.privacy.examination import examine
+        """Read the recordings, and try it."""
+        return examine(*_recorded(self.folders, self.coalition), [self.attack])
 
-        return examine(*view_of([load(folder) for folder in self.folders], self.coalition))
+
+def _examined() -> tuple[Attack, ...]:
+    return tuple(each for each in CATALOGUE if each.id in EXAMINED)
+
+
+# A process that is given several attacks on a view makes it once.
+
+
+@lru_cache(maxsize=1)
+def _observed(spec: RunSpec, scheme: Scheme, rounds: int, honest: int) -> tuple[View, Truth, Sample]:
+    from cgd.experiments.observing import observed
+
+    return observed(spec, scheme, rounds=rounds, honest=honest)
+
+
+@lru_cache(maxsize=1)
+def _recorded(folders: tuple[str, ...], coalition: tuple[str, ...]) -> tuple[View, Truth, Sample]:
+    from cgd.practice.recording import load, view_of
+
+    return view_of([load(folder) for folder in folders], coalition)

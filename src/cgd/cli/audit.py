@@ -30,6 +30,15 @@ def audit(
     coalition: Annotated[
         str, typer.Option(metavar="NAME,...", help="Of a recorded run, who pools what they saw.")
     ] = "",
+    label: Annotated[
+        str | None, typer.Option("--run", metavar="LABEL", help="Of a spec, which run (default: the first by cgd).")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of a spec, how many steps are looked at (default: 30).")
+    ] = None,
+    honest: Annotated[
+        int | None, typer.Option(min=1, help="Of a spec, how many participants do not collude (default: 2).")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ATTACK", help="Only this attack; may be given several times.")
     ] = None,
@@ -53,7 +62,7 @@ def audit(
 
     names = [name.strip() for name in coalition.split(",") if name.strip()]
     folder.check(out)
-    plan = sources.plan_for(what or [], names).choose(only or [])
+    plan = sources.plan_for(what or [], names, label=label, rounds=rounds, honest=honest).choose(only or [])
     with _progress() as progress:
         outcome = running.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
     if not outcome.done:

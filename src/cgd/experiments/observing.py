@@ -18,6 +18,7 @@ from cgd.privacy.schemes import Colony, observe
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cgd.experiments.datasets import Dataset
     from cgd.experiments.spec import RunSpec
     from cgd.privacy.schemes import Sample
     from cgd.privacy.view import Scheme, Truth, View
@@ -41,6 +42,30 @@ def observed(
     Raises:
         InputError: the run has columns, too few participants, a range of δ, or is too large to keep all that is seen.
     """
+    check(spec, rounds, honest, data_dir)
+    data = _data(spec, data_dir)
+    cells = Grid(spec.rows, 1).split(data.x, data.y, seed=spec.seed)
+    names = {cell: f"participant-{cell.row + 1}" for cell in cells}
+    colony = Colony(
+        {names[cell]: (block.x, block.y) for cell, block in cells.items()},
+        lambda: build_model(spec, data),
+        list(names.values())[honest:],
+        functional.cross_entropy if data.classes else functional.mse_loss,
+        rounds=min(rounds, spec.steps),
+        lr=spec.lr,
+        delta=spec.delta if isinstance(spec.delta, float) else sum(spec.delta) / 2,
+        seed=spec.seed,
+        clip=spec.clip,
+    )
+    return *observe(colony, scheme), (data.held_out_x, data.held_out_y)
+
+
+def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = None) -> None:
+    """Refuse what `observed` cannot do, without doing it.
+
+    Raises:
+        InputError: see `observed`.
+    """
     if spec.columns > 1:
         raise InputError(
             f"the run has {spec.columns} columns; an audit of one's own setting is for rows alone (columns = 1), and "
@@ -50,27 +75,17 @@ def observed(
         raise InputError(
             f"{honest} of {spec.rows} participants are honest; at least one must be, and at least one must collude"
         )
-    data = loaded(spec.data, spec.seed, data_dir)
-    data = data.first(spec.samples) if spec.samples else data
-    cells = Grid(spec.rows, 1).split(data.x, data.y, seed=spec.seed)
-    names = {cell: f"participant-{cell.row + 1}" for cell in cells}
-    rounds = min(rounds, spec.steps)
+    data = _data(spec, data_dir)
+    seen = min(rounds, spec.steps)
     parameters = sum(each.numel() for each in build_model(spec, data).parameters())
-    needed = 4 * parameters * rounds * (spec.rows + 2)
+    needed = 4 * parameters * seen * (spec.rows + 2)
     if needed > MOST_BYTES:
         raise InputError(
-            f"{spec.rows} participants, {parameters:,} parameters and {rounds} rounds make {needed / 2**30:.1f} GiB of "
+            f"{spec.rows} participants, {parameters:,} parameters and {seen} rounds make {needed / 2**30:.1f} GiB of "
             f"gradients, and at most {MOST_BYTES / 2**30:g} are kept; take fewer rounds, or fewer rows in the spec"
         )
-    colony = Colony(
-        {names[cell]: (block.x, block.y) for cell, block in cells.items()},
-        lambda: build_model(spec, data),
-        list(names.values())[honest:],
-        functional.cross_entropy if data.classes else functional.mse_loss,
-        rounds=rounds,
-        lr=spec.lr,
-        delta=spec.delta if isinstance(spec.delta, float) else sum(spec.delta) / 2,
-        seed=spec.seed,
-        clip=spec.clip,
-    )
-    return *observe(colony, scheme), (data.held_out_x, data.held_out_y)
+
+
+def _data(spec: RunSpec, data_dir: Path | None) -> Dataset:
+    data = loaded(spec.data, spec.seed, data_dir)
+    return data.first(spec.samples) if spec.samples else data

@@ -15,12 +15,15 @@ from cgd.privacy.first_layer import units
 from cgd.privacy.view import Inapplicable, Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from cgd.privacy.schemes import Sample
     from cgd.privacy.view import Finding, View
 
     Results = dict[str, list[Finding | Inapplicable]]
+
+EXAMINED = ("gram", "membership", "records", "inversion", "labels", "dropout")
+"""The attacks that can be tried on any view; the others need a setting of their own."""
 
 # Rows of first-layer gradients that are compared with each other: units times rounds.
 MOST_ROWS = 4096
@@ -32,13 +35,14 @@ MOST_SEARCHED, MOST_PARAMETERS = 8, 20_000
 ROUNDS_SEARCHED = 3
 
 
-def examine(view: View, truth: Truth, fresh: Sample) -> Results:
-    """Try every attack on gradient sums: what each came to, by its id in the catalogue, or why it does not apply.
+def examine(view: View, truth: Truth, fresh: Sample, attacks: Collection[str] = ()) -> Results:
+    """Try attacks on gradient sums: what each came to, by its id in the catalogue, or why it does not apply.
 
     Args:
         view: what the coalition saw.
         truth: what the honest participants kept to themselves.
         fresh: records of the same kind that nobody trained on, for membership.
+        attacks: which of `EXAMINED`; all of them if not given.
     """
     setting = described(view)
     tried: dict[str, list[Callable[[], list[Finding]]]] = {
@@ -49,7 +53,7 @@ def examine(view: View, truth: Truth, fresh: Sample) -> Results:
         "labels": [lambda: [labels.count_labels(view, truth, setting)]],
         "dropout": [lambda: [differencing.difference(view, truth, setting)]],
     }
-    return {name: _outcome(view, functions) for name, functions in tried.items()}
+    return {name: _outcome(view, tried[name]) for name in attacks or EXAMINED}
 
 
 def described(view: View) -> str:
