@@ -50,6 +50,11 @@ small-results: .venv/installed-dev  ## run all experiments at the quick scale an
 	rm -rf results/small && mkdir results/small
 	cp -r build/small/quick/report.md build/small/quick/plots results/small
 
+audit-results: .venv/installed  ## run the audit anew, keep what it found, and put the figures into the threat model
+	rm -rf build/audit && $(BIN)/cgd audit --out build/audit
+	mkdir -p results/audit && install -m 644 build/audit/audit.json results/audit/audit.json
+	$(BIN)/python docs/threat_table.py
+
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
 	$(BIN)/python tests/mutate.py
 

@@ -30,6 +30,7 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "labels wrong": (_SHARE, "the part of the others’ labels that was guessed wrongly; 0 is exact"),
     "lies caught": (_SHARE, "the part of the lies that every honest member noticed before anything was opened"),
+    "relative error of z₂": (_PLAIN, "how far the opened sum is from the gradient at a known model; 0 is the same"),
     "largest gap between distributions": (_PLAIN, "between what is seen and what a simulator without the data makes"),
 }
 CAUGHT = "lies caught"
