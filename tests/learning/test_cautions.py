@@ -165,8 +165,12 @@ class Sharing:
             life.at(step)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+            self.gradient(model)
             optimizer.step()
         return [str(each) for each in optimizer.cautions]
+
+    def gradient(self, model: nn.Sequential) -> None:
+        """Where one could enter something else."""
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -217,6 +221,31 @@ def test_who_stays_is_told_of_a_departure(village: Village, caplog: pytest.LogCa
     results = village.results()
     assert results == {name: [str(of_departure(["dan"]))] for name in ("ada", "bob", "cleo")}
     assert told(caplog) == [f"caution: {of_departure(['dan'])}"] * 3
+
+
+@dataclass
+class Steering(Sharing):
+    """A program that enters something else than its gradient."""
+
+    times: float = 1.0
+
+    def gradient(self, model: nn.Sequential) -> None:
+        weight = next(model.parameters())
+        assert weight.grad is not None
+        weight.grad += self.times
+
+
+@pytest.mark.parametrize("times", [0.0, 10.0])
+def test_who_is_steered_is_told_once(village: Village, caplog: pytest.LogCaptureFixture, times: float) -> None:
+    for name in ("ada", "bob", "cleo"):
+        village.start(name, Sharing(21))
+    village.start("dan", Steering(21, times=times))
+    results = village.results()
+    for name in ("ada", "bob", "cleo"):
+        assert len(results[name]) == (1 if times else 0)
+    if times:
+        assert results["ada"][0].startswith("in step 1 the sum of all first-layer gradients is ")
+    assert len(told(caplog)) == (3 if times else 0)
 
 
 def test_a_departure_before_the_first_step_shows_nothing(village: Village, caplog: pytest.LogCaptureFixture) -> None:

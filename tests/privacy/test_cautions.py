@@ -13,7 +13,7 @@ from torch import nn
 
 from cgd.learning import cautions
 from cgd.learning.cautions import FirstLayer
-from cgd.privacy import analytic, differencing, gram, membership
+from cgd.privacy import analytic, differencing, gram, membership, traps
 from cgd.privacy.embedded import digit_colony
 from cgd.privacy.schemes import observe
 
@@ -128,6 +128,31 @@ def test_the_figure_of_a_departure() -> None:
     found = differencing.difference(*observe(differencing.colony(), "cgd"))
     assert f"relative error {found.value:.2f} a step apart" == cautions.DEPARTURE
     assert cautions.of_departure(["dan"]).figure == cautions.DEPARTURE
+
+
+def test_the_figure_of_steering() -> None:
+    colony, trapper = traps.steered(100, 4)
+    found = traps.spring(*observe(colony, "cgd"), trapper.sprung[:4])
+    told = f"{100 * found.value:.0f} % of 2 × 100 records in {colony.rounds} steps, by one member and within the bound"
+    assert told == cautions.STEERING
+    assert cautions.of_steering(3, 1234.0).figure == cautions.STEERING
+
+
+@pytest.mark.parametrize("each", [5, 100])
+def test_steering_is_noticed_at_its_first_step_and_an_undisturbed_training_is_not(each: int) -> None:
+    """Every honest participant compares the sum of the first layer with its own largest gradient so far."""
+    steered, _ = traps.steered(each, 1)
+    layer = slice(256 * 64)
+    for colony, noticed in ((steered, True), (replace(steered, probe=None), False)):
+        view, truth = observe(colony, "cgd")
+        own, ratios = 0.0, []
+        for number, opened in enumerate(view.rounds):
+            gradient = differencing._real_gradient(view, truth, "honest-1", number)
+            own = max(own, float(gradient[layer].abs().max()))
+            ratios.append(float(opened.gradient_sum[layer].abs().max()) / own)
+        assert (ratios[0] > cautions.EXTRAORDINARY) == noticed
+        if not noticed:
+            assert max(ratios) < cautions.EXTRAORDINARY / 3
 
 
 def test_the_page_has_the_same_figures() -> None:

@@ -85,7 +85,7 @@ def test_probes_in_every_direction_give_any_gram_matrix(features: int, bias: boo
     }
     parameters = features + bias
 
-    def probe(_: str, number: int) -> torch.Tensor:
+    def probe(_: str, number: int, __: torch.Tensor) -> torch.Tensor:
         return torch.eye(parameters)[number % parameters] * (1.0 if number // parameters % 2 else -1.0)
 
     colony = replace(

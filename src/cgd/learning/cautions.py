@@ -22,6 +22,8 @@ from cgd.protocol.members import FEWEST_MEMBERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import torch
+
 log = logging.getLogger("cgd.learning")
 
 FIRST_LAYER = "_cgd_first_layer"
@@ -40,6 +42,10 @@ LINEAR_LEVERAGE = "AUC 0.61 with 1.3 honest records for each input after 200 ste
 RECORDS = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
 GRAM = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
 DEPARTURE = "relative error 0.11 a step apart"
+STEERING = "49 % of 2 × 100 records in 20 steps, by one member and within the bound"
+
+EXTRAORDINARY = 30
+"""A sum of the first layer that is so many times larger than our gradient ever was is not of gradients like it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Caution:
     """One thing to know.
 
     Attributes:
-        kind: "few records", "span", "leverage", "second moments" or "departure".
+        kind: "few records", "span", "leverage", "second moments", "departure" or "steering".
         fact: what is so in this run, and who could do what with it.
         figure: how well that went when the audit's attack was tried on such a setting.
         remedy: what to do.
@@ -202,6 +208,17 @@ def of_departure(gone: Iterable[str]) -> Caution:
     )
 
 
+def of_steering(step: int, times: float) -> Caution:
+    """A sum is far larger than gradients like ours would make it."""
+    return Caution(
+        "steering",
+        f"in step {step} the sum of all first-layer gradients is {times:,.0f} times as large as ours ever was: "
+        "somebody enters extraordinary values, by mistake or to steer all models until units see single records",
+        STEERING,
+        "Find out who and why before you go on; a lower bound in [training] makes steering slower",
+    )
+
+
 def _counted(records: int) -> str:
     return f"{records:,} record{'' if records == 1 else 's'}"
 
@@ -224,6 +241,7 @@ class Watch:
     def __init__(self) -> None:
         self.given: list[Caution] = []
         self._members: dict[Any, frozenset[str]] = {}
+        self._largest: dict[Any, float] = {}  # first-layer gradient of ours, by its peers
 
     def look(self, peers: Any, group: dict[str, Any], own: int, parameters: Sequence[Any]) -> None:
         """Before a sum with these peers, whose records `group` has counted.
@@ -239,6 +257,19 @@ class Watch:
         self._give(*cautions(own, layer, members=len(members), everyone=group["total_samples"]))
         if before is not None and before - members and group["steps"]:
             self._give(of_departure(before - members))
+
+    def compare(
+        self, peers: Any, group: dict[str, Any], parameters: Sequence[torch.Tensor], own: Any, total: Any
+    ) -> None:
+        """After a sum: whether it is one of gradients like ours, as far as the first layer tells."""
+        sizes = [each.numel() for each in parameters]
+        for parameter, ours, sums in zip(parameters, own.split(sizes), total.split(sizes), strict=True):
+            if not group["epoch"] or not hasattr(parameter, FIRST_LAYER):
+                continue
+            largest = self._largest[peers] = max(self._largest.get(peers, 0.0), float(ours.abs().max()))
+            seen = float(sums.abs().max())
+            if seen > EXTRAORDINARY * largest > 0 and not any(each.kind == "steering" for each in self.given):
+                self._give(of_steering(group["steps"] + 1, seen / largest))
 
     def _give(self, *found: Caution) -> None:
         for caution in found:

@@ -275,6 +275,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             total = peers.sum(vector, weight=weight, context=context, step=step, epoch=epoch)
         except RangeError as error:
             raise gradients.located(error, self.param_groups, parameters) from None
+        self._watch.compare(peers, groups[0], parameters, vector, total)
         pieces = torch.split(total, [each.numel() for each in parameters])
         return {
             each: piece.reshape(each.shape).to(each.device, _working_type(each))

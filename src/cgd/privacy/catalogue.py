@@ -20,6 +20,7 @@ from cgd.privacy import (
     labels,
     membership,
     reducers,
+    traps,
 )
 from cgd.privacy.view import SCHEMES
 
@@ -103,6 +104,19 @@ CATALOGUE: tuple[Attack, ...] = (
         "at least a tenth of the records, and more than by chance, correlate with a guess by 0.99",
         "Never join with a handful of records: pool them with a neighbour's first. Noise on the sum prevents it.",
         analytic,
+    ),
+    Attack(
+        "traps",
+        "Records by steering the model",
+        "Can a participant that enters vectors of its own read our records, even if we bring many?",
+        "All models move by the same sum, so whoever adds a vector to its gradient moves them all. A curious "
+        "participant moves the first layer until each ReLU unit is activated by about one in all honest records; the "
+        "unit's gradient then is that record. Every number that it enters is within the bound of the sum, and nobody "
+        "sees who entered what.",
+        "at least a tenth of the records, and more than by chance, correlate with a guess by 0.99",
+        "Train only with participants that you trust not to do this. Sums much larger than your own gradient give it "
+        "away, and cgd cautions you of them; a lower bound of the sums makes it slow. Noise on the sum prevents it.",
+        traps,
     ),
     Attack(
         "inversion",

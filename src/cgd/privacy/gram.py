@@ -141,7 +141,7 @@ def colony(way: Way = "passive", *, rounds: int = 60, delta: float = 0.1, bound:
     def own_batch(name: str, number: int, indices: torch.Tensor) -> torch.Tensor:
         return indices[[number % len(indices)]] if name in coalition else indices
 
-    def probe(name: str, number: int) -> torch.Tensor | None:
+    def probe(name: str, number: int, _: torch.Tensor) -> torch.Tensor | None:
         kick = torch.zeros(FEATURES + 1)
         kick[number % (FEATURES + 1)] = 1.0 if number // (FEATURES + 1) % 2 else -1.0
         return kick if name == coalition[0] else None

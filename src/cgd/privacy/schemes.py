@@ -47,7 +47,8 @@ class Colony:
         clip: in "dp", the norm to which every sample's gradient is cut.
         batches: which of its samples a participant uses in a round: given its name, the round and all its indices;
             everything if not given. A coalition may choose its own to its liking.
-        probe: what a colluder adds to its addend in a round, flat; an active attack that stays within the protocol.
+        probe: what a colluder adds to its addend, flat, given its name, the round and the displacement, which everybody
+            knows; an active attack that stays within the protocol.
         dropouts: participants that are missing from a round on, by the number of that round.
     """
 
@@ -64,7 +65,7 @@ class Colony:
     noise: float = 1.0
     clip: float = 1.0
     batches: Batches | None = None
-    probe: Callable[[str, int], torch.Tensor | None] | None = None
+    probe: Callable[[str, int, torch.Tensor], torch.Tensor | None] | None = None
     dropouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
@@ -151,7 +152,9 @@ class _Run:
         share = len(colony.data[name][1]) / present
         private = self.scheme == "dp"
         addend = share * (self._private(weights, x, y, present) if private else self._gradient(weights, x, y))
-        added = colony.probe(name, number) if colony.probe is not None and name in colony.coalition else None
+        if colony.probe is None or name not in colony.coalition:
+            return addend
+        added = colony.probe(name, number, displacement)
         return addend if added is None else addend + added
 
     def _gradient(self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

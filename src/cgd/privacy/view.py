@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 Scheme = Literal["cgd", "plain", "secure", "dp"]
 SCHEMES: dict[Scheme, str] = {
@@ -116,11 +116,19 @@ class View:
             return self.final
         return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
+    def only(self, numbers: Sequence[int]) -> View:
+        """What was seen in these rounds, one at least, in their order."""
+        coalition = {
+            name: replace(each, addends=tuple(each.addends[number] for number in numbers))
+            for name, each in self.coalition.items()
+        }
+        after = numbers[-1] + 1
+        final = self.rounds[after].displacement if after < len(self.rounds) else self.final
+        return replace(self, rounds=tuple(self.rounds[number] for number in numbers), coalition=coalition, final=final)
+
     def until(self, rounds: int) -> View:
         """What was seen of the first rounds."""
-        coalition = {name: replace(each, addends=each.addends[:rounds]) for name, each in self.coalition.items()}
-        final = self.rounds[rounds].displacement if rounds < len(self.rounds) else self.final
-        return replace(self, rounds=self.rounds[:rounds], coalition=coalition, final=final)
+        return self.only(range(min(rounds, len(self.rounds))))
 
     def honest_sum(self, number: int) -> torch.Tensor:
         """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""
