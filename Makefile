@@ -50,9 +50,13 @@ small-results: .venv/installed-dev  ## run all experiments at the quick scale an
 	rm -rf results/small && mkdir results/small
 	cp -r build/small/quick/report.md build/small/quick/plots results/small
 
-audit-results: .venv/installed  ## run the audit anew, keep what it found, and put the figures into the threat model
-	rm -rf build/audit && $(BIN)/cgd audit --out build/audit
-	mkdir -p results/audit && install -m 644 build/audit/audit.json results/audit/audit.json
+audit-results: .venv/installed  ## run the audit anew with five seeds, keep what it found, and put it into the threat model
+	rm -rf build/audit results/audit
+	for seed in 0 1 2 3 4; do \
+	  $(BIN)/cgd audit --seed $$seed --out build/audit/seed-$$seed > build/audit-$$seed.txt || exit 1; \
+	  mkdir -p results/audit/seed-$$seed; \
+	  install -m 644 build/audit/seed-$$seed/audit.json results/audit/seed-$$seed/audit.json; \
+	done
 	$(BIN)/python docs/threat_table.py
 
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail

@@ -215,6 +215,8 @@ class _Runner:
             start_new_session=True,
         )
         self._processes.append(process)
+        if self._stopped:  # while it was started; `_stop` did not know of it
+            _kill(process)
         try:
             output, _ = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:

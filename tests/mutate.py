@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PASSED, FAILED = 0, 1  # pytest's exit codes; anything else is neither
+PASSED, FAILED, HUNG = 0, 1, -1  # pytest's exit codes, and ours for one that does not end
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,14 @@ def run(test: str, package: Path) -> int:
     """The exit code of a test on a copy of the package."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     environment = {**os.environ, "PYTHONPATH": str(package)}
-    try:
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300).returncode
-    except subprocess.TimeoutExpired:
-        return FAILED  # it hangs without the protection
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(timeout=300)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+            return HUNG
 
 
 def survives(mutation: Mutation) -> list[str]:

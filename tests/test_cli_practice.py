@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +164,21 @@ def run(tmp_path: Path) -> Path:
     origin = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
     ConfinedModel.of(made, what, origin).save(tmp_path / "run")
     return tmp_path / "run"
+
+
+def test_what_the_commands_write_only_its_owner_can_read(
+    command: Any, run: Path, quiet_logger: logging.Logger, tmp_path: Path
+) -> None:
+    data = write_csv(tmp_path / "new.csv", table(4, 7))
+    before = os.umask(0)
+    try:
+        assert command("predict", run, "--data", data, "--out", "p.csv")[0] == 0
+        log_events(tmp_path / "state" / "events.jsonl")
+    finally:
+        os.umask(before)
+    quiet_logger.info("a line")
+    for path in (tmp_path / "p.csv", tmp_path / "state" / "events.jsonl"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
 def test_predictions_go_to_the_screen_or_into_a_file(command: Any, run: Path, tmp_path: Path) -> None:

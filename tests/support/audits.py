@@ -15,6 +15,8 @@ from cgd.audit import results
 from cgd.audit.pictures import strip
 from cgd.audit.plan import Plan, Source
 from cgd.audit.running import Done, Measured, Outcome
+from cgd.privacy import gram
+from cgd.privacy.catalogue import Attack
 from cgd.privacy.view import Finding, Inapplicable
 
 if TYPE_CHECKING:
@@ -26,16 +28,10 @@ if TYPE_CHECKING:
 WHEN = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
-@dataclass(frozen=True)
-class Attack:
-    """As in the catalogue."""
-
-    id: str
-    title: str
-    question: str = "Do the others learn anything?"
-    about: str = "They look closely."
-    rule: str = "they learn something"
-    remedy: str = "Add noise."
+def attack(name: str) -> Attack:
+    """One as the catalogue has them."""
+    texts = ("Do the others learn anything?", "They look closely.", "they learn something", "Add noise.")
+    return Attack(name, f"Attack {name}", *texts, gram)
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def plan(*parts: Part, kind: Literal["embedded", "spec", "recording"] = "embedde
     """A plan of these parts."""
     ids = dict.fromkeys(part.attack for part in parts)
     source = Source(kind, "a test", "Data of nobody.", () if kind == "embedded" else ("mine.toml",))
-    return Plan(source, tuple(Attack(each, f"Attack {each}") for each in ids), parts)
+    return Plan(source, tuple(attack(each) for each in ids), parts)
 
 
 def measured(attack: str, scheme: Scheme, value: float, succeeds: bool, **more: Any) -> Measured:

@@ -14,37 +14,10 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cgd.privacy.catalogue import Attack
     from cgd.privacy.view import Finding, Inapplicable, Scheme
 
 Kind = Literal["embedded", "spec", "recording"]
-
-
-class Attack(Protocol):
-    """What people read about an attack; `cgd.privacy.catalogue.Attack` is one."""
-
-    @property
-    def id(self) -> str:
-        """Its short name, as `--only` takes it."""
-
-    @property
-    def title(self) -> str:
-        """Its name for people."""
-
-    @property
-    def question(self) -> str:
-        """What a privacy officer would ask."""
-
-    @property
-    def about(self) -> str:
-        """How it works, in a sentence or two."""
-
-    @property
-    def rule(self) -> str:
-        """When it counts as a success."""
-
-    @property
-    def remedy(self) -> str:
-        """What to do against it."""
 
 
 class Part(Protocol):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from cgd.audit.plan import Attack, Part, Plan
+    from cgd.audit.plan import Part, Plan
     from cgd.audit.running import Done, Measured, Outcome
     from cgd.practice.shapes import Shape
+    from cgd.privacy.catalogue import Attack
 
 FORMAT = "cgd-audit 1"
 FILE = "audit.json"

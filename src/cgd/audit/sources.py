@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cgd.audit.plan import Plan, Source
 from cgd.errors import InputError
+from cgd.practice.recorder import FILE
 from cgd.privacy.catalogue import CATALOGUE, get, parts
 from cgd.privacy.examination import EXAMINED, described, examine
 from cgd.privacy.view import SCHEMES
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from cgd.audit.plan import Attack
     from cgd.experiments.spec import RunSpec
+    from cgd.privacy.catalogue import Attack
     from cgd.privacy.schemes import Sample
     from cgd.privacy.view import Finding, Inapplicable, Scheme, Truth, View
 
-RECORDING = "recording.json"
-"""What makes a folder that of a recorded run."""
 ROUNDS, HONEST = 30, 2
 """How many rounds of a spec are looked at, and how many of its participants do not collude."""
 
@@ -60,10 +59,8 @@ def plan_for(
             raise InputError(f"{told} cannot be audited at once; name one spec, or the folders of one run")
         return from_spec(specs[0], label, rounds or ROUNDS, HONEST if honest is None else honest)
     for folder in what:
-        if not (folder / RECORDING).is_file():
-            fault = (
-                f"has no {RECORDING}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
-            )
+        if not (folder / FILE).is_file():
+            fault = f"has no {FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
             raise InputError(f"{folder} {fault}; name a spec (.toml), or folders that `cgd join --record` wrote")
     return from_recording(what, coalition)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import os
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import rich.live
 import typer
@@ -50,6 +51,15 @@ class EventFile(logging.handlers.RotatingFileHandler):
 
     _complained = False
 
+    def _open(self) -> Any:
+        """For its owner alone: a caution says how many records we have."""
+        return open(
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
         """Called when a line could not be written."""
         if not self._complained:
@@ -66,7 +76,7 @@ class AboveTheTable(logging.Handler):
 
 
 def log_events(path: Path) -> None:
-    """Write what happens to a file; anyone with access to this account may read it, it holds no data and no keys."""
+    """Write what happens to a file for its owner: no keys and no records, but in cautions how many we have."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         to_file = EventFile(path, maxBytes=10 << 20, backupCount=3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,7 +89,8 @@ def predict(
         predicted.write(sys.stdout, loaded.data.target)
     else:
         try:
-            with out.open("x", encoding="utf-8", newline="") as file:
+            private = partial(os.open, mode=0o600)  # predictions say something about the records
+            with open(out, "x", encoding="utf-8", newline="", opener=private) as file:
                 predicted.write(file, loaded.data.target)
         except OSError as error:
             raise InputError(f"{out} cannot be written ({error.strerror}); name another file with --out") from None

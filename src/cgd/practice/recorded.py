@@ -92,11 +92,6 @@ class Recording:
     best_step: int | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether the training was over when it was recorded."""
-        return self.best_step is not None
-
-    @property
     def missing(self) -> tuple[int, ...]:
         """The steps, up to its last, of which it has not both its own part and the total."""
         last = max((*self.taken, *self.totals))

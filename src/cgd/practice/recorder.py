@@ -226,7 +226,7 @@ class Recorder:
     def finish(self, trained: Trained) -> None:
         """The training is over."""
         outcome = {"steps": trained.steps, "best_step": trained.best_step, "everyone_samples": trained.everyone_samples}
-        self._save({**outcome, "finished": True})
+        self._save(outcome)
 
     def close(self) -> None:
         """Close the file of frames; a second call does nothing."""

@@ -28,13 +28,13 @@ from cgd.privacy.view import Colluder, Round, Truth, View, flat
 from cgd.ring.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cgd.practice.recorded import Taken
     from cgd.practice.replay import Replayed
     from cgd.privacy.schemes import Sample
 
-__all__ = ["OTHERS", "Recording", "WeightedCrossEntropy", "load", "view_of"]
+__all__ = ["OTHERS", "Frames", "Recording", "WeightedCrossEntropy", "load", "view_of"]
 
 OTHERS = "the others"
 """What everybody but the owner of a single recording is called, as one colluder."""
@@ -56,6 +56,21 @@ class WeightedCrossEntropy:
         """The loss of these outputs."""
         weights = torch.tensor(self.weights, dtype=outputs.dtype)
         return (functional.cross_entropy(outputs, labels, reduction="none") * weights[labels]).mean()
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of some recordings, read when they are asked for: there may be gigabytes of them.
+
+    Attributes:
+        recordings: whose.
+    """
+
+    recordings: tuple[Recording, ...]
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        for each in self.recordings:
+            yield from each.frames()
 
 
 def view_of(recordings: Sequence[Recording], coalition: Sequence[str] = ()) -> tuple[View, Truth, Sample]:
@@ -100,10 +115,11 @@ def view_of(recordings: Sequence[Recording], coalition: Sequence[str] = ()) -> t
         name: Colluder(*each.records, tuple(_addend(each, step, taken) for step, taken in used.items()), each.origin)
         for name, each in colluding.items()
     }
-    frames = tuple(frame for each in colluding.values() for frame in each.frames())
     honest = [each for each in recordings if each.participant not in colluding]
     kept = [each.kept for each in honest if len(each.kept[1])] or [each.kept for each in colluding.values()]
-    view = _view(first, colluders, rounds, known, len(rounds[0].members) if rounds else 0, frames)
+    view = _view(
+        first, colluders, rounds, known, len(rounds[0].members) if rounds else 0, Frames(tuple(colluding.values()))
+    )
     return view, _truth(honest, known), (torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]))
 
 
@@ -157,7 +173,7 @@ def _view(
     rounds: list[Round],
     known: Replayed,
     addends: int,
-    frames: tuple[tuple[str, bytes], ...] = (),
+    frames: Iterable[tuple[str, bytes]] = (),
 ) -> View:
     if not rounds:
         raise InputError(f"no step of the recording {first.folder} can be used: parts of all are missing; record anew")
@@ -201,17 +217,7 @@ def _check_together(recordings: Sequence[Recording], coalition: Sequence[str]) -
         raise InputError(f"there are {names.count(twice[0])} recordings of {twice[0]}; give one of each participant")
     first = recordings[0]
     for each in recordings:
-        for what in (
-            "federation",
-            "model",
-            "features",
-            "outputs",
-            "task",
-            "class_weights",
-            "training",
-            "bound",
-            "ring_bits",
-        ):
+        for what in COMMON:
             if getattr(each, what) != getattr(first, what):
                 raise InputError(
                     f"{each.folder} and {first.folder} are not of one run: {what} is {getattr(each, what)} and "

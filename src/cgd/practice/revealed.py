@@ -26,7 +26,7 @@ def revealed(setting: Setting, trained: Trained) -> list[dict[str, Any]]:
         _row(
             "the sum of all gradients, weighted by everybody's number of records", gradients, trained.steps, parameters
         ),
-        _row("the number of training records of all together", EVERYONE, 1, 1),
+        _row("the number of training records of all together, anew if the members change", EVERYONE, 1, 1),
     ]
     if numbers:
         what = "of every number column: how many values there are, how many are missing, their mean and deviation"

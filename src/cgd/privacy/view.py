@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Scheme = Literal["cgd", "plain", "secure", "dp"]
 SCHEMES: dict[Scheme, str] = {
@@ -94,7 +94,7 @@ class View:
     delta: float
     coalition: Mapping[str, Colluder]
     rounds: tuple[Round, ...]
-    frames: tuple[tuple[str, bytes], ...] = ()
+    frames: Iterable[tuple[str, bytes]] = ()
     noise: float = 0.0
     final: torch.Tensor | None = None
 
