@@ -33,7 +33,8 @@ FEW_RECORDS = 4
 """Up to so many records of each honest participant come out whole."""
 
 PLENTY = 3
-"""With so many times more records than inputs, of us and of another, the attack on membership found nothing."""
+"""So many records for each input, of us and of another, left the attack on membership with nothing on tumours; where
+inputs are rarely used it may find more."""
 
 SPAN = "AUC 1.000, with 8 units after 5 steps and with 2 after 50"
 LINEAR_SPAN = "AUC 0.8 after 200 steps of a linear model with two outputs"
