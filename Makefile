@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results mutations \
         report-picture clean
 
 help:  ## this list

@@ -51,7 +51,7 @@ def test_it_reads_at_80_columns(tmp_path: Path) -> None:
     text = "\n".join(lines)
     assert "caught" in text
     assert "failed: records, dp: ZeroDivisionError: a fault of the attack" in " ".join(text.split())
-    assert "not possible: Attack theory, CGD: the model is not linear" in " ".join(text.split())
+    assert "not measured: Attack theory: the model is not linear" in " ".join(text.split())
     assert lines[-1] == "1 of 3 attacks succeed against CGD; all 2 controls come out as they must."
 
 

@@ -51,6 +51,7 @@ def write(folder: Path, said: dict[str, Any], pictures: Mapping[str, bytes]) -> 
     """
     check(folder)
     former = _pictures_of(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, picture in pictures.items():
         write_private(folder / path, picture)
     write_private(folder / results.FILE, results.to_bytes(said))

@@ -62,7 +62,7 @@ class Source:
     @property
     def confidential(self) -> bool:
         """Whether the findings, and above all the pictures, show somebody's own records."""
-        return self.kind != "embedded"
+        return self.kind == "recording"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def plan_for(
     label: str | None = None,
     rounds: int | None = None,
     honest: int | None = None,
+    data_dir: Path | None = None,
 ) -> Plan:
     """The plan for what was named on the command line.
 
@@ -42,6 +43,7 @@ def plan_for(
         label: which run of a spec; the first that trains by cgd if not given.
         rounds: of a spec, how many of its steps are looked at; `ROUNDS` if not given.
         honest: of a spec, how many participants do not collude; `HONEST` if not given.
+        data_dir: of a spec, where to look first for data sets.
 
     Raises:
         InputError: it is none of these, or cannot be read.
@@ -49,15 +51,15 @@ def plan_for(
     specs = [path for path in what if path.suffix == ".toml"]
     if coalition and (specs or not what):
         raise InputError(f"--coalition is {', '.join(coalition)}; it is for recorded runs: name their folders")
-    if not specs and (label, rounds, honest) != (None, None, None):
-        raise InputError("--run, --rounds and --honest are for a spec; name one (SPEC.toml)")
+    if not specs and (label, rounds, honest, data_dir) != (None, None, None, None):
+        raise InputError("--run, --rounds, --honest and --data-dir are for a spec; name one (SPEC.toml)")
     if not what:
         return embedded()
     if specs:
         if len(what) > 1:
             told = ", ".join(str(path) for path in what)
             raise InputError(f"{told} cannot be audited at once; name one spec, or the folders of one run")
-        return from_spec(specs[0], label, rounds or ROUNDS, HONEST if honest is None else honest)
+        return from_spec(specs[0], label, rounds or ROUNDS, HONEST if honest is None else honest, data_dir)
     for folder in what:
         if not (folder / FILE).is_file():
             fault = f"has no {FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
@@ -74,7 +76,9 @@ def embedded() -> Plan:
     return Plan(Source("embedded", "embedded data", about), CATALOGUE, tuple(parts()))
 
 
-def from_spec(path: Path, label: str | None = None, rounds: int = ROUNDS, honest: int = HONEST) -> Plan:
+def from_spec(
+    path: Path, label: str | None = None, rounds: int = ROUNDS, honest: int = HONEST, data_dir: Path | None = None
+) -> Plan:
     """The attacks that can be tried on a setting of one's own, a run of a spec as `cgd simulate` takes it.
 
     Raises:
@@ -87,18 +91,23 @@ def from_spec(path: Path, label: str | None = None, rounds: int = ROUNDS, honest
     chosen = [each for each in entries if (each.label == label if label else each.run.method == "cgd")]
     if not chosen:
         there = ", ".join(repr(each.label) for each in entries)
-        asked = f"no run {label!r}" if label else "no run by the method cgd"
-        raise InputError(f"{path} has {asked}; it has {there}, choose one with --run")
+        asked, remedy = "no run by the method cgd", "write one"
+        if label:
+            asked, remedy = f"no run {label!r}", "choose one with --run"
+        raise InputError(f"{path} has {asked}; it has {there}, {remedy}")
     spec = chosen[0].run
-    check(spec, rounds, honest)
+    if spec.method != "cgd":
+        raise InputError(f"{path}: {label!r} trains by {spec.method}; choose a run by the method cgd")
+    check(spec, rounds, honest, data_dir)
     about = (
-        f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants, of whom {honest} are honest and the "
-        f"others pool what they saw of the first {min(rounds, spec.steps)} rounds, under each scheme."
+        f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants, of whom {honest} "
+        f"{'is' if honest == 1 else 'are'} honest and the others pool what they saw of the first "
+        f"{min(rounds, spec.steps)} rounds, under each scheme."
     )
     arguments = [str(path)]
     for option, value, usual in (("--run", label, None), ("--rounds", rounds, ROUNDS), ("--honest", honest, HONEST)):
         arguments += [option, str(value)] if value != usual else []
-    work = [SpecPart(spec, rounds, honest, scheme, attack) for scheme in SCHEMES for attack in EXAMINED]
+    work = [SpecPart(spec, rounds, honest, data_dir, scheme, attack) for scheme in SCHEMES for attack in EXAMINED]
     return Plan(Source("spec", path.name, about, tuple(arguments)), _examined(), tuple(work))
 
 
@@ -110,6 +119,7 @@ class SpecPart:
         spec: the run.
         rounds: how many of its steps are looked at.
         honest: how many participants do not collude.
+        data_dir: where to look first for data sets.
         scheme: how they train.
         attack: its id.
     """
@@ -117,6 +127,7 @@ class SpecPart:
     spec: RunSpec
     rounds: int
     honest: int
+    data_dir: Path | None
     scheme: Scheme
     attack: str
     control: bool = False
@@ -129,7 +140,7 @@ class SpecPart:
     def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:
         """Train as far as it is looked at, and try it; another seed is another split and other origins."""
         spec = replace(self.spec, seed=self.spec.seed + seed)
-        return examine(*_observed(spec, self.scheme, self.rounds, self.honest), [self.attack])
+        return examine(*_observed(spec, self.scheme, self.rounds, self.honest, self.data_dir), [self.attack])
 
 
 def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
@@ -148,12 +159,13 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
     else:
         who = f"the worst case for {first.participant}: everybody else pools what they saw"
     arguments = (*map(str, folders), *(("--coalition", ",".join(coalition)) if coalition else ()))
-    source = Source(
-        "recording",
-        f"a run of {first.federation}",
-        f"A real run that was recorded; {who}. {described(view)}.",
-        arguments,
-    )
+    about = f"A real run that was recorded; {who}. {described(view)}."
+    taken = max(len(each.taken) for each in recordings)
+    if len(view.rounds) < taken:
+        about += f" Only {len(view.rounds)} of {taken} steps can be used: parts of the others are missing."
+    if len(view.honest) == 1:
+        about += f" With nobody else honest, the gradient of {view.honest[0]} is open in every step."
+    source = Source("recording", f"a run of {first.federation}", about, arguments)
     work = [RecordingPart(tuple(map(str, folders)), tuple(coalition), attack) for attack in EXAMINED]
     return Plan(source, _examined(), tuple(work))
 
@@ -192,10 +204,12 @@ def _examined() -> tuple[Attack, ...]:
 
 
 @lru_cache(maxsize=1)
-def _observed(spec: RunSpec, scheme: Scheme, rounds: int, honest: int) -> tuple[View, Truth, Sample]:
+def _observed(
+    spec: RunSpec, scheme: Scheme, rounds: int, honest: int, data_dir: Path | None
+) -> tuple[View, Truth, Sample]:
     from cgd.experiments.observing import observed
 
-    return observed(spec, scheme, rounds=rounds, honest=honest)
+    return observed(spec, scheme, rounds=rounds, honest=honest, data_dir=data_dir)
 
 
 @lru_cache(maxsize=1)

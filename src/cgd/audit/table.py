@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CELL = 14
 """The width of a scheme's column: "4.6e-7 (0.295)"."""
+NAME = 12
+"""The least width of the settings, also where a terminal is narrow."""
 STYLES: dict[Tone, str] = {"bad": "bold yellow", "good": "green", "loud": "bold white on red", "none": "dim"}
 
 
@@ -95,12 +97,11 @@ def _controls(audit: Audit) -> Iterator[RenderableType]:
 
 
 def _failures(audit: Audit) -> Iterator[RenderableType]:
-    """What failed and what was not possible, with the reasons."""
+    """What failed and what cannot be tried, with the reasons; each once."""
     told = [f"failed: {each['label']}: {each['why']}" for each in audit["failed"]]
     for attack in audit["attacks"]:
-        for each in attack["inapplicable"]:
-            scheme = verdicts.SHORT.get(each["scheme"], each["scheme"])
-            told.append(f"not possible: {attack['title']}, {scheme}: {each['why']}")
+        reasons = dict.fromkeys(each["why"] for each in attack["inapplicable"])
+        told += [f"{verdicts.NOT_MEASURED}: {attack['title']}: {why}" for why in reasons]
     if not told:
         return
     yield Text()
@@ -110,7 +111,7 @@ def _failures(audit: Audit) -> Iterator[RenderableType]:
 
 def _grid(schemes: list[str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
-    table.add_column(ratio=1, overflow="fold")
+    table.add_column(ratio=1, min_width=NAME, overflow="fold")
     for _ in schemes:
         table.add_column(width=CELL, overflow="fold")
     return table

@@ -37,6 +37,8 @@ CAUGHT = "lies caught"
 """The metric of attacks that are about being noticed."""
 FAILS, SUCCEEDS = "fails", "succeeds"
 """The verdicts on controls that come out as they must."""
+NOT_MEASURED = "not measured"
+"""Where an attack cannot be tried."""
 SHORT = {"plain": "in the open", "secure": "secure sums", "dp": "diff. privacy", "cgd": "CGD"}
 
 
@@ -179,6 +181,13 @@ def tally(audit: Audit, scheme: str) -> Tally:
     return Tally(leaks, holds)
 
 
+def unmeasured(audit: Audit, scheme: str) -> list[dict[str, Any]]:
+    """The attacks that were to be tried against a scheme, and of which nothing is known."""
+    found = tally(audit, scheme)
+    tried = [each["id"] for each in (*found.leaks, *found.holds)]
+    return [each for each in audit["attacks"] if each["id"] not in tried and scheme in spoilt(audit, each)]
+
+
 def subject(audit: Audit) -> str:
     """The scheme that it is about: CGD, if it was tried."""
     return "cgd" if "cgd" in audit["schemes"] else next(iter(audit["schemes"]), "cgd")
@@ -205,15 +214,20 @@ def spoilt(audit: Audit, attack: dict[str, Any]) -> dict[str, str]:
     why: dict[str, str] = {}
     for name, word in (("failed", "failed"), ("unfinished", "not run")):
         why |= {each["scheme"]: word for each in audit[name] if each["attack"] == attack["id"] and not each["control"]}
-    return why | {each["scheme"]: "not possible" for each in attack["inapplicable"]}
+    return why | {each["scheme"]: NOT_MEASURED for each in attack["inapplicable"]}
 
 
 def count(audit: Audit) -> str:
     """The result in a line: "9 of 12 attacks succeed against CGD; all 14 controls come out as they must"."""
     about = subject(audit)
     found, checked, wrong = tally(audit, about), controls(audit), loud(audit)
+    if not found.tried:
+        return f"nothing was measured against {called(audit, about)}"
     attacks = _plural(found.tried, "attack succeeds", "attacks succeed")
     told = f"{len(found.leaks)} of {found.tried} {attacks} against {called(audit, about)}"
+    left = unmeasured(audit, about)
+    if left:
+        told += f", {len(left)} could not be measured"
     if wrong:
         those = _plural(len(checked), "control comes", "controls come")
         told += f"; {len(wrong)} of {len(checked)} {those} out OTHERWISE THAN THEY MUST"
@@ -234,6 +248,8 @@ def answer(audit: Audit) -> list[tuple[str, str]]:
         told.append((f"These do not succeed against {name}:", f"{_titles(found.holds)}."))
     if not found.tried:
         told.append(("Nothing", f"was measured against {name}."))
+    if left := unmeasured(audit, about):
+        told.append(("Not measured, which is no comfort:", f"{_titles(left)}."))
     told += [each for other in audit["schemes"] if other != about for each in _compared(audit, about, other)]
     return told + _trust(audit)
 

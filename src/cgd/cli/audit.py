@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cgd.cli.base import FAILED, INTERRUPTED, app
+from cgd.cli.research import DataDir
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,7 +24,7 @@ def audit(
         list[Path] | None,
         typer.Argument(
             metavar="[SPEC.toml | RUN...]",
-            help="A spec of your own data and model, or folders of a recorded run (default: embedded data).",
+            help="A spec of a setting of your own, or folders of a recorded run (default: embedded data).",
             show_default=False,
         ),
     ] = None,
@@ -39,6 +40,7 @@ def audit(
     honest: Annotated[
         int | None, typer.Option(min=1, help="Of a spec, how many participants do not collude (default: 2).")
     ] = None,
+    data_dir: DataDir = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ATTACK", help="Only this attack; may be given several times.")
     ] = None,
@@ -60,9 +62,11 @@ def audit(
 
     from cgd.audit import folder, results, running, sources, table, verdicts
 
-    names = [name.strip() for name in coalition.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in coalition.split(",") if name.strip()))
     folder.check(out)
-    plan = sources.plan_for(what or [], names, label=label, rounds=rounds, honest=honest).choose(only or [])
+    plan = sources.plan_for(what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir).choose(
+        only or []
+    )
     with _progress() as progress:
         outcome = running.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
     if not outcome.done:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
-from cgd.errors import InputError
+from cgd.errors import InputError, RangeError
+from cgd.experiments import runner
 from cgd.experiments.runner import build_model, loaded
 from cgd.learning.grid import Grid
 from cgd.privacy.schemes import Colony, observe
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cgd.privacy.schemes import Sample
     from cgd.privacy.view import Scheme, Truth, View
 
+MOST_PARTICIPANTS = 200
 # Bytes of addends and sums that a view may keep.
 MOST_BYTES = 4 << 30
 
@@ -57,7 +59,17 @@ def observed(
         seed=spec.seed,
         clip=spec.clip,
     )
-    return *observe(colony, scheme), (data.held_out_x, data.held_out_y)
+    try:
+        view, truth = observe(colony, scheme)
+        finite = all(each.gradient_sum.abs().max() <= colony.bound for each in view.rounds)  # also if it is no number
+    except RangeError:
+        finite = False
+    if not finite:
+        raise InputError(
+            f"the training diverges: gradients go beyond {colony.bound:g} within {min(rounds, spec.steps)} rounds; lower "
+            f"lr in the spec (it is {spec.lr:g})"
+        )
+    return view, truth, (data.held_out_x, data.held_out_y)
 
 
 def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = None) -> None:
@@ -71,10 +83,17 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
             f"the run has {spec.columns} columns; an audit of one's own setting is for rows alone (columns = 1), and "
             "`cgd audit --only joint` shows what `joint` columns give away"
         )
+    if spec.rows > MOST_PARTICIPANTS:
+        raise InputError(
+            f"the run has {spec.rows} participants, and views are made of at most {MOST_PARTICIPANTS}; take fewer rows, "
+            "and fewer samples with them"
+        )
     if not 1 <= honest < spec.rows:
         raise InputError(
-            f"{honest} of {spec.rows} participants are honest; at least one must be, and at least one must collude"
+            f"{honest} of {spec.rows} participants are honest, and at least one must be, and one must collude; "
+            "give the run more rows, or choose with --honest"
         )
+    runner.check(spec, data_dir)
     data = _data(spec, data_dir)
     seen = min(rounds, spec.steps)
     parameters = sum(each.numel() for each in build_model(spec, data).parameters())

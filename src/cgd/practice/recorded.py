@@ -124,6 +124,8 @@ def load(folder: str | os.PathLike[str]) -> Recording:
         raise InputError(f"no step was taken in the recording {folder}; read it when the training has begun")
     try:
         recording = _read(folder, content)
+    except InputError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder} is damaged ({error!r}); restore it from your copy, or record anew") from None
     parameters = sum(each.numel() for each in recording.build_model().parameters())
@@ -145,6 +147,11 @@ def _read(folder: Path, content: dict[str, Any]) -> Recording:
         number, what, _ = path.name.split(".")
         files[what][int(number)] = path
     samples = int(content["samples"])
+    if samples != len(data["y"]):
+        raise InputError(
+            f"{folder / FILE} says {samples} records, and {DATA} has {len(data['y'])}; restore them from your copy, or "
+            "record anew"
+        )
     return Recording(
         folder,
         content["participant"],
@@ -181,6 +188,6 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is damaged ({error}); restore it from your copy; a step can also be done without: remove its file"
-        ) from None
+        step = path.parent.name == STEPS
+        remedy = "; a step can also be done without: remove its file" if step else ", or record anew"
+        raise InputError(f"{path} is damaged ({error}); restore it from your copy{remedy}") from None
