@@ -25,7 +25,7 @@ class Glance:
     """An attack against a scheme, all its settings taken together.
 
     Attributes:
-        verdict: on the first setting in which it succeeds, or the first of all.
+        verdict: on the worst setting of those in which it succeeds, or of all.
         settings: in how many settings it was tried.
         leaks: in how many of them it succeeds.
     """
@@ -149,7 +149,7 @@ def _glances(rows: list[Row]) -> dict[str, Glance]:
     glances = {}
     for scheme, cells in found.items():
         bad = [each for each in cells if each.finding["succeeds"]]
-        glances[scheme] = Glance((bad or cells)[0], len(cells), len(bad))
+        glances[scheme] = Glance(verdicts.worst(bad or cells), len(cells), len(bad))
     return glances
 
 

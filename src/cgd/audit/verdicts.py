@@ -181,6 +181,12 @@ def tally(audit: Audit, scheme: str) -> Tally:
     return Tally(leaks, holds)
 
 
+def worst(found: list[Verdict]) -> Verdict:
+    """The one that is furthest from chance, of those that were measured like the first."""
+    alike = [each for each in found if each.finding["metric"] == found[0].finding["metric"]]
+    return max(alike, key=lambda each: abs(each.finding["value"] - each.finding["chance"]))
+
+
 def unmeasured(audit: Audit, scheme: str) -> list[dict[str, Any]]:
     """The attacks that were to be tried against a scheme, and of which nothing is known."""
     found = tally(audit, scheme)

@@ -64,9 +64,8 @@ def audit(
 
     names = list(dict.fromkeys(name.strip() for name in coalition.split(",") if name.strip()))
     folder.check(out)
-    plan = sources.plan_for(what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir).choose(
-        only or []
-    )
+    whole = sources.plan_for(what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir)
+    plan = whole.choose(only or [])
     with _progress() as progress:
         outcome = running.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
     if not outcome.done:

@@ -66,8 +66,8 @@ def observed(
         finite = False
     if not finite:
         raise InputError(
-            f"the training diverges: gradients go beyond {colony.bound:g} within {min(rounds, spec.steps)} rounds; lower "
-            f"lr in the spec (it is {spec.lr:g})"
+            f"the training diverges: gradients go beyond {colony.bound:g} within {min(rounds, spec.steps)} rounds; "
+            f"lower lr in the spec (it is {spec.lr:g})"
         )
     return view, truth, (data.held_out_x, data.held_out_y)
 
@@ -85,8 +85,8 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
         )
     if spec.rows > MOST_PARTICIPANTS:
         raise InputError(
-            f"the run has {spec.rows} participants, and views are made of at most {MOST_PARTICIPANTS}; take fewer rows, "
-            "and fewer samples with them"
+            f"the run has {spec.rows} participants, and views are made of at most {MOST_PARTICIPANTS}; take fewer "
+            "rows, and fewer samples with them"
         )
     if not 1 <= honest < spec.rows:
         raise InputError(
