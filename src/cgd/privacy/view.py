@@ -43,6 +43,11 @@ class Colluder:
     origin: torch.Tensor
     samples: int | None = None
 
+    @property
+    def counts_for(self) -> int:
+        """How many samples it counts for in n."""
+        return len(self.y) if self.samples is None else self.samples
+
 
 @dataclass(frozen=True, repr=False)
 class Round:
@@ -106,8 +111,20 @@ class View:
     @property
     def honest_samples(self) -> int:
         """How many samples the others have together: everybody learns n."""
-        own = [len(each.y) if each.samples is None else each.samples for each in self.coalition.values()]
-        return self.samples - sum(own)
+        return self.samples - sum(each.counts_for for each in self.coalition.values())
+
+    def samples_in(self, number: int) -> int:
+        """The samples of a round, n, which its members count anew when they change."""
+        return self.rounds[number].samples or self.samples
+
+    def coalition_samples(self, number: int) -> int:
+        """How many of the samples of a round are the coalition's."""
+        return sum(each.counts_for for name, each in self.coalition.items() if name in self.rounds[number].members)
+
+    def same_members(self, number: int) -> bool:
+        """Whether the same members, with as many samples, took part in a round as in the one before it."""
+        before, now = self.rounds[number - 1], self.rounds[number]
+        return set(before.members) == set(now.members) and self.samples_in(number - 1) == self.samples_in(number)
 
     @property
     def final_displacement(self) -> torch.Tensor:
