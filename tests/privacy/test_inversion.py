@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch.nn import functional
 
 from cgd.errors import InputError
 from cgd.privacy.embedded import digit_colony
@@ -69,6 +70,18 @@ def test_a_small_delta_leaves_little_to_guess() -> None:
     late = only_last(late)
     assert not inversion(view, truth, models="guessed", steps=150).succeeds
     assert inversion(late, late_truth, models="guessed", steps=150).succeeds
+
+
+def weighted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Classes count differently, and labels must be whole."""
+    weights = torch.linspace(0.5, 2.0, 10, dtype=outputs.dtype)
+    return (functional.cross_entropy(outputs, labels, reduction="none") * weights[labels]).mean()
+
+
+def test_a_loss_with_weights_is_no_hindrance() -> None:
+    colony = digit_colony(1, hidden=16, smooth=True, lr=0.5)
+    found = inversion(*observe(replace(colony, loss=weighted), "secure"), steps=150)
+    assert found.succeeds
 
 
 def test_the_guess_is_the_same_again() -> None:
