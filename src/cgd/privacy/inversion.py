@@ -4,8 +4,8 @@ What the attacker takes for the honest participants' models makes the difference
 
 - **known**: in FedSGD everybody has the common model. One round is enough.
 - **guessed**: in CGD the displacement is known and the origins are not, so it takes its own in place of theirs (the
-  mean, if several collude). This is what confinement is meant against, and it does fail, while origins are large
-  beside the displacement.
+  mean, if several collude). This is what confinement is meant against, and it does fail in the first rounds, while
+  the displacement is small beside the origins. Later it is not, and one round alone is enough again.
 - **unknown**: in CGD, it looks for the origins along with the records, one for each honest participant. Every further
   round brings as many equations as the model has parameters, and no new unknown, since displacements are known. So what
   fails with a guess can come out of a few rounds together.
@@ -231,6 +231,8 @@ def shown(
     scheme: Scheme,
     *,
     rounds: int = 1,
+    alone: bool = False,
+    delta: float = 0.1,
     models: Models | None = None,
     steps: int = 400,
     seed: int = 0,
@@ -241,26 +243,35 @@ def shown(
     Args:
         scheme: how they train.
         rounds: how many rounds the attacker puts together.
+        alone: only the last of them is looked at.
+        delta: δ of the origins.
         models: what it takes for their models; known where there is a common one, otherwise guessed in one round and
             unknown in several, unless given.
         steps: of the search.
         seed: decides everything.
         strangers: score the guesses against people who took no part: nothing can be recovered of them.
     """
-    view, truth = observe(digit_colony(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, seed=seed), scheme)
+    colony = digit_colony(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, delta=delta, seed=seed)
+    view, truth = observe(colony, scheme)
     if strangers:
         x, y = samples("digits", seed)
         truth = Truth({"stranger": x[-4:]}, {"stranger": y[-4:]}, {})
-    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {rounds} round{'s' * (rounds > 1)}, δ {view.delta:g}"
-    return inversion(view, truth, setting, models=models, steps=steps)
+    seen = f"round {rounds} alone" if alone else f"{rounds} round{'s' * (rounds > 1)}"
+    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {seen}, δ {delta:g}"
+    return inversion(view.only([rounds - 1]) if alone else view, truth, setting, models=models, steps=steps)
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """One round; in CGD also with origins as unknowns, and of three rounds together."""
+    """One round; in CGD also with origins as unknowns, of three rounds together, and a later round alone."""
     one = shown(scheme, seed=seed)
     if scheme != "cgd":
         return [one]
-    return [one, shown(scheme, models="unknown", seed=seed), shown(scheme, rounds=3, seed=seed)]
+    return [
+        one,
+        shown(scheme, models="unknown", seed=seed),
+        shown(scheme, rounds=3, seed=seed),
+        shown(scheme, rounds=41, alone=True, delta=0.02, seed=seed),
+    ]
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
