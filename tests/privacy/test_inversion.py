@@ -1,4 +1,4 @@
-"""Inversion: one round gives records away in FedSGD; in CGD it does not with guessed origins, and several rounds do."""
+"""Inversion: one round gives records away in FedSGD; in CGD the first does not, and a late one or several do."""
 
 from __future__ import annotations
 

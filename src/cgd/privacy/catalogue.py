@@ -74,8 +74,8 @@ CATALOGUE: tuple[Attack, ...] = (
         "Do the others learn how our measurements vary together, and with what is to be predicted?",
         "With a squared error, the honest participants' part of a sum is a linear function of the displacement, which "
         "everybody knows. Sums at different displacements give XᵀX, the origins drop out; they mask only Xᵀy, in "
-        "proportion to δ. The displacements are what training makes them (passive), or a colluder moves them by a few of its own records "
-        "at a time or by a vector of its own (probe).",
+        "proportion to δ. The displacements are what training makes them (passive), or a colluder moves them by a few "
+        "of its own records at a time or by a vector of its own (probe).",
         "the relative error is at most half of that of guessing from one's own records",
         "Do not take a linear model with a squared error for data whose covariances are a secret. Noise on the sum "
         "bounds it; confinement does not.",
