@@ -135,8 +135,9 @@ CATALOGUE: tuple[Attack, ...] = (
         "labels",
         "Histogram of labels",
         "Do the others learn how many of our records are of each class?",
-        "The last layer's gradient in the first round is what the models predict less what is there, added up. At "
-        "the start the predictions are known in FedSGD, and roughly known in CGD unless δ is large.",
+        "The last layer's gradient is what the models predict less what is there, added up. At the start the "
+        "predictions are known in FedSGD, and roughly known in CGD unless δ is large. A participant that enters a "
+        "vector of its own moves all models until they predict one class for everything, whatever δ is (steered).",
         "at most half as many labels are wrong as by guessing",
         "Take it as known to the others how many records of each class the honest participants have together.",
         labels,
