@@ -86,8 +86,8 @@ class View:
         coalition: its members, by name.
         rounds: one after the other.
         frames: bytes that members of the coalition received, with their senders, if they were recorded.
-        noise: the standard deviation of what was added to every number of a sum, by rounding in the ring or for
-            differential privacy: everybody knows these settings.
+        noise: the standard deviation of what is added to every number of `honest_sum`, by rounding in the ring or by
+            the honest participants for differential privacy: everybody knows these settings.
         final: D after the last step, flat, where another rule than plain descent by `lr` moved it.
     """
 
