@@ -201,7 +201,7 @@ class _Run:
         if self.scheme == "plain":
             return 0.0
         members = len(self.colony.data)
-        rounding = self._fixed_point(members).resolution * (members / 12) ** 0.5
+        rounding = self._fixed_point(members).resolution * math.sqrt(members / 12)
         if self.scheme != "dp":
             return rounding
         honest = sum(len(y) for name, (_, y) in self.colony.data.items() if name not in self.colony.coalition)
