@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,14 @@ def test_who_steers_enters_nothing_that_a_gradient_could_not_be() -> None:
     limit = steered.bound * len(active.y) / view.samples
     largest = max(float(each.abs().max()) for each in active.addends)
     assert 0.9 * limit < largest < 1.1 * limit
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_usual_noise_does_not_hide_them_from_who_steers(seed: int) -> None:
+    """A clipping norm of noise is less than one label in each class, and everybody knows what clipping took away."""
+    view, truth = observe(labels.steered(seed=seed), "dp")
+    assert labels.count_labels(view, truth).succeeds
+    assert not labels.count_labels(replace(view, clip=math.inf), truth).succeeds  # who takes it for unclipped
 
 
 def test_a_trained_model_is_not_preferred_to_a_fresh_one() -> None:

@@ -12,18 +12,20 @@ origins are, and what is left of the sum is the labels. So of the first and the 
 is surest what the models predict.
 
 Without biases the gradient of the last layer's weights does as well, summed over its inputs: every sample's part is
-multiplied by the sum of its activations, of which the coalition takes the average from its own gradients.
+multiplied by the sum of its activations, of which the coalition takes the average from its own gradients. What clipping
+for differential privacy takes away, it sees in them, too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from cgd.errors import InputError
 from cgd.learning.confinement import Origin
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 CLEARLY = 0.5
 # How many models a coalition draws to see what the honest participants' may predict.
 ORIGINS = 16
+TINY = 1e-12
 # How far a steering colluder moves biases, for δ up to 1: a digit is some 4 long, and 5 deviations are rarely passed.
 FAR = 20.0
 
@@ -119,12 +122,32 @@ def _per_class(view: View, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _activation(view: View, number: int) -> float:
-    """By what the last layer multiplies (probabilities − labels) on average: 1 with biases."""
+    """By what the last layer multiplies (probabilities − labels) on average: 1 with biases, if nothing is clipped."""
     if list(view.build_model().parameters())[-1].ndim == 1:
-        return 1.0
+        return _kept(view, number)
     seen = torch.cat([_per_class(view, each.addends[number]) for each in view.coalition.values()])
     meant = torch.cat([_difference(view, each, number) for each in view.coalition.values()])
     return float(seen @ meant / (meant @ meant))
+
+
+def _kept(view: View, number: int) -> float:
+    """What clipping leaves of (probabilities − labels) on average, as the coalition sees it of its own samples."""
+    if view.clip == math.inf:
+        return 1.0
+    model = view.build_model()
+
+    def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return view.loss(functional_call(model, given, (sample[None],)), label[None])
+
+    kept, whole = 0.0, 0.0
+    for each in view.coalition.values():
+        weights = unflat(each.origin + view.rounds[number].displacement, model)
+        gradients = list(vmap(grad(value), in_dims=(None, 0, 0))(weights, each.x, each.y).values())
+        norms = torch.cat([part.reshape(len(each.y), -1) for part in gradients], dim=1).norm(dim=1)
+        size = gradients[-1].square().sum(1)
+        kept += float((size * (view.clip / norms.clamp(min=TINY)).clamp(max=1.0)).sum())
+        whole += float(size.sum())
+    return kept / max(whole, TINY)
 
 
 def _difference(view: View, colluder: Colluder, number: int) -> torch.Tensor:

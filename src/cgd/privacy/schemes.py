@@ -133,6 +133,7 @@ class _Run:
             coalition,
             tuple(rounds),
             noise=self._noise(),
+            clip=colony.clip if self.scheme == "dp" else math.inf,
         )
         honest = [name for name in colony.data if name not in colony.coalition]
         return view, Truth(

@@ -7,6 +7,7 @@ themselves is in `Truth`, and is for measuring how well an attack did, after it 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -89,6 +90,7 @@ class View:
         noise: the standard deviation of what is added to every number of `honest_sum`, by rounding in the ring or by
             the honest participants for differential privacy: everybody knows these settings.
         final: D after the last step, flat, where another rule than plain descent by `lr` moved it.
+        clip: the norm to which every sample's gradient was cut, for differential privacy: known as well.
     """
 
     scheme: Scheme
@@ -102,6 +104,7 @@ class View:
     frames: tuple[tuple[str, bytes], ...] = ()
     noise: float = 0.0
     final: torch.Tensor | None = None
+    clip: float = math.inf
 
     @property
     def honest(self) -> tuple[str, ...]:
