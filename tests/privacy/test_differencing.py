@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from cgd.errors import InputError, MembersChangedError
 from cgd.privacy import differencing
@@ -20,6 +22,7 @@ from support.wire import spec
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from cgd.privacy.schemes import Colony
     from cgd.privacy.view import Scheme
 
 ALL, REST = ("a", "b", "c", "d"), ("a", "b", "c")
@@ -65,9 +68,57 @@ def test_noise_hides_it() -> None:
 
 def test_somebody_must_have_left() -> None:
     view, _ = observe(differencing.colony(leaves=3), "cgd")
-    assert differencing.departure(view) == (3, "honest-1")
+    assert differencing.departure(view) == (3, ("honest-1",))
     with pytest.raises(InputError, match="nobody has dropped out"):
         differencing.departure(observe(differencing.colony(leaves=0), "cgd")[0])
+
+
+def without(*dropouts: tuple[int, tuple[str, ...]], lr: float = 0.1) -> Colony:
+    return replace(differencing.colony(lr=lr), dropouts=dict(dropouts))
+
+
+@pytest.mark.parametrize("scheme", ["plain", "secure", "cgd"])
+def test_who_left_before_does_not_matter(scheme: Scheme) -> None:
+    """n and the past are those of the members just before: the same step twice is still exact, a step apart close."""
+    exact = differencing.difference(*observe(without((5, ("colluder-2",)), (10, ("honest-1",)), lr=0.0), scheme))
+    assert exact.value < 1e-4
+    alone = differencing.difference(*observe(without((10, ("honest-1",))), scheme))
+    after = differencing.difference(*observe(without((5, ("colluder-2",)), (10, ("honest-1",))), scheme))
+    assert after.succeeds
+    assert after.value == pytest.approx(alone.value, rel=0.5)
+
+
+@pytest.mark.parametrize("scheme", ["plain", "secure", "cgd"])
+@pytest.mark.parametrize("gone", [("honest-1", "honest-2"), ("honest-1", "colluder-2")])
+def test_of_those_who_leave_at_once_the_sum_comes_out(scheme: Scheme, gone: tuple[str, ...]) -> None:
+    colony = without((10, gone), lr=0.0)
+    x, y = colony.data["honest-2"]
+    uneven = replace(colony, data={**colony.data, "honest-2": (x[:15], y[:15])})  # weighted by samples
+    view, truth = observe(uneven, scheme)
+    honest = tuple(name for name in gone if name.startswith("honest"))
+    assert differencing.departure(view) == (10, honest)
+    found = differencing.difference(view, truth)
+    assert found.value < 1e-4
+    assert found.succeeds
+    assert ("they have 55 records together" in found.detail) == (len(honest) == 2)
+
+
+def test_a_colluder_counts_for_the_samples_it_says() -> None:
+    """Half of its records are shown in the view; the guess from those who stayed is the same."""
+    view, _ = observe(without((10, ("honest-1",))), "secure")
+    half = {
+        name: replace(each, x=each.x[::2], y=each.y[::2], samples=len(each.y)) for name, each in view.coalition.items()
+    }
+    guess = differencing.like_the_others(replace(view, coalition=half))
+    assert torch.equal(guess, differencing.like_the_others(view))
+
+
+def test_who_is_replaced_cannot_be_told() -> None:
+    """One left and another joined at once: the difference is of both."""
+    view, _ = observe(without((10, ("honest-1",))), "secure")
+    last = replace(view.rounds[-1], members=(*view.rounds[-1].members, "new"))
+    with pytest.raises(InputError, match="nobody has dropped out"):
+        differencing.departure(replace(view, rounds=(*view.rounds[:-1], last)))
 
 
 # The exact attack, tried on the protocol itself: four members, of whom d drops out at any moment.

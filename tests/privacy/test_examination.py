@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,6 +17,9 @@ from cgd.privacy.embedded import samples
 from cgd.privacy.examination import described, examine
 from cgd.privacy.schemes import Colony, Sample, observe
 from cgd.privacy.view import Finding, Inapplicable, Truth, View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FRESH = samples("digits", 1)[0][-50:], samples("digits", 1)[1][-50:]
 
@@ -67,6 +73,54 @@ def test_a_linear_regression_leaks_its_second_moments() -> None:
 
 def test_the_gradient_of_one_who_drops_out() -> None:
     assert found(*observe(differencing.colony(), "cgd"))["dropout"][0].succeeds
+
+
+def test_other_attacks_use_the_rounds_before_the_members_change() -> None:
+    """What they find is what they find in a run that ended there; who joins later is not looked for."""
+    colony, fresh = membership.colony(3, 6, hidden=16, seed=1)
+    short = observe(replace(colony, rounds=4), "cgd")
+    view, truth = observe(replace(colony, dropouts={4: ("colluder-2",)}), "cgd")
+    x, y = fresh
+    late = replace(view.rounds[-1], members=(*view.rounds[-1].members, "late"))
+    view = replace(view, rounds=(*view.rounds[:-1], late))
+    later = Truth(
+        {**truth.x, "late": x[-3:]}, {**truth.y, "late": y[-3:]}, {**truth.models, "late": view.honest_sum(0)}
+    )
+    names = ("membership", "records", "labels", "gram")
+    assert examine(view, later, fresh, names) == examine(*short, fresh, names)
+
+
+def test_a_change_of_n_alone_is_a_change_of_members() -> None:
+    """As in the view of one recording, in which everybody else is one colluder."""
+    view, truth = observe(differencing.colony(), "cgd")
+    rounds = [replace(each, members=view.rounds[0].members) for each in view.rounds]
+    [result] = examine(replace(view, rounds=tuple(rounds)), truth, FRESH, ["labels"])["labels"]
+    assert isinstance(result, Finding)
+    assert result.setting == "3 honest, 120 records, 10 rounds"
+
+
+def test_a_failure_is_not_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("cgd.privacy.labels.label_counts", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        examine(*observe(differencing.colony(), "cgd"), FRESH, ["labels"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "on"),
+    [(nn.Dropout, "chance"), (partial(nn.BatchNorm1d, 8, track_running_stats=False), "the other records")],
+)
+def test_a_network_that_does_not_take_records_one_by_one_is_not_searched(
+    layer: Callable[[], nn.Module], on: str
+) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 8), layer(), nn.Linear(8, 10))
+
+    colony, fresh = membership.colony(2, 1)
+    why = reasons(*observe(replace(colony, build_model=build), "cgd"), fresh)["inversion"]
+    assert f"a {type(layer()).__name__}, with which a record's gradient depends on {on}" in why
 
 
 @pytest.mark.parametrize("fresh", [0, 4])

@@ -1,7 +1,8 @@
-"""The label histogram from the first round's last layer."""
+"""The label histogram from the last layer's sum: of the first round, or of one that a colluder steered to."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,44 @@ def test_much_noise_leaves_nothing(seed: int) -> None:
     found = labels.count_labels(*observe(replace(labels.colony(seed=seed), noise=20.0), "dp"))
     assert found.value >= found.chance
     assert not found.succeeds
+
+
+@pytest.mark.parametrize("scheme", ["secure", "cgd"])
+@pytest.mark.parametrize("seed", range(3))
+def test_who_steers_counts_exactly_however_large_origins_are(scheme: Scheme, seed: int) -> None:
+    steered = labels.steered(seed=seed)
+    found = labels.count_labels(*observe(steered, scheme))
+    assert found.value == 0
+    assert found.succeeds
+    # The same rounds without steering, as a control: in CGD nothing comes out.
+    passive = labels.count_labels(*observe(replace(steered, probe=None), "cgd"))
+    assert passive.value >= passive.chance
+    assert not passive.succeeds
+
+
+def test_who_steers_enters_nothing_that_a_gradient_could_not_be() -> None:
+    """Its own gradient is far from the bound, so the sum of both is checked with a margin."""
+    steered = labels.steered()
+    view, _ = observe(steered, "cgd")
+    active = view.coalition[steered.coalition[0]]
+    limit = steered.bound * len(active.y) / view.samples
+    largest = max(float(each.abs().max()) for each in active.addends)
+    assert 0.9 * limit < largest < 1.1 * limit
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_usual_noise_does_not_hide_them_from_who_steers(seed: int) -> None:
+    """A clipping norm of noise is less than one label in each class, and everybody knows what clipping took away."""
+    view, truth = observe(labels.steered(seed=seed), "dp")
+    assert labels.count_labels(view, truth).succeeds
+    assert not labels.count_labels(replace(view, clip=math.inf), truth).succeeds  # who takes it for unclipped
+
+
+def test_a_trained_model_is_not_preferred_to_a_fresh_one() -> None:
+    """It predicts something else for every record, so the first round still tells more: what it told alone."""
+    view, _ = observe(replace(labels.colony(), rounds=30, lr=0.5), "secure")
+    assert torch.equal(labels.label_counts(view), labels.label_counts(view.until(1)))
+    assert not torch.equal(labels.label_counts(view.only([29])), labels.label_counts(view.until(1)))
 
 
 def test_what_the_audit_shows() -> None:

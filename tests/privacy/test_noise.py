@@ -30,14 +30,23 @@ def test_of_the_ring() -> None:
         assert float(off.std()) == pytest.approx(view.noise, rel=0.06)
 
 
-def test_of_differential_privacy() -> None:
-    """Without clipping, the sum is the plain one and Gaussian noise; 1.6 % each, so 8 % is a false alarm in 10⁶."""
-    exact, _ = observe(colony(), "plain")
-    view, _ = observe(replace(colony(), noise=3.0, bound=1e8, ring_bits=64), "dp")
-    assert view.noise == pytest.approx(3.0 * 1e6 / 16)
-    off = view.rounds[0].gradient_sum - exact.rounds[0].gradient_sum
+@pytest.mark.parametrize("coalition", [("c",), ("b", "c")])
+def test_of_differential_privacy(coalition: tuple[str, ...]) -> None:
+    """Without clipping, the sum is the plain one and Gaussian noise; 1.6 % each, so 8 % is a false alarm in 10⁶.
+
+    The coalition knows its own part of the noise: what is left is that of the honest participants' samples, 8 of 16 or
+    3, which is less than all by far more than that.
+    """
+    given = replace(colony(), coalition=coalition)
+    exact, _ = observe(given, "plain")
+    view, _ = observe(replace(given, noise=3.0, bound=1e8, ring_bits=64), "dp")
+    everybody = 3.0 * 1e6 / 16
+    assert view.noise == pytest.approx(everybody * (view.honest_samples / 16) ** 0.5)
+    off = view.honest_sum(0) - exact.honest_sum(0)
     assert float(off.std()) == pytest.approx(view.noise, rel=0.08)
     assert abs(float(off.mean())) < 5 * view.noise / len(off) ** 0.5
+    whole = view.rounds[0].gradient_sum - exact.rounds[0].gradient_sum
+    assert float(whole.std()) == pytest.approx(everybody, rel=0.08)
 
 
 def test_clipping_bounds_what_a_sample_adds() -> None:

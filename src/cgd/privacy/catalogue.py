@@ -73,9 +73,9 @@ CATALOGUE: tuple[Attack, ...] = (
         "Second moments of a linear regression",
         "Do the others learn how our measurements vary together, and with what is to be predicted?",
         "With a squared error, the honest participants' part of a sum is a linear function of the displacement, which "
-        "everybody knows. Sums at different displacements give XᵀX, the origins drop out; they mask only Xᵀy. The "
-        "displacements are what training makes them (passive), or a colluder moves them by a few of its own records "
-        "at a time or by a vector of its own (probe).",
+        "everybody knows. Sums at different displacements give XᵀX, the origins drop out; they mask only Xᵀy, in "
+        "proportion to δ. The displacements are what training makes them (passive), or a colluder moves them by a few "
+        "of its own records at a time or by a vector of its own (probe).",
         "the relative error is at most half of that of guessing from one's own records",
         "Do not take a linear model with a squared error for data whose covariances are a secret. Noise on the sum "
         "bounds it; confinement does not.",
@@ -123,8 +123,9 @@ CATALOGUE: tuple[Attack, ...] = (
         "Records by searching for what explains the sums",
         "Can the others find records that would have made the sums they saw?",
         "Records, labels and, in CGD, the origins are changed step by step until their gradients explain the opened "
-        "sums. Where the model is known, one round is enough. In CGD a guessed origin fails while δ is large; but "
-        "each further round adds equations and no unknowns, so several rounds together can succeed.",
+        "sums. Where the model is known, one round is enough. In CGD a guessed origin fails in the first rounds, while "
+        "the displacement is small beside the origins; a later round alone gives records away. And each further "
+        "round adds equations and no unknowns, so several rounds together can succeed.",
         "the mean PSNR is at least 3 dB above that of guessing",
         "Bring more records than a search can tell apart; keep δ as large as accuracy allows. Do not count on "
         "confinement alone: a coalition sees every round. Noise on the sum prevents it.",
@@ -134,8 +135,9 @@ CATALOGUE: tuple[Attack, ...] = (
         "labels",
         "Histogram of labels",
         "Do the others learn how many of our records are of each class?",
-        "The last layer's gradient in the first round is what the models predict less what is there, added up. At "
-        "the start the predictions are known in FedSGD, and roughly known in CGD unless δ is large.",
+        "The last layer's gradient is what the models predict less what is there, added up. At the start the "
+        "predictions are known in FedSGD, and roughly known in CGD unless δ is large. A participant that enters a "
+        "vector of its own moves all models until they predict one class for everything, whatever δ is (steered).",
         "at most half as many labels are wrong as by guessing",
         "Take it as known to the others how many records of each class the honest participants have together.",
         labels,
@@ -190,9 +192,10 @@ CATALOGUE: tuple[Attack, ...] = (
         "Theorem 3: the gradient at a known model",
         "Do the others know at which model our gradients were computed?",
         "z₁ is the honest participants' opened sum; z₂ is the gradient of their records at a model that the coalition "
-        "knows. Where both are the same, gradients can be turned into statements about records directly.",
+        "knows. Where both are the same, gradients can be turned into statements about records directly. In CGD it "
+        "takes the displacement for the model, which is near enough where origins are small beside it.",
         "z₂ is off by less than half",
-        "This is what confinement is for, and all it is for: the other attacks say what remains.",
+        "This is what confinement is for, and all it is for: the other attacks say what remains. It needs a large δ.",
         exposed,
         ("plain", "secure", "cgd"),
         controlled=("dp",),

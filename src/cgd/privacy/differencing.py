@@ -5,7 +5,7 @@ its gradient, exactly. The product never does that (a sum is opened once; see `c
 go on with the next step without it, one step further. What the sum would have been there, had it stayed, the
 coalition can tell from the sums before: training is smooth, so it continues their curve. The error that is left is what
 cannot be foretold. Minibatches make it large in a single step (a patient coalition would average over many), and noise
-does for good.
+does for good. Of several who leave at once it is the sum that comes out, not each one's gradient.
 """
 
 from __future__ import annotations
@@ -34,41 +34,47 @@ MOST_ORDERS = 4
 LEAVER = "honest-1"
 
 
-def departure(view: View) -> tuple[int, str]:
-    """The first round that one honest participant is missing from, and its name.
+def departure(view: View) -> tuple[int, tuple[str, ...]]:
+    """The first round that honest participants are missing from, while nobody joined, and their names.
 
     Raises:
         InputError: nobody has left.
     """
     for number in range(1, len(view.rounds)):
-        gone = set(view.rounds[number - 1].members) - set(view.rounds[number].members) - set(view.coalition)
-        if gone:
-            return number, min(gone)
-    raise InputError("nobody has dropped out; differencing needs two sums over different members")
+        before, after = set(view.rounds[number - 1].members), set(view.rounds[number].members)
+        gone = before - after - set(view.coalition)
+        if gone and after <= before:
+            return number, tuple(sorted(gone))
+    raise InputError("nobody has dropped out; differencing needs two sums, the second without one of the first")
 
 
 def missing_gradient(view: View) -> torch.Tensor:
-    """The gradient of the participant that dropped out, at the first displacement without it; flat."""
-    number, name = departure(view)
-    before, after = view.samples, view.rounds[number].samples or view.samples
-    if name in view.rounds[number - 1].gradients:  # in the open, there is no need to take a difference
-        shown = [each.gradients[name].double() * before / (before - after) for each in view.rounds[:number]]
-        return _continued(shown, _best_order(shown))
-    past = [view.honest_sum(each).double() for each in range(number)]
+    """The gradient of who dropped out, at the first displacement without them; flat.
+
+    If several left at once, it is the mean over all their samples: nothing tells them apart.
+    """
+    number, names = departure(view)
+    same = _same_members_since(view, number - 1)
+    before, after = view.samples_in(number - 1), view.samples_in(number)
+    missing = before - view.coalition_samples(number - 1) - (after - view.coalition_samples(number))
+    shown = [each.gradients for each in view.rounds[same:number]]
+    if all(name in each for each in shown for name in names):  # in the open, there is no need to take a difference
+        past = [torch.stack([each[name].double() for name in names]).sum(0) * before / missing for each in shown]
+        return _continued(past, _best_order(past))
+    past = [view.honest_sum(each).double() for each in range(same, number)]
     order = _best_order(past)
-    weight = before / (before - after)
-    found = weight * _continued(past, order) - (weight - 1) * view.honest_sum(number).double()
+    found = (before * _continued(past, order) - after * view.honest_sum(number).double()) / missing
     # It may be as wrong as it would have been one round before; of what is not larger than that, nothing is left.
-    doubt = weight * (_continued(past[:-1], order) - past[-1]) if len(past) > 1 else torch.zeros_like(found)
+    doubt = before / missing * (_continued(past[:-1], order) - past[-1]) if len(past) > 1 else torch.zeros_like(found)
     return found * float((1 - (doubt.norm() / found.norm()) ** 2).clamp(min=0))
 
 
 def like_the_others(view: View) -> torch.Tensor:
-    """What the sum without it suggests: that its gradient is like that of the honest participants who stayed."""
+    """What the sum without them suggests: that their gradient is like that of the honest participants who stayed."""
     number, _ = departure(view)
-    after = view.rounds[number].samples or view.samples
-    own = sum(len(each.y) for each in view.coalition.values())
-    return after * view.honest_sum(number).double() / (after - own)
+    after = view.samples_in(number)
+    stayed = after - view.coalition_samples(number)
+    return after * view.honest_sum(number).double() / max(1, stayed)  # nobody's sum is zero
 
 
 def difference(view: View, truth: Truth, setting: str = "") -> Finding:
@@ -77,14 +83,16 @@ def difference(view: View, truth: Truth, setting: str = "") -> Finding:
     Chance is the better of two guesses, zero (1 by definition) and `like_the_others`. It succeeds with at most half of
     that.
     """
-    number, name = departure(view)
-    real = _real_gradient(view, truth, name, number)
+    number, names = departure(view)
+    real = _real_gradient(view, truth, names, number)
 
     def error(guess: torch.Tensor) -> float:
         return float((guess - real).norm() / real.norm())
 
     value, chance = error(missing_gradient(view)), min(1.0, error(like_the_others(view)))
-    detail = f"{name} is missing from round {number + 1} on; it has {len(truth.y[name])} records"
+    records = sum(len(truth.y[name]) for name in names)
+    together = f"they have {records} records together" if len(names) > 1 else f"it has {records} records"
+    missing = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} missing from round {number + 1} on"
     return Finding(
         "gradient of one who drops out",
         view.scheme,
@@ -93,8 +101,15 @@ def difference(view: View, truth: Truth, setting: str = "") -> Finding:
         chance,
         value <= CLEARLY * chance,
         setting,
-        detail,
+        f"{missing}; {together}",
     )
+
+
+def _same_members_since(view: View, number: int) -> int:
+    """The first round from which on the members were those of this one."""
+    while number > 0 and view.same_members(number):
+        number -= 1
+    return number
 
 
 def _continued(past: Sequence[torch.Tensor], order: int) -> torch.Tensor:
@@ -109,14 +124,19 @@ def _best_order(past: Sequence[torch.Tensor]) -> int:
     return min(orders, key=lambda order: float((_continued(past[:-1], order) - past[-1]).norm()), default=0)
 
 
-def _real_gradient(view: View, truth: Truth, name: str, number: int) -> torch.Tensor:
+def _real_gradient(view: View, truth: Truth, names: Sequence[str], number: int) -> torch.Tensor:
+    """The gradient of these participants at a round's displacement: its mean over all their samples."""
     model = view.build_model()
-    weights = truth.models[name] - view.final_displacement + view.rounds[number].displacement
+    moved = view.rounds[number].displacement - view.final_displacement
 
-    def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
-        return view.loss(functional_call(model, given, (truth.x[name],)), truth.y[name])
+    def gradient(name: str) -> torch.Tensor:
+        def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
+            return view.loss(functional_call(model, given, (truth.x[name],)), truth.y[name])
 
-    return flat(grad(value)(unflat(weights, model))).double()
+        return flat(grad(value)(unflat(truth.models[name] + moved, model))).double()
+
+    counts = {name: len(truth.y[name]) for name in names}
+    return torch.stack([count * gradient(name) for name, count in counts.items()]).sum(0) / sum(counts.values())
 
 
 # The settings it is shown in.

@@ -2,7 +2,8 @@
 
 The settings of the catalogue are made so that each attack shows what it can do. Here the setting is given, and most
 attacks will find little in a harmless one; what they find is what this coalition would have found. Where many rounds or
-records would take long and tell nothing new, some are looked at: `MOST_ROWS` and the like.
+records would take long and tell nothing new, some are looked at: `MOST_ROWS` and the like. All attacks but that on who
+drops out take n and the members to be the same in all rounds, so they are given those before the first change.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def examine(view: View, truth: Truth, fresh: Sample, attacks: Collection[str] = 
         fresh: records of the same kind that nobody trained on, for membership.
         attacks: which of `EXAMINED`; all of them if not given.
     """
+    whole, everybody = view, truth
+    view = _steady(whole)
+    truth = _present(view, everybody)
     setting = described(view)
     tried: dict[str, list[Callable[[], list[Finding]]]] = {
         "gram": [lambda: list(gram.recover(view, truth, setting))],
@@ -51,7 +55,7 @@ def examine(view: View, truth: Truth, fresh: Sample, attacks: Collection[str] = 
         "records": [lambda: [analytic.analytic_recovery(_few_rows(view), truth, setting)]],
         "inversion": [lambda: _inversions(view, truth)],
         "labels": [lambda: [labels.count_labels(view, truth, setting)]],
-        "dropout": [lambda: [differencing.difference(view, truth, setting)]],
+        "dropout": [lambda: [differencing.difference(whole, everybody, described(whole))]],
     }
     return {name: _outcome(view, tried[name]) for name in attacks or EXAMINED}
 
@@ -67,9 +71,21 @@ def _outcome(view: View, functions: list[Callable[[], list[Finding]]]) -> list[F
     for function in functions:
         try:
             found += function()
-        except (InputError, RuntimeError) as error:  # torch's word for a model that an attack cannot handle
-            found.append(Inapplicable(view.scheme, str(error).splitlines()[0]))
+        except InputError as error:  # anything else is a failure, which the audit must show as one
+            found.append(Inapplicable(view.scheme, str(error)))
     return found
+
+
+def _steady(view: View) -> View:
+    """The rounds before the first change of members."""
+    changes = (number for number in range(1, len(view.rounds)) if not view.same_members(number))
+    return view.until(next(changes, len(view.rounds)))
+
+
+def _present(view: View, truth: Truth) -> Truth:
+    """What those keep to themselves who are in a view's first round: who joined later is in none of its sums."""
+    x, y, models = ({name: of[name] for name in view.honest} for of in (truth.x, truth.y, truth.models))
+    return Truth(x, y, models)
 
 
 def _by_gradients(view: View, truth: Truth, fresh: Sample, setting: str) -> list[Finding]:

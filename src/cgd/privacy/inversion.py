@@ -4,8 +4,8 @@ What the attacker takes for the honest participants' models makes the difference
 
 - **known**: in FedSGD everybody has the common model. One round is enough.
 - **guessed**: in CGD the displacement is known and the origins are not, so it takes its own in place of theirs (the
-  mean, if several collude). This is what confinement is meant against, and it does fail, while origins are large
-  beside the displacement.
+  mean, if several collude). This is what confinement is meant against, and it does fail in the first rounds, while
+  the displacement is small beside the origins. Later it is not, and one round alone is enough again.
 - **unknown**: in CGD, it looks for the origins along with the records, one for each honest participant. Every further
   round brings as many equations as the model has parameters, and no new unknown, since displacements are known. So what
   fails with a guess can come out of a few rounds together.
@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from cgd.errors import InputError
 from cgd.privacy.embedded import digit_colony, samples
@@ -39,6 +42,8 @@ CLEARLY = 3.0
 # How strongly the search is drawn to what is likely beforehand, beside a relative error of the gradients of 1: a record
 # like the mean one, an origin of the usual size. Weak, so that it only decides what the gradients leave open.
 _USUAL_RECORD, _USUAL_LABEL, _USUAL_ORIGIN = 1e-6, 1e-8, 1e-6
+# Layers that draw at random while they are trained.
+_BY_CHANCE = (_DropoutNd, nn.RReLU)
 
 
 def inversion(
@@ -80,7 +85,7 @@ def invert(view: View, models: Models, *, steps: int = 400, restarts: int = 1) -
         restarts: from how many random records; the start that explains the sums best counts.
 
     Raises:
-        InputError: the model is to be known, and there is no common one.
+        InputError: the model is to be known, and there is no common one; or it does not take records one by one.
     """
     if models == "known" and view.rounds[0].weights is None:
         raise InputError("the model is not known in CGD: there is no common one; choose guessed or unknown")
@@ -116,6 +121,7 @@ class _Search:
     def __init__(self, view: View, models: Models, seed: int) -> None:
         self.view = view
         self.model = view.build_model().double()
+        _check_records_alone(self.model)
         self.sums = torch.stack([view.honest_sum(number) for number in range(len(view.rounds))]).double()
         self.weights = self._taken_for_weights(models)
         colluder = next(iter(view.coalition.values()))
@@ -184,9 +190,12 @@ class _Search:
         return gradients.sum(dim=1) / self.view.samples
 
     def _loss(self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Of one record."""
+        """Of one record; of a label that is one of several, each with a probability, the expected one."""
         outputs = functional_call(self.model, unflat(weights, self.model), (x.reshape(1, *self.shape),))
-        return self.view.loss(outputs, y[None])
+        if not self.classes:
+            return self.view.loss(outputs, y[None])
+        losses: torch.Tensor = vmap(lambda label: self.view.loss(outputs, label[None]))(torch.arange(len(y)))
+        return losses @ y
 
     def _taken_for_weights(self, models: Models) -> torch.Tensor:
         """The model of each round, or what of it is certain."""
@@ -196,6 +205,17 @@ class _Search:
         if models == "unknown":
             return displacements
         return displacements + torch.stack([each.origin for each in self.view.coalition.values()]).double().mean(dim=0)
+
+
+def _check_records_alone(model: nn.Module) -> None:
+    """Whether a model makes the same of a record every time, whatever other records are beside it."""
+    for each in model.modules():
+        batch = isinstance(each, _BatchNorm) and (each.training or not each.track_running_stats)
+        if batch or (isinstance(each, _BY_CHANCE) and each.training):
+            raise InputError(
+                f"the network has a {type(each).__name__}, with which a record's gradient depends on "
+                f"{'the other records' if batch else 'chance'}; the search needs one that depends on the record alone"
+            )
 
 
 def _default(view: View) -> Models:
@@ -211,6 +231,8 @@ def shown(
     scheme: Scheme,
     *,
     rounds: int = 1,
+    alone: bool = False,
+    delta: float = 0.1,
     models: Models | None = None,
     steps: int = 400,
     seed: int = 0,
@@ -221,26 +243,35 @@ def shown(
     Args:
         scheme: how they train.
         rounds: how many rounds the attacker puts together.
+        alone: only the last of them is looked at.
+        delta: δ of the origins.
         models: what it takes for their models; known where there is a common one, otherwise guessed in one round and
             unknown in several, unless given.
         steps: of the search.
         seed: decides everything.
         strangers: score the guesses against people who took no part: nothing can be recovered of them.
     """
-    view, truth = observe(digit_colony(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, seed=seed), scheme)
+    colony = digit_colony(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, delta=delta, seed=seed)
+    view, truth = observe(colony, scheme)
     if strangers:
         x, y = samples("digits", seed)
         truth = Truth({"stranger": x[-4:]}, {"stranger": y[-4:]}, {})
-    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {rounds} round{'s' * (rounds > 1)}, δ {view.delta:g}"
-    return inversion(view, truth, setting, models=models, steps=steps)
+    seen = f"round {rounds} alone" if alone else f"{rounds} round{'s' * (rounds > 1)}"
+    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {seen}, δ {delta:g}"
+    return inversion(view.only([rounds - 1]) if alone else view, truth, setting, models=models, steps=steps)
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """One round; in CGD also with origins as unknowns, and of three rounds together."""
+    """One round; in CGD also with origins as unknowns, of three rounds together, and a later round alone."""
     one = shown(scheme, seed=seed)
     if scheme != "cgd":
         return [one]
-    return [one, shown(scheme, models="unknown", seed=seed), shown(scheme, rounds=3, seed=seed)]
+    return [
+        one,
+        shown(scheme, models="unknown", seed=seed),
+        shown(scheme, rounds=3, seed=seed),
+        shown(scheme, rounds=41, alone=True, delta=0.02, seed=seed),
+    ]
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""How many of the honest participants' samples are in each class: from the last layer's gradient of the first round.
+"""How many of the honest participants' samples are in each class: from the last layer's gradient of one round.
 
 Under cross-entropy, the gradient with respect to the last layer's biases is the sum of (probabilities − labels) over
 the samples. The honest participants' part of it, times n, is what their models predict for each class less what is
@@ -6,19 +6,26 @@ there. At the start a model predicts about the same for everything, so the coali
 samples. In FedSGD it has the model; in CGD it draws some like those of the honest participants, and the larger the
 origins are, the less these say.
 
+A colluder that enters a vector of its own makes sure of it. It moves the hidden units' biases down until all units are
+silent, and one last bias up, in everybody's model alike. All then predict that one class for every sample, whatever the
+origins are, and what is left of the sum is the labels. So of the first and the last round, the one is read in which it
+is surest what the models predict.
+
 Without biases the gradient of the last layer's weights does as well, summed over its inputs: every sample's part is
-multiplied by the sum of its activations, of which the coalition takes the average from its own gradients.
+multiplied by the sum of its activations, of which the coalition takes the average from its own gradients. What clipping
+for differential privacy takes away, it sees in them, too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from cgd.errors import InputError
 from cgd.learning.confinement import Origin
@@ -34,10 +41,13 @@ if TYPE_CHECKING:
 CLEARLY = 0.5
 # How many models a coalition draws to see what the honest participants' may predict.
 ORIGINS = 16
+TINY = 1e-12
+# How far a steering colluder moves biases, for δ up to 1: a digit is some 4 long, and 5 deviations are rarely passed.
+FAR = 20.0
 
 
 def label_counts(view: View) -> torch.Tensor:
-    """How many of the honest participants' samples are in each class, as the first round tells; whole numbers.
+    """How many of the honest participants' samples are in each class, as the first or last round tells; whole numbers.
 
     The less sure it is what their models predict, the more all classes are taken to be alike.
 
@@ -45,17 +55,27 @@ def label_counts(view: View) -> torch.Tensor:
         InputError: the labels are no classes, or the model does not end with a fully-connected layer.
     """
     guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
-    shared = view.rounds[0].weights
-    drawn = [shared] if shared is not None else [_origin(view, number) for number in range(ORIGINS)]
-    predictions = torch.stack([_probabilities(view, each) for each in drawn])
-    scale = view.samples / _activation(view)
-    counts = view.honest_samples * predictions.mean(0) - scale * _per_class(view, view.honest_sum(0))
-    # Everybody's mean prediction differs as much as these do; noise is added to every class.
-    variance = predictions.var(dim=0, correction=0).sum() / len(view.honest)
-    doubt = view.honest_samples**2 * variance + len(counts) * (scale * view.noise) ** 2
-    unusual = ((counts - guess) ** 2).sum()
-    trust = float(1 - doubt / unusual) if unusual > 2 * doubt else 0.0
+    counts, doubt = min((_told(view, number) for number in (0, len(view.rounds) - 1)), key=lambda each: each[1])
+    unusual = float(((counts - guess) ** 2).sum())
+    trust = 1 - doubt / unusual if unusual > 2 * doubt else 0.0
     return _whole((guess + trust * (counts - guess)).clamp(min=0), view.honest_samples)
+
+
+def _told(view: View, number: int) -> tuple[torch.Tensor, float]:
+    """What a round tells about the counts, and its expected squared error."""
+    shared, moved = view.rounds[number].weights, view.rounds[number].displacement
+    drawn = [shared] if shared is not None else [_origin(view, place) + moved for place in range(ORIGINS)]
+    own = torch.cat([each.x for each in view.coalition.values()])
+    predictions = torch.stack([_probabilities(view, each, own) for each in drawn])  # models × samples × classes
+    means = predictions.mean(1)
+    scale = view.samples / _activation(view, number)
+    counts = view.honest_samples * means.mean(0) - scale * _per_class(view, view.honest_sum(number))
+    # Everybody's mean prediction differs as much as these do, and the records are others than ours; noise is added to
+    # every class.
+    models = means.var(dim=0, correction=0).sum() / len(view.honest)
+    records = predictions.var(dim=1, correction=0).mean(0).sum() * (1 / view.honest_samples + 1 / len(own))
+    doubt = view.honest_samples**2 * (models + records) + len(counts) * (scale * view.noise) ** 2
+    return counts, float(doubt)
 
 
 def own_counts(view: View) -> torch.Tensor:
@@ -101,29 +121,48 @@ def _per_class(view: View, gradient: torch.Tensor) -> torch.Tensor:
     return last if last.ndim == 1 else last.sum(1)
 
 
-def _activation(view: View) -> float:
-    """By what the last layer multiplies (probabilities − labels) on average: 1 with biases."""
+def _activation(view: View, number: int) -> float:
+    """By what the last layer multiplies (probabilities − labels) on average: 1 with biases, if nothing is clipped."""
     if list(view.build_model().parameters())[-1].ndim == 1:
-        return 1.0
-    seen = torch.cat([_per_class(view, each.addends[0]) for each in view.coalition.values()])
-    meant = torch.cat([_difference(view, each) for each in view.coalition.values()])
+        return _kept(view, number)
+    seen = torch.cat([_per_class(view, each.addends[number]) for each in view.coalition.values()])
+    meant = torch.cat([_difference(view, each, number) for each in view.coalition.values()])
     return float(seen @ meant / (meant @ meant))
 
 
-def _difference(view: View, colluder: Colluder) -> torch.Tensor:
+def _kept(view: View, number: int) -> float:
+    """What clipping leaves of (probabilities − labels) on average, as the coalition sees it of its own samples."""
+    if view.clip == math.inf:
+        return 1.0
+    model = view.build_model()
+
+    def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return view.loss(functional_call(model, given, (sample[None],)), label[None])
+
+    kept, whole = 0.0, 0.0
+    for each in view.coalition.values():
+        weights = unflat(each.origin + view.rounds[number].displacement, model)
+        gradients = list(vmap(grad(value), in_dims=(None, 0, 0))(weights, each.x, each.y).values())
+        norms = torch.cat([part.reshape(len(each.y), -1) for part in gradients], dim=1).norm(dim=1)
+        size = gradients[-1].square().sum(1)
+        kept += float((size * (view.clip / norms.clamp(min=TINY)).clamp(max=1.0)).sum())
+        whole += float(size.sum())
+    return kept / max(whole, TINY)
+
+
+def _difference(view: View, colluder: Colluder, number: int) -> torch.Tensor:
     """What a bias would have got of a colluder's addend."""
     shares = torch.bincount(colluder.y, minlength=_classes(view)) / len(colluder.y)
-    predicted = _probabilities(view, colluder.origin, colluder.x)
+    predicted = _probabilities(view, colluder.origin + view.rounds[number].displacement, colluder.x).mean(0)
     difference: torch.Tensor = (predicted - shares.double()) * len(colluder.y) / view.samples
     return difference
 
 
-def _probabilities(view: View, weights: torch.Tensor, x: torch.Tensor | None = None) -> torch.Tensor:
-    """What a model predicts for the coalition's samples, or these, on average."""
+def _probabilities(view: View, weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What a model predicts for samples, a row for each."""
     model = view.build_model()
-    x = torch.cat([each.x for each in view.coalition.values()]) if x is None else x
     outputs: torch.Tensor = functional_call(model, unflat(weights, model), (x,))
-    return outputs.detach().double().softmax(1).mean(0)
+    return outputs.detach().double().softmax(1)
 
 
 def _origin(view: View, number: int) -> torch.Tensor:
@@ -168,11 +207,32 @@ def colony(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int
     return Colony(data, build, coalition, rounds=1, delta=delta, seed=seed)
 
 
+def steered(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) -> Colony:
+    """The same, and the first colluder makes every model predict class 0 for every sample, before the last round.
+
+    Every number that it adds is within the bound of the sum, weighted by its part of all samples, as a gradient is.
+    """
+    seen = replace(colony(delta=delta, seed=seed), rounds=rounds, lr=0.5)
+    name = seen.coalition[0]
+    limit = seen.bound * len(seen.data[name][1]) / sum(len(y) for _, y in seen.data.values())
+    layers = [torch.zeros_like(each) for each in seen.build_model().parameters()]  # what training moves is moved back
+    layers[1][:] = -FAR * max(1, delta)
+    layers[-1][0] = FAR * max(1, delta)
+    wanted = flat(layers)
+
+    def steer(who: str, _: int, displacement: torch.Tensor) -> torch.Tensor | None:
+        return ((displacement - wanted) / seen.lr).clamp(-limit, limit) if who == name else None
+
+    return replace(seen, probe=steer)
+
+
 def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """From biases, and from weights."""
+    """From biases, from weights, and by steering, with large origins."""
+    active = steered(seed=seed)
     return [
         count_labels(*observe(colony(seed=seed), scheme), setting="2 × 40 records, from biases"),
         count_labels(*observe(colony(biases=False, seed=seed), scheme), setting="2 × 40 records, from weights"),
+        count_labels(*observe(active, scheme), setting=f"2 × 40 records, steered, δ = 1, {active.rounds} rounds"),
     ]
 
 
@@ -182,7 +242,7 @@ def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
     Otherwise people who took no part, whose labels cannot come out.
     """
     if scheme == "cgd":
-        return [count_labels(*observe(colony(delta=1.0, seed=seed), scheme), setting="2 × 40 records, δ = 1")]
+        return [count_labels(*observe(colony(delta=1.0, seed=seed), scheme), setting="2 × 40 records, passive, δ = 1")]
     if scheme == "dp":
         noisy = replace(colony(seed=seed), noise=20.0)
         return [count_labels(*observe(noisy, "dp"), setting="2 × 40 records, noise of 20 clipping norms")]

@@ -181,6 +181,7 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
     tumours, other_tumours = colony(10, 5, data="breast-cancer", seed=seed)
     more, other_more = colony(20, 5, data="breast-cancer", seed=seed)
     many, other_many = colony(40, 5, data="breast-cancer", seed=seed)
+    most, other_most = colony(100, 5, seed=seed)
     trained, fresh = colony(40, 150, hidden=256, seed=seed)
     view, truth = observe(trained, scheme)
     findings = [
@@ -188,6 +189,7 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
         span_membership(*observe(tumours, scheme), other_tumours, "2 × 10 records of 30 measurements, 5 rounds"),
         leverage_membership(*observe(more, scheme), other_more, "2 × 20 records of 30 measurements, 5 rounds"),
         leverage_membership(*observe(many, scheme), other_many, "2 × 40 records of 30 measurements, 5 rounds"),
+        leverage_membership(*observe(most, scheme), other_most, "2 × 100 records of 64 pixels, 5 rounds"),
         loss_membership(view, truth, fresh, "2 × 40 records, 150 rounds"),
     ]
     if scheme == "cgd":

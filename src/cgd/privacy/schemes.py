@@ -133,6 +133,7 @@ class _Run:
             coalition,
             tuple(rounds),
             noise=self._noise(),
+            clip=colony.clip if self.scheme == "dp" else math.inf,
         )
         honest = [name for name in colony.data if name not in colony.coalition]
         return view, Truth(
@@ -193,9 +194,17 @@ class _Run:
         return FixedPoint.for_weighted_sum(addends=addends, bound=self.colony.bound, ring_bits=self.colony.ring_bits)
 
     def _noise(self) -> float:
-        """Every addend is off by up to half a step of the ring, uniformly; a float sum by a few parts of its own."""
+        """Every addend is off by up to half a step of the ring, uniformly; a float sum by a few parts of its own.
+
+        In "dp", n times a participant's addend has a variance of (noise·clip)²·n_l/n. The coalition takes its own part
+        away with its addends, so what is left of the sum has that of the honest participants' samples.
+        """
         if self.scheme == "plain":
             return 0.0
         members = len(self.colony.data)
-        rounding = self._fixed_point(members).resolution * (members / 12) ** 0.5
-        return math.hypot(rounding, self.colony.noise * self.colony.clip / self.samples if self.scheme == "dp" else 0.0)
+        rounding = self._fixed_point(members).resolution * math.sqrt(members / 12)
+        if self.scheme != "dp":
+            return rounding
+        honest = sum(len(y) for name, (_, y) in self.colony.data.items() if name not in self.colony.coalition)
+        added = self.colony.noise * self.colony.clip * math.sqrt(honest / self.samples) / self.samples
+        return math.hypot(rounding, added)

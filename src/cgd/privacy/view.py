@@ -7,6 +7,7 @@ themselves is in `Truth`, and is for measuring how well an attack did, after it 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -42,6 +43,11 @@ class Colluder:
     addends: tuple[torch.Tensor, ...]
     origin: torch.Tensor
     samples: int | None = None
+
+    @property
+    def counts_for(self) -> int:
+        """How many samples it counts for in n."""
+        return len(self.y) if self.samples is None else self.samples
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,9 +87,10 @@ class View:
         coalition: its members, by name.
         rounds: one after the other.
         frames: bytes that members of the coalition received, with their senders, if they were recorded.
-        noise: the standard deviation of what was added to every number of a sum, by rounding in the ring or for
-            differential privacy: everybody knows these settings.
+        noise: the standard deviation of what is added to every number of `honest_sum`, by rounding in the ring or by
+            the honest participants for differential privacy: everybody knows these settings.
         final: D after the last step, flat, where another rule than plain descent by `lr` moved it.
+        clip: the norm to which every sample's gradient was cut, for differential privacy: known as well.
     """
 
     scheme: Scheme
@@ -97,6 +104,7 @@ class View:
     frames: Iterable[tuple[str, bytes]] = ()
     noise: float = 0.0
     final: torch.Tensor | None = None
+    clip: float = math.inf
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -106,8 +114,20 @@ class View:
     @property
     def honest_samples(self) -> int:
         """How many samples the others have together: everybody learns n."""
-        own = [len(each.y) if each.samples is None else each.samples for each in self.coalition.values()]
-        return self.samples - sum(own)
+        return self.samples - sum(each.counts_for for each in self.coalition.values())
+
+    def samples_in(self, number: int) -> int:
+        """The samples of a round, n, which its members count anew when they change."""
+        return self.rounds[number].samples or self.samples
+
+    def coalition_samples(self, number: int) -> int:
+        """How many of the samples of a round are the coalition's."""
+        return sum(each.counts_for for name, each in self.coalition.items() if name in self.rounds[number].members)
+
+    def same_members(self, number: int) -> bool:
+        """Whether the same members, with as many samples, took part in a round as in the one before it."""
+        before, now = self.rounds[number - 1], self.rounds[number]
+        return set(before.members) == set(now.members) and self.samples_in(number - 1) == self.samples_in(number)
 
     @property
     def final_displacement(self) -> torch.Tensor:
