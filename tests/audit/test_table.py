@@ -52,7 +52,25 @@ def test_it_reads_at_80_columns(tmp_path: Path) -> None:
     assert "caught" in text
     assert "failed: records, dp: ZeroDivisionError: a fault of the attack" in " ".join(text.split())
     assert "not measured: Attack theory: the model is not linear" in " ".join(text.split())
-    assert lines[-1] == "1 of 3 attacks succeed against CGD; all 2 controls come out as they must."
+    count = "1 of 3 attacks succeed against CGD, 1 could not be measured; all 2 controls come out as they must."
+    assert text.split()[-len(count.split()) :] == count.split()
+
+
+def test_settings_are_there_in_a_narrow_terminal_too(tmp_path: Path) -> None:
+    text = printed(loaded(tmp_path), width=60)
+    assert "passive" in text
+    assert "own batches" in " ".join(text.split())
+
+
+def test_what_too_few_records_say_is_not_counted_as_measured(tmp_path: Path) -> None:
+    said, pictures = audits.example()
+    for attack in said["attacks"]:
+        for each in attack["findings"]:
+            each["undecided"] = attack["id"] == "records" and not each["succeeds"]
+    audit = results.load(audits.write(tmp_path, said, pictures))
+    assert "too few" in printed(audit)
+    assert {each["id"] for each in verdicts.unmeasured(audit, "cgd")} == {"records", "theory"}
+    assert verdicts.tally(audit, "cgd").tried == 2
 
 
 def test_colour_adds_nothing_that_words_do_not_say(tmp_path: Path) -> None:
@@ -79,7 +97,8 @@ def test_no_line_is_wider_than_the_terminal(width: int, tmp_path: Path) -> None:
 
 
 def test_the_verdict_of_each_kind() -> None:
-    finding = {"metric": "AUC", "value": 1.0, "chance": 0.5, "control": False, "must_succeed": False}
+    finding = {"metric": "AUC", "value": 1.0, "chance": 0.5, "control": False, "undecided": False}
+    finding |= {"must_succeed": False}
     words = {
         (control, must, succeeds): verdicts.verdict(
             finding | {"control": control, "must_succeed": must, "succeeds": succeeds}
@@ -97,6 +116,7 @@ def test_the_verdict_of_each_kind() -> None:
     }
     lie = finding | {"metric": "lies caught"}
     assert [verdicts.verdict(lie | {"succeeds": each}).word for each in (False, True)] == ["caught", "NOT CAUGHT"]
+    assert verdicts.verdict(finding | {"succeeds": False, "undecided": True}).word == "too few"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ def test_every_scheme_sees_its_own() -> None:
         (RunSpec(rows=3, columns=2), 2, "the run has 2 columns"),
         (RunSpec(rows=2), 2, "2 of 2 participants are honest"),
         (RunSpec(rows=3), 0, "0 of 3 participants are honest"),
-        (RunSpec(rows=400, hidden=(4000,)), 2, "GiB of gradients"),
+        (RunSpec(rows=200, hidden=(4000,)), 2, "GiB of gradients"),
+        (RunSpec(rows=201), 2, "the run has 201 participants, and views are made of at most 200"),
+        (RunSpec(data="iris", rows=150), 2, "rows is 150 and there are"),
+        (RunSpec(data="diabetes", rows=3, hidden=(), lr=1e6), 2, "the training diverges"),
     ],
 )
 def test_what_cannot_be_observed_is_refused(spec: RunSpec, honest: int, message: str) -> None:

@@ -208,7 +208,7 @@ def test_what_was_revealed_is_told_with_what_it_means(tmp_path: Path) -> None:
     for each in run["revealed"]:
         assert f"{each['what']} to {each['to']}" in found.text
     assert "210 4,034" in found.text
-    for told in ("They are exact", "no noise is added", "What is hidden and what is not", "the fewer records"):
+    for told in ("They are exact", "no noise is added", "The threat model", "the fewer records"):
         assert told in found.text
     assert "fewer records (" not in found.text
     run["records"]["everyone_training"] = 20

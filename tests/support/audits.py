@@ -89,7 +89,15 @@ def plan(*parts: Part, kind: Literal["embedded", "spec", "recording"] = "embedde
 
 def measured(attack: str, scheme: Scheme, value: float, succeeds: bool, **more: Any) -> Measured:
     """A finding, as a process hands it over."""
-    given = {"metric": "AUC", "chance": 0.5, "setting": "", "detail": "", "control": False, "must_succeed": False}
+    given = {
+        "metric": "AUC",
+        "chance": 0.5,
+        "setting": "",
+        "detail": "",
+        "control": False,
+        "undecided": False,
+        "must_succeed": False,
+    }
     return Measured(attack, scheme, value=value, succeeds=succeeds, **{**given, "pictures": {}, **more})
 
 

@@ -41,6 +41,7 @@ FINDING: Shape = {
     "setting": str,
     "detail": str,
     "control": bool,
+    "undecided": bool,
     "must_succeed": bool,
     "pictures": {"*": str},
 }
@@ -195,6 +196,7 @@ def _finding(measured: Measured, name: str, pictures: dict[str, bytes]) -> dict[
         "setting": measured.setting,
         "detail": measured.detail,
         "control": measured.control,
+        "undecided": measured.undecided,
         "must_succeed": measured.must_succeed,
         "pictures": paths,
     }

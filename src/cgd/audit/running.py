@@ -47,6 +47,7 @@ class Measured:
         setting: in a few words.
         detail: what else is worth knowing.
         control: whether it shows what the measurement is worth.
+        undecided: whether there was too little to tell.
         must_succeed: of a control, how it must come out.
         pictures: by caption.
     """
@@ -60,6 +61,7 @@ class Measured:
     setting: str
     detail: str
     control: bool
+    undecided: bool
     must_succeed: bool
     pictures: Mapping[str, bytes] = field(repr=False)
 
@@ -250,6 +252,7 @@ def _measured(finding: Finding | Inapplicable) -> Measured | Inapplicable:
         finding.setting,
         finding.detail,
         finding.control,
+        finding.undecided,
         finding.must_succeed,
         {caption: strip(stack) for caption, stack in finding.images.items() if len(stack)},
     )

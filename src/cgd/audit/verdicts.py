@@ -37,6 +37,8 @@ CAUGHT = "lies caught"
 """The metric of attacks that are about being noticed."""
 FAILS, SUCCEEDS = "fails", "succeeds"
 """The verdicts on controls that come out as they must."""
+UNDECIDED = "too few"
+"""What looks better than guessing, of too few records to tell."""
 NOT_MEASURED = "not measured"
 """Where an attack cannot be tried."""
 SHORT = {"plain": "in the open", "secure": "secure sums", "dp": "diff. privacy", "cgd": "CGD"}
@@ -111,6 +113,8 @@ def verdict(finding: dict[str, Any]) -> Verdict:
         word, tone = (right, "good") if succeeds == finding["must_succeed"] else (wrong, "loud")
     elif finding["metric"] == CAUGHT:
         word, tone = ("NOT CAUGHT", "bad") if succeeds else ("caught", "good")
+    elif finding["undecided"]:
+        word, tone = UNDECIDED, "none"
     else:
         word, tone = ("leaks", "bad") if succeeds else ("holds", "good")
     value, chance = (written(finding[name], finding["metric"]) for name in ("value", "chance"))
@@ -175,7 +179,7 @@ def tally(audit: Audit, scheme: str) -> Tally:
     leaks: list[dict[str, Any]] = []
     holds: list[dict[str, Any]] = []
     for attack in audit["attacks"]:
-        tried = [each for each in attack["findings"] if each["scheme"] == scheme and not each["control"]]
+        tried = _decided(attack, scheme)
         if tried:
             (leaks if any(each["succeeds"] for each in tried) else holds).append(attack)
     return Tally(leaks, holds)
@@ -187,11 +191,22 @@ def worst(found: list[Verdict]) -> Verdict:
     return max(alike, key=lambda each: abs(each.finding["value"] - each.finding["chance"]))
 
 
+def _decided(attack: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
+    own = [each for each in attack["findings"] if each["scheme"] == scheme and not each["control"]]
+    return [each for each in own if not each["undecided"]]
+
+
 def unmeasured(audit: Audit, scheme: str) -> list[dict[str, Any]]:
     """The attacks that were to be tried against a scheme, and of which nothing is known."""
     found = tally(audit, scheme)
     tried = [each["id"] for each in (*found.leaks, *found.holds)]
-    return [each for each in audit["attacks"] if each["id"] not in tried and scheme in spoilt(audit, each)]
+    left = [each for each in audit["attacks"] if each["id"] not in tried]
+    return [
+        attack
+        for attack in left
+        if scheme in spoilt(audit, attack)
+        or any(each["scheme"] == scheme and each["undecided"] for each in attack["findings"])
+    ]
 
 
 def subject(audit: Audit) -> str:

@@ -91,8 +91,8 @@ CATALOGUE: tuple[Attack, ...] = (
         "trained model's loss is lower on the records it was trained on; in CGD the displacement by "
         "itself serves as such a model.",
         "the AUC is at least 0.6 and 3 standard deviations above 0.5",
-        "Bring several times as many records as the first layer has inputs, more if some inputs are rarely used; stop "
-        "early. Noise on the sum bounds it.",
+        "Bring several times as many records as the first layer has inputs, more if some inputs are rarely used; and "
+        "mind that one who steers does better. Noise on the sum bounds it.",
         membership,
     ),
     Attack(
@@ -101,7 +101,7 @@ CATALOGUE: tuple[Attack, ...] = (
         "Can the others read our records off the sums when we bring few?",
         "A unit's gradient holds only the records that activate it. With few records, some units see one alone, and "
         "the others are taken apart by algebra. No model has to be known, so confinement changes nothing.",
-        "at least a tenth of the records, and more than by chance, correlate with a guess by 0.99",
+        "a record correlates with a guess by 0.99, and more do than by chance",
         "Never join with a handful of records: pool them with a neighbour's first. Noise on the sum prevents it.",
         analytic,
     ),
@@ -113,7 +113,7 @@ CATALOGUE: tuple[Attack, ...] = (
         "participant moves the first layer until each ReLU unit is activated by about one in all honest records; the "
         "unit's gradient then is that record. Every number that it enters is within the bound of the sum, and nobody "
         "sees who entered what.",
-        "at least a tenth of the records, and more than by chance, correlate with a guess by 0.99",
+        "a record correlates with a guess by 0.99, and more do than by chance",
         "Train only with participants that you trust not to do this. Sums much larger than your own gradient give it "
         "away, and cgd cautions you of them; a lower bound of the sums makes it slow. Noise on the sum prevents it.",
         traps,
@@ -150,7 +150,7 @@ CATALOGUE: tuple[Attack, ...] = (
         "twice. But training is smooth, so the sums before the departure foretell the next one, and what is missing "
         "from it is the leaver's.",
         "the relative error is at most half of that of guessing",
-        "Leave together with others, or train in minibatches that differ from round to round.",
+        "Leave together with others. Minibatches that differ from round to round hide it from who sees one round only.",
         differencing,
     ),
     Attack(

@@ -90,6 +90,9 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
 
     Chance is the better of two guesses, the coalition's own labels and all classes alike. It succeeds with at most half
     of that.
+
+    Raises:
+        InputError: a guess is right already.
     """
     real = torch.bincount(truth.all_y, minlength=_classes(view)).double()
     alike = torch.full_like(real, len(truth.all_y) / len(real))
@@ -99,9 +102,11 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
 
     value = distance(label_counts(view))
     chance = min(distance(own_counts(view)), distance(alike))
+    if chance == 0:
+        raise InputError("the labels are exactly as one would guess, so that nothing can be learned about them")
     detail = "every class is counted exactly" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
     return Finding(
-        "label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance > 0, setting, detail
+        "label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance, setting, detail
     )
 
 

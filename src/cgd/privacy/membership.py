@@ -124,9 +124,10 @@ def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, se
     # The standard deviation of the Mann-Whitney statistic when both are alike.
     chance_deviation = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
     succeeds = value >= CLEARLY and value - 0.5 > DEVIATIONS * chance_deviation
-    alarms = true_alarms(members, others)
-    detail = f"{alarms:.0%} of the members are found with {FALSE_ALARMS:.1%} false alarms among {len(others)} others"
-    return Finding(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail)
+    rate = f"{FALSE_ALARMS:.1%} false alarms" if FALSE_ALARMS * len(others) >= 1 else "no false alarm"
+    detail = f"{true_alarms(members, others):.0%} of the members are found with {rate} among {len(others)} others"
+    undecided = value >= CLEARLY and not succeeds
+    return Finding(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided)
 
 
 def span_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgd.privacy.analytic import analytic_recovery
-from cgd.privacy.embedded import digit_colony
+from cgd.privacy.embedded import digit_colony, samples
 from cgd.privacy.schemes import observe
+from cgd.privacy.view import Truth
 
 if TYPE_CHECKING:
     from cgd.privacy.schemes import Colony
-    from cgd.privacy.view import Finding, Scheme, Truth, View
+    from cgd.privacy.view import Finding, Scheme, View
 
 # How much larger than origins a trap's weights are made, so that these do not matter.
 STRENGTH = 5.0
@@ -106,6 +107,9 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """The same without traps."""
-    view, truth = observe(digit_colony(100, rounds=4, lr=0.5, seed=seed), scheme)
-    return [spring(view, truth, list(range(4)), "2 × 100 records, 4 rounds, no traps")]
+    """People who took no part."""
+    colony, trapper = steered(100, 2, seed=seed)
+    view, _ = observe(colony, scheme)
+    x, y = samples("digits", seed)
+    strangers = Truth({"strangers": x[-200:]}, {"strangers": y[-200:]}, {})
+    return [spring(view, strangers, trapper.sprung[:2], "2 × 100 records, 2 sets of traps, scored on 200 strangers")]

@@ -195,6 +195,7 @@ class Finding:
         setting: the setting in a few words, such as "2 × 4 records".
         detail: what else is worth knowing, in a sentence.
         control: whether this is a setting that shows what the measurement is worth.
+        undecided: whether it looks better than guessing, and there is too little to measure it on to tell.
         must_succeed: of a control, whether it must succeed. An attack's control must fail; that of a protection, in
             which there is nothing to protect by, must not.
         images: pictures for people, by caption: recovered beside real, each a stack of grey images in 0…1.
@@ -209,6 +210,7 @@ class Finding:
     setting: str = ""
     detail: str = ""
     control: bool = False
+    undecided: bool = False
     must_succeed: bool = False
     images: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
