@@ -194,10 +194,10 @@ def test_cautions_are_told_at_the_start_logged_and_kept_in_the_report(tmp_path: 
     assert text.startswith(
         "caution: we bring 4 records; each of the other two members, alone, can compute whole records"
     )
-    assert said["cleo"].index("cgd: caution: ") < said["cleo"].index("step 5 of 5")
+    assert said["cleo"].index("cgd: caution, from our own table alone: ") < said["cleo"].index("step 5 of 5")
     assert f"cgd: {text}\n" in said["cleo"]
     assert "  note: " not in said["cleo"]
-    assert "cgd: caution: " not in said["ada"] + said["bob"]
+    assert "cgd: caution" not in said["ada"] + said["bob"]
     events = [json.loads(line) for line in (tmp_path / "state" / "cleo" / "events.jsonl").read_text().splitlines()]
     assert [each["text"] for each in events if each.get("event") == "caution"] == [text]
     assert "we bring 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()

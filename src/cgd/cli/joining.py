@@ -157,7 +157,7 @@ def _practice(
     for note in notes:
         typer.echo(f"cgd: {note}", err=True)
     for caution in foreseen(federation, setting, records):
-        typer.echo(f"cgd: caution: {caution}", err=True)
+        typer.echo(f"cgd: caution, from our own table alone: {caution}", err=True)
     source = Source(data.name, records, notes)
     recorder = None if record is None else _recorder(record, federation, name)
 
