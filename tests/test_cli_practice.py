@@ -122,10 +122,8 @@ def test_a_caution_is_told_before_anybody_hears_of_us(command: Any, federation: 
         code, _, err = command("join", federation, "--as", "ada", "--data", "ada.csv", "--key", "nowhere.key")
         assert code == 2
         assert "nowhere.key" in err  # no key, so nobody was joined
-        assert (
-            "cgd: caution, from our own table alone: we bring 2 records; each of the other two members, alone, can compute"
-            in err
-        ) == said
+        told = "cgd: caution, from our own table alone: we bring 2 records; each of the other two members, alone, can"
+        assert (told in err) == said
         assert ("caution" in err) == said
 
 

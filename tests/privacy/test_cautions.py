@@ -147,7 +147,7 @@ def test_steering_is_noticed_at_its_first_step_and_an_undisturbed_training_is_no
         view, truth = observe(colony, "cgd")
         own, ratios = 0.0, []
         for number, opened in enumerate(view.rounds):
-            gradient = differencing._real_gradient(view, truth, "honest-1", number)
+            gradient = differencing._real_gradient(view, truth, ("honest-1",), number)
             own = max(own, float(gradient[layer].abs().max()))
             ratios.append(float(opened.gradient_sum[layer].abs().max()) / own)
         assert (ratios[0] > cautions.EXTRAORDINARY) == noticed
