@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cgd
+from support.pages import script
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,11 +28,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -
 
 
 def test_the_picture_of_the_states_is_the_one_the_tables_give() -> None:
-    spec = importlib.util.spec_from_file_location("state_diagram", ROOT / "docs" / "state_diagram.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("state_diagram")
     assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it anew"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from cgd.privacy.catalogue import CATALOGUE
 from mutate import Mutation, mutations
+from support.pages import script
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
@@ -68,11 +68,7 @@ def test_every_mutation_fits_the_code(mutation: Mutation) -> None:
 
 
 def test_the_figures_on_the_page_are_those_of_the_audit_that_is_kept() -> None:
-    spec = importlib.util.spec_from_file_location("threat_table", ROOT / "docs" / "threat_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = script("threat_table")
     audits = made.audits()
     assert [each["seed"] for each in audits] == [0, 1, 2, 3, 4]
     for audit in audits:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from types import ModuleType
+from support.pages import script
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
 
 
 @pytest.fixture(scope="module")
 def tutorial() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_tutorial", ROOT / "docs" / "run_tutorial.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["run_tutorial"] = module  # dataclasses look it up there
-    spec.loader.exec_module(module)
-    return module
+    return script("run_tutorial")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,32 +11,12 @@ import pytest
 from cgd.audit import folder, results
 from cgd.audit.running import Outcome
 from support import audits
+from support.pages import EVIL, Page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EVIL = "<script>document.title='gone'</script><img src=x onerror=alert(1)>\"'>&{{ 7*7 }}"
 HOW: list[dict[str, Any]] = [{}, {"kind": "recording"}, {"wrong_control": True}, {"complete": False}]
-
-
-class Page(HTMLParser):
-    """What a page is made of: its elements with their attributes, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
 
 
 def page(where: Path, said: dict[str, Any], pictures: dict[str, bytes]) -> str:

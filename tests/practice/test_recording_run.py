@@ -27,7 +27,7 @@ from cgd.practice.recording import load, view_of
 from cgd.practice.setting import Setting
 from cgd.practice.training import train
 from cgd.privacy.view import flat
-from support.practice import federation_file, table, write_csv
+from support.practice import IN_COLUMNS, federation_file, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,20 +239,7 @@ def test_what_cannot_be_recorded_is_refused_before_anybody_hears_of_us(path: Pat
     other = tmp_path / "grid"
     other.mkdir()
     cells = [Cell(row, column) for row in range(3) for column in range(3)]
-    schema = """
-[data]
-target = "outcome"
-id = "id"
-classes = ["well", "ill"]
-[data.columns]
-age = { type = "number", held_by = 0 }
-dose = { type = "number", held_by = 1 }
-ward = { type = "category", held_by = 2 }
-[model]
-kind = "mlp"
-layers = [6]
-"""
-    grid = federation_file(other, [f"p{each.row}{each.column}" for each in cells], cells, schema)
+    grid = federation_file(other, [f"p{each.row}{each.column}" for each in cells], cells, IN_COLUMNS)
     told = said(str(grid), "--as", "p00", "--data", str(tmp_path / "ada.csv"))
     assert "cut into 3 columns" in told
     assert "join without --record" in told

@@ -7,7 +7,6 @@ import re
 import stat
 import tempfile
 from contextlib import suppress
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from cgd.practice import charts, page
 from cgd.practice.files import write_private
 from cgd.practice.report import load_run, write_report
 from support import runs
+from support.pages import EVIL, Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,35 +33,6 @@ ALL = [
     runs.grid,
     runs.least,
 ]
-EVIL = "<script>document.title='gone'</script><img src=x onerror=alert(1)>\"'>&{{ 7*7 }}"
-
-
-class Page(HTMLParser):
-    """What a page is made of: its elements with their attributes, and the text of each."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def tags(self) -> set[str]:
-        return {tag for tag, _ in self.elements}
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
-
-    @property
-    def ids(self) -> list[str]:
-        return [value for _, attributes in self.elements if (value := attributes.get("id"))]
 
 
 def report(run: dict[str, Any], folder: Path) -> Page:

@@ -27,7 +27,7 @@ from cgd.practice.run import HISTORY, RunFolder, Source, run, summary
 from cgd.practice.run_file import load_run
 from cgd.practice.setting import Setting
 from cgd.practice.training import Look
-from support.practice import federation_file, table, write_csv
+from support.practice import IN_COLUMNS, federation_file, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,19 +35,6 @@ if TYPE_CHECKING:
 
 NAMES = ("ada", "bob", "cleo")
 CELLS = [Cell(row, column) for row in range(3) for column in range(3)]
-IN_COLUMNS = """
-[data]
-target = "outcome"
-id = "id"
-classes = ["well", "ill"]
-[data.columns]
-age = { type = "number", held_by = 0 }
-dose = { type = "number", held_by = 1 }
-ward = { type = "category", held_by = 2 }
-[model]
-kind = "mlp"
-layers = [6]
-"""
 
 
 def start(path: Path, name: str, *options: str) -> subprocess.Popen[str]:

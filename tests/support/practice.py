@@ -43,6 +43,22 @@ layers = [8]
 TRAINING = Training(steps=40, lr=0.05, optimizer="adam", validate_every=5, patience=3)
 
 
+IN_COLUMNS = """
+[data]
+target = "outcome"
+id = "id"
+classes = ["well", "ill"]
+[data.columns]
+age = { type = "number", held_by = 0 }
+dose = { type = "number", held_by = 1 }
+ward = { type = "category", held_by = 2 }
+[model]
+kind = "mlp"
+layers = [6]
+"""
+"""Sections of a federation file by columns."""
+
+
 def setting(data: Data = DATA, model: Model | None = None, **training: Any) -> Setting:
     how = Training(**{**{name: getattr(TRAINING, name) for name in TRAINING.__dataclass_fields__}, **training})
     return Setting(data, model or Model("mlp", (8,)), how)
