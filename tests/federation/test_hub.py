@@ -169,6 +169,34 @@ def test_a_hub_that_is_not_there_is_where_it_hangs(village: Village) -> None:
     eventually(lambda: notes(ada) == notes(ada) | {HUB: "here: ", "bob": "missing: it is not connected with the hub"})
 
 
+def test_members_may_know_of_a_new_epoch_before_the_hub_does(village: Village, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they have deposited by then it forgets, and is given again."""
+    keys = Keys.generate("dan")
+    keys.save(village.path.parent)
+    editing.with_participant(village.path, Participant("dan", "", keys.public))
+    monkeypatch.setattr(module, "WATCH_SECONDS", 3600.0)
+    hub = village.hub()
+    for name in (*NAMES, "dan"):
+        village.join(name, timeout=20.0)
+    assert village.sum_all() == {4.0}
+    editing.without(village.path, "bob")
+    village.joined.pop("bob").peers.close()
+
+    def all_deposited() -> bool:
+        tallies = list(hub.hub._adder._tallies.values())
+        return any(len(givers) == 3 for tally in tallies for _, givers in tally.slices.values())
+
+    def catch_up() -> None:
+        eventually(all_deposited)
+        new = Federation.load(village.path)
+        hub.hub.update(new.contacts, new.groups())
+
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(catch_up)
+        assert village.sum_all() == {3.0}
+        late.result()
+
+
 def test_the_file_is_followed_and_whoever_is_removed_is_heard_no_more(village: Village) -> None:
     hub = village.hub()
     keys = Keys.generate("dan")

@@ -205,10 +205,12 @@ class Hub:
         kept = {name for key, name in names.items() if self._gate.names.get(key) == name}
         self._gate.names = names
         self._visitors = {name: visitor for name, visitor in self._visitors.items() if name in kept}
+        if self._adder.adopt(groups):
+            for visitor in self._visitors.values():
+                visitor.tell(AGAIN)
         for name in sorted(names.values()):
             if name not in self._visitors:
-                self._visitors[name] = self._visitor(name)
-        self._adder.adopt(groups)
+                self._visitors[name] = self._visitor(name)  # whose first word this is
 
     def _visitor(self, name: PeerId) -> Visitor:
         return Visitor(name, self._incarnation, self.refusals, self)

@@ -55,12 +55,17 @@ class Adder:
         self._at: dict[tuple[str, PeerId], Key] = {}
         self.adopt(groups)
 
-    def adopt(self, groups: Mapping[str, Collection[PeerId]]) -> None:
-        """Have these groups from now on; what was begun in one that has changed is forgotten."""
+    def adopt(self, groups: Mapping[str, Collection[PeerId]]) -> bool:
+        """Have these groups from now on; what was begun in one that has changed is forgotten. Whether there is one.
+
+        Then the members must be told to deposit again: some may have known of the change before us, and what they
+        deposited for their next sum is forgotten, too.
+        """
         before, self._groups = self._groups, {name: frozenset(members) for name, members in groups.items()}
         same = {name for name, members in self._groups.items() if before.get(name) == members}
         self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] in same}
         self._at = {place: key for place, key in self._at.items() if key[0] in same}
+        return len(same) < len(self._groups)
 
     def receive(self, sender: PeerId, data: Buffer) -> tuple[frozenset[PeerId], bytes] | None:
         """Take in one frame: the total of its slice for all members of the group, if this was the last that it lacked.
