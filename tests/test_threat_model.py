@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cgd.audit import verdicts
 from cgd.privacy.catalogue import CATALOGUE
 from mutate import Mutation, mutations
 from support.pages import script
@@ -74,5 +75,7 @@ def test_the_figures_on_the_page_are_those_of_the_audit_that_is_kept() -> None:
     for audit in audits:
         assert audit["complete"]
         assert not audit["failed"]
+        assert verdicts.controls(audit)
+        assert not verdicts.loud(audit)
         assert {each["id"] for each in audit["attacks"]} == {each.id for each in CATALOGUE}
     assert made.with_table(PAGE, audits) == PAGE
