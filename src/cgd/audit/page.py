@@ -69,7 +69,7 @@ class Chapter:
         rows: all settings.
         controls: the same for those in which it is known what must come out.
         metrics: what each metric means.
-        exhibits: pictures, of the last setting of each variant.
+        exhibits: pictures, of the setting of each variant in which most comes out, the last of several.
         more: those of the other settings.
         checks: those of controls.
         spoilt: schemes against which it could not be measured, and a word why.
@@ -127,15 +127,15 @@ def _chapter(audit: Audit, attack: dict[str, Any], pictures: Mapping[str, bytes]
     rows, controls = verdicts.rows(attack), verdicts.rows(attack, control=True)
     metrics = dict.fromkeys(row.metric for row in (*rows, *controls))
     shown = [row for row in rows if any(each.finding["pictures"] for each in row.cells.values())]
-    last = list({row.variant: row for row in shown}.values())
+    telling = list({row.variant: row for row in sorted(shown, key=_distance)}.values())
     return Chapter(
         attack,
         _glances(rows),
         rows,
         controls,
         [(metric, verdicts.METRICS.get(metric, ("", ""))[1]) for metric in metrics],
-        [each for row in last for each in _exhibits(row, pictures)],
-        [each for row in shown if row not in last for each in _exhibits(row, pictures)],
+        [each for row in telling for each in _exhibits(row, pictures)],
+        [each for row in shown if row not in telling for each in _exhibits(row, pictures)],
         [each for row in controls for each in _exhibits(row, pictures)],
         verdicts.spoilt(audit, attack),
     )
@@ -151,6 +151,12 @@ def _glances(rows: list[Row]) -> dict[str, Glance]:
         bad = [each for each in cells if each.finding["succeeds"]]
         glances[scheme] = Glance(verdicts.worst(bad or cells), len(cells), len(bad))
     return glances
+
+
+def _distance(row: Row) -> float:
+    """How far from chance the worst verdict is."""
+    worst = verdicts.worst(list(row.cells.values())).finding
+    return abs(float(worst["value"]) - float(worst["chance"]))
 
 
 def _exhibits(row: Row, pictures: Mapping[str, bytes]) -> list[Exhibit]:
