@@ -16,7 +16,7 @@ _given: deque[int] = deque(maxlen=100)
 
 
 def free_port() -> int:
-    """A port that nobody listens at, a moment ago, and that was not given just before: those of a federation must differ."""
+    """A port that nobody listens at, a moment ago, and that was not given just before: in a federation they differ."""
     while True:
         port = random.SystemRandom().randrange(LOWEST, HIGHEST, PROCESSES) + OURS
         if port in _given:
