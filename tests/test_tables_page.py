@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +17,8 @@ from cgd.federation.file import FOR_TABLES, Federation
 from cgd.federation.task import Model
 from cgd.practice.networks import build
 from cgd.practice.training import train
+from support.pages import script
 from support.practice import federation_file, records, setting, table, together
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
 SCHEMA = """
@@ -61,16 +58,6 @@ FILES: dict[str, str | bytes | None] = {
     "many.csv": MANY,
     "long.csv": LONG,
 }
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, PAGE.parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look it up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def documented() -> list[str]:
@@ -129,7 +116,7 @@ def test_every_message_of_the_page_is_one_that_comes_and_the_other_way_round(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
     said = of_the_file(tmp_path) + of_all_together()
-    pattern = load("run_tutorial").pattern
+    pattern = script("run_tutorial").pattern
     shown = documented()
     assert len(shown) > 20
     for message in shown:

@@ -34,7 +34,7 @@ def test_every_control_comes_out_as_it_must(part: Demonstration) -> None:
     for each in controls:
         assert each.control
         assert each.scheme == part.scheme
-        assert each.as_expected, each
+        assert each.succeeds == each.must_succeed, each
 
 
 @pytest.mark.parametrize("attack", ["gram", "membership", "records", "joint"])

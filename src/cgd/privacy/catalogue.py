@@ -91,8 +91,8 @@ CATALOGUE: tuple[Attack, ...] = (
         "trained model's loss is lower on the records it was trained on; in CGD the displacement by "
         "itself serves as such a model.",
         "the AUC is at least 0.6 and 3 standard deviations above 0.5",
-        "Bring several times as many records as the first layer has inputs, more if some inputs are rarely used; and "
-        "mind that one who steers does better. Noise on the sum bounds it.",
+        "Bring several times as many records as the first layer has inputs, more if some inputs are rarely used. "
+        "Noise on the sum bounds it.",
         membership,
     ),
     Attack(

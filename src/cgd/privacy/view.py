@@ -214,11 +214,6 @@ class Finding:
     must_succeed: bool = False
     images: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def as_expected(self) -> bool:
-        """Of a control, whether it came out as it must; of an attack, anything may."""
-        return not self.control or self.succeeds == self.must_succeed
-
 
 @dataclass(frozen=True)
 class Inapplicable:
