@@ -33,7 +33,7 @@ from torch.nn import functional
 import cgd
 from cgd.federation import editing, file
 from cgd.federation.hub import FederationHub
-from cgd.federation.keys import Keys
+from cgd.federation.keys import Keys, curve_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,8 +96,8 @@ def bare_curve(name: str, path: Path, ports: Sequence[int]) -> Iterator[Callable
     for peer, port in zip(NAMES, ports, strict=True):
         if peer != name:
             dealer = context.socket(zmq.DEALER)
-            dealer.curve_serverkey, dealer.curve_secretkey = keys[peer].encode(), own.secret
-            dealer.curve_publickey = own.public.encode()
+            dealer.curve_serverkey, dealer.curve_secretkey = curve_key(keys[peer]), own.secret
+            dealer.curve_publickey = own.curve
             dealer.connect(f"tcp://127.0.0.1:{port}")
             dealers.append(dealer)
 

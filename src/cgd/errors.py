@@ -9,10 +9,11 @@
     │   ├── LocalProtocolError            this side called the protocol out of order
     │   ├── WeightError                   the members' weights do not sum to one
     │   ├── MembersChangedError           a new epoch began during a sum: weight the addend anew
+    │   ├── DisagreementError             members hold different totals or histories; nobody can tell who is wrong
     │   └── RemoteProtocolError           a member broke the rules; `.peer` names it
     │       ├── FrameError                its bytes are not a frame of this protocol
     │       ├── SettingsError             it sums under other settings than the rest
-    │       ├── DisagreementError         it has another total than most
+    │       ├── EquivocationError         it has signed different things for different members: it is dishonest
     │       ├── PeerAbortedError          it gave up this sum and said why
     │       ├── PeerLeftError             it left the session
     │       └── HubError                  the hub altered, swapped, repeated or lost messages, or added wrongly
@@ -101,6 +102,10 @@ class MembersChangedError(ProtocolError):
         )
 
 
+class DisagreementError(ProtocolError):
+    """Members hold different totals or histories: somebody added wrongly, or lied. Nobody can tell who it was."""
+
+
 class RemoteProtocolError(ProtocolError):
     """A member broke the rules.
 
@@ -124,8 +129,16 @@ class SettingsError(RemoteProtocolError):
     """
 
 
-class DisagreementError(RemoteProtocolError):
-    """A member has another total than most: somebody added wrongly, or lied. Nothing was opened."""
+class EquivocationError(RemoteProtocolError):
+    """A member has signed different things for different members. It is dishonest, and its signatures prove it.
+
+    Attributes:
+        proof: both statements with their signatures, to be shown to the other members.
+    """
+
+    def __init__(self, peer: str, what: str, proof: object = None) -> None:
+        self.proof = proof
+        super().__init__(peer, f"{what}; it is dishonest: remove it from the federation file")
 
 
 class PeerAbortedError(RemoteProtocolError):

@@ -31,6 +31,7 @@ from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.ledger import FORMAT, Ledger, Step, kind_of
 from cgd.protocol.messages import HUB, Abort, Again, Ask, Hello, Message, Piece, Reason, Standing, Unseal
+from support.identities import identity, public_keys
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ SIZE = 5
 
 
 def charter(members: tuple[str, ...] = MEMBERS, epoch: int = 1, **changes: Any) -> Charter:
-    groups = {"everyone": members}
-    return replace(Charter("trial", epoch, members, groups, {"training": "x", "participants": "y"}, "1.0"), **changes)
+    groups, sections = {"everyone": members}, {"training": "x", "participants": "y"}
+    return replace(Charter("trial", epoch, members, groups, sections, "1.0", public_keys(members)), **changes)
 
 
 def addend(member: str, number: int) -> npt.NDArray[Any]:
@@ -66,7 +67,7 @@ class Program:
         self, me: str, held: Charter, sums: int, ledger: Ledger | None = None, opening: Opening = "mesh"
     ) -> None:
         self.me, self.sums, self.opening = me, sums, opening
-        self.assembly = Assembly(me, held, {"everyone": ledger} if ledger else {})
+        self.assembly = Assembly(me, identity(me), held, {"everyone": ledger} if ledger else {})
         self.totals: list[bytes] = []
 
     def advance(self) -> None:
@@ -219,9 +220,16 @@ def test_a_total_that_one_member_finished_is_taken_over_and_not_opened_again() -
             assert me == lost or program.totals == [expected(0)]
 
 
+def marked(world: World) -> bool:
+    """Whether a key has left somebody in a sum that is not finished: with other members it is not run again."""
+    return any(program.assembly.group("everyone").ledger.mark for program in world.programs.values())
+
+
 def test_a_new_epoch_begins_when_all_remaining_members_hold_it() -> None:
     world = World(1, sums=3)
     for _ in range(150):
+        world.step()
+    while marked(world):
         world.step()
     del world.programs["d"]
     settled(world)
@@ -295,7 +303,7 @@ def test_another_charter_is_told_in_words_and_nothing_is_summed(changes: dict[st
 
 
 def test_an_epoch_only_goes_up_and_needs_members() -> None:
-    assembly = Assembly("a", charter(epoch=3))
+    assembly = Assembly("a", identity("a"), charter(epoch=3))
     with pytest.raises(InputError, match="an epoch only goes up"):
         assembly.adopt(charter(epoch=3))
     with pytest.raises(InputError, match="at least 3"):
@@ -379,10 +387,10 @@ def test_a_program_that_asks_for_something_else_than_before_is_told() -> None:
 
 
 def test_hello_is_repeated_to_whoever_does_not_know_us() -> None:
-    one = Assembly("a", charter())
+    one = Assembly("a", identity("a"), charter())
     while one.next_outgoing() is not None:
         pass
-    other = Assembly("b", charter())
+    other = Assembly("b", identity("b"), charter())
     frames = dict(iter(other.next_outgoing, None))
     one.receive("b", frames["a"])
     to, answer = one.next_outgoing() or ("", b"")

@@ -40,10 +40,15 @@ CellOption = Annotated[str | None, typer.Option(help="Its row and column in a gr
 def keygen(
     name: Annotated[str, typer.Argument(help="The participant the keys are for.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where to put them.")] = Path(),
+    again: Annotated[bool, typer.Option("--public", help="Write NAME.pub anew, from the NAME.key in there.")] = False,
 ) -> None:
     """Make a participant's keys: NAME.key stays secret, NAME.pub goes to the others."""
     from cgd.federation.keys import Keys
 
+    if again:
+        keys = Keys.load(folder / f"{name}.key")
+        typer.echo(f"{keys.save_public(folder)}  public key {keys.public}, for the federation file")
+        return
     keys = Keys.generate(name)
     private, public = keys.save(folder)
     typer.echo(f"{private}  secret: back it up, with it a lost participant recovers; never send it")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
-from cgd.federation.keys import HubSite, Participant, check_name, check_unique, similar
+from cgd.federation.keys import check_name, check_unique, curve_key, HubSite, Participant, public_keys, similar
 from cgd.federation.tables import at, check_integers, check_keys, digest, typed
 from cgd.federation.task import Data, Model, parse_data, parse_model
 from cgd.federation.texts import read_text
@@ -205,12 +205,12 @@ class Federation:
     @property
     def contacts(self) -> dict[str, Contact]:
         """Where every participant is found and how it is known."""
-        return {each.name: Contact(each.address, each.key.encode()) for each in self.participants}
+        return {each.name: Contact(each.address, curve_key(each.key)) for each in self.participants}
 
     @property
     def contacts_and_hub(self) -> dict[str, Contact]:
         """The same, and the hub under its name, if there is one."""
-        hub = {} if self.hub is None else {HUB: Contact(self.hub.address, self.hub.key.encode())}
+        hub = {} if self.hub is None else {HUB: Contact(self.hub.address, curve_key(self.hub.key))}
         return self.contacts | hub
 
     @property
@@ -253,7 +253,8 @@ class Federation:
 
     def charter(self, version: str) -> Charter:
         """What the members hold to under this file; `version` is that of the program."""
-        return Charter(self.name, self.epoch, self.names, self.groups(), self.sections(), version)
+        keys = {each.name: public_keys(each.key) for each in self.participants}
+        return Charter(self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys)
 
     def participant(self, name: str) -> Participant:
         """The participant of this name.

@@ -94,7 +94,7 @@ class Membership:
         try:
             ledgers = self.state.load(self.groups)
             self._check_epoch(ledgers)
-            assembly = Assembly(self.me, self.federation.charter(cgd.__version__), ledgers)
+            assembly = Assembly(self.me, self.keys.identity, self.federation.charter(cgd.__version__), ledgers)
             transport: StandingTransport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
             if sink is not None:
                 transport = RecordingStandingTransport(transport, sink)

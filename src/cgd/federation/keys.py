@@ -2,6 +2,9 @@
 
 Everything secret that a participant has to keep is in one small file. The origin of its model is drawn from the seed in
 it, and the displacement is known to all members: whoever has this file and has lost all else gets its model back.
+
+A public key is two: a CURVE key (X25519) that encrypts connections and makes pairwise secrets, and a signing key
+(Ed25519, its secret half derived from the seed), each 40 characters of Z85, one behind the other.
 """
 
 from __future__ import annotations
@@ -21,17 +24,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from zmq.utils import z85
 
 from cgd.errors import InputError
 from cgd.federation.texts import write_new
 from cgd.learning.grid import Cell
+from cgd.protocol.identity import Identity, PublicKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
 SEED_BYTES = 32
-KEY_CHARACTERS = 40
+HALF_CHARACTERS = 40
+KEY_CHARACTERS = 2 * HALF_CHARACTERS
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 HOST = re.compile(rf"{LABEL}(\.{LABEL})*")
@@ -62,7 +68,7 @@ class Participant:
     Attributes:
         name: what it is called.
         address: where others reach it, such as `tcp://hospital-a.example:7001`; empty if it only dials out.
-        key: its public key, 40 characters of Z85.
+        key: its public key, 80 characters of Z85.
         cell: its place in the grid, if there is one.
     """
 
@@ -95,7 +101,7 @@ class HubSite:
 
     Attributes:
         address: where the participants reach it, such as `tcp://hub.example:7000`.
-        key: its public key, 40 characters of Z85.
+        key: its public key, 80 characters of Z85.
     """
 
     address: str
@@ -117,14 +123,14 @@ class Keys:
 
     Attributes:
         name: of the participant.
-        public: its CURVE key, 40 characters of Z85; the others have it in the federation file.
-        secret: the other half of that key, as many characters; not shown by `repr`.
-        seed: 32 secret bytes from which the origins of its models come; not shown by `repr`.
+        public: its CURVE key and its signing key, 80 characters of Z85; the others have it in the federation file.
+        secret: the secret half of the CURVE key, 40 characters; not shown by `repr`.
+        seed: 32 secret bytes from which its signing key and the origins of its models come; not shown by `repr`.
 
     Examples:
         >>> keys = Keys.generate("hospital-a")
         >>> len(keys.public), len(keys.secret), len(keys.seed)
-        (40, 40, 32)
+        (80, 40, 32)
         >>> keys.federation_seed("five-hospitals") == keys.federation_seed("all-hospitals")
         False
     """
@@ -138,13 +144,16 @@ class Keys:
         # No value is shown here, not even a public one: who mixed up the lines of a file has put the secret there.
         if not NAME.fullmatch(self.name):
             raise InputError("the name is none; it is 1 to 63 letters, digits, dots, underscores and hyphens")
-        for which, key in (("public", self.public.encode()), ("secret", self.secret)):
-            if not is_key(key):
-                raise InputError(f"the {which} key is none; it is {KEY_CHARACTERS} characters of Z85")
+        for which, key, size in (
+            ("public", self.public.encode(), KEY_CHARACTERS),
+            ("secret", self.secret, HALF_CHARACTERS),
+        ):
+            if not _is_z85(key, size):
+                raise InputError(f"the {which} key is none; it is {size} characters of Z85")
         if len(self.seed) != SEED_BYTES:
             raise InputError(f"the seed has {len(self.seed)} bytes; it must have {SEED_BYTES}")
-        if zmq.curve_public(self.secret) != self.public.encode():
-            raise InputError("the public key does not belong to the secret one")
+        if _public(self.secret, self.seed) != self.public:
+            raise InputError("the public key does not belong to the secret one and the seed")
 
     @classmethod
     def generate(cls, name: str) -> Keys:
@@ -154,8 +163,19 @@ class Keys:
             InputError: the name cannot be one.
         """
         check_name("the participant's name", name)
-        public, secret = zmq.curve_keypair()
-        return cls(name, public.decode(), secret, secrets.token_bytes(SEED_BYTES))
+        _, secret = zmq.curve_keypair()
+        seed = secrets.token_bytes(SEED_BYTES)
+        return cls(name, _public(secret, seed), secret, seed)
+
+    @property
+    def identity(self) -> Identity:
+        """The keys as the protocol uses them."""
+        return Identity(z85.decode(self.secret), _signing_secret(self.seed))
+
+    @property
+    def curve(self) -> bytes:
+        """The public CURVE key."""
+        return curve_key(self.public)
 
     def save(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         """Write `NAME.key`, which only its owner can read, and `NAME.pub`, for the federation file.
@@ -166,15 +186,23 @@ class Keys:
         Raises:
             InputError: one of them exists, or cannot be written; then neither was written.
         """
-        private, public = Path(folder) / f"{self.name}.key", Path(folder) / f"{self.name}.pub"
-        content = {"name": self.name, "public": self.public}
+        private, content = Path(folder) / f"{self.name}.key", {"name": self.name, "public": self.public}
         write_new(private, PRIVATE.format(**content, secret=self.secret.decode(), seed=self.seed.hex()), 0o600)
         try:
-            write_new(public, PUBLIC.format(**content), 0o644)
+            return private, self.save_public(folder)
         except BaseException:
             private.unlink()
             raise
-        return private, public
+
+    def save_public(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `NAME.pub`, for the federation file; returns its path.
+
+        Raises:
+            InputError: it exists, or cannot be written.
+        """
+        public = Path(folder) / f"{self.name}.pub"
+        write_new(public, PUBLIC.format(name=self.name, public=self.public), 0o644)
+        return public
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Keys:
@@ -195,7 +223,13 @@ class Keys:
                     raise InputError(f"the {name} is no text in quotes")
             if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * SEED_BYTES}}}", texts["seed"]):
                 raise InputError(f"the seed is none; it is {2 * SEED_BYTES} hexadecimal digits")
-            return cls(texts["name"], texts["public"], texts["secret"].encode(), bytes.fromhex(texts["seed"]))
+            secret, seed = texts["secret"].encode(), bytes.fromhex(texts["seed"])
+            public = texts["public"]
+            if len(public) == HALF_CHARACTERS and _is_z85(secret, HALF_CHARACTERS):  # made before there were signatures
+                if zmq.curve_public(secret) != public.encode():
+                    raise InputError("the public key does not belong to the secret one")
+                public = _public(secret, seed)
+            return cls(texts["name"], public, secret, seed)
         except InputError as error:
             raise InputError(f"{path} is no key file that cgd wrote: {error}; restore it from your copy") from None
 
@@ -207,6 +241,25 @@ class Keys:
         """
         check_name("the federation's name", federation)
         return hmac.digest(self.seed, f"cgd federation {federation}".encode(), "sha256")
+
+
+def curve_key(key: str) -> bytes:
+    """The CURVE key in a public key."""
+    return key[:HALF_CHARACTERS].encode()
+
+
+def public_keys(key: str) -> PublicKeys:
+    """A public key as the protocol uses it."""
+    return PublicKeys(z85.decode(key[:HALF_CHARACTERS].encode()), z85.decode(key[HALF_CHARACTERS:].encode()))
+
+
+def _public(secret: bytes, seed: bytes) -> str:
+    signing = Ed25519PrivateKey.from_private_bytes(_signing_secret(seed)).public_key().public_bytes_raw()
+    return (zmq.curve_public(secret) + z85.encode(signing)).decode()
+
+
+def _signing_secret(seed: bytes) -> bytes:
+    return hmac.digest(seed, b"cgd signing key", "sha256")
 
 
 def public_key(text: str) -> str:
@@ -247,6 +300,11 @@ def find_key(path: Path, name: str) -> Path:
 
 
 def _check_key(key: object, source: str) -> None:
+    if isinstance(key, str) and _is_z85(key.encode(), HALF_CHARACTERS):
+        raise InputError(
+            f"key is {key!r}, of before keys could sign; put in the {KEY_CHARACTERS} characters of its owner's present "
+            "one, which `cgd keygen NAME --public` writes from the key file that is there"
+        )
     if not isinstance(key, str) or not is_key(key.encode()):
         raise InputError(f"key is {key!r}; a key is {KEY_CHARACTERS} characters of Z85: copy it from {source}")
 
@@ -286,14 +344,18 @@ def similar(name: str, known: Iterable[str]) -> str:
 
 
 def is_key(text: bytes) -> bool:
-    """Whether this is a CURVE key: 40 characters of Z85 that decode to 32 bytes.
+    """Whether this is a public key: 80 characters of Z85.
 
     Examples:
-        >>> is_key(b"0" * 40), is_key(b"0" * 39), is_key(b"#" * 40)
+        >>> is_key(b"0" * 80), is_key(b"0" * 79), is_key(b"#" * 80)
         (True, False, False)
     """
+    return _is_z85(text, KEY_CHARACTERS)
+
+
+def _is_z85(text: bytes, characters: int) -> bool:
     try:
-        return len(text) == KEY_CHARACTERS and bool(z85.decode(text))
+        return len(text) == characters and bool(z85.decode(text))
     except (KeyError, struct.error):  # no character of Z85; five characters beyond 32 bits
         return False
 

@@ -165,7 +165,7 @@ def _replay(journal: Path, ledger: Ledger) -> None:
         if place != len(ledger):
             continue
         try:
-            ledger.add_entry(content)
+            ledger.add_record(content)
         except InputError:
             return
 

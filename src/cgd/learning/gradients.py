@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Group = dict[str, Any]
 
 
-# Characters of the options that are said in words; a context has 255 bytes.
-SHOWN = 150
+# Characters of the options that are said in words; a context has 255 bytes, of which the digest of all of it takes 64.
+SHOWN = 130
 
 
 def trainable(group: Group) -> list[torch.Tensor]:
@@ -61,11 +61,11 @@ def context(
             if key != "origin":
                 state.update(key.encode())
                 state.update(_bytes(value))
-    shown = ", ".join(f"{key} {' '.join(values)}" for key, values in chosen.items())
-    said = f"{kind} with {shown}"
-    if len(said) > SHOWN:
-        said = f"{said[:SHOWN]}…, all of it {hashlib.sha256(said.encode()).hexdigest()[:12]}"
-    return f"{said}, model {model.hexdigest()[:12]}, state {state.hexdigest()[:12]}"
+    said = f"{kind} with {', '.join(f'{key} {" ".join(values)}' for key, values in chosen.items())}"
+    everything = hashlib.sha256(said.encode() + model.digest() + state.digest()).hexdigest()
+    shown = said if len(said) <= SHOWN else f"{said[:SHOWN]}…"
+    # People see what differs by the first digits; what is compared is the digest of everything, in full length.
+    return f"{shown}, model {model.hexdigest()[:8]}, state {state.hexdigest()[:8]}, all {everything}"
 
 
 def located(error: RangeError, groups: Sequence[Group], parameters: Sequence[torch.Tensor]) -> RangeError:

@@ -74,7 +74,7 @@ class Keepsake:
                 continue
             displacements = [self._optimizer.state[each]["displacement"].clone() for each in parameters]
             self._kept |= dict(zip(parameters, displacements, strict=True))
-            peers.memory.remember(slot, steps, partial(_content, displacements))
+            peers.memory.remember(slot, steps, partial(_content, displacements), fixed=True)
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cgd.errors import (
     CGDError,
     ClosedError,
+    DisagreementError,
     HubError,
     InputError,
     LocalProtocolError,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from cgd.network.transport import StandingTransport
     from cgd.protocol.assembly import Assembly
     from cgd.protocol.charter import Charter
+    from cgd.protocol.group import Group
     from cgd.protocol.messages import Buffer, PeerId
 
 log = logging.getLogger("cgd.network")
@@ -110,6 +113,7 @@ class Conductor:
         self._on_close = on_close
         self._saved: dict[str, tuple[int, float]] = {}
         self._entered: dict[str, int] = {name: len(assembly.group(name).ledger) for name in assembly.groups}
+        assembly.on_mark = self._keep_mark
         self._changed = threading.Condition(threading.RLock())
         self._unsent: dict[PeerId, bytes] = {}
         self._heard = time.monotonic()
@@ -139,7 +143,7 @@ class Conductor:
         """How it stands with every peer."""
         links = self.transport.status()
         with self._changed:
-            trouble = self.assembly.trouble()
+            trouble = self.assembly.doubts() | self.assembly.trouble()
             left = {peer: self.assembly.left(peer) for peer in self.assembly.others}
             hellos = {peer: self.assembly.hello(peer) for peer in left}
         reports = []
@@ -172,6 +176,7 @@ class Conductor:
                 self._until = lambda: self.assembly.all_done
                 while not self.assembly.all_done and (deadline is None or time.monotonic() < deadline):
                     self._changed.wait(LOOK_SECONDS)
+            differences = self.assembly.differences() if done and self._failure is None else {}
             self._closed = True
             self._changed.notify_all()
         self.transport.wake()
@@ -182,6 +187,12 @@ class Conductor:
         self._save_all(now=True)
         self.transport.close()
         self._on_close()
+        if differences:
+            texts = "; ".join(f"{peer} has {what}" for peer, what in sorted(differences.items()))
+            raise DisagreementError(
+                f"the programs are done, and members end with different histories: {texts}. Do not use this model before "
+                "you know who is wrong"
+            )
 
     # What the groups' drivers call.
 
@@ -240,6 +251,11 @@ class Conductor:
         elif len(ledger) > entered:
             self._store.append(group, entered, ledger.entry(entered))
         self._entered[group] = len(ledger)
+
+    def _keep_mark(self, group: Group) -> None:
+        """Keep that our key is about to leave us; what came before is kept already."""
+        if self._store is not None:
+            self._store.append(group.name, len(group.ledger), group.ledger.mark_record())
 
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
@@ -322,13 +338,19 @@ class Conductor:
                 self.traffic.frames_received += 1
                 self.traffic.bytes_received += len(frame)
                 self._heard = time.monotonic()
-                try:
-                    self.assembly.receive(sender, frame)
-                except RemoteProtocolError as error:
-                    self._refusals.add(sender, "a frame", str(error))
+                self._hand_over(sender, frame)
                 received = self._receive(0.0)
             self._notify()
         return received
+
+    def _hand_over(self, sender: PeerId, frame: Buffer) -> None:
+        """Give a frame to the assembly; whatever comes of it, we go on."""
+        try:
+            self.assembly.receive(sender, frame)
+        except RemoteProtocolError as error:
+            self._refusals.add(error.peer, "a frame", str(error))
+        except Exception:
+            self._refusals.add(sender, "a frame that we cannot handle", traceback.format_exc(limit=-3))
 
     def _notify(self) -> None:
         """Wake the program if what it waits for is there; not for less, because that would happen often."""

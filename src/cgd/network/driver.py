@@ -94,8 +94,11 @@ class Driver(Protocol):
     def moving(self) -> AbstractContextManager[object]:
         """Held while an optimiser's state changes, so that nobody is given half of it."""
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
-        """An optimiser has taken `steps` steps; `content` makes its state, for members that come back."""
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
+        """An optimiser has taken `steps` steps; `content` makes its state, for members that come back.
+
+        A `fixed` state does not change until it is replaced; members compare it before every sum.
+        """
 
     def recall(self, slot: int) -> State | None:
         """The state of an optimiser as the members remember it."""
@@ -121,7 +124,7 @@ class Forgetful:
         """Nothing to guard."""
         return nullcontext()
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
         """Nothing is remembered."""
 
     def recall(self, slot: int) -> State | None:  # noqa: ARG002

@@ -103,10 +103,11 @@ class GroupDriver:
         """Held while an optimiser's state changes."""
         return self._conductor.holding()
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
         """Leave an optimiser's state with the members."""
         with self._conductor.holding() as assembly:
-            assembly.group(self._group).ledger.remember(slot, steps, content)
+            assembly.group(self._group).ledger.remember(slot, steps, content, fixed=fixed)
+            assembly.remembered()
 
     def recall(self, slot: int) -> State | None:
         """The state of an optimiser as the members remember it; waits until that is known."""

@@ -1,10 +1,14 @@
-"""Who differs from the others. Every member has what every member said, so all of them name the same one."""
+"""Who differs from the others. Every member has what every member said, so all of them name the same one.
+
+To differ from most is a fact and no accusation: most may be wrong.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import DisagreementError, SettingsError
+from cgd.protocol.history import OTHER_REPORTS, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,19 +33,49 @@ def check_settings(me: PeerId, specs: Mapping[PeerId, SumSpec]) -> None:
         )
 
 
+def check_terms(me: PeerId, terms: Mapping[PeerId, bytes]) -> None:
+    """All members must be at the same place of the same history, before anybody shares.
+
+    Raises:
+        SettingsError: somebody is not; it names the first that differs from most.
+        DisagreementError: they are, but were told different reports; nobody can tell by whom.
+    """
+    if odd := _odd_ones(terms):
+        who = "this member is" if odd[0] == me else "is"
+        usual = next(said for member, said in terms.items() if member not in odd)
+        differences = _differences(usual, terms[odd[0]])
+        if differences == [OTHER_REPORTS]:
+            raise DisagreementError(
+                "the members were told different reports when they came together: somebody told two stories; nothing "
+                "was shared"
+            )
+        raise SettingsError(
+            odd[0],
+            f"{who} not where most are in the common history: {'; '.join(differences)}; start it again, with an empty "
+            "state folder if this comes back",
+        )
+
+
+def _differences(usual: bytes, odd: bytes) -> list[str]:
+    try:
+        return Terms.from_bytes(usual).differences(Terms.from_bytes(odd))
+    except (ValueError, TypeError):
+        return ["its terms cannot be read"]
+
+
 def check_digests(me: PeerId, number: int, digests: Mapping[PeerId, bytes]) -> None:
     """All members must have the same sealed total, before anybody opens it.
 
+    Who has another one need not have made it wrong, so nobody is named as dishonest.
+
     Raises:
-        DisagreementError: somebody has not; it names the first that differs from most.
+        DisagreementError: somebody has not.
     """
-    if odd := _odd_ones(digests):
-        who = "this member has" if odd[0] == me else "has"
-        more = f" (so have {', '.join(odd[1:])})" if odd[1:] else ""
+    others = sorted(member for member, digest in digests.items() if digest != digests[me])
+    if others:
         raise DisagreementError(
-            odd[0],
-            f"{who} another total of sum {number} than most{more}: a member added wrongly or told two stories; "
-            "nothing was opened",
+            f"{', '.join(others)} and we have different totals of sum {number}: a member added wrongly or told two "
+            "stories; nothing was opened"
         )
 
 

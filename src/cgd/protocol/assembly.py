@@ -8,29 +8,34 @@ A session lives as long as all of its members' processes do. An assembly outlive
 2. A view has one session for each group of members that sums. Its pair keys come from the ephemeral keys, so no share
    is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
    is opened by all or by none (see `secure_sum`), so this shows nothing twice.
-3. First everybody says how many sums it has finished (`Standing`), and contributes to a key that all have. If somebody
-   finished one that we did not, it is finished: we take it from that member's ledger (`Ask`, `Piece`) and do not run it
-   again, whoever its members were. Only members of a group are given its ledger.
+3. First everybody reports where it stands (`Standing`): how many sums it has finished, by which history. Reports are
+   signed and the same for all; their digest is compared before every sum. If somebody finished one that we did not, it
+   is finished: we take it from that member's ledger (`Ask`, `Piece`), if it can prove it (`history.py`), and do not
+   run it again, whoever its members were. Only members of a group are given its ledger.
 4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and nobody goes
-   back. A sum that has to be run again with other members is handed back to the caller, which must weight it anew.
+   back. A sum that has to be run again with other members is handed back to the caller, which must weight it anew; it
+   is refused if somebody may have opened it with the members of before.
+5. Who has signed different things for different members is dishonest (`statements.py`). Nothing is summed with it any
+   more.
 
-No I/O here: frames in by `receive`, frames out by `next_outgoing`.
+`catching_up.py` has rule 3. No I/O here: frames in by `receive`, frames out by `next_outgoing`.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
+from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
-from cgd.protocol.ephemeral import Ephemeral, view_name
-from cgd.protocol.frames import Frame, from_bytes, session_of, to_bytes
+from cgd.errors import EquivocationError, InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
+from cgd.protocol.catching_up import CatchingUp
+from cgd.protocol.ephemeral import Ephemeral, View, pair
+from cgd.protocol.frames import Frame, from_bytes, hello_content, kind_of_frame, session_of, to_bytes
 from cgd.protocol.group import Group, Pending
 from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import (
-    CONTRIBUTION_BYTES,
     EPHEMERAL_BYTES,
     HUB,
     SESSION_BYTES,
@@ -38,13 +43,17 @@ from cgd.protocol.messages import (
     Ask,
     Farewell,
     Hello,
+    Message,
     OfAnAssembly,
     PeerId,
     Piece,
+    Ready,
+    Seen,
     Standing,
     SumSpec,
     Total,
 )
+from cgd.protocol.statements import Dossier, slot_of, statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -52,10 +61,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.protocol.charter import Charter
+    from cgd.protocol.identity import Identity
     from cgd.protocol.messages import Buffer
 
-PIECE_BYTES = 1 << 20
 MOST_LIVES = 10_000
+MAX_EARLY = 4
 NO_VIEW = bytes(SESSION_BYTES)
 
 
@@ -64,27 +74,36 @@ class Assembly:
 
     Args:
         me: this member's name.
+        identity: its keys.
         charter: what all hold to.
         ledgers: what we know of the past, by group; none if this is the first time, or all was lost.
+
+    Attributes:
+        on_mark: called when the mark of a group's ledger has changed, to keep it before anything is sent.
     """
 
-    def __init__(self, me: PeerId, charter: Charter, ledgers: Mapping[str, Ledger] | None = None) -> None:
+    def __init__(
+        self, me: PeerId, identity: Identity, charter: Charter, ledgers: Mapping[str, Ledger] | None = None
+    ) -> None:
         self.me = me
+        self.on_mark: Callable[[Group], None] = lambda _: None
+        self._identity = identity
         self.clock = 0
         """The step that our program's loop is at."""
         self._ephemeral = Ephemeral()
         self._ledgers = dict(ledgers or {})
         self._groups: dict[str, Group] = {}
         self._hellos: dict[PeerId, Hello] = {}
-        self._left: dict[PeerId, bool] = {}
+        self._left: dict[PeerId, Farewell] = {}
         self._parting: Farewell | None = None
-        self._view = NO_VIEW
+        self._view: View | None = None
         self._views: set[bytes] = set()
         self._spent: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier lives
-        self._standings: dict[PeerId, dict[str, int]] = {}
-        self._contributions: dict[PeerId, bytes] = {}
-        self._given: set[tuple[PeerId, str]] = set()  # who was given which ledger in this view
-        self._early: dict[PeerId, tuple[bytes, Standing]] = {}
+        self._dossier: Dossier | None = None
+        self._catching_up: CatchingUp | None = None
+        self._convicted: dict[PeerId, EquivocationError] = {}
+        self._doubtful: dict[PeerId, str] = {}  # peers whose greetings differ
+        self._early: dict[PeerId, deque[tuple[bytes, Standing]]] = {}
         self._outbox: deque[tuple[PeerId, Frame]] = deque()
         self.adopt(charter)
 
@@ -112,10 +131,12 @@ class Assembly:
             del self._groups[name]
         for name, members in groups.items():
             if name not in self._groups:
-                self._groups[name] = Group(name, members, self._ledgers.get(name) or Ledger())
+                ledger = self._ledgers.get(name) or Ledger()
+                self._groups[name] = Group(name, members, ledger, lambda group: self.on_mark(group))
             self._groups[name].members, self._groups[name].epoch = members, charter.epoch
-        for peer in self._hellos.keys() - set(self.others):
-            del self._hellos[peer]
+        for known in (self._hellos, self._convicted):
+            for peer in known.keys() - set(self.others):
+                del known[peer]
         self._leave_view()
         for peer in self.others:
             self._say_hello(peer)
@@ -137,8 +158,13 @@ class Assembly:
 
         `epoch` is what `Group.next_epoch` said when the addend was weighted.
         """
-        pending = self._groups[group].start(Pending(spec, encode, epoch, step), self.clock)
+        pending = Pending(spec, encode, epoch, step)
+        try:
+            pending = self._groups[group].start(pending, self.clock)
+        except EquivocationError as error:
+            self._convict(error)
         self._give_up_on_the_done()
+        self._fail_if_convicted()
         return pending
 
     def jump(self, clock: int) -> None:
@@ -154,9 +180,8 @@ class Assembly:
 
     def farewell(self, done: bool) -> None:
         """Tell the others that our program is done, or was stopped."""
-        self._parting = Farewell(done)
-        for peer in self.others:
-            self._say(peer, Frame(NO_VIEW, 0, self._parting))
+        self._parting = Farewell(done, self._ends() if done else ())
+        self._tell_all(NO_VIEW, self._parting)
 
     def hello(self, peer: PeerId) -> Hello | None:
         """What a peer said of itself, if it has."""
@@ -164,17 +189,36 @@ class Assembly:
 
     def left(self, peer: PeerId) -> bool | None:
         """Whether a peer's program is done (True) or was stopped (False); None if it is running."""
-        return self._left.get(peer)
+        return self._left[peer].done if peer in self._left else None
 
     @property
     def view(self) -> bytes:
-        """The name of the present view; zeros while there is none."""
-        return self._view
+        """The name of the present view, 16 bytes; zeros while there is none."""
+        return NO_VIEW if self._view is None else self._view.digest[:SESSION_BYTES]
 
     @property
     def all_done(self) -> bool:
         """Whether every other member's program is done."""
-        return all(self._left.get(peer, False) for peer in self.others)
+        return all(peer in self._left and self._left[peer].done for peer in self.others)
+
+    def remembered(self) -> None:
+        """Tell who needs it that what we remember of an optimiser has changed."""
+        if self._catching_up is not None:
+            self._catching_up.tell_progress()
+
+    def differences(self) -> dict[PeerId, str]:
+        """The peers that are done as we are, and end with something else than we, and what; see `Farewell`."""
+        ours = {name: (length, digest) for name, length, digest in self._ends()}
+        found = {}
+        for peer, parting in self._left.items():
+            for name, length, digest in parting.ends if parting.done else ():
+                if name in ours and ours[name] != (length, digest):
+                    found[peer] = f"{length} sums of {name} with a history or state that is not ours"
+        return found
+
+    def doubts(self) -> dict[PeerId, str]:
+        """The peers that are here and hold us up by what they say, and why."""
+        return self._doubtful | (self._catching_up.doubts() if self._catching_up is not None else {})
 
     def trouble(self) -> dict[PeerId, str]:
         """The peers without which nothing goes on, and why."""
@@ -183,11 +227,12 @@ class Assembly:
     def waiting_for(self, group: str) -> tuple[str, frozenset[PeerId]]:
         """What our program's sum waits for, and the peers it has to come from."""
         each = self._groups[group]
-        if not self._view or self._view == NO_VIEW:
+        if self._catching_up is None:
             return "to be here", frozenset(self.trouble())
         if not each.current:
-            missing = frozenset(self.others) - frozenset(self._standings)
-            return ("its standing", missing) if missing else ("the past", frozenset({each.holder or ""}))
+            if self._doubtful:
+                return "the same greeting for all", frozenset(self._doubtful)
+            return self._catching_up.waiting_for(each)
         return each.session.waiting_for if each.session is not None else ("nothing", frozenset())
 
     def receive(self, sender: PeerId, data: Buffer) -> None:
@@ -198,18 +243,27 @@ class Assembly:
         """
         if sender not in (*self.others, HUB):
             raise RemoteProtocolError(sender, f"is not a member in epoch {self.charter.epoch}")
+        try:
+            self._receive(sender, data)
+        except EquivocationError as error:
+            self._convict(error)
+            raise
+
+    def _receive(self, sender: PeerId, data: Buffer) -> None:
         session = session_of(data)
         for group in self._groups.values():
             if group.session is not None and group.session.session == session:
                 if sender not in (*group.members, HUB):
                     raise RemoteProtocolError(sender, "is not a member of this group")
+                if sender in self._left and kind_of_frame(data) is Ready:
+                    raise RemoteProtocolError(sender, "has said farewell, and is ready for another sum")
                 group.receive(sender, data, self.clock)
                 return
         frame = from_bytes(data, sender)
         if sender == HUB:
             self._hear_the_hub(frame)
         elif isinstance(frame.message, OfAnAssembly):
-            self._receive(sender, frame)
+            self._receive_message(sender, frame)
 
     def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
         """The next frame to send and its recipient; None while there is nothing to send to anyone but `blocked`."""
@@ -237,28 +291,28 @@ class Assembly:
 
     # Who is here (rules 1 and 4).
 
-    def _receive(self, sender: PeerId, frame: Frame) -> None:
+    def _receive_message(self, sender: PeerId, frame: Frame) -> None:
         match frame.message:
             case Hello():
                 self._greet(sender, frame.message)
-            case Farewell(done):
-                self._left[sender] = done
+            case Farewell():
+                self._left[sender] = frame.message
                 self._give_up_on_the_done()
-            case Standing():
-                if frame.session == self._view:
-                    self._take_standing(sender, frame.message)
-                else:
-                    self._early[sender] = frame.session, frame.message
-            case Ask(name) if frame.session == self._view:
-                self._give_ledger(sender, name)
-            case Piece(_, name, _, _) if frame.session == self._view and name in self._groups:
-                self._take_piece(sender, self._groups[name], frame.message)
+            case Seen():
+                self._compare(sender, frame.message)
+            case Standing() if self._catching_up is None or frame.session != self.view:
+                self._keep_early(sender, frame.session, frame.message)
+            case Standing() | Ask() | Piece() if self._catching_up is not None and frame.session == self.view:
+                self._catching_up.receive(sender, frame.message)
+                self._give_up_on_the_done()
 
     def _greet(self, sender: PeerId, hello: Hello) -> None:
         try:  # a key without a shared secret, such as zeros, would stop us later
-            self._ephemeral.exchange(hello.ephemeral)
+            self._ephemeral.check(hello.ephemeral)
         except ValueError:
             raise RemoteProtocolError(sender, "sent an ephemeral key that is none") from None
+        if not self._is_signed(sender, hello):
+            raise RemoteProtocolError(sender, "sent a greeting that is not signed by the key in the federation file")
         if (sender, hello.ephemeral) in self._spent:  # its shares may be too
             raise RemoteProtocolError(sender, "goes back to an ephemeral key of before; it must be started again")
         known = self._hellos.get(sender)
@@ -281,9 +335,15 @@ class Assembly:
         knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
         self._forget(lambda to, frame: to == peer and isinstance(frame.message, Hello))  # this one says it all
         hello = Hello(self._ephemeral.public, knows, charter.version, charter.federation, charter.epoch, sections)
-        self._say(peer, Frame(NO_VIEW, 0, hello))
+        signature = self._identity.sign(_greeting(hello))
+        self._say(peer, Frame(NO_VIEW, 0, replace(hello, signature=signature)))
+
+    def _is_signed(self, peer: PeerId, hello: Hello) -> bool:
+        return self.charter.keys[peer].verify(_greeting(hello), hello.signature)
 
     def _trouble(self, peer: PeerId) -> str | None:
+        if peer in self._convicted:
+            return str(self._convicted[peer])
         if peer not in self._hellos:
             return "it is not here"
         return self.charter.difference(self._hellos[peer])
@@ -292,63 +352,48 @@ class Assembly:
         if self.trouble():
             return
         keys = {self.me: self._ephemeral.public} | {peer: self._hellos[peer].ephemeral for peer in self.others}
-        view = view_name(self.charter, keys)
-        if view == self._view:
+        view = View.of(self.charter, keys)
+        if self._view is not None and view.digest == self._view.digest:
             return
-        if view in self._views:  # its shares may be spent
+        if view.digest in self._views:  # its shares may be spent
             raise LocalProtocolError("the members have gone back to a view of before; start this participant again")
         self._leave_view()
         self._view = view
-        self._views.add(view)
-        pairs = {peer: self._ephemeral.pair_key(keys[peer], view) for peer in self.others}
-        for group in self._groups.values():
-            group.enter_view(self.me, view, pairs)
-        self._contributions = {self.me: os.urandom(CONTRIBUTION_BYTES)}
-        finished = tuple((name, len(group.ledger)) for name, group in self._groups.items())
-        standing = Standing(finished, self._contributions[self.me])
-        for peer in self.others:
-            self._say(peer, Frame(view, 0, standing))
-        for peer, (session, early) in list(self._early.items()):
-            if session == view:
-                del self._early[peer]
-                self._take_standing(peer, early)
+        self._views.add(view.digest)
+        pairings = {
+            peer: pair(self.me, self._identity, self._ephemeral, peer, self.charter, view) for peer in self.others
+        }
+        self._dossier = Dossier(self.me, self._identity, self.charter.keys, view.digest, self._tell_what_was_seen)
+        self._catching_up = CatchingUp(
+            self.me, self.charter, self._groups, pairings, self._dossier, self._say_in_view, lambda: self.clock
+        )
+        greetings = [(peer, hello.ephemeral, hello.signature) for peer, hello in sorted(self._hellos.items())]
+        self._catching_up.begin(tuple(greetings))
+        for peer in list(self._early):
+            for session, early in list(self._early[peer]):
+                if session == self.view:
+                    self._catching_up.receive(peer, early)
+        self._early.clear()
+        self._give_up_on_the_done()
 
     def _leave_view(self) -> None:
-        self._view = NO_VIEW
+        self._view = self._dossier = self._catching_up = None
+        self._doubtful.clear()
         self._forget(lambda _, frame: frame.session != NO_VIEW)  # nobody wants what is of the view that is over
-        self._standings.clear()
-        self._given.clear()
         for group in self._groups.values():
             group.leave_view()
 
-    # Where they stand (rule 3).
-
-    def _take_standing(self, sender: PeerId, standing: Standing) -> None:
-        if sender in self._standings:
-            raise RemoteProtocolError(sender, "told twice where it stands")
-        self._standings[sender] = dict(standing.finished)
-        self._contributions[sender] = standing.contribution
-        if len(self._standings) < len(self.others):
-            return
-        for name, group in self._groups.items():
-            group.share_key(self._contributions)
-            self._catch_up(name, group)
-
-    def _catch_up(self, name: str, group: Group, doubted: frozenset[PeerId] = frozenset()) -> None:
-        """Ask whoever has finished most sums for its ledger, if that is more than we have."""
-        finished = {peer: self._standings[peer].get(name, 0) for peer in sorted(group.members) if peer != self.me}
-        ahead = [peer for peer in finished if finished[peer] > len(group.ledger)]
-        if ahead:
-            # If all of them gave us what cannot be, the first is named as the one we wait for.
-            asked = max(ahead, key=lambda peer: (peer not in doubted, finished[peer]))
-            group.holder, group.doubted, group.received = asked, doubted, bytearray()
-            if asked not in doubted:
-                self._say(asked, Frame(self._view, 0, Ask(name)))
-        else:
-            group.holder = None
-            group.current = True
-            group.run(self.clock)
-            self._give_up_on_the_done()
+    def _keep_early(self, sender: PeerId, session: bytes, standing: Standing) -> None:
+        """Keep a report of a view that we have not formed; it tells whose greetings the sender has."""
+        self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((session, standing))
+        for peer, ephemeral, signature in standing.greetings:
+            hello = self._hellos.get(peer)
+            if hello is None or peer == sender or hello.ephemeral == ephemeral:
+                continue
+            if self._is_signed(peer, replace(hello, ephemeral=ephemeral, signature=signature)):
+                self._doubtful[peer] = (
+                    f"it has greeted {sender} with another key than us: it was started again just now, or is dishonest"
+                )
 
     def _give_up_on_the_done(self) -> None:
         """A peer whose program is done, and that is not ready for the sum we wait for, will never be."""
@@ -356,33 +401,57 @@ class Assembly:
             if group.current and group.session is not None and group.pending is not None and not group.pending.over:
                 what, missing = group.session.waiting_for
                 for peer in sorted(missing):
-                    if what == "Ready" and self._left.get(peer):
-                        group.pending.fault = PeerLeftError(
-                            peer, "is done, and our program asks for one more sum; all programs must make the same sums"
-                        )
+                    if what == "Ready" and self.left(peer):
+                        text = "is done, and our program asks for one more sum; all programs must make the same sums"
+                        group.fail(PeerLeftError(peer, text))
+                        break
 
-    def _give_ledger(self, sender: PeerId, name: str) -> None:
-        group = self._groups.get(name)
-        if group is None or sender not in group.members:
-            raise RemoteProtocolError(sender, f"asked for the ledger of {name!r}, which it is not a member of")
-        if (sender, name) in self._given:  # once in a view is all that anybody needs
+    # Who is dishonest (rule 5).
+
+    def _compare(self, sender: PeerId, seen: Seen) -> None:
+        dossier = self._dossier or Dossier(self.me, self._identity, self.charter.keys, b"", lambda _: None)
+        dossier.compare(sender, seen)
+        dossier.dispute(seen.kind, seen.slot)
+
+    def _convict(self, error: EquivocationError) -> None:
+        if error.peer in self._convicted:
             return
-        self._given.add((sender, name))
-        content = memoryview(group.ledger.to_bytes())
-        for start in range(0, len(content), PIECE_BYTES):
-            piece = Piece(start, name, len(content), content[start : start + PIECE_BYTES])
-            self._say(sender, Frame(self._view, 0, piece))
+        self._convicted[error.peer] = error
+        for group in self._groups.values():
+            group.fail(error)
+        self._leave_view()
+        if isinstance(error.proof, Seen):
+            self._tell_what_was_seen(error.proof)
 
-    def _take_piece(self, sender: PeerId, group: Group, piece: Piece) -> None:
-        try:
-            if group.take_piece(sender, piece, self._standings[sender].get(piece.group, 0)):
-                self._catch_up(piece.group, group)
-        except InputError as error:
-            self._catch_up(piece.group, group, group.doubted | {sender})
-            raise RemoteProtocolError(sender, f"gave us its past, and {error}") from None
+    def _fail_if_convicted(self) -> None:
+        for error in self._convicted.values():
+            for group in self._groups.values():
+                group.fail(error)
+
+    def _tell_what_was_seen(self, seen: Seen) -> None:
+        self._tell_all(NO_VIEW, seen)
+
+    def _ends(self) -> tuple[tuple[str, int, bytes], ...]:
+        ends = []
+        for name, group in sorted(self._groups.items()):
+            rows = [(row.slot, row.steps, row.digest.hex()) for row in group.ledger.state_rows()]
+            ends.append((name, len(group.ledger), sha256(group.ledger.head + repr(rows).encode()).digest()))
+        return tuple(ends)
 
     def _forget(self, which: Callable[[PeerId, Frame], bool]) -> None:
         self._outbox = deque((to, frame) for to, frame in self._outbox if not which(to, frame))
 
     def _say(self, to: PeerId, frame: Frame) -> None:
         self._outbox.append((to, frame))
+
+    def _say_in_view(self, to: PeerId, message: Message) -> None:
+        self._say(to, Frame(self.view, 0, message))
+
+    def _tell_all(self, session: bytes, message: Message) -> None:
+        for peer in self.others:
+            self._say(peer, Frame(session, 0, message))
+
+
+def _greeting(hello: Hello) -> bytes:
+    """What the signature of a greeting is over."""
+    return statement("hello", slot_of(hello.ephemeral, "hello"), sha256(hello_content(hello)).digest())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cgd.protocol.identity import PublicKeys
     from cgd.protocol.messages import Hello, PeerId
 
 
@@ -22,6 +23,7 @@ class Charter:
         groups: who sums together, by the name of the group.
         sections: a digest of every section of the federation file.
         version: of the program.
+        keys: the public keys of all members.
     """
 
     federation: str
@@ -30,6 +32,7 @@ class Charter:
     groups: Mapping[str, tuple[PeerId, ...]]
     sections: Mapping[str, str]
     version: str
+    keys: Mapping[PeerId, PublicKeys]
 
     def difference(self, hello: Hello) -> str | None:
         """What a peer's charter has differently, in words; None if nothing."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from cgd.errors import FrameError
 from cgd.protocol.messages import (
@@ -31,6 +32,8 @@ from cgd.protocol.messages import (
     OPENINGS,
     SEAL_KEY_BYTES,
     SHARINGS,
+    SIGNATURE_BYTES,
+    TAG_BYTES,
     Abort,
     Again,
     Ask,
@@ -45,6 +48,7 @@ from cgd.protocol.messages import (
     Piece,
     Ready,
     Reason,
+    Seen,
     Share,
     Slice,
     Standing,
@@ -54,20 +58,22 @@ from cgd.protocol.messages import (
     Unseal,
 )
 
-VERSION = 1
+VERSION = 2
 MOST_DIMENSIONS = 64
+MAX_TERMS_BYTES = 4096
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")
 _SESSION = slice(8, 24)
 _PIECE = struct.Struct("<QB")
 _DEPOSIT = struct.Struct("<BB")
+_TERMS = struct.Struct("<H")
 
 # The place in this tuple, from 1, is the kind's number on the wire.
 KINDS: tuple[type[Message], ...] = (
     *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
     *(Hello, Standing, Ask, Piece, Farewell),
-    *(Deposit, Again),
+    *(Deposit, Again, Seen),
 )
 
 
@@ -92,6 +98,12 @@ def to_bytes(frame: Frame) -> bytes:
 def session_of(data: Buffer) -> bytes:
     """The session a frame says it belongs to, without reading the rest; nothing is checked."""
     return bytes(data[_SESSION])
+
+
+def kind_of_frame(data: Buffer) -> type[Message] | None:
+    """The kind of message a frame says it holds, without reading the rest; nothing is checked."""
+    kind = data[4] if len(data) >= _HEADER.size else 0
+    return KINDS[kind - 1] if 1 <= kind <= len(KINDS) else None
 
 
 def from_bytes(data: Buffer, sender: PeerId) -> Frame:
@@ -121,12 +133,12 @@ def from_bytes(data: Buffer, sender: PeerId) -> Frame:
 
 def _body(message: Message) -> Buffer:
     match message:
-        case Ready(spec, seal):
-            return seal + _spec_body(spec)
+        case Ready(spec, seal, terms, signature):
+            return signature + ready_content(spec, seal, terms)
         case Share(_, words) | Subtotal(_, words) | Total(_, words):
             return words
-        case Confirm(digest):
-            return digest
+        case Confirm(digest, signature):
+            return signature + digest
         case Unseal(key):
             return key
         case Abort(reason):
@@ -134,17 +146,24 @@ def _body(message: Message) -> Buffer:
         case Leave() | Again():
             return b""
         case Hello():
-            rest = (message.version, message.federation, message.epoch, message.sections)
-            return message.ephemeral + message.knows + json.dumps(rest).encode()
-        case Standing(finished, contribution):
-            return contribution + json.dumps(finished).encode()
-        case Ask(group):
-            return group.encode()
+            return message.signature + message.knows + hello_content(message)
+        case Standing(content, signature, tag, contributions, evidence, greetings):
+            rest = (
+                content.decode(),
+                [(name, part.hex()) for name, part in contributions],
+                [(name, proof.decode()) for name, proof in evidence],
+                [(name, key.hex(), sign.hex()) for name, key, sign in greetings],
+            )
+            return signature + tag + json.dumps(rest).encode()
+        case Seen(kind, slot, said):
+            return slot + json.dumps([kind, [(name, what.hex(), sign.hex()) for name, what, sign in said]]).encode()
+        case Ask(group, since, states):
+            return json.dumps([group, since, states]).encode()
         case Piece(_, group, size, words):
             name = group.encode()
             return b"".join((_PIECE.pack(size, len(name)), name, words))
-        case Farewell(done):
-            return bytes([done])
+        case Farewell(done, ends):
+            return bytes([done]) + json.dumps([(name, count, digest.hex()) for name, count, digest in ends]).encode()
         case Deposit(_, group, bits, words):  # words first, where they are aligned
             name = group.encode()
             return b"".join((words, name, _DEPOSIT.pack(len(name), bits)))
@@ -159,12 +178,17 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
         return _deposit(start, body)
     _expect(start == 0, f"it is no slice and has the place {start}")
     if kind is Ready:
-        return Ready(_spec(bytes(body[DIGEST_BYTES:])), bytes(body[:DIGEST_BYTES]))
+        return _ready(bytes(body))
+    if kind is Standing:
+        return _standing(bytes(body))
+    if kind is Seen:
+        return _seen(bytes(body))
     if kind is Hello:
         return _hello(bytes(body))
     if kind is Confirm:
-        _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
-        return Confirm(bytes(body))
+        size = SIGNATURE_BYTES + DIGEST_BYTES
+        _expect(len(body) == size, f"{len(body)} bytes, a signed digest has {size}")
+        return Confirm(bytes(body[SIGNATURE_BYTES:]), bytes(body[:SIGNATURE_BYTES]))
     if kind is Unseal:
         _expect(len(body) == SEAL_KEY_BYTES, f"{len(body)} bytes, a key has {SEAL_KEY_BYTES}")
         return Unseal(bytes(body))
@@ -175,26 +199,75 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
         _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
         return kind()
     if kind is Farewell:
-        _expect(len(body) == 1 and body[0] < 2, "it is neither done nor stopped")
-        return Farewell(bool(body[0]))
-    if kind is Ask:
-        return Ask(_text(bytes(body)))
-    _expect(len(body) > CONTRIBUTION_BYTES, f"{len(body)} bytes, more than {CONTRIBUTION_BYTES} are needed")
-    finished = json.loads(bytes(body[CONTRIBUTION_BYTES:]))
-    return Standing(tuple((_text(name), _count(number)) for name, number in finished), bytes(body[:CONTRIBUTION_BYTES]))
+        _expect(len(body) > 1 and body[0] < 2, "it is neither done nor stopped")
+        ends = json.loads(bytes(body[1:]))
+        return Farewell(bool(body[0]), tuple((_text(name), _count(count), _hex(end, 32)) for name, count, end in ends))
+    group, since, states = json.loads(bytes(body))
+    _expect(isinstance(states, bool), "states are wanted or not")
+    return Ask(_text(group), _count(since), states)
+
+
+def ready_content(spec: SumSpec, seal: bytes, terms: bytes) -> bytes:
+    """Encode what a `Ready` says: also what its signature is over."""
+    return b"".join((seal, _TERMS.pack(len(terms)), terms, spec_bytes(spec)))
+
+
+def hello_content(hello: Hello) -> bytes:
+    """Encode what a `Hello` says of its sender: also what its signature is over."""
+    return hello.ephemeral + json.dumps((hello.version, hello.federation, hello.epoch, hello.sections)).encode()
+
+
+def read_ready(content: bytes) -> tuple[SumSpec, bytes, bytes]:
+    """Read what `ready_content` made: the settings, the seal and the terms.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    seal, rest = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    _expect(len(rest) >= _TERMS.size, "it is cut off")
+    (length,) = _TERMS.unpack_from(rest)
+    _expect(length <= MAX_TERMS_BYTES and len(rest) >= _TERMS.size + length, f"terms of {length} bytes")
+    return read_spec(rest[_TERMS.size + length :]), seal, rest[_TERMS.size : _TERMS.size + length]
+
+
+def _ready(body: bytes) -> Ready:
+    return Ready(*read_ready(body[SIGNATURE_BYTES:]), body[:SIGNATURE_BYTES])
 
 
 def _hello(body: bytes) -> Hello:
-    version, federation, epoch, sections = json.loads(body[2 * EPHEMERAL_BYTES :])
+    signature, knows = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + EPHEMERAL_BYTES]
+    content = body[SIGNATURE_BYTES + EPHEMERAL_BYTES :]
+    version, federation, epoch, sections = json.loads(content[EPHEMERAL_BYTES:])
     _expect(len(sections) <= MOST_DIMENSIONS, f"{len(sections)} sections, at most {MOST_DIMENSIONS}")
     return Hello(
-        body[:EPHEMERAL_BYTES],
-        body[EPHEMERAL_BYTES : 2 * EPHEMERAL_BYTES],
+        content[:EPHEMERAL_BYTES],
+        knows,
         _text(version),
         _text(federation),
         _count(epoch),
         tuple((_text(name), _text(digest)) for name, digest in sections),
+        signature,
     )
+
+
+def _standing(body: bytes) -> Standing:
+    signature, tag = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + TAG_BYTES]
+    content, contributions, evidence, greetings = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
+    _expect(isinstance(content, str), "a report is no text")
+    return Standing(
+        content.encode(),
+        signature,
+        tag,
+        tuple((_text(name), _hex(part, CONTRIBUTION_BYTES)) for name, part in contributions),
+        tuple((_text(name), str(proof).encode()) for name, proof in evidence),
+        tuple((_text(name), _hex(key, EPHEMERAL_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, key, sign in greetings),
+    )
+
+
+def _seen(body: bytes) -> Seen:
+    kind, said = json.loads(body[DIGEST_BYTES:])
+    signed = tuple((_text(name), _hex(what, DIGEST_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, what, sign in said)
+    return Seen(_text(kind), body[:DIGEST_BYTES], signed)
 
 
 def _piece(start: int, body: memoryview) -> Piece:
@@ -213,7 +286,8 @@ def _deposit(start: int, body: memoryview) -> Deposit:
     return Deposit(start, _text(bytes(body[end : end + length])), bits, body[:end])
 
 
-def _spec_body(spec: SumSpec) -> bytes:
+def spec_bytes(spec: SumSpec) -> bytes:
+    """Encode the settings of a sum."""
     names = [spec.dtype.encode(), spec.aggregator.encode(), spec.context.encode()]
     return b"".join(
         (
@@ -231,7 +305,8 @@ def _spec_body(spec: SumSpec) -> bytes:
     )
 
 
-def _spec(body: bytes) -> SumSpec:
+def read_spec(body: bytes) -> SumSpec:
+    """Read what `spec_bytes` made; a ValueError if it is malformed."""
     ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
     _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
     _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
@@ -261,6 +336,12 @@ def _text(value: object) -> str:
 def _count(value: object) -> int:
     _expect(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, "a number is no count")
     return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def _hex(value: Any, size: int) -> bytes:
+    data = bytes.fromhex(value)
+    _expect(len(data) == size, f"{len(data)} bytes instead of {size}")
+    return data
 
 
 def _expect(condition: bool, otherwise: str) -> None:

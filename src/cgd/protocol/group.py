@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import CGDError, InputError, LocalProtocolError, MembersChangedError
+from cgd.errors import CGDError, EquivocationError, LocalProtocolError, MembersChangedError, ProtocolError
 from cgd.protocol.ephemeral import common_key
-from cgd.protocol.ledger import Ledger
+from cgd.protocol.history import Mark, Rerun, Terms
 from cgd.protocol.messages import SESSION_BYTES
 from cgd.protocol.reducing import HubSide
 from cgd.protocol.session import Session
+from cgd.protocol.standings import GroupRow
+from cgd.protocol.statements import Notary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
-    from cgd.protocol.ledger import Step
-    from cgd.protocol.messages import Buffer, PeerId, Piece, Reason, SumSpec
-
-MOST_LEDGER_BYTES = 16 << 30
+    from cgd.protocol.identity import PublicKeys
+    from cgd.protocol.ledger import Ledger, Step
+    from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
+    from cgd.protocol.reports import Reports
+    from cgd.protocol.secure_sum import SecureSum
+    from cgd.protocol.takeover import Takeover
 
 
 @dataclass
@@ -59,28 +63,30 @@ class Group:
         name: of the group.
         members: their names.
         ledger: what was summed so far.
+        on_mark: called when the mark of the ledger has changed, to keep it before anything else happens.
         epoch: the present one.
         place: how many of its sums our program has made in this run.
         current: whether our ledger is known to be as long as anybody's.
         session: of the present view, if there is one.
+        reports: of the present view, if there is one.
         pending: the sum that our program waits for, or the last one.
-        holder: the peer that we have asked for its ledger, if we have.
+        takeover: what a peer that is ahead gives us of its ledger, if we have asked one.
         doubted: peers whose ledger was none.
-        received: what has come of the holder's.
         refusal: why our program cannot take part in its next sum, until the others can be told.
     """
 
     name: str
     members: tuple[PeerId, ...]
     ledger: Ledger
+    on_mark: Callable[[Group], None] = lambda _: None
     epoch: int = 0
     place: int = 0
     current: bool = False
     session: Session | None = None
+    reports: Reports | None = None
     pending: Pending | None = None
-    holder: PeerId | None = None
-    doubted: frozenset[PeerId] = frozenset()
-    received: bytearray = field(default_factory=bytearray)
+    takeover: Takeover | None = None
+    doubted: set[PeerId] = field(default_factory=set)
     refusal: Reason | None = None
 
     @property
@@ -97,6 +103,18 @@ class Group:
     def next_addends(self) -> int:
         """How many members our program's next sum has, or had when it was made."""
         return self.ledger.entries[self.place].addends if self.place < len(self.ledger) else len(self.members)
+
+    def row(self, commitment: bytes, *, states: bool) -> GroupRow:
+        """Report where we stand."""
+        mark = self.ledger.mark
+        return GroupRow(
+            len(self.ledger),
+            self.ledger.head,
+            None if mark is None else mark.opening,
+            mark is not None and mark.rerun is not None,
+            commitment,
+            self.ledger.state_rows() if states else None,
+        )
 
     def start(self, pending: Pending, clock: int) -> Pending:
         """Our program wants its next sum; one that it gave up waiting for is that sum."""
@@ -132,11 +150,14 @@ class Group:
             if self.place < len(self.ledger):
                 pending.total = self.ledger.total(self.place, pending.spec)
                 self.place += not pending.abandoned
-            elif self.current and self.session is not None:
+            elif self.current and self.session is not None and self.reports is not None:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
-                self.session.start(pending.spec, pending.encode())
+                self._check_mark()
+                self.session.start(pending.spec, pending.encode(), self._terms(pending, clock, self.reports))
                 self.settle(clock)
+        except EquivocationError:
+            raise
         except CGDError as error:
             pending.fault = error
 
@@ -145,6 +166,8 @@ class Group:
         assert self.session is not None  # noqa: S101 - for the type checker
         try:
             self.session.receive(sender, data)
+        except EquivocationError:
+            raise
         except CGDError as error:
             if self.pending is None or self.pending.over:
                 raise
@@ -154,7 +177,7 @@ class Group:
     def settle(self, clock: int) -> None:
         """Enter the running sum into the ledger if it is finished."""
         pending, session = self.pending, self.session
-        if pending is None or pending.over or session is None or not self.current:
+        if pending is None or pending.over or session is None or self.reports is None or not self.current:
             return
         if session.fault is not None:
             pending.fault = session.fault
@@ -162,9 +185,19 @@ class Group:
             return
         if self.place != len(self.ledger):
             return
-        self.ledger.append(pending.spec, session.total, self.epoch, clock, pending.step, len(self.members))
+        certificate = session.certificate(self.reports.view)
+        self.ledger.append(
+            pending.spec, session.total, self.epoch, clock, pending.step, len(self.members), certificate
+        )
         pending.total = session.total
         self.place += not pending.abandoned
+
+    def fail(self, error: ProtocolError) -> None:
+        """Give up the sum that our program waits for; the others are told."""
+        if self.session is not None:
+            self.session.give_up(error)
+        if self.pending is not None and not self.pending.over:
+            self.pending.fault = error
 
     def refuse(self, reason: Reason) -> None:
         """Tell the others that we cannot take part in the next sum, if that is one of the present."""
@@ -187,28 +220,30 @@ class Group:
         while self.place < len(self.ledger) and self.ledger.entries[self.place].clock < clock:
             self.place += 1
 
-    def take_piece(self, sender: PeerId, piece: Piece, finished: int) -> bool:
-        """Take in a piece of the holder's ledger, which should have this many sums; whether we have caught up with it.
+    def take_over(self, takeover: Takeover, clock: int) -> None:
+        """Take over what a peer has given us and go on with it."""
+        assert takeover.given is not None  # noqa: S101 - for the type checker
+        self.ledger.catch_up(takeover.given, states=takeover.states)
+        self.takeover = None
+        self.run(clock)
 
-        Raises:
-            InputError: all of it is here, and it is none.
-        """
-        if sender != self.holder or sender in self.doubted or piece.start != len(self.received):
-            return False
-        self.received += piece.words
-        if len(self.received) < piece.size <= MOST_LEDGER_BYTES:
-            return False
-        given = Ledger.from_bytes(bytes(self.received))
-        if len(given) < finished:
-            raise InputError(f"it has {len(given)} sums, not the {finished} it told of")
-        self.ledger.catch_up(given)
-        return True
+    def void_mark(self, me: PeerId, reruns: list[Rerun], keys: Mapping[PeerId, PublicKeys]) -> None:
+        """Void our mark if one of these proves that all, we among them, agreed to run that sum again."""
+        mark = self.ledger.mark
+        if mark is None or mark.rerun is not None:
+            return
+        proof = next((each for each in reruns if each.voids(me, self.name, mark, keys)), None)
+        if proof is not None:
+            self._set_mark(replace(mark, rerun=proof))
 
-    def enter_view(self, me: PeerId, view: bytes, pair_keys: Mapping[PeerId, bytes]) -> None:
+    def enter_view(
+        self, me: PeerId, view: bytes, pair_keys: Mapping[PeerId, bytes], notary: Notary, reports: Reports
+    ) -> None:
         """Have a session of its own in this view."""
         session = hashlib.sha256(view + self.name.encode()).digest()[:SESSION_BYTES]
         own = {peer: pair_keys[peer] for peer in self.members if peer != me}
-        self.session = Session(me, self.members, session, own)
+        self.reports = reports
+        self.session = Session(me, self.members, session, own, notary, self._agreed, self._opening)
 
     def share_key(self, contributions: Mapping[PeerId, bytes]) -> None:
         """Everybody has contributed to the key that the members have in common."""
@@ -218,4 +253,34 @@ class Group:
 
     def leave_view(self) -> None:
         """The present session is over, and where the others stand is not known."""
-        self.session, self.current, self.holder = None, False, None
+        self.session, self.reports, self.current, self.takeover = None, None, False, None
+        self.doubted.clear()
+
+    # What is written down of sums that may have been opened; see `history.py`.
+
+    def _check_mark(self) -> None:
+        mark = self.ledger.mark
+        if mark is not None and set(mark.members) != set(self.members):
+            raise LocalProtocolError(
+                f"sum {mark.place + 1} may have been opened with {', '.join(sorted(mark.members))}, and the members are "
+                f"{', '.join(sorted(self.members))} now: to open it again would show somebody's addend. Have the members "
+                "of before come back for this sum, or train anew under another name of the federation"
+            )
+
+    def _agreed(self, agreed: SecureSum) -> None:
+        mark = self.ledger.mark
+        if mark is not None and mark.rerun is None and self.reports is not None:
+            proof = Rerun(self.reports.view, agreed.number, self.reports.signed, agreed.readies)
+            self._set_mark(replace(mark, rerun=proof))
+
+    def _opening(self, opening: bytes) -> None:
+        self._set_mark(Mark(len(self.ledger), self.members, opening))
+
+    def _set_mark(self, mark: Mark) -> None:
+        self.ledger.mark = mark
+        self.on_mark(self)
+
+    def _terms(self, pending: Pending, clock: int, reports: Reports) -> bytes:
+        step = None if pending.step is None else (pending.step.slot, pending.step.number)
+        place, head, kept = len(self.ledger), self.ledger.head, self.ledger.kept_digest()
+        return Terms(self.epoch, place, head, reports.digest, clock, step, kept).to_bytes()

@@ -9,31 +9,35 @@ and a program that runs again skips those steps. The rules:
    was interrupted at the last moment may need it.
 2. A ledger that is longer contains a shorter one of the same group. Whoever is behind takes over what is missing.
 3. Other totals (a count, a validation loss) are kept as long as together they stay small.
+4. Every entry is linked to the one before by a hash chain. Its certificate (`history.py`) is kept as long as its total
+   is, and that of the last entry always.
 
 Everything in here is known to all members of the group, and to nobody else.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from dataclasses import astuple, dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cgd.errors import InputError, LocalProtocolError
+from cgd.protocol.history import GENESIS, Certificate, Mark, kind_of, link
+from cgd.protocol.standings import StateRow
 from cgd.ring.fixed_point import WORD_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from cgd.protocol.messages import Buffer, SumSpec
 
-FORMAT = "cgd-ledger-2"
+FORMAT = "cgd-ledger-3"
 MOST_KEPT_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
 
@@ -55,24 +59,40 @@ class Entry:
         epoch: in which it was made.
         clock: the step of the program's loop in which it was made.
         step: the step whose state will contain it, if it belongs to one.
-        words: the total, if it is kept.
+        size: how many bytes the total has.
         addends: how many members it was made of.
+        opening: the digest that tells what was opened; see `history.opening_digest`.
+        words: the total, if it is kept.
+        certificate: the proof that this total is right, if it is kept.
     """
 
     kind: str
     epoch: int
     clock: int
     step: Step | None
-    words: Buffer | None
-    addends: int = 0
+    size: int
+    addends: int
+    opening: bytes
+    words: Buffer | None = None
+    certificate: Certificate | None = None
+
+    @property
+    def fields(self) -> list[Any]:
+        """What the hash chain covers."""
+        step = self.step and list(astuple(self.step))
+        return [self.kind, self.epoch, self.clock, step, self.size, self.addends, self.opening.hex()]
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of an optimiser after `steps` steps; its content is made when it is asked for."""
+    """The state of an optimiser after `steps` steps; its content is made when it is asked for.
+
+    `fixed` states do not change until they are replaced, so their content can be compared at any time.
+    """
 
     steps: int
     content: Callable[[], bytes]
+    fixed: bool = False
 
 
 class Ledger:
@@ -84,18 +104,28 @@ class Ledger:
         >>> spec = SumSpec((2,), "float32", 32, 20, "expanded", "mesh")
         >>> ours, theirs = Ledger(), Ledger()
         >>> ours.append(spec, np.array([1, 2], dtype=np.uint32), epoch=1)
-        >>> theirs.catch_up(Ledger.from_bytes(ours.to_bytes()))
+        >>> theirs.catch_up(Ledger.from_bytes(ours.gift(0, states=True)))
         >>> theirs.total(0, spec)
         array([1, 2], dtype=uint32)
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.heads: list[bytes] = [GENESIS]
+        """The head of the hash chain after so many entries."""
         self.states: dict[int, State] = {}
+        self.mark: Mark | None = None
+        """The sum for which our key has left us, while it is not finished."""
         self._kept_bytes = 0
+        self._fixed: tuple[dict[int, State], bytes] = {}, sha256(b"").digest()
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def head(self) -> bytes:
+        """The head of the hash chain."""
+        return self.heads[-1]
 
     def append(
         self,
@@ -105,13 +135,22 @@ class Ledger:
         clock: int = 0,
         step: Step | None = None,
         addends: int = 0,
+        certificate: Certificate | None = None,
     ) -> None:
         """Enter a sum that is finished."""
         self._forget_what_states_contain()
-        self.entries.append(Entry(kind_of(spec), epoch, clock, step, total.data.cast("B"), addends))
+        words = total.data.cast("B")
+        opening = certificate.opening if certificate is not None else sha256(words).digest()
+        self._enter(Entry(kind_of(spec), epoch, clock, step, len(words), addends, opening, words, certificate))
         if step is None:
             self._kept_bytes += total.nbytes
             self._forget_the_oldest()
+
+    def _enter(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.heads.append(link(self.head, entry.fields))
+        if self.mark is not None and self.mark.place < len(self):
+            self.mark = None
 
     def total(self, place: int, spec: SumSpec) -> npt.NDArray[Any]:
         """The total of an entry, for a program that asks for it again.
@@ -135,14 +174,32 @@ class Ledger:
             raise LocalProtocolError(f"the total of sum {place + 1} is damaged; delete the state folder and join again")
         return np.frombuffer(entry.words, dtype=dtype)
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
         """An optimiser has taken `steps` steps; `content` makes its state."""
-        self.states[slot] = State(steps, content)
+        self.states[slot] = State(steps, content, fixed)
 
-    def catch_up(self, other: Ledger) -> None:
-        """Take over what a longer ledger of the same group has."""
-        self.entries += other.entries[len(self) :]
-        for slot, state in other.states.items():
+    def state_rows(self, slots: Iterable[int] | None = None) -> tuple[StateRow, ...]:
+        """Describe the states that are remembered, to be compared with what others remember."""
+        rows = []
+        for slot in sorted(self.states if slots is None else slots):
+            state = self.states[slot]
+            content = state.content()
+            rows.append(StateRow(slot, state.steps, len(content), state.fixed, sha256(content).digest()))
+        return tuple(rows)
+
+    def kept_digest(self) -> bytes:
+        """Digest the fixed states; made anew only when one of them was replaced."""
+        fixed = {slot: state for slot, state in self.states.items() if state.fixed}
+        if fixed != self._fixed[0]:
+            rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_rows(fixed)]
+            self._fixed = fixed, sha256(json.dumps(rows).encode() if rows else b"").digest()
+        return self._fixed[1]
+
+    def catch_up(self, other: Ledger, *, states: bool = True) -> None:
+        """Take over what a ledger of the same group has that begins where this one ends."""
+        for entry in other.entries:
+            self._enter(entry)
+        for slot, state in other.states.items() if states else ():
             if slot not in self.states or state.steps > self.states[slot].steps:
                 self.states[slot] = state
         self._count_kept()
@@ -153,8 +210,13 @@ class Ledger:
         header = json.dumps(_row(entry)).encode()
         return (_LENGTH.pack(len(header)), header, *((entry.words,) if entry.words else ()))
 
-    def add_entry(self, data: Buffer) -> None:
-        """Append what `entry` gave, all pieces joined.
+    def mark_record(self) -> tuple[Buffer, ...]:
+        """The mark, to be saved before our key leaves us, in pieces as those of an entry."""
+        header = json.dumps({"mark": self.mark and self.mark.to_json()}).encode()
+        return _LENGTH.pack(len(header)), header
+
+    def add_record(self, data: Buffer) -> None:
+        """Take in what `entry` or `mark_record` gave, all pieces joined.
 
         There is no digest: it would cost as much as the rest. What is cut off is noticed here, and a wrong total when
         the members compare their displacements.
@@ -166,23 +228,40 @@ class Ledger:
             view = memoryview(data)
             (length,) = _LENGTH.unpack_from(view)
             row, rest = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length])), view[_LENGTH.size + length :]
+            if isinstance(row, dict):
+                self.mark = None if row["mark"] is None else Mark.from_json(row["mark"])
+                return
             entry, rest = _entry(row, rest)
             if len(rest):
                 raise ValueError("it is too long")
-        except (ValueError, TypeError, RecursionError, struct.error) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
             raise InputError(f"this is not an entry that cgd made: {error}") from None
-        self.entries.append(entry)
+        self._enter(entry)
         self._count_kept()
 
     def to_bytes(self) -> bytes:
-        """The whole ledger, to be sent or saved: a JSON header, then the totals and states one behind the other."""
-        contents = {slot: state.content() for slot, state in self.states.items()}
-        entries = [_row(each) for each in self.entries]
-        states = [(slot, self.states[slot].steps, len(content)) for slot, content in contents.items()]
-        header = json.dumps({"format": FORMAT, "entries": entries, "states": states}).encode()
-        totals = (entry.words for entry in self.entries if entry.words)
+        """The whole ledger, to be saved."""
+        return self._bytes(self.entries, self.mark, self.states)
+
+    def gift(self, since: int, *, states: bool) -> bytes:
+        """What a member lacks that has `since` entries; without totals that the states contain."""
+        last = len(self) - 1
+        rows = [
+            entry if place == last or not self._contained(entry) else replace(entry, words=None, certificate=None)
+            for place, entry in enumerate(self.entries[since:], start=since)
+        ]
+        return self._bytes(rows, None, self.states if states else {})
+
+    def _bytes(self, entries: Sequence[Entry], mark: Mark | None, states: Mapping[int, State]) -> bytes:
+        """A JSON header, then the totals and states one behind the other."""
+        contents = {slot: state.content() for slot, state in states.items()}
+        rows = [(slot, states[slot].steps, len(content), states[slot].fixed) for slot, content in contents.items()]
+        marked = mark and mark.to_json()
+        content = {"format": FORMAT, "entries": [_row(each) for each in entries], "states": rows, "mark": marked}
+        header = json.dumps(content).encode()
+        totals = (entry.words for entry in entries if entry.words)
         body = b"".join((_LENGTH.pack(len(header)), header, *totals, *contents.values()))
-        return hashlib.sha256(body).digest() + body
+        return sha256(body).digest() + body
 
     @classmethod
     def from_bytes(cls, data: Buffer) -> Ledger:
@@ -191,27 +270,27 @@ class Ledger:
         Raises:
             InputError: it is damaged, or not a ledger.
         """
-        ledger = cls()
         view = memoryview(data)
         digest, body = bytes(view[:32]), view[32:]
         try:
-            if hashlib.sha256(body).digest() != digest:
+            if sha256(body).digest() != digest:
                 raise ValueError("its digest is wrong")
-            (length,) = _LENGTH.unpack_from(body)
-            header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
-            if header["format"] != FORMAT:
-                raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
-            rest = body[_LENGTH.size + length :]
-            for row in header["entries"]:
-                entry, rest = _entry(row, rest)
-                ledger.entries.append(entry)
-            for slot, steps, size in header["states"]:
-                if not all(type(each) is int and each >= 0 for each in (slot, steps, size)) or size > len(rest):
-                    raise ValueError("a state is malformed")
-                content, rest = bytes(rest[:size]), rest[size:]
-                ledger.states[slot] = State(steps, lambda content=content: content)  # type: ignore[misc]
-        except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+            return cls._read(*read_header(body))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
             raise InputError(f"this is not a ledger that cgd made: {error}") from None
+
+    @classmethod
+    def _read(cls, header: dict[str, Any], rest: memoryview) -> Ledger:
+        ledger = cls()
+        for row in header["entries"]:
+            entry, rest = _entry(row, rest)
+            ledger._enter(entry)
+        for slot, steps, size, fixed in header["states"]:
+            if not all(type(each) is int and each >= 0 for each in (slot, steps, size)) or size > len(rest):
+                raise ValueError("a state is malformed")
+            content, rest = bytes(rest[:size]), rest[size:]
+            ledger.states[slot] = State(steps, lambda content=content: content, bool(fixed))  # type: ignore[misc]
+        ledger.mark = None if header["mark"] is None else Mark.from_json(header["mark"])
         return ledger
 
     def _count_kept(self) -> None:
@@ -225,38 +304,53 @@ class Ledger:
                 continue
             if entry.words is None:
                 return
-            if entry.step.slot in self.states and entry.step.number < self.states[entry.step.slot].steps:
-                self.entries[place] = replace(entry, words=None)
+            if self._contained(entry):
+                self.entries[place] = replace(entry, words=None, certificate=None)
+
+    def _contained(self, entry: Entry) -> bool:
+        step = entry.step
+        return step is not None and step.slot in self.states and step.number < self.states[step.slot].steps
 
     def _forget_the_oldest(self) -> None:
         """Rule 3."""
-        for place, entry in enumerate(self.entries):
+        for place, entry in enumerate(self.entries[:-1]):
             if self._kept_bytes <= MOST_KEPT_BYTES:
                 return
             if entry.step is None and entry.words is not None:
                 self._kept_bytes -= len(entry.words)
-                self.entries[place] = replace(entry, words=None)
+                self.entries[place] = replace(entry, words=None, certificate=None)
+
+
+def read_header(body: memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Read the header of a ledger's bytes behind their digest, and what comes after it."""
+    (length,) = _LENGTH.unpack_from(body)
+    header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
+    if header["format"] != FORMAT:
+        raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
+    return header, body[_LENGTH.size + length :]
 
 
 def _row(entry: Entry) -> list[Any]:
     """An entry as JSON; its total follows elsewhere."""
-    step, size = entry.step and astuple(entry.step), entry.words and len(entry.words)
-    return [entry.kind, entry.epoch, entry.clock, step, size, entry.addends]
+    return [entry.fields, entry.words is not None, entry.certificate and entry.certificate.to_json()]
 
 
-def _entry(row: list[Any], rest: memoryview) -> tuple[Entry, memoryview]:
-    """The entry that `_row` told of, whose total comes next, and what comes after that."""
-    kind, epoch, clock, step, size, addends = row
-    numbers = (epoch, clock, addends, *(step or ()))
-    if not isinstance(kind, str) or not all(type(each) is int for each in numbers):
+def read_row(row: Any) -> tuple[Entry, bool]:
+    """The entry that `_row` told of, without its total, and whether that follows."""
+    (kind, epoch, clock, step, size, addends, opening), kept, certificate = row
+    numbers = (epoch, clock, size, addends, *(step or ()))
+    if not isinstance(kind, str) or not all(type(each) is int and each >= 0 for each in numbers):
         raise ValueError("an entry is malformed")
-    if size is not None and not 0 < size <= len(rest):
+    proof = None if certificate is None else Certificate.from_json(certificate)
+    made = None if step is None else Step(*step)
+    return Entry(kind, epoch, clock, made, size, addends, bytes.fromhex(opening), None, proof), bool(kept)
+
+
+def _entry(row: Any, rest: memoryview) -> tuple[Entry, memoryview]:
+    """The entry that `_row` told of, whose total comes next, and what comes after that."""
+    entry, kept = read_row(row)
+    if not kept:
+        return entry, rest
+    if not 0 < entry.size <= len(rest):
         raise ValueError("it is cut off")
-    words, rest = (None, rest) if size is None else (rest[:size], rest[size:])
-    return Entry(kind, epoch, clock, None if step is None else Step(*step), words, addends), rest
-
-
-def kind_of(spec: SumSpec) -> str:
-    """What a sum is of, in words: what a program that runs again must ask for again."""
-    weighted = "weighted " if spec.weighted else ""
-    return f"{weighted}{spec.dtype}{list(spec.shape)} in {spec.ring_bits} bits"
+    return replace(entry, words=rest[: entry.size]), rest[entry.size :]

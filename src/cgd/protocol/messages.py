@@ -26,6 +26,10 @@ DIGEST_BYTES = 32
 SEAL_KEY_BYTES = 16
 CONTRIBUTION_BYTES = 32
 EPHEMERAL_BYTES = 32
+SIGNATURE_BYTES = 64
+TAG_BYTES = 16
+NO_SIGNATURE = bytes(SIGNATURE_BYTES)
+"""What stands for a signature among members of one process, who do not sign."""
 LONGEST_NAME = 255  # bytes; its length travels in one byte
 
 
@@ -85,10 +89,19 @@ class SumSpec:
 
 @dataclass(frozen=True)
 class Ready:
-    """I am at this sum, under these settings; `seal` is the digest of the key that I shall open my seal with."""
+    """I am at this sum, under these settings.
+
+    Attributes:
+        spec: the settings.
+        seal: the digest of the key that I shall open my seal with.
+        terms: in a federation, where I am in the common history (`history.Terms`); empty in a local session.
+        signature: mine, over all of it.
+    """
 
     spec: SumSpec
     seal: bytes
+    terms: bytes = b""
+    signature: bytes = NO_SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -132,9 +145,10 @@ class Again:
 
 @dataclass(frozen=True)
 class Confirm:
-    """The digest of the whole sealed total as I have it, and of everybody's seals."""
+    """The digest of the whole sealed total as I have it, and of what all were ready with; signed."""
 
     digest: bytes
+    signature: bytes = NO_SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,8 @@ class Leave:
 class Hello:
     """I am here, in this life of mine (`ephemeral` is its public key), under this charter.
 
-    `knows` is the ephemeral key of yours that I have, or zeros: if it is not your present one, tell me.
+    `knows` is the ephemeral key of yours that I have, or zeros: if it is not your present one, tell me. All but that is
+    signed.
     """
 
     ephemeral: bytes
@@ -170,24 +185,52 @@ class Hello:
     epoch: int
     sections: tuple[tuple[str, str], ...]
     """The digest of every section of the federation file, by its name."""
+    signature: bytes = NO_SIGNATURE
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How many sums of every group I have finished, since the federation began.
+    """Where I stand in every group that I sum with, in this view.
 
-    `contribution` is my part of the key that all members have in common: random bytes.
+    Attributes:
+        content: what I report (`standings.Report`), as JSON; all members are told the same.
+        signature: mine, over the content.
+        tag: proves to the recipient that my ephemeral key is mine (`ephemeral.Pairing`).
+        contributions: by group, my part of the key that its members have in common; for members of the group only.
+        evidence: by group, the proof that a sum was run again by common consent (`history.Rerun`), as JSON.
+        greetings: by member, the ephemeral key that I have of it, and its signature.
     """
 
-    finished: tuple[tuple[str, int], ...]
-    contribution: bytes
+    content: bytes
+    signature: bytes
+    tag: bytes = bytes(TAG_BYTES)
+    contributions: tuple[tuple[str, bytes], ...] = ()
+    evidence: tuple[tuple[str, bytes], ...] = ()
+    greetings: tuple[tuple[PeerId, bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What members have signed, as I was told it: whoever told you something else is dishonest.
+
+    Attributes:
+        kind: of the statement.
+        slot: the digest of what it is about.
+        said: by member, the digest of what it says, and the signature.
+    """
+
+    kind: str
+    slot: bytes
+    said: tuple[tuple[PeerId, bytes, bytes], ...]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Catch me up: give me your ledger of this group."""
+    """Catch me up: give me what your ledger of this group has behind so many sums, and the states if I want them."""
 
     group: str
+    since: int = 0
+    states: bool = True
 
 
 @dataclass(frozen=True)
@@ -202,12 +245,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Farewell:
-    """My program is done (or, if not `done`, stopped), and I stay only until everybody's is."""
+    """My program is done (or, if not `done`, stopped), and I stay only until everybody's is.
+
+    `ends` has, by group, how many sums I have finished and the digest of everything that I hold of them.
+    """
 
     done: bool
+    ends: tuple[tuple[str, int, bytes], ...] = ()
 
 
 Slice = Share | Subtotal | Total
 OfASum = Ready | Slice | Confirm | Unseal | Abort | Leave
-OfAnAssembly = Hello | Standing | Ask | Piece | Farewell | Again
+OfAnAssembly = Hello | Standing | Seen | Ask | Piece | Farewell | Again
 Message = OfASum | OfAnAssembly | Deposit

@@ -4,8 +4,9 @@ Every member l holds a secret vector x_l of the ring. At the end every member ho
 
 The rules:
 
-1. Nobody shares before everybody is ready under the same settings (`Ready`, the barrier). If they differ, all members
-   see it when they have heard from all, and name the same odd one.
+1. Nobody shares before everybody is ready under the same settings and, in a federation, at the same place of the same
+   history (`Ready`, the barrier). If they differ, all members see it when they have heard from all, and name the same
+   odd one.
 2. A member's subtotal is its secret with shares mixed in. `uniform`: it keeps one share of its secret, gives every peer
    another (`Share`), and adds those it is given. `expanded`: it adds the shares it has in common with its peers, which
    need not travel. It is also sealed: hidden under a stream whose key the member keeps, for now.
@@ -13,8 +14,9 @@ The rules:
    `aggregator` one member reduces the whole. Everybody sends each reducer its part of the subtotal (`Subtotal`); the
    reducer adds and sends the result to all (`Total`). The shares cancel in it and the seals do not. With `hub` the
    reducer is no member (`Deposit`), and its totals are checked by tags. `reducing.py` does all this.
-4. Everybody sends everybody the digest of the sealed total (`Confirm`). A reducer that told two members different
-   things is caught here, before anybody could read anything.
+4. Everybody sends everybody the digest of the sealed total, and of what all were ready with (`Confirm`). A reducer that
+   told two members different things is caught here, before anybody could read anything; so is a member that was ready
+   with different things for different members. `Ready` and `Confirm` are signed, if there is a notary.
 5. When all digests agree, everybody shows everybody the key of its seal (`Unseal`), which must be the one it was
    committed to when it was ready. Whoever has all keys has the total. So a total is opened by all or by none: as long
    as one member keeps its key, nobody has opened anything, and the sum can be given up and run again.
@@ -27,17 +29,27 @@ travel in slices, each made when it is pulled (`next_outgoing`) and added where 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import HubError, InputError, LocalProtocolError, PeerAbortedError, RemoteProtocolError
-from cgd.protocol.agreement import check_digests, check_settings
+from cgd.errors import (
+    DisagreementError,
+    HubError,
+    InputError,
+    LocalProtocolError,
+    PeerAbortedError,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from cgd.protocol.agreement import check_digests, check_settings, check_terms
+from cgd.protocol.frames import ready_content, spec_bytes
+from cgd.protocol.history import Certificate, opening_digest
 from cgd.protocol.members import check_members, check_secret, slices
 from cgd.protocol.messages import (
     HUB,
@@ -56,6 +68,7 @@ from cgd.protocol.messages import (
 )
 from cgd.protocol.reducing import AmongMembers, ByHub, add_slice, as_bytes
 from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
+from cgd.protocol.statements import Notary
 from cgd.ring.sharing import ExpandedShares, seal, uniform_words, unseal
 
 if TYPE_CHECKING:
@@ -76,6 +89,9 @@ class SecureSum:
         shares: the shares held in common with the peers, for `expanded` sharing.
         random: where uniform shares come from.
         hub: what is needed to have the hub add up, if there is one.
+        notary: signs and checks statements; none are signed without.
+        on_agreed: called when all are ready under the same terms, before anything is shared.
+        on_opening: called with the digest of what will be opened, before our key leaves us.
 
     Examples:
         >>> import numpy as np
@@ -100,6 +116,9 @@ class SecureSum:
         shares: ExpandedShares | None = None,
         random: Callable[[int], bytes] = os.urandom,
         hub: HubSide | None = None,
+        notary: Notary | None = None,
+        on_agreed: Callable[[SecureSum], None] = lambda _: None,
+        on_opening: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         check_members(me, members)
         self.me = me
@@ -109,25 +128,27 @@ class SecureSum:
         self.state = State.IDLE
         self.unsealed = False
         """Whether our key may have left: from then on others may open the total, and a fault cannot be undone."""
-        self._fault: RemoteProtocolError | None = None
+        self._fault: ProtocolError | None = None
         self._told: PeerAbortedError | None = None
+        self._notary = notary or Notary()
+        self._on_agreed, self._on_opening = on_agreed, on_opening
         self._shares = shares
         self._random = random
         self._hub = hub
         self._key = random(SEAL_KEY_BYTES)
         self._readies: dict[PeerId, Ready] = {}
-        self._digests: dict[PeerId, bytes] = {}
+        self._confirms: dict[PeerId, Confirm] = {}
         self._keys: dict[PeerId, bytes] = {}
         self._shared: dict[PeerId, set[int]] = {peer: set() for peer in self.others}  # slices of shares, by their place
         self._outbox: deque[tuple[PeerId, Callable[[], Message]]] = deque()
 
     # What a driver calls.
 
-    def start(self, spec: SumSpec, secret: npt.NDArray[Any]) -> None:
+    def start(self, spec: SumSpec, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
         """Enter the sum with this member's secret, a flat ring array that the sum takes over.
 
         Raises:
-            SettingsError: all others are ready, and not all under the same settings.
+            SettingsError: all others are ready, and not all under the same settings or terms.
             RemoteProtocolError: a peer gave this sum up before.
         """
         if self._fault is not None:
@@ -138,7 +159,7 @@ class SecureSum:
         self._spec = spec
         self._subtotal = secret
         self._reduction = self._reduce_by(secret.dtype)
-        self._readies[self.me] = Ready(spec, hashlib.sha256(self._key).digest())
+        self._readies[self.me] = self._ready(spec, terms)
         with self._failing_on_fault():
             self._move(Event.START)
             self._advance()
@@ -179,7 +200,7 @@ class SecureSum:
         to, make = self._outbox[place]
         del self._outbox[place]
         message = make()
-        with suppress(RemoteProtocolError), self._failing_on_fault():  # see `fault`; the message goes out all the same
+        with suppress(RemoteProtocolError, DisagreementError), self._failing_on_fault():  # see `fault`; the message goes out all the same
             self._advance()
         return to, message
 
@@ -196,9 +217,23 @@ class SecureSum:
             self._outbox.clear()
 
     @property
-    def fault(self) -> RemoteProtocolError | None:
+    def fault(self) -> ProtocolError | None:
         """Why the sum has failed, if a peer did it."""
         return self._fault
+
+    @property
+    def readies(self) -> dict[PeerId, tuple[bytes, bytes]]:
+        """What every member was ready with, encoded, and its signature."""
+        return {
+            name: (ready_content(each.spec, each.seal, each.terms), each.signature)
+            for name, each in self._readies.items()
+        }
+
+    def certificate(self, view: bytes) -> Certificate:
+        """Make the proof that the sum is finished; `view` is that in which it was."""
+        own = self._readies[self.me]
+        signatures = {name: self._confirms[name].signature for name in self.members}
+        return Certificate(view, self.number, spec_bytes(own.spec), own.terms, self._sealed, self._keys, signatures)
 
     @property
     def total(self) -> npt.NDArray[Any]:
@@ -218,7 +253,7 @@ class SecureSum:
             case State.OPENING:
                 return self._reduction.waiting_for
             case State.CONFIRMING:
-                return "Confirm", self._missing(self._digests)
+                return "Confirm", self._missing(self._confirms)
             case State.UNSEALING:
                 return "Unseal", self._missing(self._keys)
         return "nothing", frozenset()
@@ -234,7 +269,7 @@ class SecureSum:
             case Subtotal() | Total() if self.state is not State.IDLE:
                 return self._reduction.repeats(sender, message)
             case Confirm():
-                return sender in self._digests
+                return sender in self._confirms
             case Unseal():
                 return sender in self._keys
         return False
@@ -243,10 +278,14 @@ class SecureSum:
         match message:
             case Abort(reason):
                 fault = PeerAbortedError(sender, f"gave up sum {self.number}: {reason.text}")
+                if reason is Reason.DIFFERS:  # it may have been told something else than we
+                    self._notary.dispute("ready", self.number)
                 if reason is not Reason.DIFFERS or self.state not in (State.IDLE, State.READYING, State.CONFIRMING):
                     raise fault
                 self._told = fault  # when all have spoken we see for ourselves who differs
-            case Ready():
+            case Ready(spec, seal, terms, signature):
+                content = ready_content(spec, seal, terms)
+                self._notary.take(sender, "ready", self.number, content, signature)
                 self._readies[sender] = message
             case Share():
                 if self._expanded:
@@ -255,10 +294,11 @@ class SecureSum:
                 self._shared[sender].add(message.start)
             case Subtotal() | Total():
                 self._reduction.take(sender, message)
-            case Confirm(digest):
-                self._digests[sender] = digest
+            case Confirm(digest, signature):
+                self._notary.take(sender, "confirm", self.number, digest, signature)
+                self._confirms[sender] = message
             case Unseal(key):
-                if hashlib.sha256(key).digest() != self._readies[sender].seal:
+                if sha256(key).digest() != self._readies[sender].seal:
                     raise RemoteProtocolError(sender, "showed another key than the one its seal was made with")
                 self._keys[sender] = key
 
@@ -277,7 +317,7 @@ class SecureSum:
                 return Event.ALL_SHARED
             case State.OPENING if not self._reduction.waiting_for[1]:
                 return Event.ALL_OPENED
-            case State.CONFIRMING if not self._outbox and not self._missing(self._digests):
+            case State.CONFIRMING if not self._outbox and not self._missing(self._confirms):
                 return Event.ALL_CONFIRMED
             case State.UNSEALING if not self._missing(self._keys):
                 return Event.ALL_UNSEALED
@@ -289,8 +329,9 @@ class SecureSum:
             case State.READYING:
                 self._say_to_all(self._readies[self.me])
             case State.SHARING:
-                check_settings(self.me, {member: self._readies[member].spec for member in self.members})
+                self._check_readies()
                 self._check_told()
+                self._on_agreed(self)
                 self._share()
             case State.OPENING:
                 seal(self._subtotal, self._key)
@@ -299,11 +340,29 @@ class SecureSum:
                 self._total = self._reduction.total()
                 self._confirm()
             case State.UNSEALING:
-                check_digests(self.me, self.number, {member: self._digests[member] for member in self.members})
+                self._check_confirms()
                 self._check_told()
+                self._on_opening(self._confirms[self.me].digest)
                 self._unseal()
             case State.FINISHED:
                 unseal(self._total, list(self._keys.values()))
+
+    def _check_readies(self) -> None:
+        readies = {member: self._readies[member] for member in self.members}
+        try:
+            check_settings(self.me, {member: ready.spec for member, ready in readies.items()})
+            check_terms(self.me, {member: ready.terms for member, ready in readies.items()})
+        except ProtocolError:
+            self._notary.dispute("ready", self.number)
+            raise
+
+    def _check_confirms(self) -> None:
+        try:
+            check_digests(self.me, self.number, {member: self._confirms[member].digest for member in self.members})
+        except ProtocolError:
+            self._notary.dispute("ready", self.number)
+            self._notary.dispute("confirm", self.number)
+            raise
 
     def _check_told(self) -> None:
         """Everything is the same here, and a peer says that it is not: somebody told it something else."""
@@ -314,7 +373,7 @@ class SecureSum:
     def _failing_on_fault(self) -> Iterator[None]:
         try:
             yield
-        except RemoteProtocolError as fault:
+        except (RemoteProtocolError, DisagreementError) as fault:
             self._fault = fault
             self.fail()
             raise
@@ -333,12 +392,17 @@ class SecureSum:
         np.subtract(kept, share, out=kept)
         return Share(place.start, as_bytes(share))
 
+    def _ready(self, spec: SumSpec, terms: bytes) -> Ready:
+        seal_digest = sha256(self._key).digest()
+        signature = self._notary.sign("ready", self.number, ready_content(spec, seal_digest, terms))
+        return Ready(spec, seal_digest, terms, signature)
+
     def _confirm(self) -> None:
-        digest = hashlib.sha256(self._total.data)
-        for member in self.members:
-            digest.update(self._readies[member].seal)
-        self._digests[self.me] = digest.digest()
-        self._say_to_all(Confirm(self._digests[self.me]))
+        own = self._readies[self.me]
+        self._sealed = sha256(self._total.data).digest()
+        digest = opening_digest(self._sealed, own.spec, own.terms, [self._readies[name].seal for name in self.members])
+        self._confirms[self.me] = Confirm(digest, self._notary.sign("confirm", self.number, digest))
+        self._say_to_all(self._confirms[self.me])
 
     def _unseal(self) -> None:
         self.unsealed = True

@@ -36,12 +36,14 @@ from cgd.protocol.states import State
 from cgd.ring.sharing import ExpandedShares
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import numpy.typing as npt
 
+    from cgd.protocol.history import Certificate
     from cgd.protocol.messages import Buffer
     from cgd.protocol.reducing import HubSide
+    from cgd.protocol.statements import Notary
 
 # Faults that every member was told of by the one who caused them.
 _TOLD = (PeerAbortedError, PeerLeftError)
@@ -57,6 +59,9 @@ class Session:
         members: the names of all members.
         session: 16 bytes that tell this session from any other, the same for all members.
         pair_keys: for `expanded` sharing, the secret key of 16 bytes that we have in common with each peer.
+        notary: signs and checks what is said in sums; see `SecureSum`.
+        on_agreed: see `SecureSum`.
+        on_opening: see `SecureSum`.
     """
 
     def __init__(
@@ -65,6 +70,9 @@ class Session:
         members: Collection[PeerId],
         session: bytes,
         pair_keys: Mapping[PeerId, bytes] | None = None,
+        notary: Notary | None = None,
+        on_agreed: Callable[[SecureSum], None] = lambda _: None,
+        on_opening: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         check_members(me, members)
         self.me = me
@@ -74,6 +82,7 @@ class Session:
         self.session = session
         self.hub: HubSide | None = None
         """What sums through the hub need, if there is one."""
+        self._hooks = notary, on_agreed, on_opening
         self._shares = None if pair_keys is None else ExpandedShares(me, pair_keys, session)
         self._sum: SecureSum | None = None
         self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
@@ -83,8 +92,8 @@ class Session:
 
     # What a driver calls.
 
-    def start(self, spec: SumSpec, secret: npt.NDArray[Any]) -> None:
-        """Begin the next sum with this member's secret.
+    def start(self, spec: SumSpec, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
+        """Begin the next sum with this member's secret; `terms` must be the same for all.
 
         Raises:
             LocalProtocolError: the sum before is still running, or the session has ended.
@@ -94,7 +103,7 @@ class Session:
         try:
             for peer in self._gone:
                 self._check_presence(peer)
-            current.start(spec, secret)
+            current.start(spec, secret, terms)
         except CGDError as error:
             self._fail(error)
             raise
@@ -155,7 +164,7 @@ class Session:
         return self._sum is not None and self._sum.state is State.FINISHED
 
     @property
-    def fault(self) -> RemoteProtocolError | None:
+    def fault(self) -> ProtocolError | None:
         """Why the latest sum has failed, if a peer did it."""
         return self._sum.fault if self._sum is not None else None
 
@@ -165,6 +174,17 @@ class Session:
         if self._sum is None:
             raise LocalProtocolError("no sum was started in this session")
         return self._sum.total
+
+    def certificate(self, view: bytes) -> Certificate:
+        """Make the proof that the latest sum is finished; see `SecureSum`."""
+        if self._sum is None:
+            raise LocalProtocolError("no sum was started in this session")
+        return self._sum.certificate(view)
+
+    def give_up(self, error: ProtocolError) -> None:
+        """Give the running sum up because of this error, and tell the others."""
+        if self.running:
+            self._fail(error)
 
     @property
     def waiting_for(self) -> tuple[str, frozenset[PeerId]]:
@@ -207,7 +227,17 @@ class Session:
             to, message = outgoing  # our last word in a sum that finished while we said it
             self._outbox.append((to, self.number, message))
         self.number += 1
-        self._sum = SecureSum(self.me, self.members, self.number, self._shares, hub=self.hub)
+        notary, on_agreed, on_opening = self._hooks
+        self._sum = SecureSum(
+            self.me,
+            self.members,
+            self.number,
+            self._shares,
+            hub=self.hub,
+            notary=notary,
+            on_agreed=on_agreed,
+            on_opening=on_opening,
+        )
         for peer, (number, word) in self._ahead.items():
             if number >= self.number:
                 with suppress(PeerAbortedError):  # start raises it
