@@ -61,7 +61,7 @@ def context(
             if key != "origin":
                 state.update(key.encode())
                 state.update(_bytes(value))
-    said = f"{kind} with {', '.join(f'{key} {" ".join(values)}' for key, values in chosen.items())}"
+    said = f"{kind} with " + ", ".join(f"{key} {' '.join(values)}" for key, values in chosen.items())
     everything = hashlib.sha256(said.encode() + model.digest() + state.digest()).hexdigest()
     shown = said if len(said) <= SHOWN else f"{said[:SHOWN]}…"
     # People see what differs by the first digits; what is compared is the digest of everything, in full length.
