@@ -402,6 +402,9 @@ class World:
                 common = min(len(one), len(other))
                 if one.heads[common] != other.heads[common]:
                     raise LawBrokenError(f"honest members have different histories of {common} sums")
+                ours, theirs = one.states.get(0), other.states.get(0)
+                if ours and theirs and ours.steps == theirs.steps and ours.content() != theirs.content():
+                    raise LawBrokenError(f"honest members have different states after {ours.steps} steps")
         self.observations.check()
 
 

@@ -9,10 +9,12 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cgd.errors import FrameError
 from cgd.protocol.frames import KINDS, Frame, from_bytes, hello_content, ready_content, to_bytes
 from cgd.protocol.history import Mark, Terms
-from cgd.protocol.ledger import Ledger
+from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.messages import (
     Abort,
     Ask,
@@ -33,6 +35,7 @@ from cgd.protocol.messages import (
 )
 from cgd.protocol.standings import GroupRow, Report, StateRow
 from cgd.protocol.statements import slot_of, statement
+from cgd.ring.sharing import seal
 
 if TYPE_CHECKING:
     import random
@@ -112,9 +115,11 @@ class Liar:
 
     def forges(self, ledger: Ledger) -> Ledger:
         """The past that it comes back with."""
-        match self.rng.randrange(6):
+        match self.rng.randrange(8):
             case 0:
                 return Ledger()
+            case 5 | 6 if len(ledger):
+                self._certify_another_total(ledger)
             case 1 if len(ledger):  # one more sum than there was, or another total
                 entry = ledger.entries[-1]
                 words = self.rng.randbytes(entry.size)
@@ -131,6 +136,34 @@ class Liar:
                 ledger.remember(0, steps, lambda: content)
         return ledger
 
+    def _certify_another_total(self, ledger: Ledger) -> None:
+        """Put another total in the place of the last, or behind it, with a certificate that only lacks signatures."""
+        last = ledger.entries[-1]
+        if last.certificate is None:
+            return
+        behind = self.rng.random() < 0.5
+        terms = Terms.from_bytes(last.certificate.terms)
+        if behind:
+            step = None if terms.step is None else (terms.step[0], terms.step[1] + 1)
+            terms = replace(terms, place=terms.place + 1, head=ledger.head, step=step)
+        words = self.rng.randbytes(last.size)
+        keys = {name: self.rng.randbytes(16) for name in last.certificate.keys}
+        sealed = np.frombuffer(words, dtype="<u4").copy()
+        for key in keys.values():
+            seal(sealed, key)
+        forged = replace(
+            last.certificate, terms=terms.to_bytes(), keys=keys, sealed=sha256(sealed.data).digest()
+        )
+        slot = slot_of(forged.view, "everyone", forged.number)
+        signatures = {name: self.identity.sign(statement("confirm", slot, sha256(forged.opening).digest())) for name in keys}
+        forged = replace(forged, signatures=signatures)
+        if not behind:
+            ledger.entries.pop()
+            ledger.heads.pop()
+        made = None if terms.step is None else Step(*terms.step)
+        entry = replace(last, step=made, words=memoryview(words), opening=forged.opening, certificate=forged)
+        ledger._enter(entry)
+
     # Lies about what is said.
 
     def _lie(self, message: Message, frame: Frame) -> Message:
@@ -139,8 +172,8 @@ class Liar:
                 return self._other_hello(message)
             case Standing():
                 return self._other_standing(message)
-            case Ready(spec, seal, terms, _):
-                return self._other_ready(spec, seal, terms, frame.number)
+            case Ready(spec, commitment, terms, _):
+                return self._other_ready(spec, commitment, terms, frame.number)
             case Confirm():
                 digest = self.rng.randbytes(32)
                 return Confirm(digest, self._sign("confirm", slot_of(self.view, "everyone", frame.number), digest))
@@ -195,7 +228,7 @@ class Liar:
             evidence = standing.evidence
         return replace(standing, content=content, signature=signature, evidence=evidence)
 
-    def _other_ready(self, spec: Any, seal: bytes, terms: bytes, number: int) -> Ready:
+    def _other_ready(self, spec: Any, commitment: bytes, terms: bytes, number: int) -> Ready:
         at = Terms.from_bytes(terms)
         lies = [
             replace(at, place=at.place + 1),
@@ -209,14 +242,14 @@ class Liar:
         terms = self.rng.choice(lies).to_bytes()
         match self.rng.randrange(4):
             case 0:
-                seal = self.rng.randbytes(32)
+                commitment = self.rng.randbytes(32)
             case 1:
-                seals = [from_bytes(frame, sender).message for sender, frame in self._heard if self._is(frame, Ready)]
-                seal = self.rng.choice([seal, *(each.seal for each in seals if isinstance(each, Ready))])
+                heard = [from_bytes(frame, sender).message for sender, frame in self._heard if self._is(frame, Ready)]
+                commitment = self.rng.choice([commitment, *(each.seal for each in heard if isinstance(each, Ready))])
             case 2:
                 spec = replace(spec, fraction_bits=spec.fraction_bits - 1)
-        content = ready_content(spec, seal, terms)
-        return Ready(spec, seal, terms, self._sign("ready", slot_of(self.view, "everyone", number), content))
+        content = ready_content(spec, commitment, terms)
+        return Ready(spec, commitment, terms, self._sign("ready", slot_of(self.view, "everyone", number), content))
 
     def _other_piece(self, start: int, group: str, size: int, words: bytes) -> Piece:
         match self.rng.randrange(4):
