@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.errors import EquivocationError, LocalProtocolError, PeerLeftError, RemoteProtocolError
+from cgd.protocol.ephemeral import Ephemeral, View, pair
 from cgd.protocol.frames import Frame, from_bytes, hello_content, ready_content, to_bytes
 from cgd.protocol.history import Terms
 from cgd.protocol.ledger import Ledger
@@ -147,6 +148,26 @@ def test_who_copies_a_key_and_forms_the_view_cannot_prove_that_it_is_its_own() -
     assert [str(error) for error in world.errors["a"]] == [
         "c: cannot prove that the ephemeral key it announced is its own: it may be another member's"
     ]
+
+
+def test_the_keys_of_a_pair_depend_on_names_keys_and_view() -> None:
+    """Two names for one key, as in the finding, give streams that have nothing in common."""
+    members = ("a", "b", "c")
+    held = charter(members, 1)
+    lives = {name: Ephemeral() for name in members}
+    keys = {name: lives[name].public for name in members}
+    view = View.of(held, keys)
+    mine = pair("a", dishonest._identity("a"), lives["a"], "b", held, view)
+    theirs = pair("b", dishonest._identity("b"), lives["b"], "a", held, view)
+    assert (mine.mask_key, mine.own_tag, mine.peer_tag) == (theirs.mask_key, theirs.peer_tag, theirs.own_tag)
+    copied = View.of(held, keys | {"c": keys["b"]})
+    same_statics = replace(held, keys=held.keys | {"c": held.keys["b"]})
+    others = [
+        pair("a", dishonest._identity("a"), lives["a"], "b", held, copied),
+        pair("a", dishonest._identity("a"), lives["a"], "c", held, copied),
+        pair("a", dishonest._identity("a"), lives["a"], "c", same_statics, copied),
+    ]
+    assert len({each.mask_key for each in (mine, *others)}) == 4
 
 
 # Findings 2 and 4: a history that did not happen.
