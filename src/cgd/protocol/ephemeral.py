@@ -1,8 +1,9 @@
 """What the members of a view have in common: its name, keys for each pair, and one for all.
 
 Every process makes an ephemeral X25519 key when it starts. The keys of a pair come from a Noise KK handshake over the
-ephemeral and the static keys of both, with the names of both and the view in its prologue. So they are new whenever one
-of the two processes is, gone when both have ended, and nobody can have them who lacks either secret of one of the two.
+ephemeral and the static keys of both, with the names of both and the view in its prologue, and from the hash of its
+transcript. So they are new whenever one of the two processes is, gone when both have ended, and nobody can have them who
+lacks either secret of one of the two.
 The handshake's authentication tags travel with the first message in the view: they prove that each knows the secret
 half of the ephemeral key that it has announced, and has not copied another member's.
 
@@ -88,8 +89,9 @@ def pair(me: PeerId, identity: Identity, ephemeral: Ephemeral, peer: PeerId, cha
             state.mix_key(secret)
         tags.append(state.encrypt_and_hash(b""))
     own, other = tags if initiates else reversed(tags)
-    mask_key, _ = state.split()
-    return Pairing(mask_key[:KEY_BYTES], own, other)
+    # Noise's own keys depend on the shared secrets alone; the hash of the transcript has the names and the view in it.
+    key, _ = state.split()
+    return Pairing(hmac.digest(key, b"cgd masks" + state.hash, "sha256")[:KEY_BYTES], own, other)
 
 
 @dataclass(frozen=True)
