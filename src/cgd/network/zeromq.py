@@ -347,22 +347,20 @@ class ZeroMQTransport:
         if way is None or isinstance(way, DirectWay):
             self.refusals.add(HUB, "a message", "it is from nobody whom we reach through the hub")
             return
-        channel, content, fresh = b"", payload, True
+        channel, content = b"", payload
         if isinstance(way, RelayedWay):
             try:
                 opened = way.unseal(payload)
             except HubError as fault:
                 self._blame(fault)
                 return
-            if opened is None or opened.content is None:
+            if opened is None:
                 return
-            channel, content, fresh = opened.process, opened.content, opened.fresh
+            channel, content = opened
         datagram = self._read(way.peer, content)
         if datagram is None:
             return
-        if not fresh and datagram.kind is not Kind.HELLO:
-            self.refusals.add(way.peer, "a malformed message", f"{datagram.kind.name} that is sealed for no process")
-        elif datagram.kind.from_sender:
+        if datagram.kind.from_sender:
             self._take_datagram(way, datagram, channel)
         else:
             with self._changed:
