@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from cgd.errors import InputError
 from cgd.network import link
+from cgd.network.addresses import new_address
 from cgd.network.link import Datagram, Incoming, Kind, Outgoing
 from cgd.network.sealing import NOBODY, ForeignError
 from cgd.network.transport import PeerStatus
@@ -128,7 +130,12 @@ class DirectWay(Way):
         line: our connection to the peer.
         router: where the peer's connection to us ends.
         address: ours.
+
+    Attributes:
+        source: the IP address that the peer's last message came from.
     """
+
+    source = ""
 
     def __init__(
         self,
@@ -166,9 +173,13 @@ class DirectWay(Way):
         return f"nothing comes from it; if this lasts it does not reach us at {self._address}: is our port open?"
 
     def moved(self, address: str) -> None:
-        """Follow it."""
-        if address != self.line.address and address.startswith("tcp://"):
-            self.line.follow(address)
+        """Follow it, if it may send us there."""
+        if not address:
+            return
+        try:
+            self.line.follow(new_address(address, self.line.listed, self.source))
+        except InputError as error:
+            self._refusals.add(self.peer, "a new address", str(error))
 
     def close(self) -> None:
         """Close our connection."""
