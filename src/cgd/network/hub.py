@@ -205,7 +205,7 @@ class Hub:
         names = {contact.public_key: name for name, contact in contacts.items() if name != HUB}
         kept = {name for key, name in names.items() if self._gate.names.get(key) == name}
         self._gate.names = names
-        self._watch.peers = len(names)
+        self._watch.members = self._watch.peers = len(names)
         self._visitors = {name: visitor for name, visitor in self._visitors.items() if name in kept}
         if self._adder.adopt(groups):
             for visitor in self._visitors.values():

@@ -8,7 +8,7 @@ and go. The rules:
 1. A connection whose received bytes exceed those of the messages that we took from it, by more than honest links can
    have under way, is cut.
 2. Connections that have not brought a message yet may be anybody's. All of them together may have so many bytes, or the
-   largest is cut; and there may be so many of them, or the oldest is cut.
+   largest are cut; and there may be so many of them, or the oldest is cut.
 3. A listed participant has one connection with us, and for a moment some more. Those beyond that are cut.
 
 A cut connection is shut down; ZeroMQ then closes it and frees what it kept. Honest participants connect anew.
@@ -44,9 +44,10 @@ SECONDS_BETWEEN_CHECKS = 0.1
 # Beyond what honest links have under way: a window each, and once more what is sent again.
 MAX_SURPLUS = 32 << 20
 MAX_UNPROVED_BYTES = 64 << 20
-MAX_UNPROVED = 256
 MAX_FROM_A_PEER = 8
-# No connection has more than this share of the descriptors that the process may have.
+# Besides one for each participant: all may connect at once.
+MAX_UNPROVED = 64
+# And no more than a quarter of the descriptors that the process may have, which we raise to so many.
 UNPROVED_SHARE = 4
 DESCRIPTORS = 1 << 16
 # What CURVE and ZMTP add to a part of a message.
@@ -86,22 +87,25 @@ class Watch:
     Args:
         refusals: where it is told what was cut.
         port: where we listen, if we do.
-        peers: how many participants may be behind one connection: all of them, if that is with the hub.
+
+    Attributes:
+        members: how many participants may connect with us.
+        peers: how many of them may be behind one connection: all, if that is with the hub.
     """
 
-    def __init__(self, refusals: Refusals, port: int | None = None, peers: int = 1) -> None:
+    def __init__(self, refusals: Refusals, port: int | None = None) -> None:
         self.port = port
-        self.peers = peers
+        self.members = self.peers = 1
         self._refusals = refusals
         self._connections: dict[int, Connection] = {}
         self._checked = -1.0
-        self._max_unproved = min(MAX_UNPROVED, raise_descriptor_limit() // UNPROVED_SHARE)
+        self._share = raise_descriptor_limit() // UNPROVED_SHARE
 
     def accepted(self, descriptor: int) -> None:
         """Note a connection that somebody made to us."""
         self._add(descriptor, None, lambda own, _: own[1] == self.port)
         unproved = [each for each, connection in self._connections.items() if connection.peer is None]
-        if len(unproved) > self._max_unproved:
+        if len(unproved) > min(MAX_UNPROVED + self.members, self._share):
             self._cut(unproved[0], "an idle connection", f"it is the oldest of {len(unproved)} without a message")
 
     def connected(self, descriptor: int, peer: PeerId, address: str) -> None:
@@ -148,9 +152,10 @@ class Watch:
             elif connection.peer is None:
                 unproved[descriptor] = kept
             connection.fresh = False
-        if sum(unproved.values()) > MAX_UNPROVED_BYTES:
+        while sum(unproved.values()) > MAX_UNPROVED_BYTES:
             largest = max(unproved, key=unproved.__getitem__)
-            self._cut(largest, "an endless message", f"{unproved[largest] >> 20} MiB have come before a whole message")
+            kept = unproved.pop(largest)
+            self._cut(largest, "an endless message", f"{kept >> 20} MiB have come before a whole message")
 
     def _add(self, descriptor: int, peer: PeerId | None, fits: Callable[[Any, Any], bool]) -> None:
         found = _look(descriptor)

@@ -188,6 +188,7 @@ class ZeroMQTransport:
 
     def _connect(self) -> None:
         """Have a way to everybody we have none to; to the hub first, for others lead through it."""
+        self._watch.members = len(self._contacts)
         self._watch.peers = len(self._contacts) if HUB in self._contacts else 1
         own = self._contacts[self.me]
         keys = own.public_key, self._secret_key
