@@ -229,7 +229,7 @@ class Hub:
                 with self.refusals.guard("a stranger"):
                     self._watch_door(ready)
                 if self._router in ready:
-                    with self._changed:
+                    with self._changed, self.refusals.guard("a participant"):
                         self._take_in()
         except Exception as error:
             log.exception("the hub stopped", extra={"event": "failed"})

@@ -158,9 +158,12 @@ class Watch:
             self._cut(largest, "an endless message", f"{kept >> 20} MiB have come before a whole message")
 
     def _add(self, descriptor: int, peer: PeerId | None, fits: Callable[[Any, Any], bool]) -> None:
-        found = _look(descriptor)
-        if found is not None and fits(*found[0]):
-            self._connections[descriptor] = Connection(found[0], peer, peer is not None)
+        found, known = _look(descriptor), self._connections.pop(descriptor, None)
+        if found is None or not fits(*found[0]):
+            return
+        if known is None or known.ends != found[0]:  # else a message of it came before the report
+            known = Connection(found[0], peer, peer is not None)
+        self._connections[descriptor] = known
 
     def _cut(self, descriptor: int, what: str, detail: str) -> None:
         connection = self._connections.pop(descriptor)

@@ -241,11 +241,7 @@ class ZeroMQTransport:
                 with self.refusals.guard("a stranger"):
                     self._watch_door(ready)
                 with self._waking():
-                    if self._router is not None and self._router in ready:
-                        self._reader.read_router(self._router)
-                    for way in list(self._ways.values()):
-                        if isinstance(way, DirectWay | HubWay):
-                            self._reader.read_line(way, ready)
+                    self._read_all(ready)
             self._send_all()
         except Exception:
             log.exception("the network of %s stopped", self.me, extra={"event": "failed"})
@@ -254,6 +250,16 @@ class ZeroMQTransport:
                 self._changed.notify_all()
         finally:
             self._release()
+
+    def _read_all(self, ready: Mapping[Any, int]) -> None:
+        """Read from every socket that has something."""
+        if self._router is not None and self._router in ready:
+            with self.refusals.guard("a participant"):
+                self._reader.read_router(self._router)
+        for way in list(self._ways.values()):
+            if isinstance(way, DirectWay | HubWay):
+                with self.refusals.guard(way.peer):
+                    self._reader.read_line(way, ready)
 
     def _watch_door(self, ready: Mapping[Any, int]) -> None:
         """Let in whoever may come in, and cut who keeps too much."""
