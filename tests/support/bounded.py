@@ -81,6 +81,7 @@ class Target:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
         self._opened: list[ZeroMQTransport] = []
         contacts = {each: (contact.address, contact.public_key.decode()) for each, contact in self.contacts.items()}
         self._say({"name": name, "contacts": contacts, "secret": self.pairs[name][1].decode(), "limits": limits})
@@ -92,6 +93,8 @@ class Target:
     def __exit__(self, *outcome: object) -> None:
         for transport in self._opened:
             transport.close()
+        for each in self._sockets:
+            each.close(linger=0)
         self._context.destroy(linger=0)
         self._process.kill()
         self._process.communicate()
@@ -120,6 +123,7 @@ class Target:
         dealer.curve_publickey, dealer.curve_secretkey = self.pairs[name]
         dealer.sndhwm = 16
         dealer.connect(self.contacts[self.name].address)
+        self._sockets.append(dealer)
         return dealer
 
     def listener(self, name: str) -> zmq.Socket[bytes]:
@@ -129,6 +133,7 @@ class Target:
         router.curve_secretkey = self.pairs[name][1]
         router.sndhwm = 16
         router.bind(self.contacts[name].address)
+        self._sockets.append(router)
         return router
 
     def honest(self, name: str) -> ZeroMQTransport:
