@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from cgd import InputError
-from cgd.federation.keys import Keys, Participant, host_and_port, is_key, public_key
+from cgd.federation.keys import Keys, Participant, is_key, public_key
 from cgd.federation.texts import replace_text
+from cgd.network.addresses import host_and_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -119,11 +119,14 @@ def test_the_view_holds_no_gradient_no_sum_and_no_key(
         for key in {*secrets.seal_keys, *secrets.others}:
             assert key not in town.view
             assert key[:8] not in town.view
-        # The search does find what is there: what was deposited, or, end to end, no more than the keys that are public.
+        # The search does find what is there: what was deposited, or, end to end, no more than the names of sessions.
         found = [all(piece in town.view for piece in pieces(words)) for words in secrets.sealed]
         assert len(found) == 3 * SUMS
         assert all(found) if opening == "hub" else not any(found)
-        assert all(life.transport._sealing.ephemeral.public in town.view for life in town.lives.values())
+        ends = [(life.transport._sealing, name) for me, life in town.lives.items() for name in MEMBERS if name != me]
+        channels = [sealing.with_peer(name) for sealing, name in ends]
+        assert all(name in town.view for channel in channels for name in channel._sessions)
+        assert all(channel._sessions for channel in channels)
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)

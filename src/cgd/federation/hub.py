@@ -11,8 +11,8 @@ from cgd.errors import InputError
 from cgd.federation.file import Federation
 from cgd.federation.keys import Keys, find_key
 from cgd.federation.texts import stamp
+from cgd.network.addresses import listening_address
 from cgd.network.hub import Hub
-from cgd.network.sockets import listening_address
 
 if TYPE_CHECKING:
     import os

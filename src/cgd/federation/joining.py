@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import cgd
 from cgd.errors import InputError, MembershipError
 from cgd.federation.file import Federation
-from cgd.federation.keys import Keys, find_key, host_and_port
+from cgd.federation.keys import Keys, find_key
 from cgd.federation.state import StateFolder
 from cgd.federation.texts import stamp
+from cgd.network.addresses import host_and_port
 from cgd.network.conductor import Conductor
 from cgd.network.group_driver import GroupDriver
 from cgd.network.peers import Peers

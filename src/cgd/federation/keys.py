@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import hmac
-import ipaddress
 import os
 import re
 import secrets
@@ -30,6 +29,7 @@ from zmq.utils import z85
 from cgd.errors import InputError
 from cgd.federation.texts import write_new
 from cgd.learning.grid import Cell
+from cgd.network.addresses import host_and_port
 from cgd.protocol.identity import Identity, PublicKeys
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ SEED_BYTES = 32
 HALF_CHARACTERS = 40
 KEY_CHARACTERS = 2 * HALF_CHARACTERS
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-HOST = re.compile(rf"{LABEL}(\.{LABEL})*")
-ADDRESS = re.compile(r"tcp://(\[[^\[\]]*\]|[^\[\]:/]+):([1-9][0-9]{0,4})")
 
 FIELDS = ("name", "public", "secret", "seed")
 PRIVATE = """\
@@ -358,40 +355,6 @@ def _is_z85(text: bytes, characters: int) -> bool:
         return len(text) == characters and bool(z85.decode(text))
     except (KeyError, struct.error):  # no character of Z85; five characters beyond 32 bits
         return False
-
-
-def host_and_port(address: object) -> tuple[str, int]:
-    """Where an address leads, written in one way only.
-
-    Raises:
-        InputError: it is no address that others can reach.
-
-    Examples:
-        >>> host_and_port("tcp://[2001:DB8:0::1]:7001")
-        ('2001:db8::1', 7001)
-    """
-    found = ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    host = _host(found[1]) if found and int(found[2]) < 2**16 else None
-    if found is None or host is None:
-        raise InputError(
-            f"address is {address!r}; write where the others reach it, tcp://HOST:PORT, with a port from 1 to 65535, "
-            "an IPv6 host in brackets, such as tcp://hospital-a.example:7001"
-        )
-    return host, int(found[2])
-
-
-def _host(text: str) -> str | None:
-    try:
-        if text.startswith("["):
-            ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv6Address(text[1:-1])
-        elif text.strip("0123456789."):
-            return text.lower() if HOST.fullmatch(text) else None
-        else:
-            ip = ipaddress.IPv4Address(text)
-    except ValueError:
-        return None
-    # Nobody can connect to 0.0.0.0, and a zone (%eth0) means something on one machine only.
-    return None if ip.is_unspecified or "%" in text else str(ip)
 
 
 def _private_content(path: str | os.PathLike[str]) -> dict[str, object]:

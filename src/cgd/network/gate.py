@@ -7,6 +7,7 @@ on, so what arrives on it is bound to the key, whatever it says, and a key that 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -16,8 +17,10 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from cgd.network.sockets import Message
+    from cgd.network.watch import Watch
     from cgd.protocol.messages import PeerId
 
 log = logging.getLogger("cgd.network")
@@ -39,8 +42,18 @@ class Refusals:
         self._clock = clock
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def add(self, who: str, what: str, detail: str = "", level: int = logging.WARNING) -> None:
-        """Refuse `what` from `who`; strangers and kinds are few, so the memory stays small."""
+    def add(
+        self, who: str, what: str, detail: str = "", level: int = logging.WARNING, fault: Exception | None = None
+    ) -> None:
+        """Refuse `what` from `who`; strangers and kinds are few, so the memory stays small.
+
+        Args:
+            who: the sender.
+            what: the kind.
+            detail: what is known of this one.
+            level: of the line in the log.
+            fault: what went wrong in our program; the line gets its traceback.
+        """
         key = who, what
         self.counts[key] = self.counts.get(key, 0) + 1
         when, count = self._told.get(key, (-SECONDS_BETWEEN_LINES, 0))
@@ -55,7 +68,16 @@ class Refusals:
             level,
             "refused %s from %s%s%s", what, who, more, times,
             extra={"event": "refused", "peer": who, "what": what, "count": self.counts[key]},
+            exc_info=fault,
         )  # fmt: skip
+
+    @contextlib.contextmanager
+    def guard(self, who: str) -> Iterator[None]:
+        """Refuse what `who` sent if our program fails on it: whatever that is, it must not end the process."""
+        try:
+            yield
+        except Exception as fault:
+            self.add(who, "a message that cgd failed on", type(fault).__name__, logging.ERROR, fault)
 
 
 class Gate:
@@ -93,16 +115,22 @@ class Gate:
         else:
             self.socket.send_multipart([version, number, b"200", b"OK", key, b""])
 
+    def whose(self, message: Message) -> PeerId | None:
+        """Return whose key a message came with; None if that is not listed any more."""
+        return self.names.get(str(message.last.get("User-Id")).encode())
+
 
 class Visitors:
     """Watches who comes to the door and gets no further than the handshake: ZeroMQ asks the gate about keys only.
 
     Args:
         refusals: where strangers are told.
+        watch: told of their connections.
     """
 
-    def __init__(self, refusals: Refusals) -> None:
+    def __init__(self, refusals: Refusals, watch: Watch) -> None:
         self._refusals = refusals
+        self._watch = watch
         self._ended = 0  # handshakes whose end was reported
         self._came: dict[int, int] = {}  # connections by their descriptor: how many handshakes had ended before
 
@@ -115,12 +143,15 @@ class Visitors:
             event, value = int(message["event"]), int(message["value"])
             if event == zmq.EVENT_ACCEPTED:
                 self._came[value] = self._ended
+                self._watch.accepted(value)
             elif event != zmq.EVENT_DISCONNECTED:
                 self._ended += 1
                 if event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                     self._refuse("it does not speak CURVE, or seeks another key than ours")
-            elif self._came.pop(value, -1) == self._ended:  # none ended while it was here, so its own did not
-                self._refuse("it does not speak our protocol")
+            else:
+                self._watch.closed(value)
+                if self._came.pop(value, -1) == self._ended:  # none ended while it was here, so its own did not
+                    self._refuse("it does not speak our protocol")
 
     def _refuse(self, why: str) -> None:
         self._refusals.add("a stranger", "a handshake", why)

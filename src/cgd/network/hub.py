@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -31,7 +31,9 @@ from cgd.errors import RemoteProtocolError
 from cgd.network import link
 from cgd.network.gate import Gate, Refusals, Visitors
 from cgd.network.link import DatagramError
-from cgd.network.sockets import listening_socket, read_rest
+from cgd.network.reading import FORMER, TURN
+from cgd.network.sockets import listening_socket, port_of, read_message
+from cgd.network.watch import SECONDS_BETWEEN_CHECKS, Watch
 from cgd.network.ways import TO_HUB, Way, send_to
 from cgd.protocol.adding import Adder
 from cgd.protocol.frames import Frame, to_bytes
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from cgd.network.link import Datagram
-    from cgd.network.sockets import Contact, Context
+    from cgd.network.sockets import Contact, Context, Message
     from cgd.protocol.messages import Buffer, PeerId
 
     # Whether it came in (True) or went out, the participant at the other end, the name in it, and the rest.
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cgd.hub")
 
-LONGEST_SLEEP_SECONDS = 0.25
-TURN = 64
 # Messages that may wait for one participant: a window of large ones from everybody else fits.
 MESSAGES_FROM_EACH = 16
 PAST_CHANNELS = 16
@@ -174,7 +174,8 @@ class Hub:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._callers = Visitors(self.refusals)
+        self._watch = Watch(self.refusals, port_of(self._router))
+        self._callers = Visitors(self.refusals, self._watch)
         self._poller = zmq.Poller()
         for each in (self._gate.socket, self._router, self._door):
             self._poller.register(each, zmq.POLLIN)
@@ -204,6 +205,7 @@ class Hub:
         names = {contact.public_key: name for name, contact in contacts.items() if name != HUB}
         kept = {name for key, name in names.items() if self._gate.names.get(key) == name}
         self._gate.names = names
+        self._watch.members = self._watch.peers = len(names)
         self._visitors = {name: visitor for name, visitor in self._visitors.items() if name in kept}
         if self._adder.adopt(groups):
             for visitor in self._visitors.values():
@@ -224,12 +226,10 @@ class Hub:
                         self._adopt(*update)
                     pause = self._send_all()
                 ready = dict(self._poller.poll(int(1000 * pause)))
-                if self._gate.socket in ready:
-                    self._gate.answer()
-                if self._door in ready:
-                    self._callers.note(self._door, TURN)
+                with self.refusals.guard("a stranger"):
+                    self._watch_door(ready)
                 if self._router in ready:
-                    with self._changed:
+                    with self._changed, self.refusals.guard("a participant"):
                         self._take_in()
         except Exception as error:
             log.exception("the hub stopped", extra={"event": "failed"})
@@ -237,18 +237,31 @@ class Hub:
         finally:
             self._context.destroy(linger=1000)
 
+    def _watch_door(self, ready: Mapping[Any, int]) -> None:
+        """Let in whoever may come in, and cut who keeps too much."""
+        if self._gate.socket in ready:
+            self._gate.answer()
+        if self._door in ready:
+            self._callers.note(self._door, TURN)
+        self._watch.check(time.monotonic())
+
     def _send_all(self) -> float:
         """Send what the hub has to say itself; how long to sleep after that, at most."""
-        pause = LONGEST_SLEEP_SECONDS
+        pause = SECONDS_BETWEEN_CHECKS
         for visitor in self._visitors.values():
-            visitor.offer_more()
-            while visitor.has_room():
-                datagram = visitor.out.next_datagram(time.monotonic())
-                if datagram is None:
-                    pause = min(pause, max(0.005, visitor.out.rest(time.monotonic())))
-                    break
-                visitor.post(datagram)
+            with self.refusals.guard(visitor.peer):
+                pause = min(pause, self._send_to(visitor))
         return pause
+
+    def _send_to(self, visitor: Visitor) -> float:
+        """Send what there is for a participant; how long there will be nothing more, at most."""
+        visitor.offer_more()
+        while visitor.has_room():
+            datagram = visitor.out.next_datagram(time.monotonic())
+            if datagram is None:
+                return max(0.005, visitor.out.rest(time.monotonic()))
+            visitor.post(datagram)
+        return SECONDS_BETWEEN_CHECKS
 
     def _take_in(self) -> None:
         for _ in range(TURN):
@@ -256,15 +269,19 @@ class Hub:
                 channel = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            first = self._router.recv(copy=False)
-            last, parts = read_rest(self._router) if first.more else (first, 0)
-            name = self._gate.names.get(str(first.get("User-Id")).encode())
-            if name is None:
-                self.refusals.add("a former participant", "a message", "its key is not in the federation file any more")
-            elif parts != 1:
-                self.refusals.add(name, "a malformed message", f"{parts + 1} parts instead of 2")
-            elif channel not in self._visitors[name].past:
-                self._take(self._visitors[name], channel, first.bytes, last.bytes)
+            message = read_message(self._router)
+            name = self._gate.whose(message)
+            self._watch.took(message, name)
+            with self.refusals.guard(name or FORMER):
+                self._take_message(name, channel, message)
+
+    def _take_message(self, name: PeerId | None, channel: bytes, message: Message) -> None:
+        if name is None:
+            self.refusals.add(FORMER, "a message", "its key is not in the federation file any more")
+        elif message.parts != 2:
+            self.refusals.add(name, "a malformed message", f"{message.parts} parts instead of 2")
+        elif channel not in self._visitors[name].past:
+            self._take(self._visitors[name], channel, message.first.bytes, message.last.bytes)
 
     def _take(self, visitor: Visitor, channel: bytes, to: bytes, payload: bytes) -> None:
         if self._record is not None:

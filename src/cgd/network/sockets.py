@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import logging
 import re
 import time
 from dataclasses import dataclass
@@ -21,6 +21,10 @@ from cgd.network.gate import BROKEN, DOMAIN, NO_HANDSHAKE, WHY_NOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cgd.network.watch import Watch
+
+log = logging.getLogger("cgd.network")
+
 HEARTBEAT_MILLISECONDS = 2000
 LINGER_MILLISECONDS = 1000
 HANDSHAKE_MILLISECONDS = 10000
@@ -28,6 +32,7 @@ HANDSHAKE_MILLISECONDS = 10000
 MOST_MESSAGES = 64
 REDIAL_SECONDS = 1.0
 RESOLVE_SECONDS = 3.0
+MOVE_SECONDS = 5.0
 LISTEN = re.compile(r"tcp://.+:[0-9]+")
 
 Socket = zmq.Socket[bytes]
@@ -56,15 +61,26 @@ class Line:
         peer: to whom.
         contact: where it is found.
         own: our public and our secret key.
+        watch: told of the connection.
     """
 
     def __init__(
-        self, context: Context, poller: zmq.Poller, peer: str, contact: Contact, own: tuple[bytes, bytes]
+        self,
+        context: Context,
+        poller: zmq.Poller,
+        peer: str,
+        contact: Contact,
+        own: tuple[bytes, bytes],
+        watch: Watch,
     ) -> None:
-        self.address = contact.address
+        self.peer = peer
+        self.listed = self.address = contact.address
         self.trouble = "not reached yet"
         self.connected = False
         self._poller = poller
+        self._watch = watch
+        self._wanted: str | None = None  # where the peer is to be found from now on
+        self._moved = -inf  # when it was followed
         self._make = partial(calling_socket, context, peer, contact, *own)
         self._event: zmq.Event | None = None  # the last one that ZeroMQ reported
         self._redial = inf  # when to connect anew, unless ZeroMQ does
@@ -95,9 +111,19 @@ class Line:
         with contextlib.suppress(zmq.Again):
             self.dealer.send_multipart(parts, zmq.NOBLOCK)
 
-    def note_event(self, now: float) -> None:
+    def take_event(self, now: float) -> None:
         """Take in what ZeroMQ reports of our connection."""
-        event = zmq.Event(recv_monitor_message(self.monitor)["event"])
+        message = recv_monitor_message(self.monitor)
+        event, descriptor = zmq.Event(message["event"]), int(message["value"])
+        if event == zmq.EVENT_CONNECTED:
+            self._watch.connected(descriptor, self.peer, self.address)
+            return
+        if event == zmq.EVENT_DISCONNECTED:
+            self._watch.closed(descriptor)
+        self.note_event(event, now)
+
+    def note_event(self, event: zmq.Event, now: float) -> None:
+        """Conclude how it stands with our connection."""
         before, self._event, self._redial = self._event, event, inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
@@ -115,15 +141,22 @@ class Line:
             self.trouble = f"{WHY_NOT[event]} ({self.address})"
 
     def redial_if_due(self, now: float) -> None:
-        """Connect anew if ZeroMQ has given up."""
-        if now > self._redial:
+        """Connect anew if ZeroMQ has given up, or the peer has moved."""
+        if self._wanted is not None and now - self._moved > MOVE_SECONDS:
+            self._move(self._wanted)
+            self._wanted, self._moved = None, now
+        elif now > self._redial:
             self._redial, self._event = inf, None
             with contextlib.suppress(zmq.ZMQError):
                 self.dealer.disconnect(self.address)
             self.dealer.connect(self.address)
 
     def follow(self, address: str) -> None:
-        """The peer is to be found there now."""
+        """Connect there as soon as the last move is long enough ago: a peer must not send us from port to port."""
+        self._wanted = None if address == self.address else address
+
+    def _move(self, address: str) -> None:
+        log.info("%s is at %s now", self.peer, address, extra={"event": "moved", "peer": self.peer})
         try:
             self.dealer.connect(address)
             self.dealer.disconnect(self.address)
@@ -152,10 +185,11 @@ class HubLine(Line):
         peer: str,
         contact: Contact,
         own: tuple[bytes, bytes],
+        watch: Watch,
         numbers: Iterator[int],
     ) -> None:
         self._numbers = numbers
-        super().__init__(context, poller, peer, contact, own)
+        super().__init__(context, poller, peer, contact, own, watch)
 
     def open(self) -> None:
         """Make the next connection."""
@@ -166,9 +200,8 @@ class HubLine(Line):
         self.connected, self._event = False, None
         self._redial = time.monotonic() + RESOLVE_SECONDS  # nothing is reported of a host that is not known
 
-    def note_event(self, now: float) -> None:
-        """Take in what ZeroMQ reports of our connection."""
-        event = zmq.Event(recv_monitor_message(self.monitor)["event"])
+    def note_event(self, event: zmq.Event, now: float) -> None:
+        """Conclude how it stands with our connection."""
         before, self._event = self._event, event
         self._redial = inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -257,7 +290,7 @@ def calling_socket(
     dealer.reconnect_ivl_max = 0 if once else 1000
     dealer.connect_timeout = HANDSHAKE_MILLISECONDS
     _prepare(dealer)
-    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
     if once:
         events |= zmq.EVENT_CONNECT_DELAYED
     for event in WHY_NOT:
@@ -270,31 +303,41 @@ def calling_socket(
     return dealer, monitor
 
 
-def read_rest(each: Socket) -> tuple[zmq.Frame, int]:
-    """The last part of a message whose first part was read, and how many there were after that."""
-    last = each.recv(copy=False)
-    parts = 1
-    while each.rcvmore:  # one by one: there may be millions
+@dataclass(frozen=True)
+class Message:
+    """What is left of a message that was read to its end; the parts between the first and the last are not kept.
+
+    Attributes:
+        first: its first part.
+        last: its last part.
+        parts: how many it has.
+        nbytes: how many bytes they have.
+    """
+
+    first: zmq.Frame
+    last: zmq.Frame
+    parts: int
+    nbytes: int
+
+
+def read_message(each: Socket, flags: int = 0) -> Message:
+    """Read a message, or what is left of it.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    first = last = each.recv(flags, copy=False)
+    parts, nbytes = 1, len(first)
+    while last.more:  # one by one: there may be millions
         last = each.recv(copy=False)
         parts += 1
-    return last, parts
+        nbytes += len(last)
+    return Message(first, last, parts, nbytes)
 
 
-def listening_address(address: str) -> str:
-    """Where to bind for an address that others connect to: this machine if it is a loopback, else all interfaces.
-
-    Examples:
-        >>> listening_address("tcp://hospital-a.example:7001")
-        'tcp://*:7001'
-        >>> listening_address("tcp://127.0.0.1:7001")
-        'tcp://127.0.0.1:7001'
-    """
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    return address.replace("localhost", "127.0.0.1") if loopback else f"tcp://*:{port}"
+def port_of(router: Socket) -> int:
+    """Return the port at which a socket listens."""
+    return int(str(router.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
 
 
 def _prepare(each: Socket) -> None:

@@ -2,7 +2,7 @@
 
 What our sending end says goes by `post`, what our receiving end says by `answer`. What the peer's ends say comes in by
 `take_in` and `take_answer`. A channel is whatever leads back to one process of the peer: a connection that it has made,
-or, through the hub, its ephemeral key.
+or, through the hub, the name of that process.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from cgd.errors import InputError
 from cgd.network import link
+from cgd.network.addresses import new_address
 from cgd.network.link import Datagram, Incoming, Kind, Outgoing
 from cgd.network.sealing import NOBODY, ForeignError
 from cgd.network.transport import PeerStatus
 
 if TYPE_CHECKING:
     from cgd.network.gate import Refusals
-    from cgd.network.sealing import Channel, Opened
+    from cgd.network.sealing import Channel
     from cgd.network.sockets import HubLine, Line, Socket
     from cgd.protocol.messages import Buffer, PeerId
 
@@ -128,7 +130,12 @@ class DirectWay(Way):
         line: our connection to the peer.
         router: where the peer's connection to us ends.
         address: ours.
+
+    Attributes:
+        source: the IP address that the peer's last message came from.
     """
+
+    source = ""
 
     def __init__(
         self,
@@ -166,9 +173,13 @@ class DirectWay(Way):
         return f"nothing comes from it; if this lasts it does not reach us at {self._address}: is our port open?"
 
     def moved(self, address: str) -> None:
-        """Follow it."""
-        if address != self.line.address and address.startswith("tcp://"):
-            self.line.follow(address)
+        """Follow it, if it may send us there."""
+        if not address:
+            return
+        try:
+            self.line.follow(new_address(address, self.line.listed, self.source))
+        except InputError as error:
+            self._refusals.add(self.peer, "a new address", str(error))
 
     def close(self) -> None:
         """Close our connection."""
@@ -241,16 +252,22 @@ class RelayedWay(Way):
         return self._hub.has_room() and self._hub.out.welcomed
 
     def post(self, datagram: Datagram) -> None:
-        """Seal it for the process that has welcomed us; a HELLO is for any."""
-        self._send(datagram, NOBODY if datagram.kind is Kind.HELLO else self._process)
+        """Seal it for the process that has welcomed us; a HELLO is for any, and begins a session if there is none."""
+        if datagram.kind is not Kind.HELLO:
+            self.answer(self._process, datagram)
+        elif self._hub.line.has_room():  # else it is lost, but not counted: it has not left us
+            self._send(*self.channel.seal_hello(datagram.to_bytes(), self._hub.line.connection))
 
     def answer(self, channel: bytes, datagram: Datagram) -> bool:
         """Seal it for the process that has spoken; whether it is still there we cannot know."""
-        self._send(datagram, channel)
+        line = self._hub.line
+        sealed = self.channel.seal(datagram.to_bytes(), channel, line.connection) if line.has_room() else None
+        if sealed is not None:
+            self._send(sealed)
         return True
 
-    def unseal(self, payload: Buffer) -> Opened | None:
-        """Open what the hub passes on; None if it is not for us to read, or not there.
+    def unseal(self, payload: Buffer) -> tuple[bytes, bytes] | None:
+        """Open what the hub passes on: return the process it comes from, and what it says to the link, if anything.
 
         Raises:
             HubError: the hub did something to it.
@@ -265,9 +282,13 @@ class RelayedWay(Way):
             self._refusals.add(self.peer, "a foreign message", str(error))
             return None
         self.foreign = ""
-        if opened.content is None:
+        if opened.answer is not None:
+            self._send(opened.answer)
+        elif opened.stale:
             self._refusals.add(self.peer, "a stale or repeated message", level=logging.INFO)
-        return opened
+        elif opened.content is None:  # our handshake is through, so there is a session for what we have to say
+            self.out.hurry()
+        return None if opened.content is None else (opened.process, opened.content)
 
     def take_in(self, datagram: Datagram, channel: bytes) -> Buffer | None:
         """Take in what the peer's sending end says; if that is a new process, we have to greet it, too."""
@@ -300,11 +321,9 @@ class RelayedWay(Way):
         """The hub passes on what we send, and nothing back."""
         return "nothing comes from it through the hub; if this lasts the hub does not pass it on"
 
-    def _send(self, datagram: Datagram, process: bytes) -> None:
-        line = self._hub.line
-        if not line.has_room():  # lost, but not counted: it has not left us
-            return
-        line.send(self.peer.encode(), self.channel.seal(datagram.to_bytes(), process, line.connection))
+    def _send(self, *sealed: bytes) -> None:
+        for each in sealed:
+            self._hub.line.send(self.peer.encode(), each)
 
 
 def send_to(router: Socket, channel: bytes, *parts: bytes) -> bool:

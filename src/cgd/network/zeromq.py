@@ -23,26 +23,25 @@ import zmq
 
 from cgd.errors import ClosedError, HubError, InputError, MembershipError
 from cgd.network import link
+from cgd.network.addresses import listening_address
 from cgd.network.gate import Gate, Refusals, Visitors
-from cgd.network.link import Datagram, DatagramError, Kind
+from cgd.network.reading import TURN, Reader
 from cgd.network.sealing import Sealing
-from cgd.network.sockets import HubLine, Line, listening_address, listening_socket, read_rest
-from cgd.network.ways import TO_HUB, DirectWay, HubWay, RelayedWay, send_to
+from cgd.network.sockets import HubLine, Line, listening_socket, port_of
+from cgd.network.watch import SECONDS_BETWEEN_CHECKS, Watch
+from cgd.network.ways import DirectWay, HubWay, RelayedWay
 from cgd.protocol.messages import HUB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cgd.network.link import Datagram
     from cgd.network.sockets import Contact, Context, Socket
     from cgd.network.transport import PeerStatus
     from cgd.network.ways import Way
     from cgd.protocol.messages import Buffer, PeerId
 
 log = logging.getLogger("cgd.network")
-
-LONGEST_SLEEP_SECONDS = 1.0
-# Messages read from one kind of socket before the others have their turn.
-TURN = 64
 
 
 class ZeroMQTransport:
@@ -83,7 +82,8 @@ class ZeroMQTransport:
         self._numbers = itertools.count(1)  # of connections with the hub
         self._ways: dict[PeerId, Way] = {}
         self._router: Socket | None = None
-        self._visitors = Visitors(self.refusals)
+        self._watch = Watch(self.refusals)
+        self._visitors = Visitors(self.refusals, self._watch)
         self._poller = zmq.Poller()
         self._context: Context = zmq.Context()
         try:
@@ -168,6 +168,10 @@ class ZeroMQTransport:
 
     def _open(self, listen: str | None) -> None:
         self._gate = Gate(self._context, self._names(), self.refusals)
+        self._reader = Reader(
+            *(self._ways, self._inbox, self._changed, self._gate, self._watch, self.refusals),
+            *(self._incarnation, self._blame),
+        )
         address = self._contacts[self.me].address
         listening: list[Any] = [self._gate.socket, self._ear]
         if address:
@@ -175,6 +179,7 @@ class ZeroMQTransport:
                 self._context, self._secret_key, listen or listening_address(address)
             )
             listening += [self._router, self._door]
+            self._watch.port = port_of(self._router)
         elif listen is not None:
             raise InputError(f"{self.me} has no address in the federation file: it only dials out, and cannot listen")
         for each in listening:
@@ -183,6 +188,8 @@ class ZeroMQTransport:
 
     def _connect(self) -> None:
         """Have a way to everybody we have none to; to the hub first, for others lead through it."""
+        self._watch.members = len(self._contacts)
+        self._watch.peers = len(self._contacts) if HUB in self._contacts else 1
         own = self._contacts[self.me]
         keys = own.public_key, self._secret_key
         hello = f"{self.me}\0{own.address}".encode()
@@ -191,11 +198,10 @@ class ZeroMQTransport:
                 continue
             common = peer, self._incarnation, hello, self.refusals
             if peer == HUB:
-                self._ways[HUB] = HubWay(
-                    *common, HubLine(self._context, self._poller, peer, contact, keys, self._numbers)
-                )
+                hub_line = HubLine(self._context, self._poller, peer, contact, keys, self._watch, self._numbers)
+                self._ways[HUB] = HubWay(*common, hub_line)
             elif self._router is not None and contact.address:
-                line = Line(self._context, self._poller, peer, contact, keys)
+                line = Line(self._context, self._poller, peer, contact, keys, self._watch)
                 self._ways[peer] = DirectWay(*common, line, self._router, own.address)
             elif isinstance(hub := self._ways.get(HUB), HubWay):
                 self._ways[peer] = RelayedWay(*common, hub, self._sealing.with_peer(peer))
@@ -232,16 +238,10 @@ class ZeroMQTransport:
                 with contextlib.suppress(BlockingIOError):
                     while self._ear in ready or self._ear.fileno() in ready:
                         self._ear.recv(4096)
-                if self._gate.socket in ready:
-                    self._gate.answer()
-                if self._router is not None and self._door in ready:
-                    self._visitors.note(self._door, TURN)
+                with self.refusals.guard("a stranger"):
+                    self._watch_door(ready)
                 with self._waking():
-                    if self._router is not None and self._router in ready:
-                        self._take_in(self._router)
-                    for way in list(self._ways.values()):
-                        if isinstance(way, DirectWay | HubWay):
-                            self._take_from(way, ready)
+                    self._read_all(ready)
             self._send_all()
         except Exception:
             log.exception("the network of %s stopped", self.me, extra={"event": "failed"})
@@ -251,23 +251,47 @@ class ZeroMQTransport:
         finally:
             self._release()
 
+    def _read_all(self, ready: Mapping[Any, int]) -> None:
+        """Read from every socket that has something."""
+        if self._router is not None and self._router in ready:
+            with self.refusals.guard("a participant"):
+                self._reader.read_router(self._router)
+        for way in list(self._ways.values()):
+            if isinstance(way, DirectWay | HubWay):
+                with self.refusals.guard(way.peer):
+                    self._reader.read_line(way, ready)
+
+    def _watch_door(self, ready: Mapping[Any, int]) -> None:
+        """Let in whoever may come in, and cut who keeps too much."""
+        if self._gate.socket in ready:
+            self._gate.answer()
+        if self._router is not None and self._door in ready:
+            self._visitors.note(self._door, TURN)
+        self._watch.check(time.monotonic())
+
     def _send_all(self) -> float:
         """Send whatever can be sent now; how long to sleep after that, at most."""
-        pause = LONGEST_SLEEP_SECONDS
+        pause = SECONDS_BETWEEN_CHECKS
         while self._answers:
             way, channel, answer = self._answers.popleft()
-            way.answer(channel, answer)
+            with self.refusals.guard(way.peer):
+                way.answer(channel, answer)
         for way in self._ways.values():
-            if isinstance(way, DirectWay | HubWay):
-                way.line.redial_if_due(time.monotonic())
-            while way.has_room():  # without a connection, or with a full one, the poller tells when there is room
-                with self._changed:
-                    datagram = way.out.next_datagram(time.monotonic())
-                if datagram is None:
-                    pause = min(pause, max(0.005, way.out.rest(time.monotonic())))
-                    break
-                way.post(datagram)
+            with self.refusals.guard(way.peer):
+                pause = min(pause, self._send_to(way))
         return pause
+
+    def _send_to(self, way: Way) -> float:
+        """Send what a way has; how long there will be nothing more, at most."""
+        if isinstance(way, DirectWay | HubWay):
+            way.line.redial_if_due(time.monotonic())
+        while way.has_room():  # without a connection, or with a full one, the poller tells when there is room
+            with self._changed:
+                datagram = way.out.next_datagram(time.monotonic())
+            if datagram is None:
+                return max(0.005, way.out.rest(time.monotonic()))
+            way.post(datagram)
+        return SECONDS_BETWEEN_CHECKS
 
     @contextlib.contextmanager
     def _waking(self) -> Iterator[None]:
@@ -277,96 +301,6 @@ class ZeroMQTransport:
         with self._changed:
             if len(self._inbox) > waiting:
                 self._changed.notify()
-
-    def _take_in(self, router: Socket) -> None:
-        """Read what peers send by their connections with us."""
-        for _ in range(TURN):
-            try:
-                channel = router.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            last, parts = read_rest(router)
-            peer = self._gate.names.get(str(last.get("User-Id")).encode())
-            if peer is None:
-                self.refusals.add("a former participant", "a message", "its key is not in the federation file any more")
-            elif parts != 1:
-                self.refusals.add(peer, "a malformed message", f"{parts} parts instead of 1")
-            elif not isinstance(way := self._ways[peer], DirectWay):
-                self.refusals.add(peer, "a message", "we reach it through the hub only, and it comes directly")
-            elif (datagram := self._read(peer, last.buffer.toreadonly(), channel)) is not None:
-                self._take_datagram(way, datagram, channel)
-
-    def _read(self, peer: PeerId, data: Buffer, channel: bytes = b"") -> Datagram | None:
-        try:
-            return link.from_bytes(data)
-        except DatagramError as error:
-            kind = str(error).split(":")[0]
-            if "version" in kind:
-                kind = "foreign"  # not the version: there are 256
-                if channel and self._router is not None:
-                    nobody = Datagram(Kind.REFUSED, self._incarnation, link.NOBODY, 0, str(error).encode())
-                    send_to(self._router, channel, nobody.to_bytes())
-            self.refusals.add(peer, f"{'an' if kind == 'oversized' else 'a'} {kind} message", str(error))
-            return None
-
-    def _take_datagram(self, way: Way, datagram: Datagram, channel: bytes) -> None:
-        with self._changed:
-            frame = way.take_in(datagram, channel)
-            if frame is not None:
-                self._inbox.append((way, frame, way.into.life))
-
-    def _take_from(self, way: DirectWay | HubWay, ready: Mapping[Any, int]) -> None:
-        """Read what comes by a connection of ours."""
-        if way.line.monitor in ready:
-            way.line.note_event(time.monotonic())
-        if way.line.dealer not in ready:
-            return
-        for _ in range(TURN):
-            try:
-                first = way.line.dealer.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            if isinstance(way, HubWay):
-                last, parts = read_rest(way.line.dealer) if first.more else (first, 0)
-                if parts == 1:
-                    self._take_from_hub(way, first.bytes, last.buffer.toreadonly())
-                else:
-                    self.refusals.add(HUB, "a malformed message", f"{parts + 1} parts instead of 2")
-                continue
-            try:
-                datagram = link.from_bytes(first.buffer.toreadonly())
-            except DatagramError as error:
-                way.line.trouble = f"it answers with a message we cannot read: {error}"
-                continue
-            with self._changed:
-                way.take_answer(datagram, b"")
-
-    def _take_from_hub(self, hub: HubWay, name: bytes, payload: Buffer) -> None:
-        """Read what the hub says itself, or passes on."""
-        way = hub if name == TO_HUB else self._ways.get(name.decode(errors="replace"))
-        if way is None or isinstance(way, DirectWay):
-            self.refusals.add(HUB, "a message", "it is from nobody whom we reach through the hub")
-            return
-        channel, content, fresh = b"", payload, True
-        if isinstance(way, RelayedWay):
-            try:
-                opened = way.unseal(payload)
-            except HubError as fault:
-                self._blame(fault)
-                return
-            if opened is None or opened.content is None:
-                return
-            channel, content, fresh = opened.process, opened.content, opened.fresh
-        datagram = self._read(way.peer, content)
-        if datagram is None:
-            return
-        if not fresh and datagram.kind is not Kind.HELLO:
-            self.refusals.add(way.peer, "a malformed message", f"{datagram.kind.name} that is sealed for no process")
-        elif datagram.kind.from_sender:
-            self._take_datagram(way, datagram, channel)
-        else:
-            with self._changed:
-                way.take_answer(datagram, channel)
 
     def _blame(self, fault: HubError) -> None:
         """The hub did what it must not: whoever receives is told."""

@@ -8,12 +8,13 @@ The pattern is that of the Noise specification (revision 34), section 7.5:
     -> e, es, ss        first message
     <- e, ee, se        second message
 
-Of a pair, the member whose name sorts first is the initiator. Tests compare every byte with an independent
-implementation.
+For pair keys the initiator is the member whose name sorts first (`ephemeral.py`); through the hub it is whoever begins
+(`network/sealing.py`). Tests compare every byte with an independent implementation.
 """
 
 from __future__ import annotations
 
+import copy
 import hmac
 from hashlib import sha256
 
@@ -84,6 +85,81 @@ class SymmetricState:
     def split(self) -> tuple[bytes, bytes]:
         """Derive the two keys of the session: from the initiator to the responder, and back."""
         return _expand(self._chaining_key, b"")
+
+
+class Handshake:
+    """One end of a handshake: the initiator writes and the responder reads, then the other way round, then both split.
+
+    A message that does not fit changes nothing: the right one can be read after it.
+
+    Args:
+        initiator: whether this end writes the first message.
+        prologue: what both ends must have in common besides the keys.
+        static: our static key.
+        peer: the peer's static public key.
+        ephemeral: our ephemeral key; fresh if not given. A key that is given must never be used twice.
+    """
+
+    def __init__(
+        self,
+        initiator: bool,
+        prologue: bytes,
+        static: X25519PrivateKey,
+        peer: bytes,
+        ephemeral: X25519PrivateKey | None = None,
+    ) -> None:
+        self._initiator = initiator
+        self._static, self._peer = static, peer
+        self._ephemeral = ephemeral or X25519PrivateKey.generate()
+        self._peer_ephemeral: bytes | None = None
+        self._state = SymmetricState(prologue)
+        own = static.public_key().public_bytes_raw()
+        for key in (own, peer) if initiator else (peer, own):
+            self._state.mix_hash(key)
+
+    @property
+    def ephemeral(self) -> bytes:
+        """Our ephemeral public key."""
+        return self._ephemeral.public_key().public_bytes_raw()
+
+    def write(self, payload: bytes = b"") -> bytes:
+        """Write our message, with a payload that the peer alone can read."""
+        self._state.mix_hash(self.ephemeral)
+        self._mix_keys(self._state, first=self._initiator)
+        return self.ephemeral + self._state.encrypt_and_hash(payload)
+
+    def read(self, message: bytes) -> bytes:
+        """Read the peer's message: return its payload.
+
+        Raises:
+            ValueError: it was not made with these keys and this prologue.
+        """
+        state, before = copy.copy(self._state), self._peer_ephemeral
+        self._peer_ephemeral = message[:KEY_BYTES]
+        try:
+            state.mix_hash(self._peer_ephemeral)
+            self._mix_keys(state, first=not self._initiator)
+            payload = state.decrypt_and_hash(message[KEY_BYTES:])
+        except ValueError:
+            self._peer_ephemeral = before
+            raise
+        self._state = state
+        return payload
+
+    def split(self) -> tuple[bytes, bytes]:
+        """Derive the keys of the session, when both messages are through: to seal by, and to open by."""
+        keys = self._state.split()
+        return keys if self._initiator else (keys[1], keys[0])
+
+    def _mix_keys(self, state: SymmetricState, *, first: bool) -> None:
+        """Take in the two shared secrets of a message: es, ss of the first, ee, se of the second."""
+        theirs = self._peer_ephemeral or b""
+        if first:  # es is of the initiator's ephemeral key and the responder's static one
+            state.mix_key(agree(self._ephemeral, self._peer) if self._initiator else agree(self._static, theirs))
+            state.mix_key(agree(self._static, self._peer))
+        else:  # se is of the initiator's static key and the responder's ephemeral one
+            state.mix_key(agree(self._ephemeral, theirs))
+            state.mix_key(agree(self._static, theirs) if self._initiator else agree(self._ephemeral, self._peer))
 
 
 def nonce(count: int) -> bytes:

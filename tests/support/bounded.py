@@ -1,0 +1,157 @@
+"""A participant or a hub in a process of its own, whose memory and descriptors can be looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from cgd.network.sockets import Contact
+from cgd.network.zeromq import ZeroMQTransport
+from cgd.protocol.messages import HUB
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MEMBERS = ("a", "b", "c")
+# Every line on its standard input is answered with a line; each answer opens files, as any program does.
+PROGRAM = """
+import json, logging, os, pathlib, resource, sys, threading
+from cgd.network.hub import Hub
+from cgd.network.sockets import Contact
+from cgd.network.zeromq import ZeroMQTransport
+from cgd.protocol.messages import HUB
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+setup = json.loads(sys.stdin.readline())
+if setup["limits"]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(setup["limits"]))
+contacts = {name: Contact(address, key.encode()) for name, (address, key) in setup["contacts"].items()}
+received = []
+if setup["name"] == HUB:
+    address = contacts.pop(HUB).address
+    running = Hub(contacts, {"everyone": tuple(contacts)}, setup["secret"].encode(), address)
+else:
+    running = ZeroMQTransport(setup["name"], contacts, setup["secret"].encode())
+    def receive():
+        while True:
+            received.append(running.receive(None)[0])
+    threading.Thread(target=receive, daemon=True).start()
+for _ in sys.stdin:
+    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+    print(json.dumps({
+        "peak": int(status["VmHWM"].split()[0]) << 10,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "received": received,
+        "counts": [[*key, count] for key, count in running.refusals.counts.items()],
+    }), flush=True)
+"""
+
+
+class Target:
+    """What is attacked.
+
+    Args:
+        name: which participant it is, or the hub.
+        limits: how many descriptors it may have, soft and hard.
+    """
+
+    def __init__(self, name: str, limits: tuple[int, int] | None = None) -> None:
+        names = (*MEMBERS, HUB) if name == HUB else MEMBERS
+        self.pairs = {each: zmq.curve_keypair() for each in names}
+        self.contacts = {
+            each: Contact(f"tcp://127.0.0.1:{free_port()}", public) for each, (public, _) in self.pairs.items()
+        }
+        self.name = name
+        self.log: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._opened: list[ZeroMQTransport] = []
+        contacts = {each: (contact.address, contact.public_key.decode()) for each, contact in self.contacts.items()}
+        self._say({"name": name, "contacts": contacts, "secret": self.pairs[name][1].decode(), "limits": limits})
+        self.look()
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *outcome: object) -> None:
+        for transport in self._opened:
+            transport.close()
+        for each in self._sockets:
+            each.close(linger=0)
+        self._context.destroy(linger=0)
+        self._process.kill()
+        self._process.communicate()
+        self._reader.join()
+
+    @property
+    def port(self) -> int:
+        return int(self.contacts[self.name].address.rpartition(":")[2])
+
+    def look(self) -> dict[str, Any]:
+        """How it stands with it."""
+        self._say("look")
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"it has ended: {''.join(self.log)}"
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def refused(self, who: str, what: str) -> int:
+        return sum(count for *key, count in self.look()["counts"] if key == [who, what])
+
+    def caller(self, name: str) -> zmq.Socket[bytes]:
+        """A connection to the target with the key of a participant, that says what the test says."""
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.curve_serverkey = self.contacts[self.name].public_key
+        dealer.curve_publickey, dealer.curve_secretkey = self.pairs[name]
+        dealer.sndhwm = 16
+        dealer.connect(self.contacts[self.name].address)
+        self._sockets.append(dealer)
+        return dealer
+
+    def listener(self, name: str) -> zmq.Socket[bytes]:
+        """What the target connects to as that participant, and says what the test says."""
+        router = self._context.socket(zmq.ROUTER)
+        router.curve_server = True
+        router.curve_secretkey = self.pairs[name][1]
+        router.sndhwm = 16
+        router.bind(self.contacts[name].address)
+        self._sockets.append(router)
+        return router
+
+    def honest(self, name: str) -> ZeroMQTransport:
+        self._opened.append(ZeroMQTransport(name, self.contacts, self.pairs[name][1]))
+        return self._opened[-1]
+
+    def _say(self, line: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        self.log.extend(self._process.stderr)
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.02)
