@@ -397,7 +397,7 @@ class Assembly:
         self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((session, standing))
         for peer, ephemeral, signature in standing.greetings:
             hello = self._hellos.get(peer)
-            if hello is None or peer == sender or hello.ephemeral == ephemeral:
+            if hello is None or peer == sender or hello.ephemeral == ephemeral or (peer, ephemeral) in self._spent:
                 continue
             if self._is_signed(peer, replace(hello, ephemeral=ephemeral, signature=signature)):
                 self._doubtful[peer] = (
