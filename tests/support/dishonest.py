@@ -352,6 +352,9 @@ class World:
 
     def kill(self, me: str) -> None:
         keep = me == self.keeper or self.rng.random() < 0.7
+        if not keep:  # what it finished is forgotten, and may come out otherwise if nobody else had finished it
+            for totals in self.finished.values():
+                totals.pop(me, None)
         saved = Ledger.from_bytes(self.programs[me].kept) if keep else None
         self.replace(me, Program(me, self.charter, self.sums, saved))
 

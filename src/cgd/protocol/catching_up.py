@@ -7,7 +7,9 @@ The rules:
 2. Who is ahead tells its states as well while somebody is behind, and again when they change: what a member takes over
    must be what *all* that are ahead have. A member that lacks the last sum only, and has shown its key in it, needs no
    states.
-3. What is given must be proved (`takeover.py`), and nobody's report may speak against it (`history.acceptable`).
+3. What is given must be proved (`takeover.py`), and nobody's report may speak against it (`history.acceptable`). It must
+   have been claimed in a first report: later ones only tell who has caught up. So all members know in time whether
+   anything can be taken over in this view, or the next sum is run.
 4. Who claims a history that is not ours, or gives us what cannot be, is named; nothing is summed with it in this view.
 """
 
@@ -180,9 +182,11 @@ class CatchingUp:
         if group.name in self._settled:
             return
         rows = self.reports.rows(group.name)
-        self._against[group.name] = self._forks(group, rows)
+        self._against[group.name] = self._boasts(group, rows) or self._forks(group, rows)
         longest = max(row.length for row in rows.values())
-        if longest <= len(group.ledger):
+        if longest > self.reports.longest[group.name]:
+            group.takeover = None
+        elif longest <= len(group.ledger):
             self._go_on(group, rows)
         elif group.takeover is not None and group.takeover.claim == rows[group.takeover.holder]:
             self._consider(group)
@@ -210,6 +214,11 @@ class CatchingUp:
         trusted = [peer for peer in holders if peer not in group.doubted]
         if trusted:
             self._ask(group, trusted[0], holders[trusted[0]], states=states)
+
+    def _boasts(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> dict[PeerId, str]:
+        """Who reports more finished sums than anybody did at first: nobody can have finished one meanwhile."""
+        longest = self.reports.longest[group.name]
+        return {peer: "claims a sum that nobody had reported" for peer, row in rows.items() if row.length > longest}
 
     def _forks(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> dict[PeerId, str]:
         """Who reports a history of which ours is no continuation."""
@@ -263,29 +272,27 @@ class CatchingUp:
         takeover = group.takeover
         if takeover is None or takeover.given is None:
             return
-        against = self._speaks_against(group, takeover)
-        self._against[group.name] = against
-        if self._me in against:
+        own = group.row(bytes(32), states=False)
+        last = takeover.claim.length - 1
+        if own.length == last and own.mark is not None and (own.mark != takeover.opening or own.void):
             group.takeover = None
             group.doubted.add(takeover.holder)
             raise RemoteProtocolError(
-                takeover.holder,
-                f"claims sum {takeover.claim.length} by an attempt that was given up by all, itself among them",
+                takeover.holder, f"claims sum {last + 1} by an attempt that was given up by all, itself among them"
             )
-        if not against:
+        self._against[group.name] = self._speaks_against(group, takeover, own)
+        if not self._against[group.name]:
             group.take_over(takeover, self._clock())
             self._report_again()
             self._catch_up(group)
 
-    def _speaks_against(self, group: Group, takeover: Takeover) -> dict[PeerId, str]:
-        rows = self.reports.rows(group.name)
-        own = group.row(bytes(32), states=False)
-        if own.length and self._me not in takeover.signers and (own.mark is None or own.length < takeover.claim.length - 1):
+    def _speaks_against(self, group: Group, takeover: Takeover, own: GroupRow) -> dict[PeerId, str]:
+        rows, claim = self.reports.rows(group.name), takeover.claim
+        if own.length and self._me not in takeover.signers:
             # It was summed without us. Then everybody else must have signed it, or hold it.
             return {
                 peer: "has neither signed nor finished the last sum"
                 for peer, row in rows.items()
-                if peer not in takeover.signers and (row.length, row.head) != (takeover.claim.length, takeover.claim.head)
+                if peer not in takeover.signers and (row.length, row.head) != (claim.length, claim.head)
             }
-        everybody = {**rows, self._me: own}
-        return acceptable(takeover.claim.length - 1, takeover.opening, takeover.claim.head, everybody, takeover.signers)
+        return acceptable(claim.length - 1, takeover.opening, claim.head, own, rows, takeover.signers)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from cgd.protocol.identity import PublicKeys
     from cgd.protocol.messages import Buffer, PeerId, SumSpec
+    from cgd.protocol.standings import GroupRow
 
 GENESIS = sha256(b"cgd history").digest()
 """The head of an empty history."""
@@ -291,27 +292,37 @@ class Mark:
 
 
 def acceptable(
-    place: int, opening: bytes, head: bytes, rows: Mapping[PeerId, Any], signers: Collection[PeerId]
+    place: int,
+    opening: bytes,
+    head: bytes,
+    own: GroupRow,
+    rows: Mapping[PeerId, GroupRow],
+    signers: Collection[PeerId],
 ) -> dict[PeerId, str]:
-    """Find who, by its report, does not agree that this opening finished the sum at this place, and why.
+    """Find whose report does not allow us to take over that this opening finished the sum at this place, and why.
 
     Everybody who has a past must have signed the opening or hold the same history. Nobody may have shown its key in
-    another attempt, or have agreed to run the sum again.
+    another attempt, or have agreed to run the sum again. And who has not shown its own key in this attempt waits for
+    those who have: as long as they have not finished the sum, they may agree to run it again.
 
     Args:
         place: of the sum.
         opening: the digest of the attempt.
         head: of the history with this sum.
+        own: what we report ourselves.
         rows: what every other member reports of the group.
         signers: who has signed the opening.
     """
     against = {}
+    took_part = own.length == place and own.mark == opening
     for name, row in rows.items():
         if row.length > place:
             if row.length == place + 1 and row.head != head:
                 against[name] = "has another history"
         elif row.length == place and row.mark is not None and (row.mark != opening or row.void):
             against[name] = "took part in another attempt"
+        elif row.length == place and row.mark is not None and not took_part:
+            against[name] = "has not finished it yet"
         elif row.length and name not in signers:
             against[name] = "is behind and has not signed it"
     return against

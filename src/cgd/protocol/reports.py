@@ -33,6 +33,7 @@ class Reports:
         signed: everybody's first report, and its signature.
         latest: everybody's latest report.
         contributions: by group and member, the parts of the key that the members have in common.
+        longest: by group, the most finished sums in a first report.
     """
 
     def __init__(self, me: PeerId, charter: Charter, pairings: Mapping[PeerId, Pairing], dossier: Dossier) -> None:
@@ -40,6 +41,7 @@ class Reports:
         self.latest: dict[PeerId, Report] = {}
         self.contributions: dict[str, dict[PeerId, bytes]] = {name: {} for name in charter.groups}
         self._me, self._charter, self._pairings, self._dossier = me, charter, pairings, dossier
+        self.longest: dict[str, int] = {}
 
     @property
     def view(self) -> bytes:
@@ -71,6 +73,7 @@ class Reports:
         self.latest[self._me] = report
         if report.number == 0:
             self.signed[self._me] = content, signature
+            self._note_lengths(report)
         return signature
 
     def take(self, sender: PeerId, standing: Standing) -> None:
@@ -114,3 +117,8 @@ class Reports:
         for name in common:
             self.contributions[name][sender] = contributions[name]
         self.signed[sender] = standing.content, standing.signature
+        self._note_lengths(report)
+
+    def _note_lengths(self, report: Report) -> None:
+        for name, row in report.groups.items():
+            self.longest[name] = max(row.length, self.longest.get(name, 0))
