@@ -143,7 +143,7 @@ class Observations:
         def watched_share(this: SecureSum) -> None:
             observation = getattr(this, "observation", None)
             if observation is not None:
-                self.attempts.setdefault((this._notary.slot(0), this.number), {})[this.me] = observation
+                self.attempts.setdefault((this.said._notary.slot(0), this.number), {})[this.me] = observation
                 current[:] = [observation]
             share(this)
             current.clear()

@@ -270,7 +270,7 @@ class Group:
     def _agreed(self, agreed: SecureSum) -> None:
         mark = self.ledger.mark
         if mark is not None and mark.rerun is None and self.reports is not None:
-            proof = Rerun(self.reports.view, agreed.number, self.reports.signed, agreed.readies)
+            proof = Rerun(self.reports.view, agreed.number, self.reports.signed, agreed.said.signed_readies())
             self._set_mark(replace(mark, rerun=proof))
 
     def _opening(self, opening: bytes) -> None:

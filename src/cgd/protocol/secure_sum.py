@@ -47,9 +47,7 @@ from cgd.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
-from cgd.protocol.agreement import check_digests, check_settings, check_terms
-from cgd.protocol.frames import ready_content, spec_bytes
-from cgd.protocol.history import Certificate, opening_digest
+from cgd.protocol.attestations import Attestations
 from cgd.protocol.members import check_members, check_secret, slices
 from cgd.protocol.messages import (
     HUB,
@@ -130,15 +128,12 @@ class SecureSum:
         """Whether our key may have left: from then on others may open the total, and a fault cannot be undone."""
         self._fault: ProtocolError | None = None
         self._told: PeerAbortedError | None = None
-        self._notary = notary or Notary()
+        self._said = Attestations(me, self.members, number, notary or Notary())
         self._on_agreed, self._on_opening = on_agreed, on_opening
         self._shares = shares
         self._random = random
         self._hub = hub
         self._key = random(SEAL_KEY_BYTES)
-        self._readies: dict[PeerId, Ready] = {}
-        self._confirms: dict[PeerId, Confirm] = {}
-        self._keys: dict[PeerId, bytes] = {}
         self._shared: dict[PeerId, set[int]] = {peer: set() for peer in self.others}  # slices of shares, by their place
         self._outbox: deque[tuple[PeerId, Callable[[], Message]]] = deque()
 
@@ -159,7 +154,7 @@ class SecureSum:
         self._spec = spec
         self._subtotal = secret
         self._reduction = self._reduce_by(secret.dtype)
-        self._readies[self.me] = self._ready(spec, terms)
+        self._said.get_ready(spec, self._key, terms)
         with self._failing_on_fault():
             self._move(Event.START)
             self._advance()
@@ -222,18 +217,9 @@ class SecureSum:
         return self._fault
 
     @property
-    def readies(self) -> dict[PeerId, tuple[bytes, bytes]]:
-        """What every member was ready with, encoded, and its signature."""
-        return {
-            name: (ready_content(each.spec, each.seal, each.terms), each.signature)
-            for name, each in self._readies.items()
-        }
-
-    def certificate(self, view: bytes) -> Certificate:
-        """Make the proof that the sum is finished; `view` is that in which it was."""
-        own = self._readies[self.me]
-        signatures = {name: self._confirms[name].signature for name in self.members}
-        return Certificate(view, self.number, spec_bytes(own.spec), own.terms, self._sealed, self._keys, signatures)
+    def said(self) -> Attestations:
+        """What the members have said of this sum."""
+        return self._said
 
     @property
     def total(self) -> npt.NDArray[Any]:
@@ -247,15 +233,15 @@ class SecureSum:
         """What we are waiting for, and the peers it has to come from."""
         match self.state:
             case State.READYING:
-                return "Ready", self._missing(self._readies)
+                return "Ready", self._said.missing(self._said.readies)
             case State.SHARING:
                 return "Share", self._unshared
             case State.OPENING:
                 return self._reduction.waiting_for
             case State.CONFIRMING:
-                return "Confirm", self._missing(self._confirms)
+                return "Confirm", self._said.missing(self._said.confirms)
             case State.UNSEALING:
-                return "Unseal", self._missing(self._keys)
+                return "Unseal", self._said.missing(self._said.keys)
         return "nothing", frozenset()
 
     # How messages are taken in.
@@ -263,15 +249,15 @@ class SecureSum:
     def _is_copy(self, sender: PeerId, message: Message) -> bool:
         match message:
             case Ready():
-                return sender in self._readies
+                return sender in self._said.readies
             case Share(start, _):
                 return start in self._shared.get(sender, ())
             case Subtotal() | Total() if self.state is not State.IDLE:
                 return self._reduction.repeats(sender, message)
             case Confirm():
-                return sender in self._confirms
+                return sender in self._said.confirms
             case Unseal():
-                return sender in self._keys
+                return sender in self._said.keys
         return False
 
     def _take(self, sender: PeerId, message: Message) -> None:
@@ -279,14 +265,12 @@ class SecureSum:
             case Abort(reason):
                 fault = PeerAbortedError(sender, f"gave up sum {self.number}: {reason.text}")
                 if reason is Reason.DIFFERS:  # it may have been told something else than we
-                    self._notary.dispute("ready", self.number)
+                    self._said.dispute()
                 if reason is not Reason.DIFFERS or self.state not in (State.IDLE, State.READYING, State.CONFIRMING):
                     raise fault
                 self._told = fault  # when all have spoken we see for ourselves who differs
-            case Ready(spec, seal, terms, signature):
-                content = ready_content(spec, seal, terms)
-                self._notary.take(sender, "ready", self.number, content, signature)
-                self._readies[sender] = message
+            case Ready():
+                self._said.take_ready(sender, message)
             case Share():
                 if self._expanded:
                     raise RemoteProtocolError(sender, "sent a Share, and the shares of this sum are expanded, not sent")
@@ -294,13 +278,10 @@ class SecureSum:
                 self._shared[sender].add(message.start)
             case Subtotal() | Total():
                 self._reduction.take(sender, message)
-            case Confirm(digest, signature):
-                self._notary.take(sender, "confirm", self.number, digest, signature)
-                self._confirms[sender] = message
+            case Confirm():
+                self._said.take_confirm(sender, message)
             case Unseal(key):
-                if sha256(key).digest() != self._readies[sender].seal:
-                    raise RemoteProtocolError(sender, "showed another key than the one its seal was made with")
-                self._keys[sender] = key
+                self._said.take_key(sender, key)
 
     # How the state moves.
 
@@ -311,15 +292,15 @@ class SecureSum:
     def _event(self) -> Event | None:
         """The event that has come about in this state, if any."""
         match self.state:
-            case State.READYING if not self._outbox and not self._missing(self._readies):
+            case State.READYING if not self._outbox and not self._said.missing(self._said.readies):
                 return Event.ALL_READY
             case State.SHARING if not self._outbox and (self._expanded or not self._unshared):
                 return Event.ALL_SHARED
             case State.OPENING if not self._reduction.waiting_for[1]:
                 return Event.ALL_OPENED
-            case State.CONFIRMING if not self._outbox and not self._missing(self._confirms):
+            case State.CONFIRMING if not self._outbox and not self._said.missing(self._said.confirms):
                 return Event.ALL_CONFIRMED
-            case State.UNSEALING if not self._missing(self._keys):
+            case State.UNSEALING if not self._said.missing(self._said.keys):
                 return Event.ALL_UNSEALED
         return None
 
@@ -327,9 +308,9 @@ class SecureSum:
         self.state = TRANSITIONS[self.state, event]
         match self.state:
             case State.READYING:
-                self._say_to_all(self._readies[self.me])
+                self._say_to_all(self._said.readies[self.me])
             case State.SHARING:
-                self._check_readies()
+                self._said.check_readies()
                 self._check_told()
                 self._on_agreed(self)
                 self._share()
@@ -338,31 +319,14 @@ class SecureSum:
                 self._reduction.open(self._subtotal)
             case State.CONFIRMING:
                 self._total = self._reduction.total()
-                self._confirm()
+                self._say_to_all(self._said.confirm(sha256(self._total.data).digest()))
             case State.UNSEALING:
-                self._check_confirms()
+                self._said.check_confirms()
                 self._check_told()
-                self._on_opening(self._confirms[self.me].digest)
+                self._on_opening(self._said.confirms[self.me].digest)
                 self._unseal()
             case State.FINISHED:
-                unseal(self._total, list(self._keys.values()))
-
-    def _check_readies(self) -> None:
-        readies = {member: self._readies[member] for member in self.members}
-        try:
-            check_settings(self.me, {member: ready.spec for member, ready in readies.items()})
-            check_terms(self.me, {member: ready.terms for member, ready in readies.items()})
-        except ProtocolError:
-            self._notary.dispute("ready", self.number)
-            raise
-
-    def _check_confirms(self) -> None:
-        try:
-            check_digests(self.me, self.number, {member: self._confirms[member].digest for member in self.members})
-        except ProtocolError:
-            self._notary.dispute("ready", self.number)
-            self._notary.dispute("confirm", self.number)
-            raise
+                unseal(self._total, list(self._said.keys.values()))
 
     def _check_told(self) -> None:
         """Everything is the same here, and a peer says that it is not: somebody told it something else."""
@@ -392,21 +356,9 @@ class SecureSum:
         np.subtract(kept, share, out=kept)
         return Share(place.start, as_bytes(share))
 
-    def _ready(self, spec: SumSpec, terms: bytes) -> Ready:
-        seal_digest = sha256(self._key).digest()
-        signature = self._notary.sign("ready", self.number, ready_content(spec, seal_digest, terms))
-        return Ready(spec, seal_digest, terms, signature)
-
-    def _confirm(self) -> None:
-        own = self._readies[self.me]
-        self._sealed = sha256(self._total.data).digest()
-        digest = opening_digest(self._sealed, own.spec, own.terms, [self._readies[name].seal for name in self.members])
-        self._confirms[self.me] = Confirm(digest, self._notary.sign("confirm", self.number, digest))
-        self._say_to_all(self._confirms[self.me])
-
     def _unseal(self) -> None:
         self.unsealed = True
-        self._keys[self.me] = self._key
+        self._said.keys[self.me] = self._key
         self._say_to_all(Unseal(self._key))
 
     # Small words for the above.
@@ -418,9 +370,6 @@ class SecureSum:
     @property
     def _expanded(self) -> bool:
         return self._spec.sharing == "expanded"
-
-    def _missing(self, heard: Collection[PeerId]) -> frozenset[PeerId]:
-        return frozenset(self.members) - frozenset(heard) - {self.me}
 
     @property
     def _unshared(self) -> frozenset[PeerId]:

@@ -179,7 +179,7 @@ class Session:
         """Make the proof that the latest sum is finished; see `SecureSum`."""
         if self._sum is None:
             raise LocalProtocolError("no sum was started in this session")
-        return self._sum.certificate(view)
+        return self._sum.said.certificate(view)
 
     def give_up(self, error: ProtocolError) -> None:
         """Give the running sum up because of this error, and tell the others."""
