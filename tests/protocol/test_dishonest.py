@@ -121,7 +121,7 @@ def test_honest_members_finish() -> None:
 @pytest.mark.parametrize("top_bit", [False, True])
 def test_a_copied_ephemeral_key_is_refused_before_anything_is_shared(top_bit: bool) -> None:
     world = Directed()
-    stolen = world.programs["b"].assembly._ephemeral.public
+    stolen = world.programs["b"].assembly._greetings.ephemeral.public
     key = bytes([*stolen[:31], stolen[31] ^ (0x80 if top_bit else 0)])
 
     def copied(_: str, frame: Frame) -> Message:
@@ -141,8 +141,8 @@ def test_a_copied_ephemeral_key_is_refused_before_anything_is_shared(top_bit: bo
 def test_who_copies_a_key_and_forms_the_view_cannot_prove_that_it_is_its_own() -> None:
     """The dishonest member knows everything but the secret half of the key that it announces."""
     world = Directed()
-    stolen = world.programs["b"].assembly._ephemeral.public
-    world.programs[LIAR].assembly._ephemeral.public = stolen
+    stolen = world.programs["b"].assembly._greetings.ephemeral.public
+    world.programs[LIAR].assembly._greetings.ephemeral.public = stolen
     world.settle()
     assert not world.observations.attempts
     assert [str(error) for error in world.errors["a"]] == [
@@ -330,9 +330,7 @@ def test_an_attempt_that_all_gave_up_cannot_finish_the_sum_later() -> None:
     world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1, first))
     world.settle()
     for me in ("a", "b"):
-        assert "c: claims sum 1 by an attempt that was given up by all, itself among them" in map(
-            str, world.errors[me]
-        )
+        assert "c: claims sum 1 by an attempt that was given up by all, itself among them" in map(str, world.errors[me])
         assert world.programs[me].totals == []
 
 
@@ -365,9 +363,7 @@ def test_who_reports_different_things_is_convicted_by_all_before_anything_is_sha
         report = Report.from_bytes(frame.message.content)
         row = replace(report.groups["everyone"], mark=bytes(32))
         content = replace(report, groups={"everyone": row}).to_bytes()
-        return replace(
-            frame.message, content=content, signature=world.sign("standing", slot_of(report.view), content)
-        )
+        return replace(frame.message, content=content, signature=world.sign("standing", slot_of(report.view), content))
 
     world.says = differs
     world.settle()
@@ -403,7 +399,7 @@ def test_who_is_ready_with_different_things_is_convicted_by_all_before_anything_
 
 def test_who_greets_with_different_keys_is_named_by_all() -> None:
     world = Directed()
-    other = dishonest.Program(LIAR, world.charter, 2).assembly._ephemeral.public
+    other = dishonest.Program(LIAR, world.charter, 2).assembly._greetings.ephemeral.public
 
     def differs(to: str, frame: Frame) -> Message:
         if not isinstance(frame.message, Hello) or to == "a":

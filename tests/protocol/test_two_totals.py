@@ -157,7 +157,9 @@ def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() 
     world.restart("c", second, world.ledger("c").to_bytes())
     world.restart("d", second)
     # c gives d its ledger, and tells a and b nothing.
-    world.exchange(lambda sender, to, message: None if sender == "c" and to in "ab" and isinstance(message, Standing) else message)
+    world.exchange(
+        lambda sender, to, message: None if sender == "c" and to in "ab" and isinstance(message, Standing) else message
+    )
 
     # d leaves again, and the others run the sum with the members that it had.
     d = world.assemblies.pop("d").group(GROUP).ledger

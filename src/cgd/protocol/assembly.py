@@ -24,19 +24,18 @@ A session lives as long as all of its members' processes do. An assembly outlive
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import EquivocationError, InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
 from cgd.protocol.catching_up import CatchingUp
-from cgd.protocol.ephemeral import Ephemeral, View, pair
-from cgd.protocol.frames import Frame, from_bytes, hello_content, kind_of_frame, session_of, to_bytes
+from cgd.protocol.ephemeral import View, pair
+from cgd.protocol.frames import Frame, from_bytes, kind_of_frame, session_of, to_bytes
+from cgd.protocol.greetings import Greetings
 from cgd.protocol.group import Group, Pending
 from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.members import check_members
 from cgd.protocol.messages import (
-    EPHEMERAL_BYTES,
     HUB,
     SESSION_BYTES,
     Again,
@@ -53,7 +52,7 @@ from cgd.protocol.messages import (
     SumSpec,
     Total,
 )
-from cgd.protocol.statements import Dossier, slot_of, statement
+from cgd.protocol.statements import Dossier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from cgd.protocol.identity import Identity
     from cgd.protocol.messages import Buffer
 
-MOST_LIVES = 10_000
 MAX_EARLY = 4
 NO_VIEW = bytes(SESSION_BYTES)
 
@@ -90,19 +88,16 @@ class Assembly:
         self._identity = identity
         self.clock = 0
         """The step that our program's loop is at."""
-        self._ephemeral = Ephemeral()
+        self._greetings = Greetings(me, identity)
         self._ledgers = dict(ledgers or {})
         self._groups: dict[str, Group] = {}
-        self._hellos: dict[PeerId, Hello] = {}
         self._left: dict[PeerId, Farewell] = {}
         self._parting: Farewell | None = None
         self._view: View | None = None
         self._views: set[bytes] = set()
-        self._spent: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier lives
         self._dossier: Dossier | None = None
         self._catching_up: CatchingUp | None = None
         self._convicted: dict[PeerId, EquivocationError] = {}
-        self._doubtful: dict[PeerId, str] = {}  # peers whose greetings differ
         self._early: dict[PeerId, deque[tuple[bytes, Standing]]] = {}
         self._outbox: deque[tuple[PeerId, Frame]] = deque()
         self.adopt(charter)
@@ -134,9 +129,9 @@ class Assembly:
                 ledger = self._ledgers.get(name, Ledger())  # one without entries may have a mark
                 self._groups[name] = Group(name, members, ledger, lambda group: self.on_mark(group))
             self._groups[name].members, self._groups[name].epoch = members, charter.epoch
-        for known in (self._hellos, self._convicted):
-            for peer in known.keys() - set(self.others):
-                del known[peer]
+        for peer in self._convicted.keys() - set(self.others):
+            del self._convicted[peer]
+        self._greetings.adopt(charter)
         self._leave_view()
         for peer in self.others:
             self._say_hello(peer)
@@ -185,7 +180,7 @@ class Assembly:
 
     def hello(self, peer: PeerId) -> Hello | None:
         """What a peer said of itself, if it has."""
-        return self._hellos.get(peer)
+        return self._greetings.heard.get(peer)
 
     def left(self, peer: PeerId) -> bool | None:
         """Whether a peer's program is done (True) or was stopped (False); None if it is running."""
@@ -218,7 +213,7 @@ class Assembly:
 
     def doubts(self) -> dict[PeerId, str]:
         """The peers that are here and hold us up by what they say, and why."""
-        return self._doubtful | (self._catching_up.doubts() if self._catching_up is not None else {})
+        return self._greetings.doubts | (self._catching_up.doubts() if self._catching_up is not None else {})
 
     def trouble(self) -> dict[PeerId, str]:
         """The peers without which nothing goes on, and why."""
@@ -230,8 +225,8 @@ class Assembly:
         if self._catching_up is None:
             return "to be here", frozenset(self.trouble())
         if not each.current:
-            if self._doubtful:
-                return "the same greeting for all", frozenset(self._doubtful)
+            if self._greetings.doubts:
+                return "the same greeting for all", frozenset(self._greetings.doubts)
             return self._catching_up.waiting_for(each)
         return each.session.waiting_for if each.session is not None else ("nothing", frozenset())
 
@@ -307,52 +302,25 @@ class Assembly:
                 self._give_up_on_the_done()
 
     def _greet(self, sender: PeerId, hello: Hello) -> None:
-        try:  # a key without a shared secret, such as zeros, would stop us later
-            self._ephemeral.check(hello.ephemeral)
-        except ValueError:
-            raise RemoteProtocolError(sender, "sent an ephemeral key that is none") from None
-        if not self._is_signed(sender, hello):
-            raise RemoteProtocolError(sender, "sent a greeting that is not signed by the key in the federation file")
-        if (sender, hello.ephemeral) in self._spent:  # its shares may be too
-            raise RemoteProtocolError(sender, "goes back to an ephemeral key of before; it must be started again")
-        known = self._hellos.get(sender)
-        if known is not None and known.ephemeral != hello.ephemeral:
-            if sum(peer == sender for peer, _ in self._spent) >= MOST_LIVES:  # none of them may be forgotten
-                raise RemoteProtocolError(sender, f"was started more than {MOST_LIVES} times; start us again, too")
-            self._spent.add((sender, known.ephemeral))
-        self._hellos[sender] = hello
+        self._greetings.take(sender, hello)
         self._left.pop(sender, None)
-        if hello.knows != self._ephemeral.public:
+        if hello.knows != self._greetings.ephemeral.public:
             self._say_hello(sender)
             if self._parting is not None:
                 self._say(sender, Frame(NO_VIEW, 0, self._parting))
         self._form_view()
 
     def _say_hello(self, peer: PeerId) -> None:
-        known = self._hellos.get(peer)
-        charter = self.charter
-        sections = tuple(sorted(charter.sections.items()))
-        knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
         self._forget(lambda to, frame: to == peer and isinstance(frame.message, Hello))  # this one says it all
-        hello = Hello(self._ephemeral.public, knows, charter.version, charter.federation, charter.epoch, sections)
-        signature = self._identity.sign(_greeting(hello))
-        self._say(peer, Frame(NO_VIEW, 0, replace(hello, signature=signature)))
-
-    def _is_signed(self, peer: PeerId, hello: Hello) -> bool:
-        return self.charter.keys[peer].verify(_greeting(hello), hello.signature)
+        self._say(peer, Frame(NO_VIEW, 0, self._greetings.greeting(peer)))
 
     def _trouble(self, peer: PeerId) -> str | None:
-        if peer in self._convicted:
-            return str(self._convicted[peer])
-        if peer not in self._hellos:
-            return "it is not here"
-        return self.charter.difference(self._hellos[peer])
+        return str(self._convicted[peer]) if peer in self._convicted else self._greetings.trouble(peer)
 
     def _form_view(self) -> None:
         if self.trouble():
             return
-        keys = {self.me: self._ephemeral.public} | {peer: self._hellos[peer].ephemeral for peer in self.others}
-        view = View.of(self.charter, keys)
+        view = View.of(self.charter, self._greetings.keys(self.others))
         if self._view is not None and view.digest == self._view.digest:
             return
         if view.digest in self._views:  # its shares may be spent
@@ -361,14 +329,14 @@ class Assembly:
         self._view = view
         self._views.add(view.digest)
         pairings = {
-            peer: pair(self.me, self._identity, self._ephemeral, peer, self.charter, view) for peer in self.others
+            peer: pair(self.me, self._identity, self._greetings.ephemeral, peer, self.charter, view)
+            for peer in self.others
         }
         self._dossier = Dossier(self.me, self._identity, self.charter.keys, view.digest, self._tell_what_was_seen)
         self._catching_up = CatchingUp(
             self.me, self.charter, self._groups, pairings, self._dossier, self._say_in_view, lambda: self.clock
         )
-        greetings = [(peer, hello.ephemeral, hello.signature) for peer, hello in sorted(self._hellos.items())]
-        self._catching_up.begin(tuple(greetings))
+        self._catching_up.begin(self._greetings.passed_on())
         early = {peer: list(kept) for peer, kept in self._early.items()}
         faults = [fault for peer, kept in early.items() if (fault := self._take_early(peer, kept)) is not None]
         self._give_up_on_the_done()
@@ -387,7 +355,7 @@ class Assembly:
 
     def _leave_view(self) -> None:
         self._view = self._dossier = self._catching_up = None
-        self._doubtful.clear()
+        self._greetings.doubts.clear()
         self._forget(lambda _, frame: frame.session != NO_VIEW)  # nobody wants what is of the view that is over
         for group in self._groups.values():
             group.leave_view()
@@ -395,14 +363,7 @@ class Assembly:
     def _keep_early(self, sender: PeerId, session: bytes, standing: Standing) -> None:
         """Keep a report of a view that we have not formed; it tells whose greetings the sender has."""
         self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((session, standing))
-        for peer, ephemeral, signature in standing.greetings:
-            hello = self._hellos.get(peer)
-            if hello is None or peer == sender or hello.ephemeral == ephemeral or (peer, ephemeral) in self._spent:
-                continue
-            if self._is_signed(peer, replace(hello, ephemeral=ephemeral, signature=signature)):
-                self._doubtful[peer] = (
-                    f"it has greeted {sender} with another key than us: it was started again just now, or is dishonest"
-                )
+        self._greetings.compare(sender, standing.greetings)
 
     def _give_up_on_the_done(self) -> None:
         """A peer whose program is done, and that is not ready for the sum we wait for, will never be."""
@@ -459,8 +420,3 @@ class Assembly:
     def _tell_all(self, session: bytes, message: Message) -> None:
         for peer in self.others:
             self._say(peer, Frame(session, 0, message))
-
-
-def _greeting(hello: Hello) -> bytes:
-    """What the signature of a greeting is over."""
-    return statement("hello", slot_of(hello.ephemeral, "hello"), sha256(hello_content(hello)).digest())
