@@ -16,11 +16,12 @@ from cgd.baselines.solo import solo_peers
 from cgd.cli import main
 from cgd.cli.display import log_events
 from cgd.federation.file import FOR_TABLES, Federation
+from cgd.federation.keys import Keys
 from cgd.practice.model import ConfinedModel
 from cgd.practice.run import HISTORY
 from cgd.practice.training import train
 from support import runs
-from support.practice import federation_file, records, setting, table, write_csv
+from support.practice import SCHEMA, federation_file, records, setting, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ def test_options_that_do_not_go_together_are_told(command: Any, federation: Path
 
 
 def test_a_file_without_tables_is_told(command: Any, tmp_path: Path) -> None:
-    path = federation_file(tmp_path, NAMES, schema="")
+    path = federation_file(tmp_path, NAMES, schema=None)
     (tmp_path / "ada.csv").write_text(GOOD)
     code, _, err = command("join", path, "--as", "ada", "--data", "ada.csv")
     assert code == 2
@@ -246,11 +247,52 @@ def test_a_schema_goes_into_a_new_federation_file(command: Any, tmp_path: Path) 
         *(("age", "number"), ("dose", "number"), ("ward", "category")),
     ]
     assert command("schema", "mine.csv", "--label", "outcomes")[0] == 2
-    (tmp_path / "broken.toml").write_text("[data]\ntarget = 1\n")
+    (tmp_path / "broken.toml").write_text("[data]\ntarget = 1\n[model]\n")
     code, _, err = command("federation", "new", "other.toml", "--schema", "broken.toml", *people)
     assert code == 2
     assert "columns is missing" in err
     assert not (tmp_path / "other.toml").exists()
+
+
+STRANGER = '[[participants]]\nname = "eve"\naddress = "tcp://eve.example:7001"\nkey = "KEY"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (STRANGER, "the schema has 'participants'"),
+        ('[hub]\naddress = "tcp://eve.example:7000"\nkey = "KEY"\n', "the schema has 'hub'"),
+        ("[training]\nminimum = 3\n", "the schema has 'training'"),
+        ("[[participants]", "the schema is not TOML"),
+    ],
+)
+def test_a_schema_has_tables_and_a_model_and_nothing_else(command: Any, tmp_path: Path, more: str, says: str) -> None:
+    """It comes from somebody else, and its text goes into the file that says who takes part."""
+    people = []
+    for name in (*NAMES, "eve"):
+        command("keygen", name)
+        people += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    key = Keys.load(tmp_path / "eve.key").public
+    (tmp_path / "schema.toml").write_text(SCHEMA + more.replace("KEY", key))
+    code, _, err = command("federation", "new", "federation.toml", "--schema", "schema.toml", *people[:-2])
+    assert code == 2
+    assert says in err
+    assert "[data] and [model]" in err
+    assert not (tmp_path / "federation.toml").exists()
+
+
+def test_the_file_says_what_was_asked_for_whatever_is_in_the_schema(command: Any, tmp_path: Path) -> None:
+    """Keys above the first section of a schema would belong to the section before it."""
+    people = []
+    for name in NAMES:
+        command("keygen", name)
+        people += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    dotted = 'data.target = "outcome"\ndata.columns.age = "number"\nmodel.kind = "logistic"\n'
+    (tmp_path / "schema.toml").write_text(dotted)
+    code, _, err = command("federation", "new", "federation.toml", "--schema", "schema.toml", *people)
+    assert code == 2
+    assert "write [data]" in err
+    assert not (tmp_path / "federation.toml").exists()
 
 
 def test_sample_tables(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
