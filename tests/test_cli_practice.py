@@ -15,6 +15,7 @@ import pytest
 from cgd.baselines.solo import solo_peers
 from cgd.cli import main
 from cgd.cli.display import log_events
+from cgd.errors import InputError
 from cgd.federation.file import FOR_TABLES, Federation
 from cgd.federation.keys import Keys
 from cgd.practice.model import ConfinedModel
@@ -148,7 +149,7 @@ def test_a_caution_is_seen_whether_there_is_a_terminal_or_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    log_events(tmp_path / "events.jsonl")
+    log_events(tmp_path)
     quiet_logger.getChild("learning").warning("caution: %s", "records are few", extra={"event": "caution"})
     quiet_logger.getChild("network").info("bob is here", extra={"event": "peer"})
     err = capsys.readouterr().err
@@ -157,6 +158,18 @@ def test_a_caution_is_seen_whether_there_is_a_terminal_or_not(
     caution, bob = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert (caution["level"], caution["event"], caution["text"]) == ("WARNING", "caution", "caution: records are few")
     assert bob["text"] == "bob is here"
+
+
+def test_a_log_in_the_state_folder_is_no_link_and_one_that_was_chosen_may_be(
+    tmp_path: Path, quiet_logger: logging.Logger
+) -> None:
+    (tmp_path / "precious").write_text("mine\n")
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"is a symbolic link, and such are not followed"):
+        log_events(tmp_path)
+    log_events(tmp_path, tmp_path / "events.jsonl")
+    quiet_logger.warning("a line")
+    assert len((tmp_path / "precious").read_text().splitlines()) == 2
 
 
 @pytest.fixture
@@ -175,7 +188,7 @@ def test_what_the_commands_write_only_its_owner_can_read(
     before = os.umask(0)
     try:
         assert command("predict", run, "--data", data, "--out", "p.csv")[0] == 0
-        log_events(tmp_path / "state" / "events.jsonl")
+        log_events(tmp_path / "state")
     finally:
         os.umask(before)
     quiet_logger.info("a line")

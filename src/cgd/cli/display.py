@@ -11,6 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import rich.live
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cgd.errors import InputError
+from cgd.federation.state import open_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,21 +52,23 @@ class EventFile(logging.handlers.RotatingFileHandler):
     """A log that complains once, and in one line, if it cannot be written any more."""
 
     _complained = False
+    _opener = partial(os.open, mode=0o600)
 
     def _open(self) -> Any:
         """For its owner alone: a caution says how many records we have."""
-        return open(
-            self.baseFilename,
-            self.mode,
-            encoding=self.encoding,
-            opener=lambda path, flags: os.open(path, flags, 0o600),
-        )
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=self._opener)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
         """Called when a line could not be written."""
         if not self._complained:
             self._complained = True
             typer.echo(f"cgd: {self.baseFilename} cannot be written any more; events are lost", err=True)
+
+
+class StateEventFile(EventFile):
+    """The same in a state folder, where a link is not followed."""
+
+    _opener = staticmethod(open_private)
 
 
 class AboveTheTable(logging.Handler):
@@ -75,11 +79,20 @@ class AboveTheTable(logging.Handler):
         typer.echo(f"cgd: {record.getMessage()}", err=True)
 
 
-def log_events(path: Path) -> None:
-    """Write what happens to a file for its owner: no keys and no records, but in cautions how many we have."""
+def log_events(state: Path, chosen: Path | None = None) -> None:
+    """Write what happens to a file for its owner: no keys and no records, but in cautions how many we have.
+
+    Args:
+        state: the state folder, in which it is `events.jsonl`.
+        chosen: another file, which the user named.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path, kind = (state / "events.jsonl", StateEventFile) if chosen is None else (chosen, EventFile)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        to_file = EventFile(path, maxBytes=10 << 20, backupCount=3)
+        to_file = kind(path, maxBytes=10 << 20, backupCount=3)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); name another place with --log") from None
     to_file.setFormatter(JSONLines())

@@ -94,7 +94,7 @@ def join(
     membership = Membership(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
     )
-    log_events(log or membership.state.folder / "events.jsonl")
+    log_events(membership.state.folder, log)
     failure: Exception | None = None
     result: Any = None
     with Display(membership) as display:

@@ -187,13 +187,11 @@ class StateFolder:
 
     def _open(self, path: Path) -> BinaryIO:
         self._make()
-        file = open(path, "wb", opener=_open_private)
-        os.fchmod(file.fileno(), 0o600)  # it may have been there
-        return file
+        return open(path, "wb", opener=open_private)
 
     def _read(self, path: Path) -> bytes:
         try:
-            with open(path, "rb", opener=_open_private) as file:
+            with open(path, "rb", opener=open_private) as file:
                 return file.read()
         except OSError as error:
             raise InputError(
@@ -211,13 +209,21 @@ class StateFolder:
         )  # fmt: skip
 
 
-def _open_private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
+    """Open a file of a state folder, for its owner alone; `open` takes this as its `opener`.
+
+    Raises:
+        OSError: it is a symbolic link, or cannot be opened.
+    """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise OSError(error.errno, f"{path} is a symbolic link, and such are not followed; remove it") from None
+    if flags & os.O_CREAT:
+        os.fchmod(descriptor, 0o600)  # it may have been there
+    return descriptor
 
 
 def _warn_of(path: Path, error: InputError) -> None:
