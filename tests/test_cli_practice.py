@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +23,7 @@ from cgd.practice.model import ConfinedModel
 from cgd.practice.run import HISTORY
 from cgd.practice.training import train
 from support import runs
-from support.practice import SCHEMA, federation_file, records, setting, table, write_csv
+from support.practice import DATA, SCHEMA, federation_file, records, setting, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,6 +211,28 @@ def test_predictions_go_to_the_screen_or_into_a_file(command: Any, run: Path, tm
     assert code == 2
     assert "p.csv exists and is never overwritten" in err
     assert (tmp_path / "p.csv").read_text() == out
+
+
+def test_names_of_classes_do_not_command_a_terminal(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a pipe they go as they are; and neither way they are formulas."""
+    data = replace(DATA, classes=("=ill\x1b[2J", "well\u202e"))
+    content = table(60, 1)
+    content["outcome"] = [data.classes[each == "well"] for each in content["outcome"]]
+    what = setting(data, steps=10)
+    made = train(solo_peers(b"s" * 32), what, records(content, data))
+    ConfinedModel.of(made, what, {"participant": "a\x1b[2J", "federation": "t", "epoch": 1, "digest": ""}).save("run")
+    asked = write_csv(tmp_path / "new.csv", {**table(9, 7), "outcome": ["\x1b[2J"] * 9})
+    _, out, err = command("predict", "run", "--data", asked)
+    assert "\n'=ill\x1b[2J," in out
+    assert "\\x1b[2J" in err
+    assert "\x1b" not in err
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    _, shown, _ = command("predict", "run", "--data", asked)
+    assert "\n'=ill\\x1b[2J," in shown
+    assert "probability of well\\u202e" in shown
+    assert not {"\x1b", "\u202e"} & set(shown)
 
 
 def test_what_was_never_seen_is_predicted_and_told(command: Any, run: Path, tmp_path: Path) -> None:

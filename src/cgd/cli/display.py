@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from cgd.cli.base import printable
 from cgd.errors import InputError
 from cgd.federation.state import open_private
 
@@ -45,7 +46,15 @@ class JSONLines(logging.Formatter):
         line |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, "") != ""}
         if record.exc_info is not None:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # in ASCII: logs are looked at in terminals
+
+
+class PrintableLines(logging.Formatter):
+    """Lines for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        return printable(super().format(record))
 
 
 class EventFile(logging.handlers.RotatingFileHandler):
@@ -76,7 +85,7 @@ class AboveTheTable(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with every line."""
-        typer.echo(f"cgd: {record.getMessage()}", err=True)
+        typer.echo(f"cgd: {printable(record.getMessage())}", err=True)
 
 
 def log_events(state: Path, chosen: Path | None = None) -> None:
@@ -106,7 +115,7 @@ def log_events(state: Path, chosen: Path | None = None) -> None:
         logger.addHandler(above)
     else:
         to_screen = logging.StreamHandler()
-        to_screen.setFormatter(logging.Formatter("cgd: %(message)s"))
+        to_screen.setFormatter(PrintableLines("cgd: %(message)s"))
         # A stale message after a restart is nothing to worry about.
         to_screen.addFilter(lambda record: record.levelno > logging.INFO or getattr(record, "event", "") != "refused")
         logger.addHandler(to_screen)
@@ -148,7 +157,7 @@ class Live(ABC):
 
     def say(self, message: str) -> None:
         """Show a message below the table, or as a line."""
-        self._message = message
+        self._message = message = printable(message)
         if not self._console.is_terminal:
             typer.echo(f"cgd: {message}", err=True)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app
+from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app, printable
 from cgd.cli.operations import AsName, FederationFile, KeyFile, Listen
 from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
@@ -118,7 +118,7 @@ def join(
     sums = membership.peers.traffic.sums
     typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
     if data is not None:
-        typer.echo(result)
+        typer.echo(printable(result))
 
 
 def _practice(
@@ -155,7 +155,7 @@ def _practice(
         )
         typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
     for note in notes:
-        typer.echo(f"cgd: {note}", err=True)
+        typer.echo(f"cgd: {printable(note)}", err=True)
     for caution in foreseen(federation, setting, records):
         typer.echo(f"cgd: caution, from our own table alone: {caution}", err=True)
     source = Source(data.name, records, notes)
@@ -204,5 +204,6 @@ def _fail(error: Exception, what: str, name: str) -> NoReturn:
         raise error
     if not own:
         print_users_part(error)
-    typer.echo(f"cgd: {error}" if own else f"cgd: {what} failed: {type(error).__name__}: {error}", err=True)
+    told = f"cgd: {error}" if own else f"cgd: {what} failed: {type(error).__name__}: {error}"
+    typer.echo(printable(told), err=True)
     raise typer.Exit(BAD_INPUT if own else FAILED)
