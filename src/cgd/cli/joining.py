@@ -176,7 +176,8 @@ def _practice(
         more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in told)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
-        used = f"`cgd predict {where} --data FILE{row}` uses it"
+        own = f" --function {setting.model.function}" if setting.model.function else ""
+        used = f"`cgd predict {where} --data FILE{row}{own}` uses it"
         return f"{summary(content)}{more}\n  {where}/report.html has it all; {used}"
 
     return work, recorder

@@ -61,6 +61,10 @@ def predict(
         Path | None,
         typer.Option(metavar="FEDERATION.toml", help="In a federation by columns: the row predicts together."),
     ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Your own function that made the network, if one did."),
+    ] = None,
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
@@ -75,7 +79,7 @@ def predict(
     from cgd.practice.model import load_model
     from cgd.practice.predicting import answers, questions
 
-    loaded = load_model(model)
+    loaded = load_model(model, function=function)
     if out is not None and out.exists():
         raise InputError(f"{out} exists and is never overwritten; name another file, or move it away")
     if (federation is None) != (loaded.towers == 1):

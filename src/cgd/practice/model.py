@@ -1,7 +1,8 @@
 """A confined model with all that it takes to use it: on disk, and for predictions.
 
 A saved model is two files, which only their owner can read: `model.safetensors` has the weights, `model.json` all else
-(how the table is prepared, which network it is, where it comes from). Neither is ever evaluated as code.
+(how the table is prepared, which network it is, where it comes from). Neither is ever evaluated as code. A network of the
+user's own is named there as `module:function`, and is imported only if the user names the same function again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cgd.federation.task import Column, Data, Model
 from cgd.learning.vertical import fuse, log_probabilities
 from cgd.practice.alignment import align, row_key
 from cgd.practice.files import write_private
+from cgd.practice.functions import check_named
 from cgd.practice.networks import build
 from cgd.practice.preparation import Preparation
 from cgd.practice.reading import from_frame, read
@@ -201,11 +203,17 @@ class ConfinedModel:
         write_private(Path(folder) / ABOUT, json.dumps(about, indent=1, ensure_ascii=False).encode())
 
 
-def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
-    """A model that `cgd join --data` saved, from the folder of its run.
+def load_model(path: str | os.PathLike[str], *, function: str | None = None) -> ConfinedModel:
+    """Return a model that `cgd join --data` saved, from the folder of its run.
+
+    Args:
+        path: the folder.
+        function: of a network of your own, the `module:function` that makes it. The folder has its name, too, but what
+            a folder names is not imported before you name it: the folder may come from somebody else.
 
     Raises:
-        InputError: there is none, it is damaged, or its network cannot be built here.
+        InputError: there is none, it is damaged, its network cannot be built here, or it names a function that you did
+            not.
 
     Examples:
         ```python
@@ -232,6 +240,7 @@ def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
             raise InputError(f"{folder / WEIGHTS} does not belong to {folder / ABOUT}; restore both from a copy")
         data, model = _data(about["data"]), Model(**about["model"])
         preparation = Preparation.from_dict(about["preparation"])
+        check_named(model.function, function, folder / ABOUT)
         network = build(model, len(preparation.features), preparation.outputs)
         network.load_state_dict(safetensors.torch.load(weights))
         origin = {name: about[name] for name in ("participant", "federation", "epoch", "digest")}

@@ -13,6 +13,7 @@ import safetensors.torch
 from cgd.errors import InputError
 from cgd.federation.file import Training
 from cgd.federation.task import Model
+from cgd.practice.functions import check_named
 from cgd.practice.networks import build
 from cgd.practice.recorder import DATA, FILE, FRAMES, STEPS, read_content, read_frames
 from cgd.practice.replay import replay
@@ -110,11 +111,15 @@ class Recording:
         return replay(self.training, len(self.origin), self.totals, self.states).displacements
 
 
-def load(folder: str | os.PathLike[str]) -> Recording:
+def load(folder: str | os.PathLike[str], *, function: str | None = None) -> Recording:
     """Read a recording that `cgd join --record` left; one that goes on or was broken off, too, as far as it got.
 
+    Args:
+        folder: of the recording.
+        function: of a network of your own, the `module:function` that makes it; see `load_model`.
+
     Raises:
-        InputError: there is none, it is damaged, or no step was taken yet.
+        InputError: there is none, it is damaged, no step was taken yet, or it names a function that you did not.
     """
     folder = Path(folder)
     if not (folder / FILE).exists():
@@ -128,6 +133,7 @@ def load(folder: str | os.PathLike[str]) -> Recording:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder} is damaged ({error!r}); restore it from your copy, or record anew") from None
+    check_named(recording.model.function, function, folder / FILE)
     parameters = sum(each.numel() for each in recording.build_model().parameters())
     sizes = {len(recording.origin), *map(len, recording.totals.values())}
     if sizes != {parameters}:
