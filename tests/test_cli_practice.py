@@ -19,8 +19,8 @@ from cgd.cli.display import log_events
 from cgd.errors import InputError
 from cgd.federation.file import FOR_TABLES, Federation
 from cgd.federation.keys import Keys
+from cgd.practice.history import FILE as HISTORY
 from cgd.practice.model import ConfinedModel
-from cgd.practice.run import HISTORY
 from cgd.practice.training import train
 from support import runs
 from support.practice import DATA, SCHEMA, federation_file, records, setting, table, write_csv

@@ -59,8 +59,21 @@ NASTY = [
 ]
 WHOLE: list[bytes] = [
     *(b"", b"\x00", b"\xff\xfe", b"{}", b"[]", b"null", b"0", b'"x"', b"NaN", b"{", b"[" * 100_000, b'{"a":' * 100_000),
-    *(b"1" * 5_000, b"\x1f\x8b\x08\x00", b"PK\x03\x04", b"a" + b".a" * 5_000 + b" = 1", b"\n" * 1000, bytes(range(256))),
-    *(b"[" + b"a." * 5_000 + b"a]", b"a = " + b"[" * 3_000, b"\x80\x04\x95", b"\xff" * 64, (2**62).to_bytes(8, "little") * 4),
+    *(
+        b"1" * 5_000,
+        b"\x1f\x8b\x08\x00",
+        b"PK\x03\x04",
+        b"a" + b".a" * 5_000 + b" = 1",
+        b"\n" * 1000,
+        bytes(range(256)),
+    ),
+    *(
+        b"[" + b"a." * 5_000 + b"a]",
+        b"a = " + b"[" * 3_000,
+        b"\x80\x04\x95",
+        b"\xff" * 64,
+        (2**62).to_bytes(8, "little") * 4,
+    ),
 ]
 
 
@@ -246,9 +259,7 @@ def test_something_else_in_place_of_a_file(name: str, file: str, damaged: Path) 
 
 @pytest.mark.parametrize(("name", "file"), EACH_FILE)
 @given(data=st.data())
-@settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bytes_that_were_lost_or_changed(name: str, file: str, damaged: Path, whole: Path, data: st.DataObject) -> None:
     content = bytearray((whole / name / file).read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -298,6 +309,24 @@ def test_anything_in_the_place_of_anything(
             place[data.draw(st.sampled_from(["more", "", "name"]))] = copy.deepcopy(place[last])
     (damaged / name / file).write_text(json.dumps(content))
     use(name, damaged / name)
+
+
+TOML_VALUES = (
+    *("", "1", "-1", "0.5", "nan", "-inf", "1e400", "true", '"x"', '""', '"\\u0000"', "[]", "{}", "[[]]", "[1, 'x']"),
+    *("{ x = 1 }", "1979-05-27", "07:32:00", str(2**63), "9" * 5000, "[" * 200 + "]" * 200, '"' + "a" * 9999 + '"'),
+)
+
+
+@pytest.mark.parametrize(("name", "file"), [("federation", "federation.toml"), ("keys", "ada.key")])
+def test_any_value_in_a_line_of_toml(name: str, file: str, damaged: Path) -> None:
+    path = damaged / name / file
+    lines = path.read_text().splitlines()
+    for place, line in enumerate(lines):
+        key, equals, _ = line.partition(" = ")
+        for value in TOML_VALUES if equals else ("", "[x]", "[[x]]", "[training]", "x = 1"):
+            changed = f"{key} = {value}" if equals else value
+            path.write_text("\n".join([*lines[:place], changed, *lines[place + 1 :]]))
+            use(name, damaged / name)
 
 
 TENSOR_FILES = [(name, file) for name, file in EACH_FILE if file.endswith(".safetensors")]

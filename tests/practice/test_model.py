@@ -73,7 +73,9 @@ def test_a_model_of_numbers_has_no_classes() -> None:
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no model in .*nowhere .*name the folder of a run"):
+    with pytest.raises(
+        InputError, match="there is no model in .*nowhere: model.json is missing; name the folder of a run"
+    ):
         load_model(tmp_path / "nowhere")
     folder = tmp_path / "run"
     model().save(folder)
@@ -88,10 +90,13 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         return str(error.value)
 
     assert "is damaged" in damaged(about[:100])
-    assert "is of format 'other', and this cgd reads 'cgd-model-1'" in damaged({"format": "other"})
+    assert "has the format 'other', not 'cgd-model-1'" in damaged({"format": "other"})
     assert "does not belong to" in damaged({}, weights[:-1])
-    assert "is damaged" in damaged({"model": {"kind": "mlp", "layers": [9]}})
-    assert "the preparation's format is None" in damaged({"preparation": None})
+    assert "is damaged: model.activation is missing" in damaged({"model": {"kind": "mlp", "layers": [9]}})
+    huge = {**json.loads(about)["model"], "layers": [65536] * 32}
+    assert "and model.safetensors has" in damaged({"model": huge})
+    assert "preparation is missing" in damaged({"preparation": None})
+    assert "the preparation's format is None" in damaged({"preparation": {}})
     content = json.loads(about)
     del content["towers"]
     assert "is damaged" in damaged(json.dumps(content))

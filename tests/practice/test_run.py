@@ -23,9 +23,10 @@ from cgd.federation.file import Federation
 from cgd.federation.hub import FederationHub
 from cgd.federation.joining import Membership
 from cgd.learning.grid import Cell
+from cgd.practice.history import FILE as HISTORY
 from cgd.practice.predicting import answers, questions, row_of
 from cgd.practice.reading import read
-from cgd.practice.run import HISTORY, RunFolder, Source, run, summary
+from cgd.practice.run import RunFolder, Source, run, summary
 from cgd.practice.run_file import load_run
 from cgd.practice.setting import Setting
 from cgd.practice.training import Look

@@ -11,7 +11,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import rich.live
@@ -61,11 +60,13 @@ class EventFile(logging.handlers.RotatingFileHandler):
     """A log that complains once, and in one line, if it cannot be written any more."""
 
     _complained = False
-    _opener = partial(os.open, mode=0o600)
 
     def _open(self) -> Any:
         """For its owner alone: a caution says how many records we have."""
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=self._opener)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=self._descriptor)
+
+    def _descriptor(self, path: str, flags: int) -> int:
+        return os.open(path, flags, 0o600)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
         """Called when a line could not be written."""
@@ -77,7 +78,8 @@ class EventFile(logging.handlers.RotatingFileHandler):
 class StateEventFile(EventFile):
     """The same in a state folder, where a link is not followed."""
 
-    _opener = staticmethod(open_private)
+    def _descriptor(self, path: str, flags: int) -> int:
+        return open_private(path, flags)
 
 
 class AboveTheTable(logging.Handler):
