@@ -91,8 +91,8 @@ def read_model(folder: Path) -> ModelFile:
     for each in (path, folder / WEIGHTS):
         if not each.exists():
             raise InputError(
-                f"there is no model in {folder}: {each.name} is missing; name the folder of a run, as `cgd join --data` "
-                "made it"
+                f"there is no model in {folder}: {each.name} is missing; name the folder of a run, as "
+                "`cgd join --data` made it"
             )
     content = read_json(path, FORMAT, written_by="cgd join --data", remedy=REMEDY)
     try:
