@@ -2,8 +2,8 @@
 
 `make lock` runs this after a change of pyproject.toml or constraints.txt. pip finds the versions, without installing
 anything; the digests are those that PyPI states for all wheels of a version, so one file serves all systems and
-versions of Python. torch, and the packages of CUDA that it brings on some machines, are left out: where a CPU build is at hand pip
-takes that, and its digest is another one.
+versions of Python. torch, and the packages of CUDA that it brings on some machines, are left out: where a CPU build is
+at hand pip takes that, and its digest is another one.
 """
 
 from __future__ import annotations
