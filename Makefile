@@ -1,10 +1,13 @@
 # `make demo` and `make test` need nothing but Python 3.11 or newer: each makes .venv and installs what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
-NEEDS := pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+# First what is locked, by its digest; then cgd itself, and torch, for which there is no one digest (requirements/lock.py).
+LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all: --requirement
+EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
+NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results mutations \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results lock mutations \
         report-picture clean
 
 help:  ## this list
@@ -59,6 +62,9 @@ audit-results: .venv/installed  ## run the audit anew with five seeds, keep what
 	done
 	$(BIN)/python docs/threat_table.py
 
+lock: | .venv/bin/python  ## find the versions of all packages anew, with their digests (some minutes; network)
+	$(BIN)/python requirements/lock.py
+
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
 	$(BIN)/python tests/mutate.py
 
@@ -82,15 +88,18 @@ clean:  ## remove everything that was made here
 
 .venv/installed: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd into .venv (once; a minute or two) ...'
-	$(PIP) --editable .
+	$(LOCKED) requirements/run.lock
+	$(EDITABLE) .
 	@touch $@
 
 .venv/installed-dev: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd and its test tools into .venv (once; a minute or two) ...'
-	$(PIP) --editable '.[dev]'
+	$(LOCKED) requirements/dev.lock
+	$(EDITABLE) '.[dev]'
 	@touch $@ .venv/installed
 
 .venv/installed-docs: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd and its documentation tools into .venv (once; a minute or two) ...'
-	$(PIP) --editable '.[docs]'
+	$(LOCKED) requirements/docs.lock
+	$(EDITABLE) '.[docs]'
 	@touch $@ .venv/installed

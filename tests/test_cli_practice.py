@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +16,14 @@ import pytest
 from cgd.baselines.solo import solo_peers
 from cgd.cli import main
 from cgd.cli.display import log_events
+from cgd.errors import InputError
 from cgd.federation.file import FOR_TABLES, Federation
+from cgd.federation.keys import Keys
+from cgd.practice.history import FILE as HISTORY
 from cgd.practice.model import ConfinedModel
-from cgd.practice.run import HISTORY
 from cgd.practice.training import train
 from support import runs
-from support.practice import federation_file, records, setting, table, write_csv
+from support.practice import DATA, SCHEMA, federation_file, records, setting, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,7 +100,7 @@ def test_options_that_do_not_go_together_are_told(command: Any, federation: Path
 
 
 def test_a_file_without_tables_is_told(command: Any, tmp_path: Path) -> None:
-    path = federation_file(tmp_path, NAMES, schema="")
+    path = federation_file(tmp_path, NAMES, schema=None)
     (tmp_path / "ada.csv").write_text(GOOD)
     code, _, err = command("join", path, "--as", "ada", "--data", "ada.csv")
     assert code == 2
@@ -147,7 +150,7 @@ def test_a_caution_is_seen_whether_there_is_a_terminal_or_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    log_events(tmp_path / "events.jsonl")
+    log_events(tmp_path)
     quiet_logger.getChild("learning").warning("caution: %s", "records are few", extra={"event": "caution"})
     quiet_logger.getChild("network").info("bob is here", extra={"event": "peer"})
     err = capsys.readouterr().err
@@ -156,6 +159,18 @@ def test_a_caution_is_seen_whether_there_is_a_terminal_or_not(
     caution, bob = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert (caution["level"], caution["event"], caution["text"]) == ("WARNING", "caution", "caution: records are few")
     assert bob["text"] == "bob is here"
+
+
+def test_a_log_in_the_state_folder_is_no_link_and_one_that_was_chosen_may_be(
+    tmp_path: Path, quiet_logger: logging.Logger
+) -> None:
+    (tmp_path / "precious").write_text("mine\n")
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"is a symbolic link, and such are not followed"):
+        log_events(tmp_path)
+    log_events(tmp_path, tmp_path / "events.jsonl")
+    quiet_logger.warning("a line")
+    assert len((tmp_path / "precious").read_text().splitlines()) == 2
 
 
 @pytest.fixture
@@ -174,7 +189,7 @@ def test_what_the_commands_write_only_its_owner_can_read(
     before = os.umask(0)
     try:
         assert command("predict", run, "--data", data, "--out", "p.csv")[0] == 0
-        log_events(tmp_path / "state" / "events.jsonl")
+        log_events(tmp_path / "state")
     finally:
         os.umask(before)
     quiet_logger.info("a line")
@@ -196,6 +211,28 @@ def test_predictions_go_to_the_screen_or_into_a_file(command: Any, run: Path, tm
     assert code == 2
     assert "p.csv exists and is never overwritten" in err
     assert (tmp_path / "p.csv").read_text() == out
+
+
+def test_names_of_classes_do_not_command_a_terminal(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a pipe they go as they are; and neither way they are formulas."""
+    data = replace(DATA, classes=("=ill\x1b[2J", "well\u202e"))
+    content = table(60, 1)
+    content["outcome"] = [data.classes[each == "well"] for each in content["outcome"]]
+    what = setting(data, steps=10)
+    made = train(solo_peers(b"s" * 32), what, records(content, data))
+    ConfinedModel.of(made, what, {"participant": "a\x1b[2J", "federation": "t", "epoch": 1, "digest": ""}).save("run")
+    asked = write_csv(tmp_path / "new.csv", {**table(9, 7), "outcome": ["\x1b[2J"] * 9})
+    _, out, err = command("predict", "run", "--data", asked)
+    assert "\n'=ill\x1b[2J," in out
+    assert "\\x1b[2J" in err
+    assert "\x1b" not in err
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    _, shown, _ = command("predict", "run", "--data", asked)
+    assert "\n'=ill\\x1b[2J," in shown
+    assert "probability of well\\u202e" in shown
+    assert not {"\x1b", "\u202e"} & set(shown)
 
 
 def test_what_was_never_seen_is_predicted_and_told(command: Any, run: Path, tmp_path: Path) -> None:
@@ -246,11 +283,52 @@ def test_a_schema_goes_into_a_new_federation_file(command: Any, tmp_path: Path) 
         *(("age", "number"), ("dose", "number"), ("ward", "category")),
     ]
     assert command("schema", "mine.csv", "--label", "outcomes")[0] == 2
-    (tmp_path / "broken.toml").write_text("[data]\ntarget = 1\n")
+    (tmp_path / "broken.toml").write_text("[data]\ntarget = 1\n[model]\n")
     code, _, err = command("federation", "new", "other.toml", "--schema", "broken.toml", *people)
     assert code == 2
     assert "columns is missing" in err
     assert not (tmp_path / "other.toml").exists()
+
+
+STRANGER = '[[participants]]\nname = "eve"\naddress = "tcp://eve.example:7001"\nkey = "KEY"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (STRANGER, "the schema has 'participants'"),
+        ('[hub]\naddress = "tcp://eve.example:7000"\nkey = "KEY"\n', "the schema has 'hub'"),
+        ("[training]\nminimum = 3\n", "the schema has 'training'"),
+        ("[[participants]", "the schema is not TOML"),
+    ],
+)
+def test_a_schema_has_tables_and_a_model_and_nothing_else(command: Any, tmp_path: Path, more: str, says: str) -> None:
+    """It comes from somebody else, and its text goes into the file that says who takes part."""
+    people = []
+    for name in (*NAMES, "eve"):
+        command("keygen", name)
+        people += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    key = Keys.load(tmp_path / "eve.key").public
+    (tmp_path / "schema.toml").write_text(SCHEMA + more.replace("KEY", key))
+    code, _, err = command("federation", "new", "federation.toml", "--schema", "schema.toml", *people[:-2])
+    assert code == 2
+    assert says in err
+    assert "[data] and [model]" in err
+    assert not (tmp_path / "federation.toml").exists()
+
+
+def test_the_file_says_what_was_asked_for_whatever_is_in_the_schema(command: Any, tmp_path: Path) -> None:
+    """Keys above the first section of a schema would belong to the section before it."""
+    people = []
+    for name in NAMES:
+        command("keygen", name)
+        people += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    dotted = 'data.target = "outcome"\ndata.columns.age = "number"\nmodel.kind = "logistic"\n'
+    (tmp_path / "schema.toml").write_text(dotted)
+    code, _, err = command("federation", "new", "federation.toml", "--schema", "schema.toml", *people)
+    assert code == 2
+    assert "write [data]" in err
+    assert not (tmp_path / "federation.toml").exists()
 
 
 def test_sample_tables(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,15 @@
-"""The package itself: names that load when they are first used."""
+"""The package itself: names that load when they are first used, and what is installed with it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
 
 LOADING = """
 import threading, cgd
@@ -36,3 +42,28 @@ def test_threads_may_load_names_at_the_same_time() -> None:
     for _ in range(3):
         ended = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
+
+
+LOCKS = {path.stem: path.read_text() for path in (ROOT / "requirements").glob("*.lock")}
+
+
+@pytest.mark.parametrize("name", ["run", "dev", "docs"])
+def test_a_lock_file_has_digests_of_everything_and_no_places(name: str) -> None:
+    lines = LOCKS[name].splitlines()[1:]
+    package, digest = r"[a-z0-9-]+==[A-Za-z0-9.]+ \\", r"    --hash=sha256:[0-9a-f]{64}( \\)?"
+    assert all(re.fullmatch(f"{package}|{digest}", line) for line in lines)
+    packages = [line.split("==")[0] for line in lines if "==" in line]
+    assert packages == sorted(set(packages))
+    assert not {"cgd", "torch", "triton"} & set(packages)
+    assert {"hatchling", "editables"} <= set(packages)
+
+
+def test_what_is_pinned_is_locked_in_that_version() -> None:
+    pinned = re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(pinned) > 20
+    locked = {found for text in LOCKS.values() for found in re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE)}
+    assert set(pinned) - {("torch", "2.13.0")} <= locked
+    for text in LOCKS.values():  # all of them agree
+        versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+        assert set(versions.items()) <= locked
+    assert len(locked) == len({package for package, _ in locked})

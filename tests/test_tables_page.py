@@ -83,7 +83,7 @@ def of_the_file(folder: Path) -> list[str]:
     (folder / "good.csv").write_text(GOOD)
     file = federation_file(folder, ("ada", "bob", "cleo"), schema=SCHEMA).name
     said = [joined(file, name) for name in FILES]
-    plain = federation_file(folder / "plain", ("ada", "bob", "cleo"), schema="")
+    plain = federation_file(folder / "plain", ("ada", "bob", "cleo"), schema=None)
     (folder / "plain.toml").write_text(plain.read_text())
     said.append(joined("plain.toml", "good.csv"))
     said.append(error_of("join", file, "--as", "ada"))
@@ -128,7 +128,7 @@ def test_every_message_of_the_page_is_one_that_comes_and_the_other_way_round(
 def test_the_sections_of_the_page_are_accepted(tmp_path: Path) -> None:
     sections = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert len(sections) == 2
-    head = federation_file(tmp_path, ("ada", "bob", "cleo"), schema="").read_text()
+    head = federation_file(tmp_path, ("ada", "bob", "cleo"), schema=None).read_text()
     whole = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "whole.toml")
     assert whole.data is not None
     assert whole.data.missing == ("", "NA", "-9")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -74,3 +76,24 @@ def test_recordings_that_do_not_fit_are_refused_before_the_work(recorded: Path) 
         plan_for([recorded / "ada", recorded / "bob"], ("ada",))
     with pytest.raises(InputError, match="recording.json"):
         plan_for([recorded])
+
+
+def test_a_function_that_a_recording_names_is_not_imported_before_the_user_names_it(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a rehearsal, one person gets everybody's folders."""
+    monkeypatch.chdir(tmp_path)
+    source = "from pathlib import Path\nfrom torch.nn import Linear as network\nPath('imported').touch()\n"
+    (tmp_path / "audited_network.py").write_text(source)
+    given = shutil.copytree(recorded / "bob", tmp_path / "bob")
+    content = json.loads((given / "recording.json").read_text())
+    content["model"] |= {"kind": "custom", "function": "audited_network:network"}
+    (given / "recording.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"names the function 'audited_network:network' .*--function audited_network:"):
+        plan_for([given])
+    assert not (tmp_path / "imported").exists()
+    plan = plan_for([given], function="audited_network:network")
+    assert plan.command(0).endswith("--function audited_network:network --seed 0")
+    assert tuple(plan.parts[0].run(0)) == (EXAMINED[0],)
+    with pytest.raises(InputError, match="--function is 'json:dumps'; it is for recorded runs"):
+        plan_for([], function="json:dumps")

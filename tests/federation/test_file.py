@@ -219,7 +219,7 @@ def test_comments_order_defaults_and_the_path_do_not_matter(tmp_path: Path) -> N
 
 def test_digests_are_of_canonical_json(tmp_path: Path) -> None:
     def digest(content: str) -> str:
-        return hashlib.sha256(content.encode()).hexdigest()[:32]
+        return hashlib.sha256(content.encode()).hexdigest()  # whole: a shorter one could be met on purpose
 
     federation = Federation.load(write(tmp_path, text()))
     training = '{"aggregator":"","bound":16.0,"lr":0.5,"minimum":3,"momentum":0.0,"mu":0.0,"opening":"mesh",'

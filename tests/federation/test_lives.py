@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -207,7 +207,7 @@ def test_samples_may_be_others_until_they_are_counted(village: Village) -> None:
 
 def whole_save(village: Village, name: str, group: str) -> int | None:
     """After how many steps a participant has saved its whole ledger; None if it has not."""
-    path = village.folder(name) / f"{FEDERATION}-{group}.ledger"
+    path = village.folder(name) / f"{FEDERATION}+{group}.ledger"
     return Ledger.from_bytes(path.read_bytes()).states[0].steps if path.exists() else None
 
 
@@ -339,10 +339,12 @@ def test_a_full_disk_stops_nothing(
 ) -> None:
     monkeypatch.setattr(conductor, "SAVE_SECONDS", 0.0)
     village.start_all(Training(), halt=0)
-    folder = village.folder("ada")
-    folder.mkdir(parents=True, exist_ok=True)
-    for suffix in ("new", *(f"{place}.entries" for place in range(20))):
-        (folder / f"{FEDERATION}-{EVERYONE}.{suffix}").symlink_to("/dev/full")  # not to be read: it has no end
+    folder, plain = village.folder("ada"), StateFolder._open
+
+    def full(self: StateFolder, path: Path) -> BinaryIO:
+        return open("/dev/full", "wb") if self.folder == folder else plain(self, path)
+
+    monkeypatch.setattr(StateFolder, "_open", full)
     for life in village:
         life.go_on(halt=4)
     for life in village:

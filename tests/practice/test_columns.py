@@ -85,6 +85,7 @@ def test_nothing_that_a_stranger_could_compare_is_made_of_the_ids_alone() -> Non
         together(one, [["p1", "p2"]] * 3)
     digests = {each for each in seen if each.startswith("records ")}
     assert len(digests) == 2
+    assert {len(each.removeprefix("records ")) for each in digests} == {64}
 
 
 def setting(column: int, data: Data = DATA, model: Model | None = None, **training: Any) -> Setting:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import stat
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 import cgd
 from cgd.baselines.solo import solo_peers
@@ -18,8 +23,6 @@ from cgd.practice.training import train
 from support.practice import DATA, NUMBER, records, setting, table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cgd.federation.task import Data
 
 ORIGIN = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
@@ -70,7 +73,9 @@ def test_a_model_of_numbers_has_no_classes() -> None:
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no model in .*nowhere .*name the folder of a run"):
+    with pytest.raises(
+        InputError, match="there is no model in .*nowhere: model.json is missing; name the folder of a run"
+    ):
         load_model(tmp_path / "nowhere")
     folder = tmp_path / "run"
     model().save(folder)
@@ -85,10 +90,13 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         return str(error.value)
 
     assert "is damaged" in damaged(about[:100])
-    assert "is of format 'other', and this cgd reads 'cgd-model-1'" in damaged({"format": "other"})
+    assert "has the format 'other', not 'cgd-model-1'" in damaged({"format": "other"})
     assert "does not belong to" in damaged({}, weights[:-1])
-    assert "is damaged" in damaged({"model": {"kind": "mlp", "layers": [9]}})
-    assert "the preparation's format is None" in damaged({"preparation": None})
+    assert "is damaged: model.activation is missing" in damaged({"model": {"kind": "mlp", "layers": [9]}})
+    huge = {**json.loads(about)["model"], "layers": [65536] * 32}
+    assert "and model.safetensors has" in damaged({"model": huge})
+    assert "preparation is missing" in damaged({"preparation": None})
+    assert "the preparation's format is None" in damaged({"preparation": {}})
     content = json.loads(about)
     del content["towers"]
     assert "is damaged" in damaged(json.dumps(content))
@@ -102,3 +110,52 @@ def test_a_table_that_lacks_a_column_is_told() -> None:
         model().predict({"age": [1.0], "ward": ["A"]})
     with pytest.raises(InputError, match="a list is no table"):
         model().predict([1, 2, 3])
+
+
+TELLTALE = """
+from pathlib import Path
+import torch
+Path("imported").touch()
+
+def network(features, outputs):
+    return torch.nn.Linear(features, outputs)
+"""
+
+
+def test_a_function_that_a_folder_names_is_not_imported_before_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may come from somebody else, and so may what lies beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "telltale.py").write_text(TELLTALE)
+    before = model(model=Model("logistic"))
+    replace(before, model=Model(function="telltale:network")).save("run")
+    about = json.loads(Path("run/model.json").read_text())
+    weights = safetensors.torch.load_file("run/model.safetensors")
+    content = safetensors.torch.save({name.removeprefix("0."): each for name, each in weights.items()})
+    about["weights"]["sha256"] = hashlib.sha256(content).hexdigest()
+    Path("run/model.json").write_text(json.dumps(about))
+    Path("run/model.safetensors").write_bytes(content)
+    where = re.escape(str(tmp_path / "telltale.py"))
+    with pytest.raises(
+        InputError, match=rf"names the function 'telltale:network' .*'telltale' \({where}\).* --function"
+    ):
+        load_model("run")
+    with pytest.raises(InputError, match="'telltale:network', and 'telltale:other' was named; name that of the file"):
+        load_model("run", function="telltale:other")
+    assert not Path("imported").exists()
+    after = load_model("run", function="telltale:network")
+    assert Path("imported").exists()
+    assert np.array_equal(after.predict_proba(table(5, 5)), before.predict_proba(table(5, 5)))
+
+
+def test_a_function_that_is_nowhere_is_told_as_such(tmp_path: Path) -> None:
+    replace(model(model=Model("logistic")), model=Model(function="no.where:f; rm x")).save(tmp_path)
+    with pytest.raises(InputError, match=r"module 'no' \(which is not here\).*--function 'no.where:f; rm x'"):
+        load_model(tmp_path)
+
+
+def test_a_function_is_not_named_where_there_is_none(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    with pytest.raises(InputError, match="names no function, and 'json:dumps' was named; leave --function"):
+        load_model(tmp_path, function="json:dumps")

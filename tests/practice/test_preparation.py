@@ -74,8 +74,8 @@ def test_members_that_lack_something() -> None:
 
 def test_what_a_member_should_know() -> None:
     preparation = fitted(MEMBERS)
-    assert preparation.notes(ONE) == ("only others have records of the class no",)
-    assert preparation.notes(NO_AGE) == ("only others have records of the class yes",)
+    assert preparation.notes(ONE) == ("only others have records of the class 'no'",)
+    assert preparation.notes(NO_AGE) == ("only others have records of the class 'yes'",)
     assert preparation.notes(NO_WARD) == ()
 
 
@@ -196,8 +196,8 @@ def test_a_class_that_nobody_has() -> None:
     data = Data("outcome", (AGE,), classes=("yes", "no", "perhaps"))
     preparation = fitted([records_of(data, age=[1, 2], outcome=["yes", "no"])] * 3, data)
     assert preparation.notes(records_of(data, age=[1], outcome=["no"])) == (
-        "nobody has records of the class perhaps; it cannot be learned",
-        "only others have records of the class yes",
+        "nobody has records of the class 'perhaps'; it cannot be learned",
+        "only others have records of the class 'yes'",
     )
     assert preparation.class_weights().tolist() == [1.0, 1.0, 0.0]
     assert preparation.outputs == 3

@@ -364,7 +364,7 @@ def damage_step(folder: Path) -> None:
 
 def damage_model(folder: Path) -> None:
     content = json.loads((folder / FILE).read_text())
-    content["features"] += 1
+    content["outputs"] += 1
     (folder / FILE).write_text(json.dumps(content))
 
 
@@ -386,7 +386,7 @@ def damage_all_steps(folder: Path) -> None:
         (damage_format, "of the format 'cgd-recording-9' and not"),
         (damage_step, r"000001\.total\.safetensors is damaged"),
         (damage_model, "parameters, and .* is of one with"),
-        (damage_key, r"is damaged \(KeyError\('samples'\)\); restore it"),
+        (damage_key, "is damaged: samples is missing; restore it"),
         (damage_all_steps, "no step was taken in the recording"),
         (lambda folder: (folder / FILE).unlink(), r"has no recording\.json; name a folder"),
     ],

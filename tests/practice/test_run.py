@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from cgd.federation.file import Federation
 from cgd.federation.hub import FederationHub
 from cgd.federation.joining import Membership
 from cgd.learning.grid import Cell
+from cgd.practice.history import FILE as HISTORY
 from cgd.practice.predicting import answers, questions, row_of
 from cgd.practice.reading import read
-from cgd.practice.run import HISTORY, RunFolder, Source, run, summary
+from cgd.practice.run import RunFolder, Source, run, summary
 from cgd.practice.run_file import load_run
 from cgd.practice.setting import Setting
 from cgd.practice.training import Look
@@ -225,6 +228,104 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatc
     assert any(each == "done after step 5; saving" for each in said)
 
 
+def failing(number: int, fails: Callable[[], bool]) -> Callable[[int, Any], int]:
+    """A write that fails while it should, after it has written a part."""
+    plain = os.write
+
+    def write(descriptor: int, content: Any) -> int:
+        if fails() and len(content) > 7:
+            plain(descriptor, content[:7])
+            return 7
+        if fails():
+            raise OSError(number, os.strerror(number))
+        return plain(descriptor, content)
+
+    return write
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO, errno.EDQUOT])
+def test_a_history_that_cannot_be_written_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """From the first row on, and until the model is there; then everything is."""
+    federation = Federation.load(federation_file(tmp_path, NAMES, steps=20, patience=0))
+    begun = False
+    monkeypatch.setattr("cgd.practice.run.RETRY_SECONDS", 0.01)
+    saved = [tmp_path / "runs" / name / "model.json" for name in NAMES]
+    fails = lambda: begun and not all(path.exists() for path in saved)  # noqa: E731
+    monkeypatch.setattr("cgd.practice.history.os", SimpleNamespace(**vars(os) | {"write": failing(number, fails)}))
+
+    def one(peers: cgd.Peers, name: str) -> dict[str, Any]:
+        nonlocal begun
+        setting = Setting.of(federation, name)
+        records, _ = read(write_csv(tmp_path / f"{name}.csv", table(20, 1)), setting.data, setting.own_columns)
+        folder = RunFolder(tmp_path / "runs" / name, federation, name)
+        peers.sum(np.zeros(1))  # all have their folder
+        begun = True
+        return run(peers, federation, name, Source("x.csv", records), folder)
+
+    with cgd.local_peers(NAMES) as colony:
+        contents = colony.run(one, NAMES)
+    for name, content in zip(NAMES, contents, strict=True):
+        assert [row["step"] for row in content["history"]] == [5, 10, 15, 20]
+        first, *rows = map(json.loads, (tmp_path / "runs" / name / HISTORY).read_text().splitlines())
+        assert first == {"participant": name, "federation": "trial"}
+        assert rows == content["history"]
+    warnings = [each for each in caplog.records if "training goes on" in each.getMessage()]
+    assert len(warnings) == 3  # of everybody one, and not one for every row
+    assert {each.event for each in warnings} == {"not saved"}  # type: ignore[attr-defined]
+    assert os.strerror(number) in warnings[0].getMessage()
+
+
+OPENS_NOTHING = """
+import resource, sys
+from pathlib import Path
+from cgd.federation.file import Federation
+from cgd.practice.run import RunFolder
+from cgd.practice.training import Look
+
+folder = RunFolder(Path("run"), Federation.load("federation.toml"), "ada")
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+try:
+    open("run/history.jsonl")
+except OSError as error:
+    print(error.strerror)
+folder.note(Look(5, 0.5, 5, training_loss=0.7))
+"""
+
+
+def test_a_process_that_may_open_no_more_files_notes_all_the_same(tmp_path: Path) -> None:
+    federation_file(tmp_path, NAMES)
+    command = [sys.executable, "-c", OPENS_NOTHING]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Too many open files\n"
+    assert done.stderr == ""
+    assert len((tmp_path / "run" / HISTORY).read_text().splitlines()) == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+def test_a_full_disk_is_told_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr("cgd.practice.history.time", SimpleNamespace(monotonic=lambda: clock))
+    folder = RunFolder(tmp_path / "run", Federation.load(federation_file(tmp_path, NAMES)), "ada")
+    full = os.open("/dev/full", os.O_WRONLY)
+    room, folder.history._descriptor = folder.history._descriptor, full
+    for step in range(4):
+        folder.note(Look(step, 0.5, step, training_loss=0.7))
+        clock += 31
+    assert caplog.text.count("No space left on device") == 2
+    with pytest.raises(InputError, match="cannot be written .*make room"):
+        folder.history.complete()
+    folder.history._descriptor = room
+    folder.note(Look(4, 0.5, 4, training_loss=0.7))
+    rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()[1:]]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    os.close(full)
+
+
 def test_the_folder_of_another_run_is_not_touched(tmp_path: Path) -> None:
     federation = Federation.load(federation_file(tmp_path, NAMES))
     RunFolder(tmp_path / "run", federation, "ada")
@@ -244,6 +345,10 @@ def test_a_history_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) ->
     folder = RunFolder(tmp_path / "run", federation, "ada")
     assert folder.note(Look(5, 0.5, 5)) == look
     assert folder.note(Look(10, 0.4, 10)) == Look(10, 0.4, 10)
+    late = Look(15, 0.3, 15, training_loss=0.6)
+    folder.note(late)
+    again = RunFolder(tmp_path / "run", federation, "ada")
+    assert again.history.looks == {5: look, 10: Look(10, 0.4, 10), 15: late}  # nothing was added to the cut-off row
 
 
 def test_a_run_in_a_sentence() -> None:

@@ -120,7 +120,7 @@ def federation_file(
     folder: Path,
     names: Sequence[str],
     cells: Sequence[Cell] = (),
-    schema: str = SCHEMA,
+    schema: str | None = SCHEMA,
     dialers: Collection[str] = (),
     **training: Any,
 ) -> Path:

@@ -34,6 +34,7 @@ def plan_for(
     rounds: int | None = None,
     honest: int | None = None,
     data_dir: Path | None = None,
+    function: str | None = None,
 ) -> Plan:
     """The plan for what was named on the command line.
 
@@ -44,6 +45,7 @@ def plan_for(
         rounds: of a spec, how many of its steps are looked at; `ROUNDS` if not given.
         honest: of a spec, how many participants do not collude; `HONEST` if not given.
         data_dir: of a spec, where to look first for data sets.
+        function: of a recorded run with a network of your own, the `module:function` that makes it.
 
     Raises:
         InputError: it is none of these, or cannot be read.
@@ -51,6 +53,8 @@ def plan_for(
     specs = [path for path in what if path.suffix == ".toml"]
     if coalition and (specs or not what):
         raise InputError(f"--coalition is {', '.join(coalition)}; it is for recorded runs: name their folders")
+    if function is not None and (specs or not what):
+        raise InputError(f"--function is {function!r}; it is for recorded runs: name their folders")
     if not specs and (label, rounds, honest, data_dir) != (None, None, None, None):
         raise InputError("--run, --rounds, --honest and --data-dir are for a spec; name one (SPEC.toml)")
     if not what:
@@ -64,7 +68,7 @@ def plan_for(
         if not (folder / FILE).is_file():
             fault = f"has no {FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
             raise InputError(f"{folder} {fault}; name a spec (.toml), or folders that `cgd join --record` wrote")
-    return from_recording(what, coalition)
+    return from_recording(what, coalition, function)
 
 
 def embedded() -> Plan:
@@ -143,7 +147,7 @@ class SpecPart:
         return examine(*_observed(spec, self.scheme, self.rounds, self.honest, self.data_dir), [self.attack])
 
 
-def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
+def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: str | None = None) -> Plan:
     """The attacks that can be tried on a run that was recorded.
 
     Raises:
@@ -151,14 +155,15 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
     """
     from cgd.practice.recording import load, view_of
 
-    recordings = [load(folder) for folder in folders]
+    recordings = [load(folder, function=function) for folder in folders]
     view, _, _ = view_of(recordings, coalition)  # here, so that what is wrong is told at once
     first = recordings[0]
     if coalition:
         who = f"{', '.join(coalition)} pool what they saw of {', '.join(view.honest)}"
     else:
         who = f"the worst case for {first.participant}: everybody else pools what they saw"
-    arguments = (*map(str, folders), *(("--coalition", ",".join(coalition)) if coalition else ()))
+    named = {"--coalition": ",".join(coalition), "--function": function}
+    arguments = (*map(str, folders), *(each for option, value in named.items() if value for each in (option, value)))
     about = f"A real run that was recorded; {who}. {described(view)}."
     taken = max(len(each.taken) for each in recordings)
     if len(view.rounds) < taken:
@@ -166,7 +171,7 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str]) -> Plan:
     if len(view.honest) == 1:
         about += f" With nobody else honest, the gradient of {view.honest[0]} is open in every step."
     source = Source("recording", f"a run of {first.federation}", about, arguments)
-    work = [RecordingPart(tuple(map(str, folders)), tuple(coalition), attack) for attack in EXAMINED]
+    work = [RecordingPart(tuple(map(str, folders)), tuple(coalition), attack, function) for attack in EXAMINED]
     return Plan(source, _examined(), tuple(work))
 
 
@@ -178,11 +183,13 @@ class RecordingPart:
         folders: of the recordings.
         coalition: who colludes.
         attack: its id.
+        function: of a network of the user's own, the `module:function` that makes it.
     """
 
     folders: tuple[str, ...]
     coalition: tuple[str, ...]
     attack: str
+    function: str | None = None
     scheme: Scheme = "cgd"
     control: bool = False
 
@@ -193,7 +200,7 @@ class RecordingPart:
 
     def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:  # noqa: ARG002 - nothing is drawn
         """Read the recordings, and try it."""
-        return examine(*_recorded(self.folders, self.coalition), [self.attack])
+        return examine(*_recorded(self.folders, self.coalition, self.function), [self.attack])
 
 
 def _examined() -> tuple[Attack, ...]:
@@ -213,7 +220,7 @@ def _observed(
 
 
 @lru_cache(maxsize=1)
-def _recorded(folders: tuple[str, ...], coalition: tuple[str, ...]) -> tuple[View, Truth, Sample]:
+def _recorded(folders: tuple[str, ...], coalition: tuple[str, ...], function: str | None) -> tuple[View, Truth, Sample]:
     from cgd.practice.recording import load, view_of
 
-    return view_of([load(folder) for folder in folders], coalition)
+    return view_of([load(folder, function=function) for folder in folders], coalition)

@@ -41,6 +41,10 @@ def audit(
         int | None, typer.Option(min=1, help="Of a spec, how many participants do not collude (default: 2).")
     ] = None,
     data_dir: DataDir = None,
+    function: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Of a recorded run, your own function that made its network."),
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ATTACK", help="Only this attack; may be given several times.")
     ] = None,
@@ -64,7 +68,9 @@ def audit(
 
     names = list(dict.fromkeys(name.strip() for name in coalition.split(",") if name.strip()))
     folder.check(out)
-    whole = sources.plan_for(what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir)
+    whole = sources.plan_for(
+        what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir, function=function
+    )
     plan = whole.choose(only or [])
     with _progress() as progress:
         outcome = running.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))

@@ -37,6 +37,16 @@ def options(
     """Federated learning in which nobody shares data or a model."""
 
 
+def printable(text: object) -> str:
+    r"""Return a text for a terminal: a name from somebody's file could hold sequences that command the terminal.
+
+    Examples:
+        >>> printable("two\nlines, \x1b[2J")
+        'two\nlines, \\x1b[2J'
+    """
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in str(text))
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line on standard error, not a traceback."""
     try:
@@ -45,7 +55,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
-        typer.echo(f"cgd: {error}", err=True)
+        typer.echo(f"cgd: {printable(error)}", err=True)
         # A value out of range is the training's failure, not the command's.
         kinds = ((RangeError, FAILED), (InputError, BAD_INPUT), (PeerTimeoutError, PEER_MISSING))
         sys.exit(next((code for kind, code in kinds if isinstance(error, kind)), FAILED))

@@ -19,7 +19,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from cgd.cli.base import printable
 from cgd.errors import InputError
+from cgd.federation.state import open_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +45,15 @@ class JSONLines(logging.Formatter):
         line |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, "") != ""}
         if record.exc_info is not None:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # in ASCII: logs are looked at in terminals
+
+
+class PrintableLines(logging.Formatter):
+    """Lines for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        return printable(super().format(record))
 
 
 class EventFile(logging.handlers.RotatingFileHandler):
@@ -53,12 +63,10 @@ class EventFile(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> Any:
         """For its owner alone: a caution says how many records we have."""
-        return open(
-            self.baseFilename,
-            self.mode,
-            encoding=self.encoding,
-            opener=lambda path, flags: os.open(path, flags, 0o600),
-        )
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=self._descriptor)
+
+    def _descriptor(self, path: str, flags: int) -> int:
+        return os.open(path, flags, 0o600)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
         """Called when a line could not be written."""
@@ -67,19 +75,35 @@ class EventFile(logging.handlers.RotatingFileHandler):
             typer.echo(f"cgd: {self.baseFilename} cannot be written any more; events are lost", err=True)
 
 
+class StateEventFile(EventFile):
+    """The same in a state folder, where a link is not followed."""
+
+    def _descriptor(self, path: str, flags: int) -> int:
+        return open_private(path, flags)
+
+
 class AboveTheTable(logging.Handler):
     """Shows a line in a terminal; while there is a live table, above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with every line."""
-        typer.echo(f"cgd: {record.getMessage()}", err=True)
+        typer.echo(f"cgd: {printable(record.getMessage())}", err=True)
 
 
-def log_events(path: Path) -> None:
-    """Write what happens to a file for its owner: no keys and no records, but in cautions how many we have."""
+def log_events(state: Path, chosen: Path | None = None) -> None:
+    """Write what happens to a file for its owner: no keys and no records, but in cautions how many we have.
+
+    Args:
+        state: the state folder, in which it is `events.jsonl`.
+        chosen: another file, which the user named.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path, kind = (state / "events.jsonl", StateEventFile) if chosen is None else (chosen, EventFile)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        to_file = EventFile(path, maxBytes=10 << 20, backupCount=3)
+        to_file = kind(path, maxBytes=10 << 20, backupCount=3)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); name another place with --log") from None
     to_file.setFormatter(JSONLines())
@@ -93,7 +117,7 @@ def log_events(path: Path) -> None:
         logger.addHandler(above)
     else:
         to_screen = logging.StreamHandler()
-        to_screen.setFormatter(logging.Formatter("cgd: %(message)s"))
+        to_screen.setFormatter(PrintableLines("cgd: %(message)s"))
         # A stale message after a restart is nothing to worry about.
         to_screen.addFilter(lambda record: record.levelno > logging.INFO or getattr(record, "event", "") != "refused")
         logger.addHandler(to_screen)
@@ -135,7 +159,7 @@ class Live(ABC):
 
     def say(self, message: str) -> None:
         """Show a message below the table, or as a line."""
-        self._message = message
+        self._message = message = printable(message)
         if not self._console.is_terminal:
             typer.echo(f"cgd: {message}", err=True)
 

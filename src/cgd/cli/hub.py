@@ -45,7 +45,7 @@ def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     running = FederationHub(path, key=key, listen=listen)
     try:
-        log_events(log or path.parent / "state" / "hub" / "events.jsonl")
+        log_events(path.parent / "state" / "hub", log)
         _watch(running)
     except KeyboardInterrupt:
         typer.echo("cgd: the hub stops; participants wait until it is back", err=True)

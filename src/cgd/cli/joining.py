@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app
+from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app, printable
 from cgd.cli.operations import AsName, FederationFile, KeyFile, Listen
 from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
@@ -94,7 +94,7 @@ def join(
     membership = Membership(
         path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
     )
-    log_events(log or membership.state.folder / "events.jsonl")
+    log_events(membership.state.folder, log)
     failure: Exception | None = None
     result: Any = None
     with Display(membership) as display:
@@ -118,7 +118,7 @@ def join(
     sums = membership.peers.traffic.sums
     typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
     if data is not None:
-        typer.echo(result)
+        typer.echo(printable(result))
 
 
 def _practice(
@@ -155,7 +155,7 @@ def _practice(
         )
         typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
     for note in notes:
-        typer.echo(f"cgd: {note}", err=True)
+        typer.echo(f"cgd: {printable(note)}", err=True)
     for caution in foreseen(federation, setting, records):
         typer.echo(f"cgd: caution, from our own table alone: {caution}", err=True)
     source = Source(data.name, records, notes)
@@ -176,7 +176,8 @@ def _practice(
         more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in told)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
-        used = f"`cgd predict {where} --data FILE{row}` uses it"
+        own = f" --function {setting.model.function}" if setting.model.function else ""
+        used = f"`cgd predict {where} --data FILE{row}{own}` uses it"
         return f"{summary(content)}{more}\n  {where}/report.html has it all; {used}"
 
     return work, recorder
@@ -204,5 +205,6 @@ def _fail(error: Exception, what: str, name: str) -> NoReturn:
         raise error
     if not own:
         print_users_part(error)
-    typer.echo(f"cgd: {error}" if own else f"cgd: {what} failed: {type(error).__name__}: {error}", err=True)
+    told = f"cgd: {error}" if own else f"cgd: {what} failed: {type(error).__name__}: {error}"
+    typer.echo(printable(told), err=True)
     raise typer.Exit(BAD_INPUT if own else FAILED)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 federation_app = typer.Typer(help="Make, look at and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
 
+SHOWN_DIGITS = 16  # of a digest, where a whole one has no room; the members themselves compare whole ones
+
 FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The file that all participants hold.")]
 AsName = Annotated[str, typer.Option("--as", metavar="NAME", help="Which participant you are.")]
 KeyFile = Annotated[
@@ -96,7 +98,7 @@ def new(
     usual = file.Training() if schema is None else file.FOR_TABLES
     opening: Opening = "mesh" if site is None else "hub"
     training = replace(usual, steps=steps or usual.steps, lr=lr or usual.lr, opening=opening)
-    editing.new(path, name, participants, training, site, "" if schema is None else read_text(schema))
+    editing.new(path, name, participants, training, site, None if schema is None else read_text(schema))
     typer.echo(f"{path} is written; give everybody the same file")
 
 
@@ -143,7 +145,8 @@ def show(path: FederationFile) -> None:
         )  # a key may look like markup
     training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
     sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
-    console.print(f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}", highlight=False)
+    head = f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}"
+    console.print(head, soft_wrap=True, highlight=False)
     console.print(table)
     if federation.hub is not None:
         console.print(Text(f"Hub: {federation.hub.address}, public key {federation.hub.key}"), soft_wrap=True)
@@ -186,7 +189,7 @@ def check(
                 hello = membership.conductor.assembly.hello(report.name)
                 latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
                 known = (
-                    (hello.version, digest_of(hello.epoch, dict(hello.sections))[:12])
+                    (hello.version, digest_of(hello.epoch, dict(hello.sections))[:SHOWN_DIGITS])
                     if hello is not None
                     else ("", "")
                 )
@@ -194,7 +197,8 @@ def check(
         finally:
             membership.peers.close()
     console = Console()
-    console.print(f"{membership.federation.name}, digest {membership.federation.digest}", highlight=False)
+    head = f"{membership.federation.name}, digest {membership.federation.digest}"
+    console.print(head, soft_wrap=True, highlight=False)
     console.print(table)
     if any(report.state != "here" for report in reports.values()):
         raise typer.Exit(PEER_MISSING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cgd.cli.base import app
+from cgd.cli.base import app, printable
 from cgd.cli.operations import KeyFile, Listen
 from cgd.errors import InputError
 
@@ -60,6 +61,10 @@ def predict(
         Path | None,
         typer.Option(metavar="FEDERATION.toml", help="In a federation by columns: the row predicts together."),
     ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Your own function that made the network, if one did."),
+    ] = None,
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
@@ -74,7 +79,7 @@ def predict(
     from cgd.practice.model import load_model
     from cgd.practice.predicting import answers, questions
 
-    loaded = load_model(model)
+    loaded = load_model(model, function=function)
     if out is not None and out.exists():
         raise InputError(f"{out} exists and is never overwritten; name another file, or move it away")
     if (federation is None) != (loaded.towers == 1):
@@ -85,7 +90,11 @@ def predict(
         predicted = answers(loaded, asked)
     else:
         predicted = _together(loaded, asked, federation, key, listen, timeout)
-    if out is None:
+    if out is None and sys.stdout.isatty():
+        text = io.StringIO()
+        predicted.write(text, loaded.data.target)
+        typer.echo(printable(text.getvalue()), nl=False)
+    elif out is None:
         predicted.write(sys.stdout, loaded.data.target)
     else:
         try:
@@ -109,7 +118,7 @@ def report(
     content = load_run(run)
     for path in write_report(run):
         typer.echo(path)
-    typer.echo(summary(content))
+    typer.echo(printable(summary(content)))
 
 
 def _together(
@@ -136,7 +145,7 @@ def _together(
 def _tell(predicted: Predictions, loaded: ConfinedModel) -> None:
     """On standard error: the predictions themselves may go into a pipe."""
     for note in predicted.notes:
-        typer.echo(f"cgd: {note}", err=True)
+        typer.echo(f"cgd: {printable(note)}", err=True)
     scores = predicted.scores
     if scores is not None and loaded.data.task == "regression":
         typer.echo(f"cgd: root mean squared error {scores['rmse']:.4g}, mean absolute {scores['mae']:.4g}", err=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from cgd.errors import InputError
 from cgd.federation.task import Column, Data
+from cgd.practice.csv_writing import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ class Organisations:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 with path.open("x", newline="", encoding="utf-8") as file:
-                    csv.writer(file, lineterminator="\n").writerows([(*self.data.names, self.data.target), *cells])
+                    write_rows(file, [(*self.data.names, self.data.target), *cells.tolist()])
             except FileExistsError:
                 raise InputError(f"{path} exists and is never overwritten; name another folder") from None
             except OSError as error:

@@ -88,7 +88,7 @@ class Result:
             spec = RunSpec.from_table(made, path.name)
             history = History.from_json(content.pop("history"))
             return cls(spec, history, content.pop("cgd"), content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is not a result that cgd wrote ({error}); move it away to run it anew") from None
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError
 from cgd.federation.file import Federation, HubSite, Participant, Training
 from cgd.federation.tables import at
+from cgd.federation.task import parse_schema
 from cgd.federation.texts import read_text, replace_text, write_new
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def new(
     participants: Iterable[Participant],
     training: Training | None = None,
     hub: HubSite | None = None,
-    schema: str = "",
+    schema: str | None = None,
 ) -> Federation:
     """Write the first file of a federation, with comments; `schema` is the text of `[data]` and `[model]`, if any.
 
@@ -56,16 +57,20 @@ def new(
     """
     path = Path(path)
     with at(f"{path} is not written: "):
-        made = Federation(name, 1, training or Training(), tuple(participants), path, hub)
+        data, model = (None, None) if schema is None else parse_schema(schema)
+        made = Federation(name, 1, training or Training(), tuple(participants), path, hub, data, model)
     head = "# The federation file. Every participant holds the same, and they compare it before they sum."
     settings = _lines(asdict(made.training))
     if hub is not None:
         settings += f"\n[hub]\n{_lines(asdict(hub))}"
     blocks = "".join(f"\n{_block(each)}" for each in made.participants)
-    tables = f"\n{schema.strip()}\n" if schema else ""
+    tables = "" if schema is None else f"\n{schema.strip()}\n"
     text = f"{head}\n{_lines({'name': name, 'epoch': 1})}\n[training]\n{settings}{tables}{blocks}"
-    with at("not written: "):
-        made = Federation.parse(text, path)
+    if not _says(text, made):
+        raise InputError(
+            f"{path} is not written, for the schema would mean something else in it; write [data], [data.columns] and "
+            "[model] above their keys, as `cgd schema` does"
+        )
     write_new(path, text, 0o644)
     return made
 
@@ -107,17 +112,21 @@ def _rewrite(before: Federation, participants: tuple[Participant, ...], change: 
     with at(f"{path} stays as it is, for {change} it could not be used: "):
         after = replace(before, epoch=before.epoch + 1, participants=participants)
     text = EPOCH.sub(rf"\g<1>{after.epoch}", text, count=1)
-    try:
-        faithful = Federation.parse(text, path) == after
-    except InputError:
-        faithful = False
-    if not faithful:
+    if not _says(text, after):
         raise InputError(
             f"{path} stays as it is, for it is not laid out as cgd writes it; write [[participants]] above each "
             f"participant, or change it by hand: {change}, epoch = {after.epoch}"
         )
     replace_text(path, text)
     return after
+
+
+def _says(text: str, federation: Federation) -> bool:
+    """Tell whether a text of a federation file says just this."""
+    try:
+        return Federation.parse(text, federation.path) == federation
+    except InputError:
+        return False
 
 
 def _block(participant: Participant) -> str:

@@ -7,12 +7,17 @@ killed process has them; a whole ledger is also forced to the disk, so a power c
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
+import re
+import shlex
+import stat
 import struct
 import threading
 import time
+import zlib
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, BinaryIO
@@ -29,7 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cgd.federation")
 
 COMPLAINT_SECONDS = 60.0
-_RECORD = struct.Struct("<QQ")  # the place of an entry, and its bytes
+MAX_MODE = 0o755  # of the folder: who else could write there could put files of its own in place of ours
+_RECORD = struct.Struct("<QQI")  # the place of an entry, its bytes, and their checksum
+_CHECKSUM = struct.Struct("<I")  # of that: a wrong size must not be taken for an entry that was cut off
 
 
 class StateFolder:
@@ -53,9 +60,11 @@ class StateFolder:
         """Have the folder for ourselves, until `close` or the end of the process.
 
         Raises:
-            InputError: another process has it, or nothing can be written there.
+            InputError: another process has it, others can write there, or we cannot.
         """
         try:
+            self._make()
+            self._check_access()
             self._lock = lock = self._open(self.folder / "lock")
         except OSError as error:
             raise InputError(
@@ -71,24 +80,37 @@ class StateFolder:
             ) from None
 
     def load(self, groups: Iterable[str]) -> dict[str, Ledger]:
-        """The ledgers that were kept, by group. What is damaged is left out: the others will catch us up."""
+        """Return the ledgers that were kept, by group. What is damaged is left out: the others will catch us up.
+
+        Raises:
+            InputError: a file cannot be read, or is a link.
+        """
         ledgers = {}
         for group in groups:
-            ledger = Ledger()
-            try:
-                if self._file(group).exists():
-                    ledger = Ledger.from_bytes(self._file(group).read_bytes())
-                for start, journal in self._journals_of(group):
-                    if start <= len(ledger):
-                        _replay(journal, ledger)
-            except InputError as error:
-                log.warning(
-                    "%s is damaged and not used (%s); the others will catch us up", self._file(group), error,
-                    extra={"event": "damaged"},
-                )  # fmt: skip
+            ledger = self._load_ledger(group)
+            for start, journal in self._journals_of(group):
+                if start > len(ledger):
+                    break
+                content = self._read(journal)
+                try:
+                    _replay(content, ledger)
+                except InputError as error:
+                    _warn_of(journal, error)
+                    break
             if len(ledger) or ledger.mark is not None:
                 ledgers[group] = ledger
         return ledgers
+
+    def _load_ledger(self, group: str) -> Ledger:
+        path = self._file(group)
+        if not os.path.lexists(path):
+            return Ledger()
+        content = self._read(path)
+        try:
+            return Ledger.from_bytes(content)
+        except InputError as error:
+            _warn_of(path, error)
+            return Ledger()
 
     def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
         """Keep one more entry of a group's ledger, given in pieces."""
@@ -97,8 +119,7 @@ class StateFolder:
         try:
             if group not in self._journals:
                 self._journals[group] = self._open(self._file(group).with_suffix(f".{place}.entries"))
-            self._journals[group].write(_RECORD.pack(place, sum(map(len, entry))))
-            self._journals[group].writelines(entry)
+            self._journals[group].writelines((_head(place, entry), *entry))
             self._journals[group].flush()
         except OSError as error:
             self._complain(error)
@@ -139,15 +160,44 @@ class StateFolder:
             self._lock.close()
 
     def _file(self, group: str) -> Path:
-        return self.folder / f"{self._federation}-{group}.ledger"
+        # No name of a federation or a group has a plus, and no group's a dot: two of them never have a file in common.
+        return self.folder / f"{self._federation}+{group}.ledger"
 
     def _journals_of(self, group: str) -> list[tuple[int, Path]]:
-        files = self.folder.glob(f"{self._federation}-{group}.*.entries")
-        return sorted((int(file.suffixes[-2][1:]), file) for file in files if file.suffixes[-2][1:].isdigit())
+        name = re.compile(rf"{re.escape(self._file(group).stem)}\.([0-9]{{1,19}})\.entries")
+        files = self.folder.iterdir() if self.folder.exists() else ()
+        return sorted((int(found[1]), file) for file in files if (found := name.fullmatch(file.name)))
+
+    def _make(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _check_access(self) -> None:
+        status = self.folder.stat()
+        mode, owner = stat.S_IMODE(status.st_mode), status.st_uid
+        if owner != os.geteuid():
+            raise InputError(
+                f"{self.folder} belongs to user {owner}, and we are user {os.geteuid()}; run as its owner, or name a "
+                "folder of your own (state=, --state)"
+            )
+        if mode & ~MAX_MODE:
+            raise InputError(
+                f"{self.folder} has mode {mode:04o}, so others can put files there; chmod 700 "
+                f"{shlex.quote(str(self.folder))}, and look whether all that is in it is yours"
+            )
 
     def _open(self, path: Path) -> BinaryIO:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        self._make()
+        return open(path, "wb", opener=open_private)
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            with open(path, "rb", opener=open_private) as file:
+                return file.read()
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}); see whether it is yours, or move it away: the others will "
+                "catch us up"
+            ) from None
 
     def _complain(self, error: OSError) -> None:
         if time.monotonic() - self._complained < COMPLAINT_SECONDS:
@@ -159,21 +209,58 @@ class StateFolder:
         )  # fmt: skip
 
 
-def _replay(journal: Path, ledger: Ledger) -> None:
-    """Add the entries of a journal that a ledger does not have yet; one that was cut off by a kill ends it."""
-    for place, content in _records(journal.read_bytes()):
-        if place != len(ledger):
-            continue
-        try:
+def open_private(path: str, flags: int) -> int:
+    """Open a file of a state folder, for its owner alone; `open` takes this as its `opener`.
+
+    Raises:
+        OSError: it is a symbolic link, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(error.errno, f"{path} is a symbolic link, and such are not followed; remove it") from None
+    if flags & os.O_CREAT:
+        os.fchmod(descriptor, 0o600)  # it may have been there
+    return descriptor
+
+
+def _warn_of(path: Path, error: InputError) -> None:
+    log.warning("%s is damaged and not used (%s); the others will catch us up", path, error, extra={"event": "damaged"})
+
+
+def _head(place: int, entry: Sequence[Buffer]) -> bytes:
+    """Return what stands before an entry in a journal."""
+    checksum = 0
+    for piece in entry:
+        checksum = zlib.crc32(piece, checksum)
+    head = _RECORD.pack(place, sum(map(len, entry)), checksum)
+    return head + _CHECKSUM.pack(zlib.crc32(head))
+
+
+def _replay(data: bytes, ledger: Ledger) -> None:
+    """Add the entries of a journal that a ledger does not have yet; one that was cut off by a kill ends it.
+
+    Raises:
+        InputError: an entry is damaged; those before it are added.
+    """
+    for place, content in _records(data):
+        if place == len(ledger):
             ledger.add_record(content)
-        except InputError:
-            return
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
-    while at + _RECORD.size <= len(data):
-        place, size = _RECORD.unpack_from(data, at)
-        at += _RECORD.size
-        yield place, data[at : at + size]
-        at += size
+    while (start := at + _RECORD.size + _CHECKSUM.size) <= len(data):
+        place, size, checksum = _RECORD.unpack_from(data, at)
+        (head_checksum,) = _CHECKSUM.unpack_from(data, at + _RECORD.size)
+        if zlib.crc32(data[at : at + _RECORD.size]) != head_checksum:
+            raise InputError(f"the head of the entry at byte {at} does not fit its checksum")
+        at = start + size
+        if at > len(data):  # cut off
+            return
+        content = data[start:at]
+        if zlib.crc32(content) != checksum:
+            raise InputError(f"entry {place} does not fit its checksum")
+        yield place, content

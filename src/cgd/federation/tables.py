@@ -13,6 +13,7 @@ from cgd.federation.keys import similar
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+MAX_DEPTH = 16
 KINDS = {int: "a whole number", float: "a number", str: "a text, in quotes"}
 
 
@@ -42,12 +43,19 @@ def check_keys(table: Any, needed: Collection[str], optional: Collection[str]) -
             raise InputError(f"{key} is missing; add it")
 
 
-def check_integers(value: Any) -> None:
-    """Refuse numbers beyond TOML's 64 bits, which Python would read and not always print."""
+def check_values(value: Any, depth: int = MAX_DEPTH) -> None:
+    """Refuse numbers beyond TOML's 64 bits, which Python would read and not always print, and endless nesting.
+
+    Raises:
+        InputError: there is such a number, or tables are nested deeper than any that is known.
+    """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InputError("a whole number is beyond 64 bits; write a smaller one")
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        check_integers(each)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if inner and not depth:
+        raise InputError(f"tables and lists are nested more than {MAX_DEPTH} deep; write them flat")
+    for each in inner:
+        check_values(each, depth - 1)
 
 
 def typed(name: str, value: Any, kind: type) -> Any:
@@ -64,6 +72,10 @@ def typed(name: str, value: Any, kind: type) -> Any:
 
 
 def digest(content: Any) -> str:
-    """A digest of what is said, not of how: the order of keys does not matter."""
+    """Return a digest of what is said, not of how: the order of keys does not matter.
+
+    It is the whole SHA-256, because members agree by it: of a shorter one a dishonest member could find two files that
+    have the same.
+    """
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -22,11 +22,12 @@ A column of a participant's file that is not listed here is not read.
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
 from cgd.errors import InputError
-from cgd.federation.tables import at, check_keys, typed
+from cgd.federation.tables import at, check_keys, check_values, typed
 
 ColumnType = Literal["number", "category"]
 Task = Literal["classification", "regression"]
@@ -34,6 +35,7 @@ ClassWeights = Literal["none", "balanced"]
 ModelKind = Literal["linear", "logistic", "mlp", "custom"]
 Activation = Literal["relu", "tanh", "gelu", "sigmoid"]
 
+SCHEMA_SECTIONS = ("data", "model")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 # In bytes of UTF-8: what is longer is a text, not a category.
 LONGEST_CATEGORY = 90
@@ -191,6 +193,34 @@ class Model:
             raise InputError("layers is empty; give the widths of the hidden layers, such as layers = [64, 32]")
         if self.kind != "mlp" and self.layers:
             raise InputError(f"a {self.kind} model has no hidden layers; take layers away, or write kind = 'mlp'")
+
+
+def parse_schema(text: str) -> tuple[Data, Model]:
+    """Return what a text says that has `[data]` and `[model]`, and nothing else.
+
+    It becomes a part of the federation file and may come from somebody else, so whatever else the file could hold, such
+    as a participant or a hub, is refused.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    remedy = "write [data] and [model] there, as `cgd schema` suggests them, and nothing else"
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the schema is not TOML: {error}; {remedy}") from None
+    with at("the schema: "):
+        check_values(content)
+    for key in content:
+        if key not in SCHEMA_SECTIONS:
+            raise InputError(f"the schema has {key!r}, which is not about tables; {remedy}")
+    for key in SCHEMA_SECTIONS:
+        if key not in content:
+            raise InputError(f"the schema has no [{key}]; {remedy}")
+    with at("[data] "):
+        data = parse_data(content["data"])
+    with at("[model] "):
+        return data, parse_model(content["model"])
 
 
 def parse_data(table: Any) -> Data:

@@ -48,7 +48,7 @@ def align(records: Records, row: Peers, key: bytes) -> Records:
         encoded = ids[place].encode()
         digest.update(len(encoded).to_bytes(4, "little") + encoded)
     try:
-        row.sum(np.ones(1, dtype=np.int64), context=f"records {digest.hexdigest()[:32]}")
+        row.sum(np.ones(1, dtype=np.int64), context=f"records {digest.hexdigest()}")
     except SettingsError as error:
         who = "we have" if error.peer == row.me else f"{error.peer} has"
         raise InputError(

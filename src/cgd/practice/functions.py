@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import inspect
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -51,6 +53,40 @@ def load_function(place: str, what: str, arguments: tuple[str, ...]) -> Callable
     except ValueError:  # of some functions Python does not know what they take
         pass
     return function  # type: ignore[no-any-return]
+
+
+def check_named(found: str, named: str | None, file: Path) -> None:
+    """Refuse a function that a file names and the user does not, before anything of it is imported.
+
+    A folder of a run may come from somebody else, and whoever wrote it would choose what is run here.
+
+    Args:
+        found: what the file names; empty if it names none.
+        named: what the user named, if anything.
+        file: which file it is, for the message.
+
+    Raises:
+        InputError: the user named none, or another one.
+    """
+    if found == (named or ""):
+        return
+    if not found:
+        raise InputError(f"{file} names no function, and {named!r} was named; leave --function (function=) out")
+    if named is not None:
+        raise InputError(f"{file} names the function {found!r}, and {named!r} was named; name that of the file")
+    raise InputError(
+        f"{file} names the function {found!r} for its network, and to use it, module {_origin(found)} would be "
+        "imported and run; if you know what it does, name it: "
+        f"--function {shlex.quote(found)}, or function={found!r} in Python"
+    )
+
+
+def _origin(place: str) -> str:
+    """Tell which file a function is in, without importing anything."""
+    top = place.partition(":")[0].partition(".")[0]
+    spec = importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) if top else None
+    where = "which is not here" if spec is None else spec.origin or ", ".join(spec.submodule_search_locations or ())
+    return f"{top!r} ({where})"
 
 
 def print_users_part(error: Exception) -> None:

@@ -1,7 +1,8 @@
 """A confined model with all that it takes to use it: on disk, and for predictions.
 
 A saved model is two files, which only their owner can read: `model.safetensors` has the weights, `model.json` all else
-(how the table is prepared, which network it is, where it comes from). Neither is ever evaluated as code.
+(how the table is prepared, which network it is, where it comes from). Neither is ever evaluated as code. A network of
+the user's own is named there as `module:function`, and is imported only if the user names the same function again.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 
 import cgd
 from cgd.errors import InputError
-from cgd.federation.task import Column, Data, Model
 from cgd.learning.vertical import fuse, log_probabilities
 from cgd.practice.alignment import align, row_key
 from cgd.practice.files import write_private
+from cgd.practice.functions import check_named
+from cgd.practice.model_file import ABOUT, FORMAT, WEIGHTS, check_size, fill, read_model
 from cgd.practice.networks import build
-from cgd.practice.preparation import Preparation
 from cgd.practice.reading import from_frame, read
 from cgd.practice.records import Records
 from cgd.practice.scores import classification_scores, regression_scores
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.federation.task import Column, Data, Model
     from cgd.network.peers import Peers
+    from cgd.practice.preparation import Preparation
     from cgd.practice.setting import Setting
     from cgd.practice.training import Trained
 
-FORMAT = "cgd-model-1"
-WEIGHTS, ABOUT = "model.safetensors", "model.json"
 LOG_PROBABILITY_BOUND, NUMBER_BOUND = 128.0, 2.0**20
 
 
@@ -201,11 +201,17 @@ class ConfinedModel:
         write_private(Path(folder) / ABOUT, json.dumps(about, indent=1, ensure_ascii=False).encode())
 
 
-def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
-    """A model that `cgd join --data` saved, from the folder of its run.
+def load_model(path: str | os.PathLike[str], *, function: str | None = None) -> ConfinedModel:
+    """Return a model that `cgd join --data` saved, from the folder of its run.
+
+    Args:
+        path: the folder.
+        function: of a network of your own, the `module:function` that makes it. The folder has its name, too, but what
+            a folder names is not imported before you name it: the folder may come from somebody else.
 
     Raises:
-        InputError: there is none, it is damaged, or its network cannot be built here.
+        InputError: there is none, it is damaged, its network cannot be built here, or it names a function that you did
+            not.
 
     Examples:
         ```python
@@ -215,35 +221,14 @@ def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
     """
     folder = Path(path)
     folder = folder.parent if folder.name in (WEIGHTS, ABOUT) else folder
-    try:
-        about = json.loads((folder / ABOUT).read_bytes())
-        weights = (folder / WEIGHTS).read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"there is no model in {folder} ({error.strerror}: {error.filename}); name the folder of a run, as "
-            "`cgd join --data` made it"
-        ) from None
-    except ValueError as error:
-        raise InputError(f"{folder / ABOUT} is damaged: {error}; train again, or restore it from a copy") from None
-    try:
-        if about["format"] != FORMAT:
-            raise InputError(f"{folder / ABOUT} is of format {about['format']!r}, and this cgd reads {FORMAT!r}")
-        if hashlib.sha256(weights).hexdigest() != about["weights"]["sha256"]:
-            raise InputError(f"{folder / WEIGHTS} does not belong to {folder / ABOUT}; restore both from a copy")
-        data, model = _data(about["data"]), Model(**about["model"])
-        preparation = Preparation.from_dict(about["preparation"])
-        network = build(model, len(preparation.features), preparation.outputs)
-        network.load_state_dict(safetensors.torch.load(weights))
-        origin = {name: about[name] for name in ("participant", "federation", "epoch", "digest")}
-        columns = tuple(each for each in data.columns if each.name in about["columns"])
-        return ConfinedModel(data, model, preparation, network.eval(), columns, int(about["towers"]), origin)
-    except (KeyError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
-        raise InputError(f"the model in {folder} is damaged ({error!r}); restore it from a copy") from None
-
-
-def _data(table: dict[str, Any]) -> Data:
-    columns = tuple(Column(**each) for each in table["columns"])
-    return Data(**{**table, "columns": columns})
+    found = read_model(folder)
+    check_named(found.model.function, function, folder / ABOUT)
+    check_size(found, folder)
+    network = build(found.model, len(found.preparation.features), found.preparation.outputs)
+    fill(network, found.weights, folder)
+    return ConfinedModel(
+        found.data, found.model, found.preparation, network.eval(), found.columns, found.towers, found.origin
+    )
 
 
 def _in_row_order(records: Records, row: Peers) -> tuple[Records, npt.NDArray[np.int64]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
+from cgd.practice.csv_writing import write_rows
 from cgd.practice.reading import read
 from cgd.practice.tables import open_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import TextIO
 
@@ -57,16 +58,18 @@ class Predictions:
     notes: tuple[str, ...]
 
     def write(self, file: TextIO, target: str) -> None:
-        """Write them as CSV: the ID, the prediction, the probability of every class."""
-        lines = csv.writer(file, lineterminator="\n")
+        """Write them as CSV: the ID, the prediction, the probability of every class; see `csv_writing.py`."""
+        write_rows(file, self._rows(target))
+
+    def _rows(self, target: str) -> Iterator[list[str]]:
         who = [] if self.ids is None else ["id"]
-        lines.writerow([*who, f"predicted {target}", *(f"probability of {each}" for each in self.classes)])
+        yield [*who, f"predicted {target}", *(f"probability of {each}" for each in self.classes)]
         for place, row in enumerate(self.outputs):
             who = [] if self.ids is None else [self.ids[place]]
             if self.classes:
-                lines.writerow([*who, self.classes[int(row.argmax())], *(f"{each:.6g}" for each in row)])
+                yield [*who, self.classes[int(row.argmax())], *(f"{each:.6g}" for each in row)]
             else:
-                lines.writerow([*who, f"{row[0]:.9g}"])
+                yield [*who, f"{row[0]:.9g}"]
 
 
 def questions(model: ConfinedModel, path: Path) -> Questions:

@@ -14,12 +14,15 @@ categories, in order. Both have one more, `NAME missing`, if a value is missing 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cgd.errors import InputError
+from cgd.practice.shapes import MisfitError
+from cgd.practice.shapes import fit as fit_shape
 from cgd.practice.statistics import Category, Number, Target, fit_columns, fit_target
 
 if TYPE_CHECKING:
@@ -30,10 +33,15 @@ if TYPE_CHECKING:
     from cgd.federation.task import Column, Data
     from cgd.network.peers import Peers
     from cgd.practice.records import Records
+    from cgd.practice.shapes import Shape
 
 __all__ = ["Preparation", "fit", "fit_columns", "fit_target"]
 
 FORMAT = "cgd preparation 1"
+NUMBER: Shape = {"type": "number", "name": str, "present": int, "missing": int, "mean": float, "deviation": float}
+CATEGORY: Shape = {"type": "category", "name": str, "categories": [str], "counts": [int], "missing": int}
+TARGET: Shape = {"classes": [str], "counts": [int], "mean": float, "deviation": float}
+SHAPE: Shape = {"format": FORMAT, "columns": [(NUMBER, CATEGORY)], "target": TARGET}
 # Rows prepared at a time: their part of the matrix stays in the processor's cache while the columns are filled in.
 BLOCK_ROWS = 4096
 
@@ -118,15 +126,14 @@ class Preparation:
         found = content.get("format") if isinstance(content, dict) else None
         if found != FORMAT:
             raise InputError(f"the preparation's format is {found!r} and not {FORMAT!r}; use the version that wrote it")
-        kinds: dict[str, type[Number] | type[Category]] = {"number": Number, "category": Category}
         try:
-            columns = []
-            for each in content["columns"]:
-                table = dict(each)
-                columns.append(kinds[table.pop("type")](**table))
-            return cls(tuple(columns), Target(**content["target"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"the preparation is damaged ({error!r}); restore the file from your copy") from None
+            read = fit_shape(content, SHAPE, "preparation")
+            target = Target(**{name: read["target"][name] for name in TARGET})
+            _check_moments("target", target.mean, target.deviation)
+            _check_counts("target", target.classes, target.counts)
+            return cls(tuple(map(_column, read["columns"])), target)
+        except MisfitError as error:
+            raise InputError(f"the preparation is damaged ({error}); restore the file from your copy") from None
 
     def _parts(self) -> Iterator[tuple[Number | Category, slice]]:
         first = 0
@@ -139,6 +146,27 @@ class Preparation:
             there: Mapping[str, object] = records.numbers if isinstance(column, Number) else records.categories
             if column.name not in there:
                 raise InputError(f"column {column.name!r} was not read; read all columns of the preparation")
+
+
+def _column(read: dict[str, Any]) -> Number | Category:
+    """Make a column of what a file says."""
+    kind, shape = (Number, NUMBER) if read["type"] == "number" else (Category, CATEGORY)
+    made = kind(**{name: read[name] for name in shape if name != "type"})
+    if isinstance(made, Number):
+        _check_moments(made.name, made.mean, made.deviation)
+    else:
+        _check_counts(made.name, made.categories, made.counts)
+    return made
+
+
+def _check_moments(name: str, mean: float, deviation: float) -> None:
+    if not math.isfinite(mean) or not 0 <= deviation < math.inf:
+        raise MisfitError(f"{name!r} has the mean {mean} and the deviation {deviation}")
+
+
+def _check_counts(name: str, names: Sequence[str], counts: Sequence[int]) -> None:
+    if len(names) != len(counts) or len(set(names)) != len(names) or min(counts, default=0) < 0:
+        raise MisfitError(f"{name!r} has {len(names)} names, with doubles or not as many counts")
 
 
 def fit(records: Records, data: Data, columns: Sequence[Column], peers: Peers) -> Preparation:

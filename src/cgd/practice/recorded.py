@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors
 import safetensors.torch
+import torch
 
 from cgd.errors import InputError
 from cgd.federation.file import Training
+from cgd.federation.tables import at
 from cgd.federation.task import Model
+from cgd.learning.confinement import check_delta
+from cgd.network.peers import SumSettings
+from cgd.practice.functions import check_named
+from cgd.practice.model_file import parameters_of
 from cgd.practice.networks import build
-from cgd.practice.recorder import DATA, FILE, FRAMES, STEPS, read_content, read_frames
+from cgd.practice.recorder import DATA, FILE, FORMAT, FRAMES, STEPS, read_content, read_frames
 from cgd.practice.replay import replay
+from cgd.practice.shapes import MisfitError, damaged, fit
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    import torch
-
+    from cgd.practice.shapes import Shape
     from cgd.privacy.schemes import Sample
+
+
+REMEDY = "record anew"
+MIN_WEIGHT = 2.0**-40
+"""The smallest part of all records that a participant may have."""
+SHAPE: Shape = {
+    "format": FORMAT,
+    "participant": str,
+    "federation": str,
+    "members": [str],
+    "model": dict,
+    "features": int,
+    "outputs": int,
+    "task": ("classification", "regression"),
+    "class_weights?": [float],
+    "training": dict,
+    "bound": float,
+    "ring_bits": int,
+    "delta": float,
+    "samples": int,
+    "best_step?": int,
+}
+TOLD: Shape = {"weight": float, "members": [str], "epoch": int}
+_STEP_FILE = re.compile(r"([0-9]{1,9})\.(own|total|state)\.safetensors")
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,11 +142,15 @@ class Recording:
         return replay(self.training, len(self.origin), self.totals, self.states).displacements
 
 
-def load(folder: str | os.PathLike[str]) -> Recording:
+def load(folder: str | os.PathLike[str], *, function: str | None = None) -> Recording:
     """Read a recording that `cgd join --record` left; one that goes on or was broken off, too, as far as it got.
 
+    Args:
+        folder: of the recording.
+        function: of a network of your own, the `module:function` that makes it; see `load_model`.
+
     Raises:
-        InputError: there is none, it is damaged, or no step was taken yet.
+        InputError: there is none, it is damaged, no step was taken yet, or it names a function that you did not.
     """
     folder = Path(folder)
     if not (folder / FILE).exists():
@@ -123,71 +159,138 @@ def load(folder: str | os.PathLike[str]) -> Recording:
     if "training" not in content or not any((folder / STEPS).glob("*.total.safetensors")):
         raise InputError(f"no step was taken in the recording {folder}; read it when the training has begun")
     try:
-        recording = _read(folder, content)
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder} is damaged ({error!r}); restore it from your copy, or record anew") from None
-    parameters = sum(each.numel() for each in recording.build_model().parameters())
-    sizes = {len(recording.origin), *map(len, recording.totals.values())}
-    if sizes != {parameters}:
-        raise InputError(
-            f"the network has {parameters} parameters, and {folder} is of one with {max(sizes - {parameters})}; it is "
-            "damaged, or the function in [model] gives another network now: bring that of the run"
-        )
+        recording = _read(folder, fit(content, SHAPE))
+    except MisfitError as error:
+        raise damaged(folder / FILE, str(error), REMEDY) from None
+    check_named(recording.model.function, function, folder / FILE)
+    _check_sizes(recording)
     return recording
 
 
-def _read(folder: Path, content: dict[str, Any]) -> Recording:
-    data = _tensors(folder / DATA)
-    regression = content["task"] == "regression"
-    labels = {key: data[key][:, None] if regression else data[key] for key in ("y", "kept_y")}
-    files: dict[str, dict[int, Path]] = {"own": {}, "total": {}, "state": {}}
-    for path in sorted((folder / STEPS).glob("[0-9]*.safetensors")):
-        number, what, _ = path.name.split(".")
-        files[what][int(number)] = path
-    samples = int(content["samples"])
-    if samples != len(data["y"]):
-        raise InputError(
-            f"{folder / FILE} says {samples} records, and {DATA} has {len(data['y'])}; restore them from your copy, or "
-            "record anew"
-        )
+def _read(folder: Path, told: dict[str, Any]) -> Recording:
+    with at(f"{folder / FILE} is damaged: "):
+        model, training = Model(**_known(Model, told["model"])), Training(**_known(Training, told["training"]))
+        SumSettings(told["bound"], told["ring_bits"])
+        check_delta(told["delta"])
+    files = _step_files(folder)
+    data = _Tensors(folder / DATA)
+    rows, inputs, regression = told["samples"], told["features"], told["task"] == "regression"
+    label = torch.float32 if regression else torch.int64
+    kept = len(data.get("kept_y", 1, None, label))
+    parts = {
+        name: (data.get(f"{name}x", 2, (count, inputs)), data.get(f"{name}y", 1, (count,), label))
+        for name, count in (("", rows), ("kept_", kept))
+    }
+    for _, labels in parts.values():
+        if not regression and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < told["outputs"]:
+            raise MisfitError(f"{DATA} has labels beyond the {told['outputs']} outputs")
+    samples = {name: (x, y[:, None] if regression else y) for name, (x, y) in parts.items()}
+    origin = data.get("origin", 1)
+    size = tuple(origin.shape)
     return Recording(
         folder,
-        content["participant"],
-        content["federation"],
-        Model(**content["model"]),
-        content["features"],
-        content["outputs"],
-        content["task"],
-        tuple(content["class_weights"] or ()),
-        Training(**content["training"]),
-        content["bound"],
-        content["ring_bits"],
-        content["delta"],
-        (data["x"], labels["y"]),
-        (data["kept_x"], labels["kept_y"]),
-        data["origin"],
-        {step: _taken(path, samples) for step, path in files["own"].items()},
-        {step: _tensors(path)["total"] for step, path in files["total"].items()},
-        {step: _tensors(path) for step, path in files["state"].items()},
-        tuple(content["members"]),
-        content.get("best_step"),
+        told["participant"],
+        told["federation"],
+        model,
+        inputs,
+        told["outputs"],
+        told["task"],
+        tuple(told["class_weights"] or ()),
+        training,
+        float(told["bound"]),
+        told["ring_bits"],
+        float(told["delta"]),
+        samples[""],
+        samples["kept_"],
+        origin,
+        {step: _taken(path, rows, size) for step, path in files["own"].items()},
+        {step: _Tensors(path).get("total", 1, size) for step, path in files["total"].items()},
+        {step: _state(path, size, training) for step, path in files["state"].items()},
+        tuple(told["members"]),
+        told["best_step"],
     )
 
 
-def _taken(path: Path, samples: int) -> Taken:
-    own = _tensors(path)["own"]
-    with safetensors.safe_open(path, "pt") as file:
-        told = json.loads((file.metadata() or {})["told"])
-    weight = float(told["weight"])
-    return Taken(tuple(told["members"]), int(told["epoch"]), round(samples / weight), own * weight)
+def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:
+    """Return what a class takes, of what a file says."""
+    return {each.name: table[each.name] for each in fields(kind) if each.name in table}
 
 
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
+def _step_files(folder: Path) -> dict[str, dict[int, Path]]:
+    files: dict[str, dict[int, Path]] = {"own": {}, "total": {}, "state": {}}
+    for path in sorted((folder / STEPS).iterdir()):
+        if found := _STEP_FILE.fullmatch(path.name):
+            files[found[2]][int(found[1])] = path
+    return files
+
+
+def _check_sizes(recording: Recording) -> None:
+    """See that the network is that of the recording, before one of ours is made: it may be huge."""
+    model, size = recording.model, len(recording.origin)
+    parameters = parameters_of(model, recording.features, recording.outputs)
+    if model.kind == "custom":
+        parameters = sum(each.numel() for each in recording.build_model().parameters())
+    if size != parameters:
+        raise InputError(
+            f"the network has {parameters} parameters, and {recording.folder} is of one with {size}; it is "
+            "damaged, or the function in [model] gives another network now: bring that of the run"
+        )
+    weights = recording.class_weights
+    if weights and (len(weights) != recording.outputs or not all(0 <= each < math.inf for each in weights)):
+        raise damaged(recording.folder / FILE, f"class_weights are not {recording.outputs} weights", REMEDY)
+
+
+def _taken(path: Path, samples: int, size: tuple[int, ...]) -> Taken:
+    tensors = _Tensors(path)
     try:
-        return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        step = path.parent.name == STEPS
+        told = fit(json.loads(tensors.told["told"]), TOLD)
+    except (KeyError, ValueError, RecursionError, MisfitError) as error:
+        raise tensors.damaged(f"it does not say who took part: {error}") from None
+    if not MIN_WEIGHT <= told["weight"] <= 1:
+        raise tensors.damaged(f"the weight is {told['weight']}, and not a part of the records")
+    weight = float(told["weight"])
+    own = tensors.get("own", 1, size)
+    return Taken(tuple(told["members"]), told["epoch"], round(samples / weight), own * weight)
+
+
+def _state(path: Path, size: tuple[int, ...], training: Training) -> dict[str, torch.Tensor]:
+    """Read the displacement and what the rule remembers, which is there after the first step."""
+    tensors = _Tensors(path)
+    rule = ("mean", "square") if training.optimizer == "adam" else ("momentum_buffer",) if training.momentum else ()
+    state = {name: tensors.get(name, 1, size) for name in ("displacement", *rule)}
+    if training.optimizer == "adam":
+        state["powers"] = tensors.get("powers", 1, (2,), torch.float64)
+    return state
+
+
+class _Tensors:
+    """The tensors of a file, looked at when they are taken out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._tensors = safetensors.torch.load_file(path)
+            with safetensors.safe_open(path, "pt") as file:
+                self.told: dict[str, str] = file.metadata() or {}
+        except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise self.damaged(str(error)) from None
+
+    def get(
+        self, name: str, dimensions: int, shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Return a tensor that has so many dimensions, this shape and type, and finite numbers."""
+        if name not in self._tensors:
+            raise self.damaged(f"it has no {name!r}")
+        found = self._tensors[name]
+        if found.ndim != dimensions or found.dtype != dtype or shape not in (None, tuple(found.shape)):
+            wanted = f"{dtype} {'' if shape is None else list(shape)}".rstrip()
+            raise self.damaged(f"{name!r} is {found.dtype} {list(found.shape)}, not {wanted}")
+        if not bool(torch.isfinite(found).all()):
+            raise self.damaged(f"{name!r} has numbers that are not finite")
+        return found
+
+    def damaged(self, how: str) -> InputError:
+        """Return the error about this file."""
+        step = self._path.parent.name == STEPS
         remedy = "; a step can also be done without: remove its file" if step else ", or record anew"
-        raise InputError(f"{path} is damaged ({error}); restore it from your copy{remedy}") from None
+        return InputError(f"{self._path} is damaged ({how}); restore it from your copy{remedy}")

@@ -249,13 +249,21 @@ class Recorder:
 
 
 def read_frames(path: Path) -> Iterator[tuple[PeerId, bytes]]:
-    """Every frame of a recording with its sender; what was cut off by a kill is left out."""
-    with path.open("rb") as file:
-        end = _whole(file)
-        file.seek(0)
-        while file.tell() < end:
-            name, size = _FRAME.unpack(file.read(_FRAME.size))
-            yield file.read(name).decode(), file.read(size)
+    """Yield every frame of a recording with its sender; what was cut off by a kill is left out.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            end = _whole(file)
+            file.seek(0)
+            while file.tell() < end:
+                name, size = _FRAME.unpack(file.read(_FRAME.size))
+                yield file.read(name).decode(), file.read(size)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "a sender's name is no text"
+        raise InputError(f"{path} cannot be read ({why}); restore it from your copy, or record anew") from None
 
 
 def bytes_per_parameter(training: Training, members: int) -> float:
@@ -296,7 +304,7 @@ def read_content(path: Path) -> dict[str, Any]:
         InputError: it is damaged, or of another format.
     """
     content = None
-    with suppress(ValueError, OSError):
+    with suppress(ValueError, RecursionError, OSError):
         content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged; restore it from your copy, or record into another folder")

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 
 from cgd.errors import InputError
+from cgd.federation.tables import at
 from cgd.learning.confinement import Origin
 from cgd.practice.networks import build
 from cgd.practice.recorded import Recording, load
@@ -98,10 +99,12 @@ def view_of(recordings: Sequence[Recording], coalition: Sequence[str] = ()) -> t
                 f"there is one recording, of {first.participant}: everybody else colludes; name no coalition, or give "
                 "the recordings of all participants"
             )
-        return _worst_case(first)
+        with at(f"{first.folder}: "):
+            return _worst_case(first)
     _check_together(recordings, coalition)
     totals = _same_totals(recordings)
-    known = replay(first.training, len(first.origin), totals, _states(recordings))
+    with at(f"{', '.join(str(each.folder) for each in recordings)}: "):
+        known = replay(first.training, len(first.origin), totals, _states(recordings))
     totals = {**known.inferred, **totals}
     by_name = {each.participant: each for each in recordings}
     colluding = {name: by_name[name] for name in coalition}

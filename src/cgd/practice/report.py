@@ -10,10 +10,10 @@ from run.json alone and can be made again at any time; the same run gives the sa
 
 from __future__ import annotations
 
-import csv
 import io
 from typing import TYPE_CHECKING, Any
 
+from cgd.practice.csv_writing import write_rows
 from cgd.practice.files import write_private
 from cgd.practice.page import render
 from cgd.practice.plots import curves_png
@@ -53,7 +53,5 @@ def write_report(run: Path) -> list[Path]:
 
 def _metrics(run: dict[str, Any]) -> str:
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(METRICS)
-    table.writerows([each[name] for name in METRICS] for each in run["history"])
+    write_rows(text, [METRICS, *([each[name] for name in METRICS] for each in run["history"])])
     return text.getvalue()

@@ -12,7 +12,6 @@ Only their owner can read them: they were made from private records.
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import cgd
 from cgd.errors import InputError
 from cgd.practice.files import write_private
+from cgd.practice.history import FILE as HISTORY
+from cgd.practice.history import History
 from cgd.practice.model import ConfinedModel
 from cgd.practice.report import write_report
 from cgd.practice.revealed import revealed
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from cgd.practice.recorder import Recorder
     from cgd.practice.records import Records
 
-HISTORY = "history.jsonl"
 RETRY_SECONDS = 10.0
 FEW_RECORDS, TOO_FEW = 10, "; too few to tell"
 
@@ -72,11 +72,10 @@ class RunFolder:
 
     def __init__(self, folder: Path, federation: Federation, participant: str) -> None:
         self.folder = folder
-        self._belongs = {"participant": participant, "federation": federation.name}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # What was seen before we were started anew, by step.
-            self._before = {row["step"]: row for row in self._history()}
+            belongs = {"participant": participant, "federation": federation.name}
+            self.history = History(folder / HISTORY, belongs)
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be used ({error.strerror}); name another folder for the run (--out)"
@@ -89,39 +88,11 @@ class RunFolder:
 
     def note(self, look: Look) -> Look:
         """Write down how far the training is; what we knew of this step in an earlier life is put in again."""
-        known = self._before.get(look.step)
+        known = self.history.looks.get(look.step)
         if known is not None and look.training_loss is None:
-            return Look(**known)
-        with self._open("a") as file:
-            file.write(json.dumps(asdict(look)) + "\n")
+            return known
+        self.history.add(look)
         return look
-
-    def _history(self) -> list[dict[str, Any]]:
-        """The rows of the run that was begun here, if it is this one; a row that was cut off by a kill is left out."""
-        path = self.folder / HISTORY
-        if not path.exists():
-            with self._open("w") as file:
-                file.write(json.dumps(self._belongs) + "\n")
-            return []
-        rows = []
-        for line in path.read_text().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
-        if not rows or rows[0] != self._belongs:
-            whose = (
-                " of ".join(map(str, (rows[0].get("participant"), rows[0].get("federation")))) if rows else "another"
-            )
-            raise InputError(
-                f"{self.folder} holds the run of {whose}, which is never overwritten; name another folder (--out), or "
-                "move it away"
-            )
-        names = set(Look.__dataclass_fields__)
-        return [row for row in rows[1:] if isinstance(row, dict) and set(row) == names]
-
-    def _open(self, mode: str) -> Any:
-        return open(self.folder / HISTORY, mode, opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
 def run(
@@ -177,6 +148,7 @@ def run(
     model = ConfinedModel.of(trained, setting, origin)
     say(f"{'stopped early' if trained.steps < setting.training.steps else 'done'} after step {trained.steps}; saving")
     keep(lambda: model.save(folder.folder))
+    keep(folder.history.complete)
     scores = _scores(model, trained, peers)
     whole = all(look.training_loss is not None for look in trained.looks)  # or we were started anew in between
     content = {

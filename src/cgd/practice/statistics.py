@@ -185,7 +185,7 @@ class Target:
         if np.any(encoded < 0):
             name = values.names[values.codes[int(np.flatnonzero(encoded < 0)[0])]]
             raise InputError(
-                f"the class {name!r} was nobody's when the model was trained ({', '.join(self.classes)}); "
+                f"the class {name!r} was nobody's when the model was trained ({', '.join(map(repr, self.classes))}); "
                 "leave its records out"
             )
         return encoded
@@ -209,12 +209,12 @@ class Target:
         notes = []
         nobody = [name for name, count in zip(self.classes, self.counts, strict=True) if not count]
         if nobody:
-            notes.append(f"nobody has records of the class {', '.join(nobody)}; it cannot be learned")
+            notes.append(f"nobody has records of the class {', '.join(map(repr, nobody))}; it cannot be learned")
         if isinstance(values, Categorical):
             own = {name for name, count in zip(values.names, values.counts(), strict=True) if count}
             others = [name for name in self.classes if name not in own and name not in nobody]
             if others:
-                notes.append(f"only others have records of the class {', '.join(others)}")
+                notes.append(f"only others have records of the class {', '.join(map(repr, others))}")
         return notes
 
 

@@ -64,16 +64,19 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
         content: dict[str, Any] = torch.load(path, weights_only=True)
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
-        before = content["settings"]
+        before = dict(content["settings"])
     except Exception as error:
-        raise InputError(
-            f"{path} is not a checkpoint that cgd wrote ({_first_line(error)}); move it away to start anew"
-        ) from None
+        raise damaged(path, error) from None
     changed = sorted(key for key in before.keys() | settings if before.get(key) != settings.get(key))
     if changed:
         told = "; ".join(f"{key} was {before.get(key)}, is {settings.get(key)}" for key in changed[:3])
         raise InputError(f"{path} is a checkpoint of another run ({told}); name another file, or move it away")
     return content
+
+
+def damaged(path: Path, error: Exception) -> InputError:
+    """Return the error about a file that holds something else than a checkpoint."""
+    return InputError(f"{path} is not a checkpoint that cgd wrote ({_first_line(error)}); move it away to start anew")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -111,10 +111,13 @@ def follow(
     """
     with nullcontext() if checkpoint is None else checkpoints.claimed(checkpoint):
         saved = None if checkpoint is None else checkpoints.load(checkpoint, settings)
-        if saved is not None:
-            before = History.from_json(saved["history"])
+        if saved is not None and checkpoint is not None:
+            try:
+                before = History.from_json(saved["history"])
+                course.load_state(saved)
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise checkpoints.damaged(checkpoint, error) from None
             history.training_loss[:], history.evaluations[:] = before.training_loss, before.evaluations
-            course.load_state(saved)
             if len(history.training_loss) > steps:
                 raise InputError(
                     f"{checkpoint} is at step {len(history.training_loss)}, beyond the {steps} asked for; "
