@@ -71,5 +71,5 @@ def test_an_unexpected_error_in_the_handling_of_a_frame_is_a_refused_frame_with_
         assert handled.wait(60)
         conductor.close(done=False)
     assert "KeyError: 'something that nobody thought of'" in caplog.text
-    assert "a frame that we cannot handle from b" in caplog.text
-    assert "a frame that we cannot handle from c" in caplog.text
+    assert "a message that cgd failed on from b" in caplog.text
+    assert "a message that cgd failed on from c" in caplog.text

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -345,12 +344,11 @@ class Conductor:
 
     def _hand_over(self, sender: PeerId, frame: Buffer) -> None:
         """Give a frame to the assembly; whatever comes of it, we go on."""
-        try:
-            self.assembly.receive(sender, frame)
-        except RemoteProtocolError as error:
-            self._refusals.add(error.peer, "a frame", str(error))
-        except Exception:
-            self._refusals.add(sender, "a frame that we cannot handle", traceback.format_exc(limit=-3))
+        with self._refusals.guard(sender):
+            try:
+                self.assembly.receive(sender, frame)
+            except RemoteProtocolError as error:
+                self._refusals.add(error.peer, "a frame", str(error))
 
     def _notify(self) -> None:
         """Wake the program if what it waits for is there; not for less, because that would happen often."""
