@@ -86,7 +86,7 @@ class StateFolder:
                     "%s is damaged and not used (%s); the others will catch us up", self._file(group), error,
                     extra={"event": "damaged"},
                 )  # fmt: skip
-            if len(ledger):
+            if len(ledger) or ledger.mark is not None:
                 ledgers[group] = ledger
         return ledgers
 

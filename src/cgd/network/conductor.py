@@ -253,7 +253,8 @@ class Conductor:
         self._entered[group] = len(ledger)
 
     def _keep_mark(self, group: Group) -> None:
-        """Keep that our key is about to leave us; what came before is kept already."""
+        """Keep that our key is about to leave us, and what came before: others may have caught us up since."""
+        self.keep(group.name)
         if self._store is not None:
             self._store.append(group.name, len(group.ledger), group.ledger.mark_record())
 

@@ -131,7 +131,7 @@ class Assembly:
             del self._groups[name]
         for name, members in groups.items():
             if name not in self._groups:
-                ledger = self._ledgers.get(name) or Ledger()
+                ledger = self._ledgers.get(name, Ledger())  # one without sums may have a mark
                 self._groups[name] = Group(name, members, ledger, lambda group: self.on_mark(group))
             self._groups[name].members, self._groups[name].epoch = members, charter.epoch
         for known in (self._hellos, self._convicted):

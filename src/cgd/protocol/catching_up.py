@@ -118,8 +118,11 @@ class CatchingUp:
             return "its report", self.reports.missing
         if self._against.get(group.name):
             return "an agreement about the past", frozenset(self._against[group.name])
-        ahead = [peer for peer, row in self.reports.rows(group.name).items() if row.length > len(group.ledger)]
-        return "the past", frozenset({group.takeover.holder} if group.takeover is not None else ahead)
+        if group.takeover is not None:
+            return "the past", frozenset({group.takeover.holder})
+        rows = self.reports.rows(group.name)
+        longest = max(row.length for row in rows.values())
+        return "the past", frozenset(peer for peer, row in rows.items() if row.length == longest)
 
     # What is reported.
 
