@@ -92,9 +92,10 @@ def test_the_public_file_is_written_anew(tmp_path: Path, keys: Keys) -> None:
     before = public.read_text()
     with pytest.raises(InputError, match=r"hospital-a\.pub exists and is never overwritten"):
         keys.save_public(tmp_path)
-    public.unlink()
-    assert keys.save_public(tmp_path) == public
-    assert public.read_text() == before
+    for damage in (lambda: public.write_text("of before"), public.unlink):
+        damage()
+        assert keys.save_public(tmp_path, anew=True) == public
+        assert public.read_text() == before
 
 
 def test_repr_shows_no_secret(keys: Keys) -> None:

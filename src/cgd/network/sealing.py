@@ -46,6 +46,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
 from cgd.errors import HubError
+from cgd.protocol import noise
 from cgd.protocol.ephemeral import Ephemeral
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class Channel:
             other = recipient if sender == self._own.ephemeral.public else sender
             secret = self._static
             if recipient != NOBODY:
-                secret += self._own.ephemeral.exchange(other)
+                secret += noise.agree(self._own.ephemeral.private, other)
             self._ciphers[key] = AESGCM(_derive(secret, b"cgd seal", [names, sender, recipient]))
             if len(self._ciphers) > 2 * MOST_KEYS:
                 self._ciphers.popitem(last=False)
