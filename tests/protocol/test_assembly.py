@@ -71,7 +71,7 @@ class Program:
         self, me: str, held: Charter, sums: int, ledger: Ledger | None = None, opening: Opening = "mesh"
     ) -> None:
         self.me, self.sums, self.opening = me, sums, opening
-        self.assembly = Assembly(me, identity(me), held, {"everyone": ledger} if ledger is not None else {})
+        self.assembly = Assembly(me, identity(me), held, {} if ledger is None else {"everyone": ledger})
         self.totals: list[bytes] = []
 
     def advance(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import InputError
+from cgd.errors import InputError, WeightError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,7 @@ def count(peers: Peers, samples: int, step: Step, epoch: int, addends: int) -> d
 
     Raises:
         MembersChangedError: the epoch is over.
+        WeightError: some member entered what is no number of samples.
     """
     members = peers.members
     ballot = np.zeros(1 + addends, dtype=np.int64)
@@ -42,6 +43,11 @@ def count(peers: Peers, samples: int, step: Step, epoch: int, addends: int) -> d
     # If the epoch is one of the past, its total is known and our ballot is not cast.
     ballot[1 + (members.index(peers.me) if len(members) == addends else 0)] = _pledge(peers.seed, samples, epoch)
     total, *pledges = peers.sum(ballot, step=step, epoch=epoch).tolist()
+    if total < samples + addends - 1:
+        raise WeightError(
+            f"the {addends} members counted {total} samples in all, and we alone have {samples}: some member entered what "
+            "is no number of samples, so no step is taken"
+        )
     counted = {"total_samples": total, "epoch": epoch, "pledges": pledges}
     return {"samples": samples, "members": list(members), **counted}
 

@@ -29,6 +29,10 @@ Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
 # How far a weight n_l/n in double precision may be from the true quotient.
 QUOTIENT_ROUNDING = 2.0**-52
+# A weight of less than this part of an equal share is looked at: does it leave anything of our values in the ring?
+SMALL_SHARE = 1 / 8
+# The weighted values must be this many times as large as what rounding takes from them (both as Euclidean norms).
+MIN_PRECISION = 8.0
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,7 @@ class Peers:
                 this sum is off.
             RemoteProtocolError: a peer broke the rules, has other settings, gave up or left.
             PeerTimeoutError: a peer was silent for longer than `timeout`.
+            InputError: `weight` is so small that nothing of `values` would be left in the ring.
             WeightError: the weights of all members do not sum to 1.
             MembersChangedError: `weight` was made for other members than there are now.
 
@@ -237,6 +242,8 @@ class Peers:
             try:
                 array, dtype = to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits, addends)
+                if weight is not None and weight * addends < SMALL_SHARE:
+                    _check_meaning(array, weight, fixed_point, addends)
                 spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
                 made = [self._encode(array, fixed_point, spec, weight, addends)]  # refuses what does not fit
                 addend = self._shown(array, weight, context, step, epoch)
@@ -323,4 +330,23 @@ class Peers:
             aggregator=self.settings.aggregator,
             context=context,
             weighted=weighted,
+        )
+
+
+def _check_meaning(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoint, addends: int) -> None:
+    """Refuse a weight that leaves nothing of our values: the total would be the others' alone.
+
+    A member can enter any number of samples, and so make everybody's weight small. If ours rounds to nothing and that
+    of one other does not, all members read that one's values in the total.
+
+    Raises:
+        InputError: the weight is too small for these values, and an equal share would not be.
+    """
+    norm = float(np.linalg.norm(array.astype(np.float64, copy=False)))
+    needed = MIN_PRECISION * float(np.sqrt(np.count_nonzero(array) / 12)) * fixed_point.resolution
+    if norm * weight < needed <= norm / addends:
+        raise InputError(
+            f"our weight in this sum is {weight:.3g}, which leaves nothing of our values in {fixed_point.ring_bits} bits: "
+            "the total would be the others' alone, and show it. In training, some member's number of samples is not true, "
+            "or ours is too small beside it: find out whose, or let every member use ring_bits=64"
         )

@@ -131,7 +131,7 @@ class Assembly:
             del self._groups[name]
         for name, members in groups.items():
             if name not in self._groups:
-                ledger = self._ledgers.get(name, Ledger())  # one without sums may have a mark
+                ledger = self._ledgers.get(name, Ledger())  # one without entries may have a mark
                 self._groups[name] = Group(name, members, ledger, lambda group: self.on_mark(group))
             self._groups[name].members, self._groups[name].epoch = members, charter.epoch
         for known in (self._hellos, self._convicted):
@@ -369,12 +369,21 @@ class Assembly:
         )
         greetings = [(peer, hello.ephemeral, hello.signature) for peer, hello in sorted(self._hellos.items())]
         self._catching_up.begin(tuple(greetings))
-        for peer in list(self._early):
-            for session, early in list(self._early[peer]):
-                if session == self.view:
-                    self._catching_up.receive(peer, early)
-        self._early.clear()
+        early = {peer: list(kept) for peer, kept in self._early.items()}
+        faults = [fault for peer, kept in early.items() if (fault := self._take_early(peer, kept)) is not None]
         self._give_up_on_the_done()
+        if faults:  # one member's fault does not keep us from hearing the others
+            raise faults[0]
+
+    def _take_early(self, peer: PeerId, kept: Collection[tuple[bytes, Standing]]) -> RemoteProtocolError | None:
+        """Take in what a peer reported before we had formed the view; returns what is wrong with it."""
+        try:
+            for session, standing in kept:
+                if session == self.view and self._catching_up is not None:
+                    self._catching_up.receive(peer, standing)
+        except RemoteProtocolError as fault:
+            return fault
+        return None
 
     def _leave_view(self) -> None:
         self._view = self._dossier = self._catching_up = None

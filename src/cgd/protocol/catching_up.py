@@ -68,6 +68,7 @@ class CatchingUp:
         self._others = [peer for peer in charter.members if peer != me]
         self._contributions = {name: os.urandom(CONTRIBUTION_BYTES) for name in groups}
         self._reruns: dict[str, list[Rerun]] = {name: [] for name in groups}
+        self._asked: set[tuple[PeerId, str]] = set()
         self._given: dict[tuple[PeerId, str], tuple[int, ...]] = {}
         self._against: dict[str, dict[PeerId, str]] = {}
         self._settled: set[str] = set()  # groups in which nobody is behind: they stay together in this view
@@ -168,8 +169,14 @@ class CatchingUp:
             group.share_key(self.reports.contributions[group.name])
             group.void_mark(self._me, self._reruns[group.name], self._charter.keys)
         self.tell_progress()
+        faults = []
         for group in self._groups.values():
-            self._catch_up(group)
+            try:
+                self._catch_up(group)
+            except RemoteProtocolError as fault:  # must not keep the other groups from going on
+                faults.append(fault)
+        if faults:
+            raise faults[0]
 
     def _catch_up(self, group: Group) -> None:
         """Ask somebody that has finished more sums than we for what is missing, unless nobody has."""
@@ -217,6 +224,7 @@ class CatchingUp:
         }
 
     def _ask(self, group: Group, holder: PeerId, row: GroupRow, *, states: bool) -> None:
+        self._asked.add((holder, group.name))
         group.takeover = Takeover(holder, group, row, self._charter, states=states)
         self._say(holder, Ask(group.name, len(group.ledger), states))
 
@@ -235,9 +243,11 @@ class CatchingUp:
             self._say(sender, Piece(start, ask.group, len(content), content[start : start + PIECE_BYTES]))
 
     def _take_piece(self, sender: PeerId, piece: Piece) -> None:
-        group = self._groups.get(piece.group)
-        if group is None or group.takeover is None or group.takeover.holder != sender or self.reports.missing:
-            raise RemoteProtocolError(sender, f"gave us a piece of the ledger of {piece.group!r}, which we had not asked for")
+        if (sender, piece.group) not in self._asked:
+            raise RemoteProtocolError(sender, f"gave us a piece of the ledger of {piece.group!r}, unasked")
+        group = self._groups[piece.group]
+        if group.takeover is None or group.takeover.holder != sender:
+            return  # we have it from another one
         try:
             group.takeover.take(piece)
         except InputError as error:

@@ -1,0 +1,72 @@
+"""Ideal stand-ins for signatures and key agreement, so that very many schedules can be run.
+
+A signature is a keyed digest under a secret that only `sign` looks up; an agreed secret is a digest of both public keys.
+They behave as the real ones do towards members that do not break them, at a hundredth of the time. The real ones are
+used in all other tests.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from cgd.protocol import ephemeral, noise
+from cgd.protocol.identity import Identity, PublicKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SECRETS: dict[bytes, bytes] = {}
+
+
+class Private:
+    """A secret key of the ideal key agreement."""
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        public = bytearray(sha256(b"public" + (os.urandom(16) if secret is None else secret)).digest())
+        public[31] &= 0x7F  # as that of X25519
+        self.public = bytes(public)
+
+
+def agree(private: Any, public: bytes) -> bytes:
+    if len(public) != 32 or not any(public):
+        raise ValueError("not a key")
+    other = bytes([*public[:31], public[31] & 0x7F])  # X25519 ignores the top bit
+    return sha256(b"".join(sorted((private.public, other)))).digest()
+
+
+def _identity(self: Identity, agreement: bytes, signing: bytes) -> None:
+    self.agreement = Private(agreement)  # type: ignore[assignment]
+    public = sha256(b"signing" + signing).digest()
+    _SECRETS[public] = signing
+    self.public = PublicKeys(self.agreement.public, public)  # type: ignore[attr-defined]
+
+
+def _sign(self: Identity, statement: bytes) -> bytes:
+    return hmac.digest(_SECRETS[self.public.signing], statement, "sha512")
+
+
+def _verify(self: PublicKeys, statement: bytes, signature: bytes) -> bool:
+    return hmac.digest(_SECRETS[self.signing], statement, "sha512") == signature
+
+
+def _ephemeral(self: ephemeral.Ephemeral) -> None:
+    self.private = Private()  # type: ignore[assignment]
+    self.public = self.private.public  # type: ignore[attr-defined]
+
+
+@contextmanager
+def ideal_cryptography() -> Iterator[None]:
+    """Use the stand-ins; identities made outside are not to be used inside."""
+    with (
+        patch.object(Identity, "__init__", _identity),
+        patch.object(Identity, "sign", _sign),
+        patch.object(PublicKeys, "verify", _verify),
+        patch.object(noise, "agree", agree),
+        patch.object(ephemeral.Ephemeral, "__init__", _ephemeral),
+    ):
+        yield
