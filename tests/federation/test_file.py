@@ -93,7 +93,10 @@ def test_settings_contacts_and_participants(tmp_path: Path) -> None:
     federation = Federation.load(write(tmp_path, text('bound = 2\nring_bits = 64\nsharing = "uniform"\n')))
     assert federation.settings == SumSettings(bound=2.0, ring_bits=64, sharing="uniform")
     assert tuple(federation.contacts) == THREE
-    assert asdict(federation.contacts["bob"]) == {"address": "tcp://bob.example:7001", "public_key": KEYS[1][:40].encode()}
+    assert asdict(federation.contacts["bob"]) == {
+        "address": "tcp://bob.example:7001",
+        "public_key": KEYS[1][:40].encode(),
+    }
     assert federation.participant("bob") == participant(1, "bob")
     with pytest.raises(MembershipError) as error:
         federation.participant("bop")
@@ -170,8 +173,16 @@ def test_bad_training(tmp_path: Path, line: str, says: str) -> None:
         ('name = "bob"', 'name = "b b"', "participant 2 ('b b'): name is 'b b'; choose 1 to 63 letters"),
         ('name = "bob"', 'name = "ada"', "two participants have the same name, 'ada'; every participant has its own"),
         (KEYS[1], KEYS[0], f"ada and bob have the same key, {KEYS[0]!r}; every participant has its own"),
-        (KEYS[1][:40], KEYS[0][:40], f"ada and bob have the same key, {KEYS[0][:40] + KEYS[1][40:]!r}; every participant"),
-        (KEYS[1][40:], KEYS[0][40:], f"ada and bob have the same key, {KEYS[1][:40] + KEYS[0][40:]!r}; every participant"),
+        (
+            KEYS[1][:40],
+            KEYS[0][:40],
+            f"ada and bob have the same key, {KEYS[0][:40] + KEYS[1][40:]!r}; every participant",
+        ),
+        (
+            KEYS[1][40:],
+            KEYS[0][40:],
+            f"ada and bob have the same key, {KEYS[1][:40] + KEYS[0][40:]!r}; every participant",
+        ),
         (KEYS[1], KEYS[1][:40], f"participant 2 ('bob'): key is {KEYS[1][:40]!r}, of before keys could sign; put in"),
         ("bob.ex", "ADA.ex", "ada and bob have the same address, 'tcp://ADA.example:7001'; every participant"),
         ("bob.example:7001", "bob:0", "participant 2 ('bob'): address is 'tcp://bob:0'; write where the others reach"),

@@ -654,7 +654,9 @@ NO_LEDGERS = {
     "an entry that is not told to be kept": ledger_bytes([[ENTRY[0], None]]),
     "an entry with half a certificate": ledger_bytes([[*ENTRY[:2], [OPENING, 1]]]),
     "an entry with a certificate of no number": ledger_bytes([[*ENTRY[:2], [OPENING, "1", "", "", "", {}]]]),
-    "an entry with a certificate of short keys": ledger_bytes([[*ENTRY[:2], [OPENING, 1, "", "", "", {"a": ["", ""]}]]]),
+    "an entry with a certificate of short keys": ledger_bytes(
+        [[*ENTRY[:2], [OPENING, 1, "", "", "", {"a": ["", ""]}]]]
+    ),
     "an entry whose total is cut off": ledger_bytes([entry(4, 8, kept=True)], rest=TOTAL[:-1]),
     "an entry with an empty total": ledger_bytes([entry(4, 0, kept=True)]),
     "an entry with a total of negative size": ledger_bytes([entry(4, -4, kept=True)], rest=TOTAL),

@@ -309,9 +309,7 @@ def test_an_attempt_that_all_gave_up_cannot_finish_the_sum_later() -> None:
     world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1, first))
     world.settle()
     for me in ("a", "b"):
-        assert "c: claims sum 1 by an attempt that was given up by all, itself among them" in map(
-            str, world.errors[me]
-        )
+        assert "c: claims sum 1 by an attempt that was given up by all, itself among them" in map(str, world.errors[me])
         assert world.programs[me].totals == []
 
 
@@ -344,9 +342,7 @@ def test_who_reports_different_things_is_convicted_by_all_before_anything_is_sha
         report = Report.from_bytes(frame.message.content)
         row = replace(report.groups["everyone"], mark=bytes(32))
         content = replace(report, groups={"everyone": row}).to_bytes()
-        return replace(
-            frame.message, content=content, signature=world.sign("standing", slot_of(report.view), content)
-        )
+        return replace(frame.message, content=content, signature=world.sign("standing", slot_of(report.view), content))
 
     world.says = differs
     world.settle()

@@ -316,7 +316,9 @@ def test_a_mark_is_over_when_its_sum_is_finished() -> None:
         assert (ledger.mark is None) == over
 
 
-@pytest.mark.parametrize("value", [None, [], [1, ["a"], ""], ["1", ["a"], "", None], [1, [2], "", None], [1, 2, "", None]])
+@pytest.mark.parametrize(
+    "value", [None, [], [1, ["a"], ""], ["1", ["a"], "", None], [1, [2], "", None], [1, 2, "", None]]
+)
 def test_a_malformed_mark_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         Mark.from_json(value)

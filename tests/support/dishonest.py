@@ -188,9 +188,7 @@ class Observations:
             honest = {name for each in observations.values() for name in each.members} - {LIAR}
             if honest <= observations.keys() and all(observations[name].shown for name in honest):
                 place = next(iter(observations.values())).place
-                opened.setdefault(place, set()).add(
-                    tuple(sorted((name, observations[name].addend) for name in honest))
-                )
+                opened.setdefault(place, set()).add(tuple(sorted((name, observations[name].addend) for name in honest)))
         for stream, uses in used.items():
             if len({attempt for attempt, _, _ in uses}) > 1 or len({frozenset(pair) for _, *pair in uses}) > 1:
                 raise LawBrokenError(f"the stream {stream[0].hex()} was used more than once: {uses}")
@@ -406,5 +404,3 @@ class World:
                 if ours and theirs and ours.steps == theirs.steps and ours.content() != theirs.content():
                     raise LawBrokenError(f"honest members have different states after {ours.steps} steps")
         self.observations.check()
-
-

@@ -151,11 +151,11 @@ class Liar:
         sealed = np.frombuffer(words, dtype="<u4").copy()
         for key in keys.values():
             seal(sealed, key)
-        forged = replace(
-            last.certificate, terms=terms.to_bytes(), keys=keys, sealed=sha256(sealed.data).digest()
-        )
+        forged = replace(last.certificate, terms=terms.to_bytes(), keys=keys, sealed=sha256(sealed.data).digest())
         slot = slot_of(forged.view, "everyone", forged.number)
-        signatures = {name: self.identity.sign(statement("confirm", slot, sha256(forged.opening).digest())) for name in keys}
+        signatures = {
+            name: self.identity.sign(statement("confirm", slot, sha256(forged.opening).digest())) for name in keys
+        }
         forged = replace(forged, signatures=signatures)
         if not behind:
             ledger.entries.pop()
@@ -189,7 +189,9 @@ class Liar:
             case Farewell(done, ends):
                 return Farewell(not done, ends)
             case Seen(kind, slot, said):
-                return Seen(kind, slot, said[:1] + tuple((name, self.rng.randbytes(32), sign) for name, _, sign in said))
+                return Seen(
+                    kind, slot, said[:1] + tuple((name, self.rng.randbytes(32), sign) for name, _, sign in said)
+                )
         return self._invention(("a", "b"))
 
     def _other_hello(self, hello: Hello) -> Hello:
@@ -323,5 +325,3 @@ class Liar:
         except FrameError:
             return False
         return True
-
-

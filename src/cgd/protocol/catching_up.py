@@ -283,12 +283,17 @@ class CatchingUp:
     def _speaks_against(self, group: Group, takeover: Takeover) -> dict[PeerId, str]:
         rows = self.reports.rows(group.name)
         own = group.row(bytes(32), states=False)
-        if own.length and self._me not in takeover.signers and (own.mark is None or own.length < takeover.claim.length - 1):
+        if (
+            own.length
+            and self._me not in takeover.signers
+            and (own.mark is None or own.length < takeover.claim.length - 1)
+        ):
             # It was summed without us. Then everybody else must have signed it, or hold it.
             return {
                 peer: "has neither signed nor finished the last sum"
                 for peer, row in rows.items()
-                if peer not in takeover.signers and (row.length, row.head) != (takeover.claim.length, takeover.claim.head)
+                if peer not in takeover.signers
+                and (row.length, row.head) != (takeover.claim.length, takeover.claim.head)
             }
         everybody = {**rows, self._me: own}
         return acceptable(takeover.claim.length - 1, takeover.opening, takeover.claim.head, everybody, takeover.signers)

@@ -186,9 +186,7 @@ class Group:
         if self.place != len(self.ledger):
             return
         certificate = session.certificate(self.reports.view)
-        self.ledger.append(
-            pending.spec, session.total, self.epoch, clock, pending.step, len(self.members), certificate
-        )
+        self.ledger.append(pending.spec, session.total, self.epoch, clock, pending.step, len(self.members), certificate)
         pending.total = session.total
         self.place += not pending.abandoned
 

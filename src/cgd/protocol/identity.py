@@ -54,9 +54,7 @@ class Identity:
     @classmethod
     def generate(cls) -> Identity:
         """Make new keys."""
-        return cls(
-            X25519PrivateKey.generate().private_bytes_raw(), Ed25519PrivateKey.generate().private_bytes_raw()
-        )
+        return cls(X25519PrivateKey.generate().private_bytes_raw(), Ed25519PrivateKey.generate().private_bytes_raw())
 
     def __repr__(self) -> str:
         return f"Identity(public={self.public})"

@@ -59,9 +59,7 @@ class Reports:
     def rows(self, group: str) -> dict[PeerId, GroupRow]:
         """What each peer has reported of a group last."""
         return {
-            name: self.latest[name].groups[group]
-            for name in sorted(self._charter.groups[group])
-            if name != self._me
+            name: self.latest[name].groups[group] for name in sorted(self._charter.groups[group]) if name != self._me
         }
 
     def sign(self, report: Report) -> bytes:
@@ -94,7 +92,9 @@ class Reports:
         )
         groups = {name for name, members in self._charter.groups.items() if sender in members}
         if report.groups.keys() != groups:
-            raise RemoteProtocolError(sender, f"reported of the groups {sorted(report.groups)}, and is in {sorted(groups)}")
+            raise RemoteProtocolError(
+                sender, f"reported of the groups {sorted(report.groups)}, and is in {sorted(groups)}"
+            )
         if known is None:
             self._take_first(sender, standing, report)
         elif any(row.length < known.groups[name].length for name, row in report.groups.items()):

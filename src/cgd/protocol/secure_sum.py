@@ -200,7 +200,10 @@ class SecureSum:
         to, make = self._outbox[place]
         del self._outbox[place]
         message = make()
-        with suppress(RemoteProtocolError, DisagreementError), self._failing_on_fault():  # see `fault`; the message goes out all the same
+        with (
+            suppress(RemoteProtocolError, DisagreementError),
+            self._failing_on_fault(),
+        ):  # see `fault`; the message goes out all the same
             self._advance()
         return to, message
 
