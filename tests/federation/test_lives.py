@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -489,6 +490,10 @@ def test_a_digest_that_is_not_signed_fails_the_sum_for_all(village: Village) -> 
     assert {len(life.ledger()) for life in village} == {0}
 
 
+def convicts(trouble: Callable[[], dict[PeerId, str]]) -> bool:
+    return "dishonest" in trouble().get("ada", "")
+
+
 def test_who_signs_another_digest_for_one_member_is_convicted_by_all(village: Village) -> None:
     identity = Keys.load(village.path.parent / "ada.key").identity
 
@@ -507,8 +512,8 @@ def test_who_signs_another_digest_for_one_member_is_convicted_by_all(village: Vi
     assert isinstance(errors["cleo"], EquivocationError), errors
     assert errors["cleo"].peer == "ada"
     for name in ("bob", "cleo"):
-        assembly = village[name].membership.conductor.assembly
-        village.until(lambda assembly=assembly: "dishonest" in assembly.trouble().get("ada", ""))
+        trouble = village[name].membership.conductor.assembly.trouble
+        village.until(partial(convicts, trouble))
     assert {len(life.ledger()) for life in village} == {0}
 
 

@@ -17,6 +17,7 @@ from cgd.privacy.schemes import observe
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.ledger import Ledger, Step
+from support.identities import identity, public_keys
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def total(members: tuple[str, ...], epoch: int) -> bytes:
 
 
 def charter(members: tuple[str, ...], epoch: int) -> Charter:
-    return Charter("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0")
+    return Charter("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", public_keys(members))
 
 
 class Member:
@@ -143,7 +144,7 @@ class Member:
 
     def __init__(self, me: str, held: Charter, ledger: Ledger | None = None) -> None:
         self.me = me
-        self.assembly = Assembly(me, held, {"everyone": ledger} if ledger else {})
+        self.assembly = Assembly(me, identity(me), held, {} if ledger is None else {"everyone": ledger})
         self.opened: set[bytes] = set()
         self.shared: list[int] = []
         self.handed_back = False

@@ -118,10 +118,11 @@ def test_a_certificate_is_for_one_group() -> None:
 
 def test_keys_and_signatures_are_of_the_same_members() -> None:
     made = certificate()
-    for changes in (
+    halves: tuple[dict[str, Any], ...] = (
         {"keys": {name: key for name, key in made.keys.items() if name != "c"}},
         {"signatures": {name: each for name, each in made.signatures.items() if name != "c"}},
-    ):
+    )
+    for changes in halves:
         with pytest.raises(ValueError, match="it lacks keys or signatures"):
             replace(made, **changes).signers(GROUP, KEYS)
 
@@ -328,15 +329,15 @@ def test_a_malformed_mark_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_without_the_signature_of_one_member_nothing_is_void(which: str, name: str) -> None:
     proof = rerun()
-    said = dict(getattr(proof, which))
+    said: dict[str, tuple[bytes, bytes]] = dict(getattr(proof, which))
     content, _ = said[name]
     other = next(each for each in MEMBERS if each != name)
-    for signature in (bytes(64), b"", said[other][1]):
-        forged = replace(proof, **{which: {**said, name: (content, signature)}})
-        if signature != said[name][1]:
-            assert not any(forged.voids(each, GROUP, MARK, KEYS) for each in MEMBERS)
-    missing = replace(proof, **{which: {each: said[each] for each in MEMBERS if each != name}})
-    assert not any(missing.voids(each, GROUP, MARK, KEYS) for each in MEMBERS)
+    attempts = [{**said, name: (content, signature)} for signature in (bytes(64), b"", said[other][1])]
+    attempts.append({each: said[each] for each in MEMBERS if each != name})
+    for attempt in attempts:
+        changes: dict[str, Any] = {which: attempt}
+        forged = replace(proof, **changes)
+        assert not any(forged.voids(each, GROUP, MARK, KEYS) for each in MEMBERS)
 
 
 @pytest.mark.parametrize(

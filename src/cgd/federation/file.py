@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
-from cgd.federation.keys import check_name, check_unique, curve_key, HubSite, Participant, public_keys, similar
+from cgd.federation.keys import HubSite, Participant, check_name, check_unique, curve_key, public_keys, similar
 from cgd.federation.tables import at, check_integers, check_keys, digest, typed
 from cgd.federation.task import Data, Model, parse_data, parse_model
 from cgd.federation.texts import read_text

@@ -190,8 +190,8 @@ class Conductor:
         if differences:
             texts = "; ".join(f"{peer} has {what}" for peer, what in sorted(differences.items()))
             raise DisagreementError(
-                f"the programs are done, and members end with different histories: {texts}. Do not use this model before "
-                "you know who is wrong"
+                f"the programs are done, and members end with different histories: {texts}. Do not use this model "
+                "before you know who is wrong"
             )
 
     # What the groups' drivers call.
