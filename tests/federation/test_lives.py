@@ -329,6 +329,48 @@ def test_a_total_that_one_of_the_dead_had_opened_is_not_summed_again(village: Vi
     assert village.results() == dict.fromkeys(NAMES, (3, 6))
 
 
+def kept(village: Village, name: str) -> Ledger:
+    return StateFolder(village.folder(name), FEDERATION).load([EVERYONE])[EVERYONE]
+
+
+def test_that_the_first_sum_may_have_been_opened_is_known_after_a_kill(village: Village) -> None:
+    for name in NAMES:
+        village.network.hold(name, set(NAMES) - {name}, an_unseal)
+    village.start_all(Summing([1, 2]))
+    village.until(lambda: all(life.ledger().mark is not None for life in village))
+    village.kill(*NAMES)
+    for name in NAMES:
+        ledger = kept(village, name)
+        assert ledger.mark is not None
+        assert (len(ledger), ledger.mark.place, ledger.mark.members) == (0, 0, NAMES)
+    village.start_all(Summing([100, 2]))  # nobody has opened it, and the members are the same: they agree to run it again
+    assert village.results() == dict.fromkeys(NAMES, (300, 6))
+
+
+@pytest.mark.usefixtures("seldom_saved")
+def test_that_a_sum_may_have_been_opened_is_known_with_a_past_that_others_gave(village: Village) -> None:
+    """The program asked for none of the totals that came from them."""
+
+    def jumping(life: Life) -> float:
+        life.peers.memory.jump(1)
+        life.peers.memory.reach(0)
+        return float(life.peers.sum(np.array([3])).item())
+
+    village.start_all(Summing([1, 2, 3]), halt=2)
+    for life in village:
+        life.until(2)
+    village.kill("ada", lose_state=True)
+    village.network.hold("bob", {"ada", "cleo"}, an_unseal)
+    for life in village:
+        life.go_on()
+    ada = village.start("ada", jumping)
+    village.until(lambda: ada.ledger().mark is not None)
+    mark = ada.ledger().mark
+    village.kill("ada")
+    ledger = kept(village, "ada")
+    assert (len(ledger), ledger.mark) == (2, mark)
+
+
 # A state folder that cannot be written.
 
 
