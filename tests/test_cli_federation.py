@@ -15,6 +15,7 @@ import pytest
 
 from cgd.cli.display import EventFile
 from cgd.federation.file import Federation
+from cgd.federation.keys import Keys
 from support.federations import Colony
 from support.ports import free_port
 
@@ -115,7 +116,22 @@ def test_a_grid_is_made_by_the_command(tmp_path: Path) -> None:
     federation = Federation.load(tmp_path / "grid.toml")
     assert federation.groups()["column-0"] == NAMES
     shown = run("federation", "show", "grid.toml", cwd=tmp_path).stdout
-    assert all(each.key in shown for each in federation.participants)  # unbroken, to be compared
+    for each in federation.participants:
+        assert all(text in shown for text in (each.name, each.address, each.key[:40], each.key[40:]))  # to be compared
+
+
+def test_a_public_key_of_before_signatures_is_made_anew_from_the_private_one(tmp_path: Path) -> None:
+    run("keygen", "ada", cwd=tmp_path)
+    private, public = tmp_path / "ada.key", tmp_path / "ada.pub"
+    new = public.read_text()
+    key = Keys.load(private).public
+    for path in (private, public):  # as they were then
+        path.write_text(path.read_text().replace(key, key[:40]))
+    made = run("keygen", "ada", "--public", cwd=tmp_path)
+    assert made.returncode == 0
+    assert key in made.stdout
+    assert public.read_text() == new
+    assert Keys.load(private).public == key
 
 
 def test_who_is_at_fault_ends_as_for_bad_input(tmp_path: Path) -> None:

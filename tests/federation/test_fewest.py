@@ -22,8 +22,12 @@ from cgd.practice.predicting import row_of
 from cgd.practice.setting import Setting
 from cgd.practice.wide_sums import wide_sum
 from cgd.protocol.assembly import Assembly
+from cgd.protocol.charter import Charter
 from cgd.protocol.group import Group
 from cgd.protocol.ledger import Ledger
+from cgd.protocol.reports import Reports
+from cgd.protocol.statements import Dossier, Notary
+from support.identities import identity, public_keys
 from support.lives import Village, found
 
 if TYPE_CHECKING:
@@ -82,8 +86,8 @@ def test_a_group_of_two_is_refused_when_it_is_founded_and_when_it_shrinks(tmp_pa
     two = {**whole.groups, group: whole.groups[group][:2]}
     me = two[group][0]
     with pytest.raises(MembershipError, match=TOO_FEW):
-        Assembly(me, replace(whole, groups=two))
-    running = Assembly(me, whole)
+        Assembly(me, identity(me), replace(whole, groups=two))
+    running = Assembly(me, identity(me), whole)
     with pytest.raises(MembershipError, match=TOO_FEW):
         running.adopt(replace(whole, epoch=2, groups=two))
     assert running.charter == whole
@@ -92,8 +96,12 @@ def test_a_group_of_two_is_refused_when_it_is_founded_and_when_it_shrinks(tmp_pa
 
 def test_no_session_is_opened_for_two() -> None:
     """Should a group of two come about all the same: its sums need a session, and a session refuses."""
+    two = ("a", "b")
+    held = Charter("trial", 1, two, {"row-0": two}, {}, "1.0", public_keys(two))
+    dossier = Dossier("a", identity("a"), held.keys, bytes(32), lambda _: None)
+    reports = Reports("a", held, {}, dossier)
     with pytest.raises(MembershipError, match=TOO_FEW):
-        Group("row-0", ("a", "b"), Ledger()).enter_view("a", bytes(32), {"b": bytes(16)})
+        Group("row-0", ("a", "b"), Ledger()).enter_view("a", bytes(32), {"b": bytes(16)}, Notary(), reports)
 
 
 # Over a network.

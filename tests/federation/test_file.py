@@ -12,6 +12,7 @@ from cgd import InputError
 from cgd.errors import MembershipError
 from cgd.federation.editing import new, with_participant, without
 from cgd.federation.file import Federation, Participant, Training
+from cgd.federation.keys import public_keys
 from cgd.learning.grid import Cell, Grid
 from cgd.network.peers import SumSettings
 from cgd.protocol.charter import Charter
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-KEYS = [zmq.curve_public(f"{digit}".encode() * 40).decode() for digit in range(10)]
+KEYS = [(zmq.curve_public(f"{digit}".encode() * 40) + f"{digit}".encode() * 40).decode() for digit in range(10)]
 THREE = ("ada", "bob", "cleo")
 
 
@@ -92,7 +93,10 @@ def test_settings_contacts_and_participants(tmp_path: Path) -> None:
     federation = Federation.load(write(tmp_path, text('bound = 2\nring_bits = 64\nsharing = "uniform"\n')))
     assert federation.settings == SumSettings(bound=2.0, ring_bits=64, sharing="uniform")
     assert tuple(federation.contacts) == THREE
-    assert asdict(federation.contacts["bob"]) == {"address": "tcp://bob.example:7001", "public_key": KEYS[1].encode()}
+    assert asdict(federation.contacts["bob"]) == {
+        "address": "tcp://bob.example:7001",
+        "public_key": KEYS[1][:40].encode(),
+    }
     assert federation.participant("bob") == participant(1, "bob")
     with pytest.raises(MembershipError) as error:
         federation.participant("bop")
@@ -169,9 +173,20 @@ def test_bad_training(tmp_path: Path, line: str, says: str) -> None:
         ('name = "bob"', 'name = "b b"', "participant 2 ('b b'): name is 'b b'; choose 1 to 63 letters"),
         ('name = "bob"', 'name = "ada"', "two participants have the same name, 'ada'; every participant has its own"),
         (KEYS[1], KEYS[0], f"ada and bob have the same key, {KEYS[0]!r}; every participant has its own"),
+        (
+            KEYS[1][:40],
+            KEYS[0][:40],
+            f"ada and bob have the same key, {KEYS[0][:40] + KEYS[1][40:]!r}; every participant",
+        ),
+        (
+            KEYS[1][40:],
+            KEYS[0][40:],
+            f"ada and bob have the same key, {KEYS[1][:40] + KEYS[0][40:]!r}; every participant",
+        ),
+        (KEYS[1], KEYS[1][:40], f"participant 2 ('bob'): key is {KEYS[1][:40]!r}, of before keys could sign; put in"),
         ("bob.ex", "ADA.ex", "ada and bob have the same address, 'tcp://ADA.example:7001'; every participant"),
         ("bob.example:7001", "bob:0", "participant 2 ('bob'): address is 'tcp://bob:0'; write where the others reach"),
-        (f'"{KEYS[1]}"', "7", "participant 2 ('bob'): key is 7; a key is 40 characters of Z85: copy it from bob.pub"),
+        (f'"{KEYS[1]}"', "7", "participant 2 ('bob'): key is 7; a key is 80 characters of Z85: copy it from bob.pub"),
     ],
 )
 def test_a_bad_participant(tmp_path: Path, old: str, to: str, says: str) -> None:
@@ -256,7 +271,9 @@ def test_what_a_change_changes(tmp_path: Path, changes: dict[str, Any], sections
 
 def test_the_charter(tmp_path: Path) -> None:
     nine = Federation("nine", 4, Training(), grid(3, 3), tmp_path)
-    assert nine.charter("1.2") == Charter("nine", 4, tuple("abcdefghi"), nine.groups(), nine.sections(), "1.2")
+    keys = {name: public_keys(key) for name, key in zip("abcdefghi", KEYS, strict=False)}
+    sections = nine.sections()
+    assert nine.charter("1.2") == Charter("nine", 4, tuple("abcdefghi"), nine.groups(), sections, "1.2", keys)
 
 
 # Writing. Comments stay, and stay where they belong.

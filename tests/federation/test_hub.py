@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import zmq
 
 from cgd import Cell
 from cgd.errors import HubError, InputError, PeerTimeoutError, TransportError
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ("ada", "bob", "cleo")
-KEYS = [zmq.curve_keypair()[0].decode() for _ in range(4)]
+KEYS = [Keys.generate("x").public for _ in range(4)]
 SITE = HubSite("tcp://hub.example:7000", KEYS[3])
 
 
@@ -73,6 +72,7 @@ def test_without_a_hub_nothing_is_said_of_it(tmp_path: Path) -> None:
         (("bob",), "mesh", None, r"bob has no address, and there is no hub .* add a \[hub\]"),
         ((), "hub", None, r'opening in \[training\] is "hub", and there is none; add a \[hub\]'),
         ((), "mesh", HubSite("tcp://x:1", KEYS[1]), "the hub has the key of bob; it needs one of its own"),
+        ((), "mesh", HubSite("tcp://x:1", KEYS[1][:40] + KEYS[3][40:]), "the hub has the key of bob; it needs one of"),
         ((), "mesh", HubSite("tcp://bob.example:7001", KEYS[3]), "the hub and bob have the same address"),
     ],
 )
@@ -90,7 +90,7 @@ def test_what_cannot_work_is_refused(
         ("[hub]\n", r"\[hub\] address is missing; add it"),
         ('[hub]\naddress = "tcp://x:1"\n', r"\[hub\] key is missing; add it"),
         ('[hub]\naddress = "x"\nkey = "y"\n', r"\[hub\] address is 'x'; write where the others reach it"),
-        ('[hub]\naddress = "tcp://x:1"\nkey = "y"\n', r"\[hub\] key is 'y'; a key is 40 characters"),
+        ('[hub]\naddress = "tcp://x:1"\nkey = "y"\n', r"\[hub\] key is 'y'; a key is 80 characters"),
         ('[hub]\naddress = "tcp://x:1"\nkeys = "y"\n', r"\[hub\] there is no 'keys' \(did you mean 'key'\?\)"),
         ("hub = 3\n", r"\[hub\] 3 is no table"),
     ],

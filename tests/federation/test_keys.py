@@ -12,14 +12,16 @@ import pytest
 import zmq
 
 from cgd import InputError
-from cgd.federation.keys import Keys, Participant, is_key, public_key
+from cgd.federation.keys import Keys, Participant, curve_key, is_key, public_key, public_keys
 from cgd.federation.texts import replace_text
 from cgd.network.addresses import host_and_port
+from cgd.protocol.identity import PublicKeys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+HALF = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+KEY = HALF + "E:!C>wS>:V1.-<Cv$(&Wv1)^J)z]+7gT!pV+NNJ@"
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +57,46 @@ def shows_nothing(keys: Keys, error: BaseException) -> bool:
 
 
 def test_keys_are_a_pair_and_fresh_ones_each_time(keys: Keys) -> None:
-    assert zmq.curve_public(keys.secret) == keys.public.encode()
+    assert zmq.curve_public(keys.secret) == keys.curve == keys.public[:40].encode()
     other = Keys.generate("hospital-a")
     assert len({keys.public, other.public}) == len({keys.secret, other.secret}) == len({keys.seed, other.seed}) == 2
+
+
+def test_the_signing_key_comes_from_the_seed_and_the_other_one_does_not(keys: Keys) -> None:
+    other = Keys.generate("hospital-a")
+    mixed = other.public[:40] + keys.public[40:]
+    assert Keys("hospital-a", mixed, other.secret, keys.seed).identity.public.signing == keys.identity.public.signing
+    with pytest.raises(InputError, match="the public key does not belong to the secret one and the seed"):
+        Keys("hospital-a", other.public, other.secret, keys.seed)
+
+
+def test_the_protocol_has_the_same_keys(keys: Keys) -> None:
+    assert public_keys(keys.public) == keys.identity.public
+    assert curve_key(keys.public) == keys.curve
+    assert public_keys(keys.public).verify(b"said", keys.identity.sign(b"said"))
+    assert not public_keys(Keys.generate("b").public).verify(b"said", keys.identity.sign(b"said"))
+    assert not public_keys(keys.public).verify(b"other", keys.identity.sign(b"said"))
+    assert not public_keys(keys.public).verify(b"said", b"short")
+
+
+def test_a_signing_key_that_is_none_verifies_nothing(keys: Keys) -> None:
+    for signing in (b"", bytes(31), bytes(33), b"\xff" * 32):
+        assert not PublicKeys(keys.identity.public.agreement, signing).verify(b"said", keys.identity.sign(b"said"))
+
+
+def test_a_key_file_of_before_there_were_signatures_is_loaded(tmp_path: Path, keys: Keys) -> None:
+    assert Keys.load(write(tmp_path, content(keys, public=f'"{keys.public[:40]}"'))) == keys
+
+
+def test_the_public_file_is_written_anew(tmp_path: Path, keys: Keys) -> None:
+    _, public = keys.save(tmp_path)
+    before = public.read_text()
+    with pytest.raises(InputError, match=r"hospital-a\.pub exists and is never overwritten"):
+        keys.save_public(tmp_path)
+    for damage in (lambda: public.write_text("of before"), public.unlink):
+        damage()
+        assert keys.save_public(tmp_path, anew=True) == public
+        assert public.read_text() == before
 
 
 def test_repr_shows_no_secret(keys: Keys) -> None:
@@ -184,14 +223,18 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, says: str) -> Non
         ({"name": "7"}, "the name is no text in quotes; restore it"),
         ({"seed": "[1]"}, "the seed is no text in quotes"),
         ({"name": '"a b"'}, "the name is none; it is 1 to 63 letters"),
-        ({"public": '"short"'}, "the public key is none; it is 40 characters of Z85"),
-        ({"public": f'"{"ä" * 20}"'}, "the public key is none; it is 40 characters of Z85"),
-        ({"public": f'"{"#" * 40}"'}, "the public key is none; it is 40 characters of Z85"),
+        ({"public": '"short"'}, "the public key is none; it is 80 characters of Z85"),
+        ({"public": f'"{"ä" * 20}"'}, "the public key is none; it is 80 characters of Z85"),
+        ({"public": f'"{"ä" * 40}"'}, "the public key does not belong to the secret one; restore it from your copy"),
+        ({"public": f'"{"#" * 80}"'}, "the public key is none; it is 80 characters of Z85"),
         ({"secret": f'"{"~" * 40}"'}, "the secret key is none; it is 40 characters of Z85"),
         ({"seed": '"00"'}, "the seed is none; it is 64 hexadecimal digits"),
         ({"seed": f'"{"0 " * 32}"'}, "the seed is none; it is 64 hexadecimal digits"),
         ({"seed": f'"{"x" * 64}"'}, "the seed is none; it is 64 hexadecimal digits"),
-        ({"public": f'"{KEY}"'}, "the public key does not belong to the secret one; restore it from your copy"),
+        ({"public": f'"{HALF}"'}, "the public key does not belong to the secret one; restore it from your copy"),
+        ({"public": f'"{"#" * 40}"'}, "the public key does not belong to the secret one; restore it from your copy"),
+        ({"public": f'"{KEY}"'}, "the public key does not belong to the secret one and the seed; restore it from"),
+        ({"seed": f'"{"0" * 64}"'}, "the public key does not belong to the secret one and the seed; restore it from"),
     ],
 )
 def test_a_malformed_file(tmp_path: Path, keys: Keys, changes: dict[str, str | None], says: str) -> None:
@@ -253,7 +296,7 @@ def test_the_seed_of_no_federation(keys: Keys) -> None:
 # What the others know
 
 
-@pytest.mark.parametrize("text", ["", "a" * 39, "a" * 41, "a" * 39 + " ", "a" * 39 + '"', "#" * 40, "ä" * 20])
+@pytest.mark.parametrize("text", ["", "a" * 40, "a" * 79, "a" * 81, "a" * 79 + " ", "a" * 79 + '"', "#" * 80, "ä" * 40])
 def test_no_key(text: str) -> None:
     assert not is_key(text.encode())
 
@@ -270,7 +313,7 @@ def test_neither_a_public_key_nor_its_file(tmp_path: Path, keys: Keys, text: str
     private, _ = keys.save(tmp_path)
     path = private if text is None else write(tmp_path, text)
     with pytest.raises(
-        InputError, match=r"is neither a public key \(40 characters of Z85\) nor a file with one; give"
+        InputError, match=r"is neither a public key \(80 characters of Z85\) nor a file with one; give"
     ) as e:
         public_key(str(path))
     assert shows_nothing(keys, e.value)
@@ -314,9 +357,10 @@ def test_no_addresses(address: str) -> None:
     [
         ({"name": "b b"}, "name is 'b b'; choose 1 to 63 letters (a to z), digits"),
         ({"address": 7001}, "address is 7001; write where the others reach it, tcp://HOST:PORT"),
-        ({"key": "short"}, "key is 'short'; a key is 40 characters of Z85: copy it from bob.pub"),
-        ({"key": "#" * 40}, f"key is '{'#' * 40}'; a key is 40 characters of Z85: copy it from bob.pub"),
-        ({"key": KEY.encode()}, f"key is {KEY.encode()!r}; a key is 40 characters of Z85"),
+        ({"key": "short"}, "key is 'short'; a key is 80 characters of Z85: copy it from bob.pub"),
+        ({"key": "#" * 80}, f"key is '{'#' * 80}'; a key is 80 characters of Z85: copy it from bob.pub"),
+        ({"key": KEY.encode()}, f"key is {KEY.encode()!r}; a key is 80 characters of Z85"),
+        ({"key": HALF}, f"key is {HALF!r}, of before keys could sign; put in the 80 characters of its owner's present"),
         ({"cell": (1, 2, 3)}, "cell is (1, 2, 3); write the row and the column, from 0, such as cell = [0, 2]"),
         ({"cell": [-1, 0]}, "cell is [-1, 0]; write the row and the column, from 0"),
         ({"cell": [True, 0]}, "cell is [True, 0]; write the row and the column, from 0"),

@@ -26,9 +26,10 @@ class Remembering:
     def recall(self, slot: int) -> State | None:
         return self.states.get(slot) if slot else None  # slot 0 is the optimiser's
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes]) -> None:
+    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
         if slot:
-            self.states[slot] = State(steps, content)
+            assert fixed  # members compare it
+            self.states[slot] = State(steps, content, fixed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

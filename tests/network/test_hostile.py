@@ -32,13 +32,14 @@ from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, to_bytes
 from cgd.protocol.messages import Hello
+from support.identities import identity, public_keys
 from support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MEMBERS = ("a", "b", "c")
-CHARTER = Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0")
+CHARTER = Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
 NULL_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 
@@ -122,7 +123,7 @@ setup = json.loads(sys.stdin.readline())
 members = tuple(setup["contacts"])
 contacts = {name: Contact(address, key.encode()) for name, (address, key) in setup["contacts"].items()}
 transport = ZeroMQTransport("a", contacts, setup["secret"].encode())
-charter = Charter("trial", 1, members, {"everyone": members}, {"training": "x"}, "1.0")
+charter = Charter("trial", 1, members, {"everyone": members}, {"training": "x"}, "1.0", public_keys(MEMBERS))
 conductor = Conductor(transport, Assembly("a", charter), 60.0)
 peers = Peers(GroupDriver(conductor, "everyone"), SumSettings())
 wrong, sums = [], 0
@@ -202,7 +203,7 @@ class Honest:
         self._stop = threading.Event()
         self._peers = {}
         for name in ("b", "c"):
-            conductor = Conductor(trio.open(name), Assembly(name, CHARTER), 60.0)
+            conductor = Conductor(trio.open(name), Assembly(name, identity(name), CHARTER), 60.0)
             self._peers[name] = Peers(GroupDriver(conductor, "everyone"), SumSettings())
         self._record(trio.opened[-1])
         self._threads = [threading.Thread(target=self._sum, args=[name]) for name in self._peers]
@@ -702,7 +703,7 @@ def test_a_refusal_cannot_forge_lines_or_colours() -> None:
 @contextmanager
 def conducting(trio: Trio) -> Iterator[tuple[Conductor, ZeroMQTransport, ZeroMQTransport]]:
     """Participant a under a conductor; b and c say what the test says."""
-    conductor = Conductor(trio.open("a"), Assembly("a", CHARTER))
+    conductor = Conductor(trio.open("a"), Assembly("a", identity("a"), CHARTER))
     b, c = trio.open("b"), trio.open("c")
     try:
         eventually(lambda: connected(b, "a") and connected(c, "a"))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from cgd.privacy import reducers
 from cgd.protocol import secure_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def test_every_lie_to_one_member_is_caught() -> None:
@@ -31,3 +36,16 @@ def test_without_the_comparison_a_lie_goes_through(kind: reducers.Lie, monkeypat
     found = reducers.lie(kind, tries=10)
     assert found.value == 0.0
     assert found.succeeds
+
+
+def test_digests_to_match_are_those_that_the_deceived_member_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: dict[str, bool] = {}
+
+    def compare(me: str, _number: int, digests: Mapping[str, bytes]) -> None:
+        compared[me] = digests[reducers.LIAR] == digests[me]
+
+    monkeypatch.setattr(secure_sum, "check_digests", compare)
+    for opening in ("mesh", "aggregator"):
+        for seed in range(5):
+            reducers.play("to one, own digests to match", opening, seed)
+            assert compared == dict.fromkeys(reducers.MEMBERS, True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from cgd.errors import CGDError, HubError, InputError, PeerAbortedError, RemoteProtocolError
+from cgd.errors import CGDError, HubError, InputError, PeerAbortedError, ProtocolError, RemoteProtocolError
 from cgd.protocol import adding, members, reducing
 from cgd.protocol.adding import Adder
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
@@ -55,7 +55,7 @@ class BentAdder(Adder):
         return to_bytes(Frame(told.session, told.number, Total(told.message.start, words.tobytes())))
 
 
-def run(bend: Bend, bits: int = 32, only: str = "") -> tuple[dict[str, Session], dict[str, RemoteProtocolError], Wire]:
+def run(bend: Bend, bits: int = 32, only: str = "") -> tuple[dict[str, Session], dict[str, ProtocolError], Wire]:
     rng = random.Random(1)
     colony = sessions(4)
     wire = Wire(colony, rng)
@@ -77,7 +77,7 @@ def run(bend: Bend, bits: int = 32, only: str = "") -> tuple[dict[str, Session],
 
     told: list[tuple[str, str, bytes]] = []
     wire.deliver_one = bending  # type: ignore[method-assign]
-    return colony, wire.run_past_faults(), wire
+    return colony, dict(wire.run_past_faults()), wire
 
 
 def flip(*places: int, bit: int) -> Bend:

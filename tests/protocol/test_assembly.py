@@ -29,8 +29,12 @@ from cgd.protocol.adding import Adder
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
-from cgd.protocol.ledger import FORMAT, Ledger, Step, kind_of
+from cgd.protocol.history import Mark, kind_of
+from cgd.protocol.ledger import FORMAT, Ledger, Step
 from cgd.protocol.messages import HUB, Abort, Again, Ask, Hello, Message, Piece, Reason, Standing, Unseal
+from cgd.protocol.standings import Report
+from cgd.protocol.statements import slot_of, statement
+from support.histories import history
 from support.identities import identity, public_keys
 from support.wire import spec
 
@@ -124,6 +128,12 @@ class World:
             if me in ends:
                 del self.wires[ends]
         self.programs[me] = Program(me, self.charter, self.sums, saved, self.opening)
+
+    def remove(self, me: str) -> None:
+        del self.programs[me]
+        for ends in list(self.wires):
+            if me in ends:
+                del self.wires[ends]
 
     def kill_hub(self) -> None:
         """Another hub, which has nothing, takes its place."""
@@ -225,14 +235,21 @@ def marked(world: World) -> bool:
     return any(program.assembly.group("everyone").ledger.mark for program in world.programs.values())
 
 
+def between_sums(world: World, last: str) -> bool:
+    """Whether no key has left anybody in the sum that comes next, nor can before `last` is ready for it."""
+    waiting = [program.assembly.waiting_for("everyone") for me, program in world.programs.items() if me != last]
+    return not marked(world) and any(what == "Ready" and last in missing for what, missing in waiting)
+
+
 def test_a_new_epoch_begins_when_all_remaining_members_hold_it() -> None:
     world = World(1, sums=3)
     for _ in range(150):
         world.step()
-    while marked(world):
+    while not between_sums(world, "d"):
         world.step()
-    del world.programs["d"]
+    world.remove("d")
     settled(world)
+    assert not marked(world)
     done = {me: len(program.totals) for me, program in world.programs.items()}
     assert max(done.values()) < 3
     rest = ("a", "b", "c")
@@ -248,6 +265,38 @@ def test_a_new_epoch_begins_when_all_remaining_members_hold_it() -> None:
     for number, total in enumerate(totals[0]):
         assert total in (expected(number), expected(number, rest))
     assert totals[0][-1] == expected(2, rest)
+
+
+def test_a_sum_that_may_have_been_opened_is_not_run_again_with_others() -> None:
+    """Who has the key of everybody might have the total of before, and the difference would be an addend."""
+    world = still()
+    exchange(world)
+    start_all(world)
+    exchange(world, lambda _, __, message: None if isinstance(message, Unseal) else message)
+    assert set(finished(world).values()) == {0}
+    assert marked(world)
+    world.remove("d")
+    rest = ("a", "b", "c")
+    for me in rest:
+        world.kill(me, keep=True)
+        world.programs[me].advance = lambda: None  # type: ignore[method-assign]
+        world.programs[me].assembly.adopt(charter(rest, epoch=2))
+    exchange(world)
+    for me in rest:
+        pending = world.programs[me].assembly.start("everyone", spec(SIZE), partial(addend, me, 0), 2)
+        with pytest.raises(LocalProtocolError, match="sum 1 may have been opened with a, b, c, d, and the members are"):
+            raise pending.fault or AssertionError
+    assert exchange(world) == []
+    assert set(finished(world).values()) == {0}
+    for me in rest:  # all of before are there again
+        world.programs[me].assembly.adopt(charter(epoch=3))
+    world.programs["d"] = Program("d", charter(epoch=3), 0)
+    exchange(world)
+    again = start_all(world, epoch=3)
+    assert exchange(world) == []
+    assert {each.total.tobytes() for each in again.values() if each.total is not None} == {expected(0)}
+    assert set(finished(world).values()) == {1}
+    assert not marked(world)
 
 
 def test_a_sum_that_has_to_run_again_with_others_is_handed_back() -> None:
@@ -416,11 +465,7 @@ def still(sums: dict[str, int] | None = None, **changes: Any) -> World:
 
 
 def past(count: int) -> Ledger:
-    ledger = Ledger()
-    for number in range(count):
-        total = np.frombuffer(expected(number), dtype="<u4").copy()
-        ledger.append(spec(SIZE), total, epoch=1, addends=len(MEMBERS))
-    return ledger
+    return history(spec(SIZE), map(expected, range(count)), MEMBERS)
 
 
 def exchange(
@@ -439,7 +484,7 @@ def exchange(
         for sender, to, data in frames:
             frame = from_bytes(data, sender)
             message = bend(sender, to, frame.message)
-            if message is None:
+            if message is None or to not in world.programs:
                 continue
             try:
                 world.programs[to].assembly.receive(sender, to_bytes(replace(frame, message=message)))
@@ -447,10 +492,10 @@ def exchange(
                 refused.append(error)
 
 
-def start_all(world: World, number: int = 0) -> dict[str, Pending]:
+def start_all(world: World, number: int = 0, epoch: int = 1) -> dict[str, Pending]:
     """Everybody's program wants its next sum."""
     return {
-        me: program.assembly.start("everyone", spec(SIZE), partial(addend, me, number), 1)
+        me: program.assembly.start("everyone", spec(SIZE), partial(addend, me, number), epoch)
         for me, program in world.programs.items()
     }
 
@@ -461,6 +506,9 @@ def finished(world: World) -> dict[str, int]:
 
 def is_current(world: World, me: str) -> bool:
     return world.programs[me].assembly.group("everyone").current
+
+
+NONSENSE = b"nothing of the kind".center(100)
 
 
 def from_b(content: bytes) -> Callable[[str, str, Message], Message]:
@@ -476,70 +524,114 @@ def from_b(content: bytes) -> Callable[[str, str, Message], Message]:
 
 def test_if_ones_past_is_none_another_is_asked() -> None:
     world = still({"b": 3, "c": 3})
-    refused = exchange(world, from_b(b"nothing of the kind"))
+    refused = exchange(world, from_b(NONSENSE))
     assert {str(error) for error in refused} == {
-        "b: gave us its past, and this is not a ledger that cgd made: its digest is wrong"
+        "b: gave us its past, and a header of 2314885530818453536 bytes is too long for its entries"
     }
     assert len(refused) == 2  # a and d
     assert set(finished(world).values()) == {3}
     assert all(is_current(world, me) for me in MEMBERS)
 
 
-def test_if_only_a_shorter_past_is_sound_it_is_taken_and_the_other_is_waited_for() -> None:
+def test_if_only_a_shorter_past_is_sound_the_other_is_named_and_waited_for() -> None:
     """A sum that somebody has finished is not run again, even if it cannot be had."""
     world = still({"a": 2, "b": 6, "c": 5})
-    exchange(world, from_b(b"nothing of the kind"))
-    assert finished(world) == {"a": 5, "b": 6, "c": 5, "d": 5}
+    refused = exchange(world, from_b(NONSENSE))
+    assert [error.peer for error in refused] == ["b"] * 3
+    assert finished(world) == {"a": 2, "b": 6, "c": 5, "d": 0}
     for me in "acd":
         assert not is_current(world, me)
         assert world.programs[me].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
     world.kill("b", keep=False)
     world.programs["b"].advance = lambda: None  # type: ignore[method-assign]
-    assert exchange(world) == []
+    assert exchange(world) == []  # now the shorter one is the longest that anybody tells of, and proved
     assert set(finished(world).values()) == {5}
     assert all(is_current(world, me) for me in MEMBERS)
 
 
 def test_a_past_that_nobody_can_give_is_named() -> None:
     world = still({"b": 3})
-    refused = exchange(world, from_b(b"nothing of the kind"))
+    refused = exchange(world, from_b(NONSENSE))
     assert [error.peer for error in refused] == ["b"] * 3
     for me in "acd":
         assert world.programs[me].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
 
 
+def reported(me: str, standing: Standing, **changes: Any) -> Standing:
+    """What a member would say if it reported something else, signed by itself."""
+    report = Report.from_bytes(standing.content)
+    number = changes.pop("number", report.number)
+    rows = {name: replace(row, **changes) for name, row in report.groups.items()}
+    content = replace(report, number=number, groups=rows).to_bytes()
+    said = statement("standing", slot_of(report.view, "", number), hashlib.sha256(content).digest())
+    return replace(standing, content=content, signature=identity(me).sign(said))
+
+
 def test_who_says_that_it_has_more_than_it_has_is_caught_and_the_rest_is_had_from_others() -> None:
     def boast(sender: str, _to: str, message: Message) -> Message:
-        return Standing((("everyone", 99),), bytes(32)) if sender == "b" and isinstance(message, Standing) else message
+        if sender != "b" or not isinstance(message, Standing):
+            return message
+        return reported("b", message, length=99, states=())
 
     world = still({"a": 5, "b": 5, "c": 6, "d": 6})
     refused = exchange(world, boast)
     assert "b: gave us its past, and it has 5 sums, not the 99 it told of" in {str(error) for error in refused}
-    assert finished(world)["a"] == 6
+    assert finished(world)["a"] == 5
     assert world.programs["a"].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+    world.kill("b", keep=True)
+    world.programs["b"].advance = lambda: None  # type: ignore[method-assign]
+    assert exchange(world) == []
+    assert set(finished(world).values()) == {6}
+    assert all(is_current(world, me) for me in MEMBERS)
 
 
 def test_who_tells_twice_where_it_stands_is_refused_and_the_sum_goes_on() -> None:
+    standings: list[Standing] = []
+
+    def overhear(sender: str, to: str, message: Message) -> Message:
+        if (sender, to) == ("b", "a") and isinstance(message, Standing):
+            standings.append(message)
+        return message
+
     world = still()
-    exchange(world)
+    exchange(world, overhear)
     pending = start_all(world)
-    view = world.programs["a"].assembly.view
-    with pytest.raises(RemoteProtocolError, match="b: told twice where it stands"):
-        world.programs["a"].assembly.receive("b", to_bytes(Frame(view, 0, Standing((("everyone", 7),), bytes(32)))))
+    assembly = world.programs["a"].assembly
+    (first,) = standings
+
+    def tell(standing: Standing) -> None:
+        assembly.receive("b", to_bytes(Frame(assembly.view, 0, standing)))
+
+    for again in (first, reported("b", first, length=7), reported("b", first, number=2)):
+        with pytest.raises(RemoteProtocolError, match="b: sent its report . out of order"):
+            tell(again)
+    with pytest.raises(RemoteProtocolError, match="b: sent a standing statement without a valid signature of its own"):
+        tell(replace(reported("b", first, number=1, length=7), signature=bytes(64)))
+    tell(reported("b", first, number=1, length=7))  # nobody was behind: it is late for that, and changes nothing
     assert exchange(world) == []
     assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0)}
     assert set(finished(world).values()) == {1}
 
 
-def ledger_bytes(entries: Any = (), states: Any = (), *, header: bytes | None = None, rest: bytes = b"") -> bytes:
+def ledger_bytes(
+    entries: Any = (), states: Any = (), *, mark: Any = None, header: bytes | None = None, rest: bytes = b""
+) -> bytes:
     """What looks like a ledger, with a right digest."""
-    written = header or json.dumps({"format": FORMAT, "entries": entries, "states": states}).encode()
+    written = header or json.dumps({"format": FORMAT, "entries": entries, "states": states, "mark": mark}).encode()
     body = struct.pack("<Q", len(written)) + written + rest
     return hashlib.sha256(body).digest() + body
 
 
 KIND = kind_of(spec(SIZE))
-ENTRY = [KIND, 1, 0, None, None, 4]
+OPENING = bytes(32).hex()
+ENTRY = [[KIND, 1, 0, [0, 1], 8, 4, OPENING], False, None]
+TOTAL = b"12345678"
+
+
+def entry(place: int, value: Any, *, kept: bool = False) -> list[Any]:
+    """An entry with another value in this field."""
+    fields: Any = ENTRY[0]
+    return [[*fields[:place], value, *fields[place + 1 :]], kept, None]
 
 
 NO_LEDGERS = {
@@ -551,23 +643,44 @@ NO_LEDGERS = {
     "a list": ledger_bytes(header=b"[]"),
     "a number": ledger_bytes(header=b"7"),
     "no text": ledger_bytes(header=b"\xff"),
-    "another format": ledger_bytes(header=b'{"format": "cgd-ledger-1", "entries": [], "states": []}'),
-    "an entry with a field too few": ledger_bytes([ENTRY[:5]]),
-    "an entry whose total is cut off": ledger_bytes([[*ENTRY[:4], 8, 4]], rest=b"1234567"),
-    "an entry with an empty total": ledger_bytes([[*ENTRY[:4], 0, 4]]),
-    "an entry with a total of negative size": ledger_bytes([[*ENTRY[:4], -4, 4]], rest=b"12345678"),
-    "an entry of no kind": ledger_bytes([[7, *ENTRY[1:]]]),
-    "an entry whose epoch is a text": ledger_bytes([[KIND, "1", *ENTRY[2:]]]),
-    "an entry with half a step": ledger_bytes([[*ENTRY[:3], [0], None, 4]]),
-    "an entry whose step is a text": ledger_bytes([[*ENTRY[:3], [0, "1"], None, 4]]),
-    "an entry with an empty step": ledger_bytes([[*ENTRY[:3], [], None, 4]]),
-    "an entry whose step is false": ledger_bytes([[*ENTRY[:3], False, None, 4]]),
-    "a state that is cut off": ledger_bytes([ENTRY], [[0, 1, 8]], rest=b"1234567"),
-    "a state of negative size": ledger_bytes([ENTRY], [[0, 1, -1]], rest=b"1234567"),
-    "a state after no number of steps": ledger_bytes([ENTRY], [[0, "1", 8]], rest=b"12345678"),
-    "a state in no slot": ledger_bytes([ENTRY], [["0", 1, 8]], rest=b"12345678"),
-    "a state in a list": ledger_bytes([ENTRY], [[[], 1, 8]], rest=b"12345678"),
+    "another format": ledger_bytes(header=b'{"format": "cgd-ledger-2", "entries": [], "states": [], "mark": null}'),
+    "no mark": ledger_bytes(header=f'{{"format": "{FORMAT}", "entries": [], "states": []}}'.encode()),
+    "half a mark": ledger_bytes(mark=[0, ["a"]]),
+    "a mark at no place": ledger_bytes(mark=["0", ["a"], OPENING, None]),
+    "a mark of no members": ledger_bytes(mark=[0, [7], OPENING, None]),
+    "a mark with half a rerun": ledger_bytes(mark=[0, ["a"], OPENING, [OPENING, 1]]),
+    "a mark with a rerun of no number": ledger_bytes(mark=[0, ["a"], OPENING, [OPENING, True, {}, {}]]),
+    "an entry with a field too few": ledger_bytes([[ENTRY[0][:6], *ENTRY[1:]]]),  # type: ignore[index]
+    "an entry that is not told to be kept": ledger_bytes([[ENTRY[0], None]]),
+    "an entry with half a certificate": ledger_bytes([[*ENTRY[:2], [OPENING, 1]]]),
+    "an entry with a certificate of no number": ledger_bytes([[*ENTRY[:2], [OPENING, "1", "", "", "", {}]]]),
+    "an entry with a certificate of short keys": ledger_bytes(
+        [[*ENTRY[:2], [OPENING, 1, "", "", "", {"a": ["", ""]}]]]
+    ),
+    "an entry whose total is cut off": ledger_bytes([entry(4, 8, kept=True)], rest=TOTAL[:-1]),
+    "an entry with an empty total": ledger_bytes([entry(4, 0, kept=True)]),
+    "an entry with a total of negative size": ledger_bytes([entry(4, -4, kept=True)], rest=TOTAL),
+    "an entry of no kind": ledger_bytes([entry(0, 7)]),
+    "an entry whose epoch is a text": ledger_bytes([entry(1, "1")]),
+    "an entry with half a step": ledger_bytes([entry(3, [0])]),
+    "an entry whose step is a text": ledger_bytes([entry(3, [0, "1"])]),
+    "an entry with an empty step": ledger_bytes([entry(3, [])]),
+    "an entry whose step is false": ledger_bytes([entry(3, False)]),
+    "an entry without an opening": ledger_bytes([entry(6, None)]),
+    "a state that is cut off": ledger_bytes([ENTRY], [[0, 1, 8, False]], rest=TOTAL[:-1]),
+    "a state of negative size": ledger_bytes([ENTRY], [[0, 1, -1, False]], rest=TOTAL[:-1]),
+    "a state after no number of steps": ledger_bytes([ENTRY], [[0, "1", 8, False]], rest=TOTAL),
+    "a state in no slot": ledger_bytes([ENTRY], [["0", 1, 8, False]], rest=TOTAL),
+    "a state in a list": ledger_bytes([ENTRY], [[[], 1, 8, False]], rest=TOTAL),
 }
+
+
+def test_what_these_differ_from_is_a_ledger() -> None:
+    rows = [entry(4, 8, kept=True), ENTRY], [[0, 1, 8, False]]
+    ledger = Ledger.from_bytes(ledger_bytes(*rows, mark=[2, ["a"], OPENING, None], rest=2 * TOTAL))
+    assert [bytes(each.words or b"") for each in ledger.entries] == [TOTAL, b""]
+    assert ledger.states[0].content() == TOTAL
+    assert ledger.mark == Mark(2, ("a",), bytes(32))
 
 
 @pytest.mark.parametrize("content", NO_LEDGERS.values(), ids=NO_LEDGERS)
@@ -585,8 +698,13 @@ def test_pieces_that_nobody_asked_for_or_that_do_not_fit_change_nothing() -> Non
     def give(sender: str, start: int, words: bytes, size: int) -> None:
         assembly.receive(sender, to_bytes(Frame(assembly.view, 0, Piece(start, "everyone", size, words))))
 
-    right, other = past(3).to_bytes(), past(7).to_bytes()
-    give("c", 0, other, len(other))
+    def unwanted(sender: str, content: bytes) -> None:
+        with pytest.raises(RemoteProtocolError, match=f"{sender}: gave us a piece of .*, which we had not asked for"):
+            give(sender, 0, content, len(content))
+
+    right, other = past(3).gift(0, states=True), past(7).gift(0, states=True)
+    unwanted("c", other)
+    unwanted("c", right)
     give("b", 5, other[5:9], len(other))
     give("b", 10**15, other, 2 * 10**15)
     assert finished(world)["a"] == 0
@@ -595,7 +713,7 @@ def test_pieces_that_nobody_asked_for_or_that_do_not_fit_change_nothing() -> Non
     give("b", 100, right[100:], len(right))
     assert finished(world)["a"] == 3
     assert is_current(world, "a")
-    give("b", 0, other, len(other))
+    unwanted("b", other)
     assert finished(world)["a"] == 3
 
 

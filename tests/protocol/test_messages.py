@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from cgd.protocol.messages import (
     Piece,
     Ready,
     Reason,
+    Seen,
     Share,
     Standing,
     Subtotal,
@@ -41,19 +44,31 @@ specs = st.builds(
     aggregator=names,
 )
 keys = st.binary(min_size=32, max_size=32)
+signatures = st.binary(min_size=64, max_size=64)
+tags = st.binary(min_size=16, max_size=16)
+texts = st.text(max_size=40).map(str.encode)
 counts = st.integers(0, 2**40)
+
+
+def several(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.tuples(*fields), max_size=4).map(tuple)
+
+
 messages = st.one_of(
-    st.builds(Ready, specs, st.binary(min_size=32, max_size=32)),
+    st.builds(Ready, specs, keys, st.binary(max_size=4096), signatures),
     *(st.builds(kind, st.integers(0, 2**64 - 1), st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
-    st.builds(Confirm, st.binary(min_size=32, max_size=32)),
+    st.builds(Confirm, keys, signatures),
     st.builds(Unseal, st.binary(min_size=16, max_size=16)),
     st.builds(Abort, st.sampled_from(Reason)),
     st.just(Leave()),
-    st.builds(Hello, keys, keys, names, names, counts, st.lists(st.tuples(names, names), max_size=4).map(tuple)),
-    st.builds(Standing, st.lists(st.tuples(names, counts), max_size=4).map(tuple), keys),
-    st.builds(Ask, names),
+    st.builds(Hello, keys, keys, names, names, counts, several(names, names), signatures),
+    st.builds(
+        Standing, texts, signatures, tags, several(names, keys), several(names, texts), several(names, keys, signatures)
+    ),
+    st.builds(Seen, names, keys, several(names, keys, signatures)),
+    st.builds(Ask, names, counts, st.booleans()),
     st.builds(lambda start, group, words: Piece(start, group, start + len(words), words), counts, names, st.binary()),
-    st.builds(Farewell, st.booleans()),
+    st.builds(Farewell, st.booleans(), several(names, counts, keys)),
     st.builds(Deposit, counts, names, st.just(32), st.binary(min_size=4, max_size=4)),
     st.builds(Deposit, counts, names, st.just(64), st.binary(min_size=16, max_size=16)),
     st.just(Again()),
@@ -98,7 +113,7 @@ def test_a_changed_byte_is_a_frame_or_a_frame_error(frame: Frame, data: st.DataO
     ("place", "value", "says"),
     [
         (0, 0x58, "not a frame of cgd"),
-        (3, 9, "speaks version 9 of the protocol, we speak 1"),
+        (3, 9, "speaks version 9 of the protocol, we speak 2"),
         (4, 99, "unknown kind 99"),
         (32, 1, "it is no slice and has the place 1"),
     ],
@@ -121,12 +136,13 @@ def test_every_kind_has_its_own_number() -> None:
         Abort(Reason.RANGE),
         Leave(),
         Hello(bytes(32), bytes(32), "1.0", "trial", 1, (("training", "abc"),)),
-        Standing((("everyone", 3),), bytes(32)),
+        Standing(b"[]", bytes(64)),
         Ask("everyone"),
         Piece(0, "everyone", 4, b"abcd"),
         Farewell(True),
         Deposit(4, "everyone", 32, bytes(8)),
         Again(),
+        Seen("ready", bytes(32), (("a", bytes(32), bytes(64)),)),
     ]
     assert [type(example) for example in examples] == list(KINDS)
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,7 @@ import numpy as np
 from cgd.errors import (
     CGDError,
     DisagreementError,
-    FrameError,
     HubError,
-    InputError,
     LocalProtocolError,
     MembersChangedError,
     PeerAbortedError,
@@ -383,7 +381,7 @@ class World:
                 self.replace(me, self.programs[me])
                 del self.programs[me]
             else:
-                self.guarded(me, lambda me=me: self.programs[me].assembly.adopt(self.charter))  # type: ignore[misc]
+                self.guarded(me, lambda me=me: self.programs[me].assembly.adopt(self.charter))
         for me in self.honest:
             if me not in self.programs:
                 self.replace(me, Program(me, self.charter, self.sums))

@@ -20,6 +20,7 @@ from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.ledger import Ledger
 from cgd.protocol.messages import HUB
+from support.identities import identity, public_keys
 from support.ports import free_port
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Participant:
 
     def __init__(self, town: Town, name: str, ledgers: Mapping[str, Ledger] | None, timeout: float) -> None:
         self.transport = ZeroMQTransport(name, town.contacts, town.pairs[name][1])
-        self.assembly = Assembly(name, town.charter, ledgers)
+        self.assembly = Assembly(name, identity(name), town.charter, ledgers)
         self.conductor = Conductor(self.transport, self.assembly, timeout)
         self.peers = {group: Peers(GroupDriver(self.conductor, group), town.settings) for group in self.assembly.groups}
 
@@ -93,7 +94,7 @@ class Town:
         self.contacts = {name: Contact(addresses[name], public) for name, (public, _) in self.pairs.items()}
         self.settings = settings or SumSettings(opening="hub")
         named = {name: tuple(each) for name, each in (groups or {EVERYONE: MEMBERS}).items()}
-        self.charter = Charter("trial", 1, members, named, {"training": "x"}, "1.0")
+        self.charter = Charter("trial", 1, members, named, {"training": "x"}, "1.0", public_keys(members))
         self.view = View()
         self.hub: Hub | None = None
         self._kind = hub

@@ -1,8 +1,8 @@
 """Ideal stand-ins for signatures and key agreement, so that very many schedules can be run.
 
-A signature is a keyed digest under a secret that only `sign` looks up; an agreed secret is a digest of both public keys.
-They behave as the real ones do towards members that do not break them, at a hundredth of the time. The real ones are
-used in all other tests.
+A signature is a keyed digest under a secret that only `sign` looks up; an agreed secret is a digest of both public
+keys. They behave as the real ones do towards members that do not break them, at a hundredth of the time. The real ones
+are used in all other tests.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import RemoteProtocolError
+from cgd.errors import DisagreementError, RemoteProtocolError
 from cgd.protocol.adding import Adder
 from cgd.protocol.messages import HUB, SumSpec
 from cgd.protocol.reducing import HubSide
@@ -98,14 +98,14 @@ class Wire:
             self.deliver_one()
             self.collect()
 
-    def run_past_faults(self) -> dict[str, RemoteProtocolError]:
+    def run_past_faults(self) -> dict[str, RemoteProtocolError | DisagreementError]:
         """Deliver everything, past the members that fail; the first error of each."""
-        errors: dict[str, RemoteProtocolError] = {}
+        errors: dict[str, RemoteProtocolError | DisagreementError] = {}
         self.collect()
         while self.flying:
             try:
                 self.deliver_one()
-            except RemoteProtocolError as error:
+            except (RemoteProtocolError, DisagreementError) as error:
                 errors.setdefault(self.delivered[-1][1], error)
             self.collect()
         return errors

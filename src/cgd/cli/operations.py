@@ -49,7 +49,7 @@ def keygen(
 
     if again:
         keys = Keys.load(folder / f"{name}.key")
-        typer.echo(f"{keys.save_public(folder)}  public key {keys.public}, for the federation file")
+        typer.echo(f"{keys.save_public(folder, anew=True)}  public key {keys.public}, for the federation file")
         return
     keys = Keys.generate(name)
     private, public = keys.save(folder)
@@ -131,18 +131,18 @@ def show(path: FederationFile) -> None:
     from rich.text import Text
 
     from cgd.federation.file import Federation
+    from cgd.federation.keys import HALF_CHARACTERS
 
     federation = Federation.load(path)
     console = Console()
     table = Table("participant", "address")
-    table.add_column("public key", no_wrap=True, min_width=40)  # whole, to be compared
+    table.add_column("public key", no_wrap=True, min_width=HALF_CHARACTERS)  # whole, to be compared
     if federation.grid is not None:
         table.add_column("cell")
     for each in federation.participants:
         cell = (f"{each.cell.row}, {each.cell.column}",) if each.cell is not None else ()
-        table.add_row(
-            *map(Text, (each.name, each.address or "dials out", each.key, *cell))
-        )  # a key may look like markup
+        key = f"{each.key[:HALF_CHARACTERS]}\n{each.key[HALF_CHARACTERS:]}"
+        table.add_row(*map(Text, (each.name, each.address or "dials out", key, *cell)))  # a key may look like markup
     training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
     sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
     head = f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}"

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from zmq.utils import z85
 
 from cgd.errors import InputError
-from cgd.federation.texts import write_new
+from cgd.federation.texts import replace_text, write_new
 from cgd.learning.grid import Cell
 from cgd.network.addresses import host_and_port
 from cgd.protocol.identity import Identity, PublicKeys
@@ -191,14 +191,17 @@ class Keys:
             private.unlink()
             raise
 
-    def save_public(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `NAME.pub`, for the federation file; returns its path.
+    def save_public(self, folder: str | os.PathLike[str], *, anew: bool = False) -> Path:
+        """Write `NAME.pub`, for the federation file; `anew` replaces one that is there. Returns its path.
 
         Raises:
             InputError: it exists, or cannot be written.
         """
-        public = Path(folder) / f"{self.name}.pub"
-        write_new(public, PUBLIC.format(name=self.name, public=self.public), 0o644)
+        public, text = Path(folder) / f"{self.name}.pub", PUBLIC.format(name=self.name, public=self.public)
+        if anew and public.exists():
+            replace_text(public, text)
+        else:
+            write_new(public, text, 0o644)
         return public
 
     @classmethod

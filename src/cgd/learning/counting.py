@@ -45,8 +45,8 @@ def count(peers: Peers, samples: int, step: Step, epoch: int, addends: int) -> d
     total, *pledges = peers.sum(ballot, step=step, epoch=epoch).tolist()
     if total < samples + addends - 1:
         raise WeightError(
-            f"the {addends} members counted {total} samples in all, and we alone have {samples}: some member entered what "
-            "is no number of samples, so no step is taken"
+            f"the {addends} members counted {total} samples in all, and we alone have {samples}: some member entered "
+            "what is no number of samples, so no step is taken"
         )
     counted = {"total_samples": total, "epoch": epoch, "pledges": pledges}
     return {"samples": samples, "members": list(members), **counted}

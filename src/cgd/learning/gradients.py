@@ -52,8 +52,8 @@ def context(
     are those of one sum: in a grid, the first layers of other columns have other shapes.
     """
     chosen = {key: [_plain(group[key]) for group in groups] for key in options}
-    everything = enumerate(chain.from_iterable(group["params"] for group in groups))
-    layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in everything if each.requires_grad]
+    parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
+    layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in parameters if each.requires_grad]
     model = hashlib.sha256(repr(layout).encode())
     state = hashlib.sha256()
     for parameter in (each for group in groups for each in trainable(group)):

@@ -189,8 +189,8 @@ class Conductor:
         if differences:
             texts = "; ".join(f"{peer} has {what}" for peer, what in sorted(differences.items()))
             raise DisagreementError(
-                f"the programs are done, and members end with different histories: {texts}. Do not use this model before "
-                "you know who is wrong"
+                f"the programs are done, and members end with different histories: {texts}. Do not use this model "
+                "before you know who is wrong"
             )
 
     # What the groups' drivers call.
@@ -252,7 +252,8 @@ class Conductor:
         self._entered[group] = len(ledger)
 
     def _keep_mark(self, group: Group) -> None:
-        """Keep that our key is about to leave us; what came before is kept already."""
+        """Keep that our key is about to leave us, and what came before: others may have caught us up since."""
+        self.keep(group.name)
         if self._store is not None:
             self._store.append(group.name, len(group.ledger), group.ledger.mark_record())
 

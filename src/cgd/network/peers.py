@@ -346,7 +346,7 @@ def _check_meaning(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoi
     needed = MIN_PRECISION * float(np.sqrt(np.count_nonzero(array) / 12)) * fixed_point.resolution
     if norm * weight < needed <= norm / addends:
         raise InputError(
-            f"our weight in this sum is {weight:.3g}, which leaves nothing of our values in {fixed_point.ring_bits} bits: "
-            "the total would be the others' alone, and show it. In training, some member's number of samples is not true, "
-            "or ours is too small beside it: find out whose, or let every member use ring_bits=64"
+            f"our weight in this sum is {weight:.3g}, which leaves nothing of our values in {fixed_point.ring_bits} "
+            "bits: the total would be the others' alone, and show it. In training, some member's number of samples is "
+            "not true, or ours is too small beside it: find out whose, or let every member use ring_bits=64"
         )

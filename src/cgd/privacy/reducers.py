@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from cgd.errors import RemoteProtocolError
+from cgd.errors import DisagreementError, RemoteProtocolError
 from cgd.privacy.view import Finding
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
+from cgd.protocol.history import opening_digest
 from cgd.protocol.messages import SESSION_BYTES, Confirm, Ready, Subtotal, SumSpec, Total
 from cgd.protocol.session import Session
 from cgd.ring.fixed_point import WORD_TYPES
@@ -46,13 +47,13 @@ class Liar:
     def __init__(self, lie: Lie, deceived: Collection[PeerId]) -> None:
         self._lie, self._deceived = lie, deceived
         self._parts: dict[PeerId, bytes] = {}  # the sealed total of each reducer's part
-        self._seals: dict[PeerId, bytes] = {}
+        self._readies: dict[PeerId, Ready] = {}
 
     def sees(self, sender: PeerId, data: bytes) -> None:
         """A frame that it gets, or is about to send."""
         match from_bytes(data, sender).message:
-            case Ready(_, seal):
-                self._seals[sender] = bytes(seal)
+            case Ready() as ready:
+                self._readies[sender] = ready
             case Total(_, words):
                 self._parts[sender] = bytes(words)
 
@@ -79,12 +80,11 @@ class Liar:
 
     def _digest(self) -> bytes:
         """Of the total that a deceived member has."""
-        digest = hashlib.sha256()
+        sealed = hashlib.sha256()
         for member, words in sorted(self._parts.items()):
-            digest.update(_bent(words) if member == LIAR else words)
-        for _, seal in sorted(self._seals.items()):
-            digest.update(seal)
-        return digest.digest()
+            sealed.update(_bent(words) if member == LIAR else words)
+        own, seals = self._readies[LIAR], [ready.seal for _, ready in sorted(self._readies.items())]
+        return opening_digest(sealed.digest(), own.spec, own.terms, seals)
 
 
 def play(lie: Lie, opening: Opening, seed: int) -> dict[PeerId, bool | None]:
@@ -126,7 +126,7 @@ def _deliver(sessions: dict[PeerId, Session], liar: Liar, rng: random.Random) ->
         sender, to, data = flying.pop(next(place for place, each in enumerate(flying) if each[:2] == pair))
         try:
             sessions[to].receive(sender, liar.hears(sender, data) if to == LIAR else data)
-        except RemoteProtocolError:
+        except (RemoteProtocolError, DisagreementError):
             continue  # it gives the sum up
 
 

@@ -121,8 +121,11 @@ class CatchingUp:
             return "its report", self.reports.missing
         if self._against.get(group.name):
             return "an agreement about the past", frozenset(self._against[group.name])
-        ahead = [peer for peer, row in self.reports.rows(group.name).items() if row.length > len(group.ledger)]
-        return "the past", frozenset({group.takeover.holder} if group.takeover is not None else ahead)
+        if group.takeover is not None:
+            return "the past", frozenset({group.takeover.holder})
+        rows = self.reports.rows(group.name)
+        longest = max(row.length for row in rows.values())
+        return "the past", frozenset(peer for peer, row in rows.items() if row.length == longest)
 
     # What is reported.
 
@@ -288,11 +291,12 @@ class CatchingUp:
 
     def _speaks_against(self, group: Group, takeover: Takeover, own: GroupRow) -> dict[PeerId, str]:
         rows, claim = self.reports.rows(group.name), takeover.claim
+        against = acceptable(claim.length - 1, takeover.opening, claim.head, own, rows, takeover.signers)
         if own.length and self._me not in takeover.signers:
             # It was summed without us. Then everybody else must have signed it, or hold it.
-            return {
+            against |= {
                 peer: "has neither signed nor finished the last sum"
                 for peer, row in rows.items()
                 if peer not in takeover.signers and (row.length, row.head) != (claim.length, claim.head)
             }
-        return acceptable(claim.length - 1, takeover.opening, claim.head, own, rows, takeover.signers)
+        return against

@@ -13,7 +13,6 @@ from cgd.protocol.messages import SESSION_BYTES
 from cgd.protocol.reducing import HubSide
 from cgd.protocol.session import Session
 from cgd.protocol.standings import GroupRow
-from cgd.protocol.statements import Notary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.protocol.reports import Reports
     from cgd.protocol.secure_sum import SecureSum
+    from cgd.protocol.statements import Notary
     from cgd.protocol.takeover import Takeover
 
 
@@ -260,9 +260,9 @@ class Group:
         mark = self.ledger.mark
         if mark is not None and set(mark.members) != set(self.members):
             raise LocalProtocolError(
-                f"sum {mark.place + 1} may have been opened with {', '.join(sorted(mark.members))}, and the members are "
-                f"{', '.join(sorted(self.members))} now: to open it again would show somebody's addend. Have the members "
-                "of before come back for this sum, or train anew under another name of the federation"
+                f"sum {mark.place + 1} may have been opened with {', '.join(sorted(mark.members))}, and the members "
+                f"are {', '.join(sorted(self.members))} now: to open it again would show somebody's addend. Have the "
+                "members of before come back for this sum, or train anew under another name of the federation"
             )
 
     def _agreed(self, agreed: SecureSum) -> None:

@@ -65,8 +65,8 @@ from cgd.protocol.messages import (
     Unseal,
 )
 from cgd.protocol.reducing import AmongMembers, ByHub, add_slice, as_bytes
-from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
 from cgd.protocol.statements import Notary
+from cgd.protocol.states import EXPECTED, TRANSITIONS, Event, State
 from cgd.ring.sharing import ExpandedShares, seal, uniform_words, unseal
 
 if TYPE_CHECKING:

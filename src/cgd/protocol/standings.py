@@ -18,7 +18,7 @@ MAX_STATES = 1024
 
 @dataclass(frozen=True)
 class StateRow:
-    """What a member remembers of an optimiser: after how many steps, how many bytes, whether fixed, and their digest."""
+    """What a member remembers of an optimiser: after how many steps, how many bytes, if fixed, and their digest."""
 
     slot: int
     steps: int

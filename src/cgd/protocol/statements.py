@@ -93,9 +93,8 @@ class Dossier:
             raise RemoteProtocolError(sender, f"sent a {kind} statement without a valid signature of its own")
         first = _entry(self._said, kind, slot, MAX_SLOTS).setdefault(sender, said)
         _compare(sender, kind, slot, first, said)
-        for slots in self._reported.values():
-            if (reported := slots.get((kind, slot), {}).get(sender)) is not None:
-                _compare(sender, kind, slot, first, reported)
+        for reported in self._reports_of(sender, kind, slot):
+            _compare(sender, kind, slot, first, reported)
 
     def dispute(self, kind: str, slot: bytes) -> None:
         """Tell all members what everybody has signed for this slot, once: something does not fit."""
@@ -119,10 +118,14 @@ class Dossier:
         for name, content, signature in seen.said:
             if name in self._keys and self._keys[name].verify(statement(seen.kind, seen.slot, content), signature):
                 said = Signed(content, signature)
-                for other in (reported.get(name), ours.get(name)):
-                    if other is not None:
-                        _compare(name, seen.kind, seen.slot, other, said)
+                for other in (*self._reports_of(name, seen.kind, seen.slot), ours.get(name, said)):
+                    _compare(name, seen.kind, seen.slot, other, said)
                 reported[name] = said
+
+    def _reports_of(self, name: PeerId, kind: str, slot: bytes) -> list[Signed]:
+        """What members were told by this one, as they say."""
+        said = [slots.get((kind, slot), {}).get(name) for slots in self._reported.values()]
+        return [each for each in said if each is not None]
 
 
 def _compare(name: PeerId, kind: str, slot: bytes, one: Signed, other: Signed) -> None:
