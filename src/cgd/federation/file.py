@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
 from cgd.federation.keys import check_name, check_unique, curve_key, HubSite, Participant, public_keys, similar
-from cgd.federation.tables import at, check_integers, check_keys, digest, typed
+from cgd.federation.tables import at, check_content, check_keys, digest, typed
 from cgd.federation.task import Data, Model, parse_data, parse_model
 from cgd.federation.texts import read_text
 from cgd.learning.grid import Grid
@@ -176,7 +176,7 @@ class Federation:
         except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
             raise InputError(f"{path} is not TOML: {error}; mend it there") from None
         with at(f"{path}: "):
-            check_integers(content)
+            check_content(content)
             check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model"))
             with at("[training] "):
                 table = content.get("training", {})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 KINDS = {int: "a whole number", float: "a number", str: "a text, in quotes"}
+MOST_NESTED = 16
 
 
 @contextmanager
@@ -42,12 +43,18 @@ def check_keys(table: Any, needed: Collection[str], optional: Collection[str]) -
             raise InputError(f"{key} is missing; add it")
 
 
-def check_integers(value: Any) -> None:
-    """Refuse numbers beyond TOML's 64 bits, which Python would read and not always print."""
+def check_content(value: Any, depth: int = 0) -> None:
+    """Refuse numbers beyond TOML's 64 bits, which Python would read and not always print, and tables within tables.
+
+    Raises:
+        InputError: there is such a number, or there are more than `MOST_NESTED` tables or lists within each other.
+    """
+    if depth > MOST_NESTED:
+        raise InputError(f"tables or lists are nested more than {MOST_NESTED} deep; write them as the manual shows")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InputError("a whole number is beyond 64 bits; write a smaller one")
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        check_integers(each)
+        check_content(each, depth + 1)
 
 
 def typed(name: str, value: Any, kind: type) -> Any:

@@ -33,6 +33,7 @@ from cgd.practice.training import outputs_of
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 FORMAT = "cgd-model-1"
 WEIGHTS, ABOUT = "model.safetensors", "model.json"
+# What reading a damaged model may raise.
+DAMAGES = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError)
 LOG_PROBABILITY_BOUND, NUMBER_BOUND = 128.0, 2.0**20
 
 
@@ -223,7 +226,7 @@ def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
             f"there is no model in {folder} ({error.strerror}: {error.filename}); name the folder of a run, as "
             "`cgd join --data` made it"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{folder / ABOUT} is damaged: {error}; train again, or restore it from a copy") from None
     try:
         if about["format"] != FORMAT:
@@ -232,13 +235,29 @@ def load_model(path: str | os.PathLike[str]) -> ConfinedModel:
             raise InputError(f"{folder / WEIGHTS} does not belong to {folder / ABOUT}; restore both from a copy")
         data, model = _data(about["data"]), Model(**about["model"])
         preparation = Preparation.from_dict(about["preparation"])
+        tensors = safetensors.torch.load(weights)
+        _check_shapes(model, preparation, tensors)
         network = build(model, len(preparation.features), preparation.outputs)
-        network.load_state_dict(safetensors.torch.load(weights))
+        network.load_state_dict(tensors)
         origin = {name: about[name] for name in ("participant", "federation", "epoch", "digest")}
         columns = tuple(each for each in data.columns if each.name in about["columns"])
         return ConfinedModel(data, model, preparation, network.eval(), columns, int(about["towers"]), origin)
-    except (KeyError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
+    except InputError:
+        raise
+    except (*DAMAGES, safetensors.SafetensorError) as error:
         raise InputError(f"the model in {folder} is damaged ({error!r}); restore it from a copy") from None
+
+
+def _check_shapes(model: Model, preparation: Preparation, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights of another network before memory is taken for it: a damaged file may ask for a huge one."""
+    if model.kind == "custom":
+        return  # a user's own function need not work without memory
+    with torch.device("meta"):
+        network = build(model, len(preparation.features), preparation.outputs)
+    if {name: each.shape for name, each in network.state_dict().items()} != {
+        name: each.shape for name, each in tensors.items()
+    }:
+        raise ValueError("the weights are those of another network")
 
 
 def _data(table: dict[str, Any]) -> Data:
