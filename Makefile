@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 NEEDS := pyproject.toml constraints.txt
+SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results mutations \
-        report-picture clean
+        fuzz report-picture clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -61,6 +62,9 @@ audit-results: .venv/installed  ## run the audit anew with five seeds, keep what
 
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
 	$(BIN)/python tests/mutate.py
+
+fuzz: .venv/installed-dev  ## fuzz frames, the membership machine and files (needs atheris; SECONDS=60 each)
+	$(BIN)/python fuzz/run.py --seconds $(SECONDS)
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py

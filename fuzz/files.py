@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from cgd.errors import CGDError
 from cgd.federation.file import Federation
 from cgd.federation.keys import Keys

@@ -10,12 +10,11 @@ from __future__ import annotations
 import random
 from unittest.mock import patch
 
+from cgd.protocol.assembly import Assembly
 from support import dishonest
 from support.dishonest import LIAR, World
 from support.ideal import ideal_cryptography
 from support.liar import Liar, Outgoing
-
-from cgd.protocol.assembly import Assembly
 
 STEPS = 300
 LONGEST = 1 << 12
@@ -55,7 +54,9 @@ class Bender(Liar):
     def says(self, to: str, data: bytes, assembly: Assembly) -> list[Outgoing]:
         """What goes out in place of a frame for a member."""
         said = super().says(to, data, assembly)
-        return [(name, self._bent(frame)) if self.rng.random() < BENT * self.rate else (name, frame) for name, frame in said]
+        return [
+            (name, self._bent(frame)) if self.rng.random() < BENT * self.rate else (name, frame) for name, frame in said
+        ]
 
     def _bent(self, frame: bytes) -> bytes:
         at, count = self.rng.randrange(len(frame) + 1), self.rng.randrange(9)

@@ -33,7 +33,8 @@ SPENT = KEPT / "spent.json"
 LONGEST_INPUT = 1 << 16
 MOST_MEGABYTES = 50
 """By how much one input may raise the peak of memory."""
-LIMITS = (f"-max_len={LONGEST_INPUT}", "-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1")
+WORDS = Path(__file__).parent / "words.dict"
+LIMITS = (f"-dict={WORDS}", f"-max_len={LONGEST_INPUT}", "-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1")
 
 
 class MemoryGrowthError(AssertionError):
@@ -66,7 +67,7 @@ def measured(one_input: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 def fuzz_here(target: str, arguments: Sequence[str]) -> None:
     """Fuzz a target in this process, which ends with it."""
-    import atheris  # noqa: PLC0415 - not on every machine
+    import atheris
 
     with atheris.instrument_imports(include=["cgd"], exclude=["cgd.simulation"]):
         one_input = load(target)

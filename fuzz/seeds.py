@@ -21,10 +21,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 from fuzz import files, frames  # noqa: E402
-from support import dishonest, runs  # noqa: E402
-from support.dishonest import World  # noqa: E402
-from support.ideal import ideal_cryptography  # noqa: E402
-from support.practice import DATA, IN_COLUMNS, NUMBER, SCHEMA  # noqa: E402
 from zmq.utils import z85  # noqa: E402
 
 from cgd.federation.keys import PRIVATE, Keys, _public  # noqa: E402
@@ -51,6 +47,10 @@ from cgd.protocol.messages import (  # noqa: E402
     Standing,
     Total,
 )
+from support import dishonest, runs  # noqa: E402
+from support.dishonest import World  # noqa: E402
+from support.ideal import ideal_cryptography  # noqa: E402
+from support.practice import DATA, IN_COLUMNS, NUMBER, SCHEMA  # noqa: E402
 
 CORPUS = ROOT / "tests" / "corpus"
 SESSION = b"s" * 16
@@ -103,8 +103,19 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
     words = memoryview(bytes(8))
     said = tuple((name, bytes(32), bytes(64)) for name in ("a", "b"))
     others = (
-        *(Abort(Reason.RANGE), Leave(), Again(), Ask("everyone", 1, True), Total(0, words), Seen("ready", bytes(32), said)),
-        *(Piece(0, "everyone", 8, words), Deposit(0, "everyone", 32, words), Farewell(True, (("everyone", 1, bytes(32)),))),
+        *(
+            Abort(Reason.RANGE),
+            Leave(),
+            Again(),
+            Ask("everyone", 1, True),
+            Total(0, words),
+            Seen("ready", bytes(32), said),
+        ),
+        *(
+            Piece(0, "everyone", 8, words),
+            Deposit(0, "everyone", 32, words),
+            Farewell(True, (("everyone", 1, bytes(32)),)),
+        ),
     )
     for message in others:
         add(f"frame-{type(message).__name__.lower()}", frames.read_frame, to_bytes(Frame(SESSION, 1, message)))
@@ -162,7 +173,9 @@ def file_seeds(world: Recorded) -> dict[str, bytes]:
     assert isinstance(standing, Standing)
     assert isinstance(ready, Ready)
     ledger = Ledger.from_bytes(world.programs["a"].ledger.to_bytes())
-    ledger.mark = Mark(2, ("a", "b", "c"), bytes(32), rerun_of(standing, ready_content(ready.spec, ready.seal, ready.terms)))
+    ledger.mark = Mark(
+        2, ("a", "b", "c"), bytes(32), rerun_of(standing, ready_content(ready.spec, ready.seal, ready.terms))
+    )
     whole = ledger.to_bytes()[32:]
     entries = [b"".join(ledger.entry(place)) for place in range(len(ledger))]
     records = [*entries, b"".join(ledger.mark_record())]
@@ -220,7 +233,9 @@ def federations() -> dict[str, str]:
     head = 'name = "trial"\nepoch = 1\n'
     three = "".join(map(participant, files.MEMBERS))
     away = participant("a", "") + "".join(map(participant, files.MEMBERS[1:]))
-    cells = "".join(participant(f"p{row}{column}", cell=f"[{row}, {column}]") for row in range(3) for column in range(2))
+    cells = "".join(
+        participant(f"p{row}{column}", cell=f"[{row}, {column}]") for row in range(3) for column in range(2)
+    )
     training = '[training]\nsteps = 10\nlr = 0.5\nring_bits = 64\nopening = "aggregator"\naggregator = "b"\n'
     hub = f'[hub]\naddress = "tcp://[2001:db8::1]:7000"\nkey = {json.dumps(keys_of("hub").public)}\n'
     in_columns = IN_COLUMNS.replace("held_by = 2", "held_by = 1")
