@@ -8,13 +8,16 @@ next, who is killed and comes back, and what the dishonest member says instead o
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from cgd.protocol.assembly import Assembly
 from support import dishonest
 from support.dishonest import LIAR, World
 from support.ideal import ideal_cryptography
 from support.liar import Liar, Outgoing
+
+if TYPE_CHECKING:
+    from cgd.protocol.assembly import Assembly
 
 STEPS = 300
 LONGEST = 1 << 12

@@ -10,10 +10,9 @@ import random
 import struct
 import sys
 import tempfile
-from collections import deque
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +50,9 @@ from support import dishonest, runs  # noqa: E402
 from support.dishonest import World  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402
 from support.practice import DATA, IN_COLUMNS, NUMBER, SCHEMA  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections import deque
 
 CORPUS = ROOT / "tests" / "corpus"
 SESSION = b"s" * 16
