@@ -1,6 +1,7 @@
 """Write small valid inputs of every kind into tests/corpus: `python fuzz/seeds.py`.
 
-Inputs that crashed a target once are in the same folders, under names that begin with `crash-`; they stay.
+The keys of seals are drawn anew each time, so some files differ from those that are there, and mean the same. Inputs
+that crashed a target once are in the same folders, under names that begin with `crash-`; they stay.
 """
 
 from __future__ import annotations
@@ -121,10 +122,10 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
     )
     for message in others:
         add(f"frame-{type(message).__name__.lower()}", frames.read_frame, to_bytes(Frame(SESSION, 1, message)))
-    for kind in Kind:
-        body = struct.pack("<QQ", 1, 1) if kind is Kind.ACK else b"name"
-        datagram = Datagram(kind, b"incoming", b"outgoing", 0, body)
-        add(f"datagram-{kind.name.lower()}", frames.read_datagram, datagram.to_bytes())
+    for told in Kind:
+        body = struct.pack("<QQ", 1, 1) if told is Kind.ACK else b"name"
+        datagram = Datagram(told, b"incoming", b"outgoing", 0, body)
+        add(f"datagram-{told.name.lower()}", frames.read_datagram, datagram.to_bytes())
     standing = from_bytes(world.frames["Standing"][-1], "a").message
     ready = from_bytes(world.frames["Ready"][-1], "a").message
     assert isinstance(standing, Standing)
