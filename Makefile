@@ -6,9 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all: --requirement
 EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
+SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results lock mutations \
-        report-picture clean
+        fuzz schedules report-picture clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -65,8 +66,14 @@ audit-results: .venv/installed  ## run the audit anew with five seeds, keep what
 lock: | .venv/bin/python  ## find the versions of all packages anew, with their digests (some minutes; network)
 	$(BIN)/python requirements/lock.py
 
+schedules: .venv/installed-dev  ## run a million random schedules with a dishonest member (hours; goes on where it was)
+	$(BIN)/python tests/schedules.py
+
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
 	$(BIN)/python tests/mutate.py
+
+fuzz: .venv/installed-dev  ## fuzz frames, the membership machine and files (needs atheris; SECONDS=60 each)
+	$(BIN)/python fuzz/run.py --seconds $(SECONDS)
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py

@@ -240,13 +240,13 @@ class World:
     """Processes and the wires between them; a wire keeps its order, and dies with a process at either end.
 
     Args:
-        seed: of the schedule.
+        seed: of the schedule, or what it is drawn from.
         honest: how many honest members there are.
         sums: how many sums each program wants.
     """
 
-    def __init__(self, seed: int, honest: int = 2, sums: int = 2) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: int | random.Random, honest: int = 2, sums: int = 2) -> None:
+        self.rng = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.sums = sums
         self.honest = HONEST[:honest]
         self.charter = charter(tuple(sorted((*self.honest, LIAR))), 1)

@@ -268,11 +268,13 @@ def _choice(name: str, value: Any, kind: Any) -> None:
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(each, str) for each in values):
         raise InputError(f"{name} is {values!r}; it is a list of texts, in quotes")
+    seen: set[str] = set()
     for each in values:
         if len(each.encode()) > LONGEST_CATEGORY:
             raise InputError(f"{name} has {each[:20]!r}…, of more than {LONGEST_CATEGORY} bytes; shorten it")
-        if values.count(each) > 1:
+        if each in seen:
             raise InputError(f"{name} has {each!r} twice; name it once")
+        seen.add(each)
     return tuple(values)
 
 

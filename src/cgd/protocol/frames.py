@@ -307,10 +307,12 @@ def spec_bytes(spec: SumSpec) -> bytes:
 
 def read_spec(body: bytes) -> SumSpec:
     """Read what `spec_bytes` made; a ValueError if it is malformed."""
+    _expect(len(body) >= _SPEC.size, "the settings are cut off")
     ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
     _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
     _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
     _expect(dimensions <= MOST_DIMENSIONS, f"{dimensions} dimensions, at most {MOST_DIMENSIONS}")
+    _expect(len(body) >= _SPEC.size + 8 * dimensions, "the settings are cut off")
     shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
     dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
     aggregator, rest = _name(rest)

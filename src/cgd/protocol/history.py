@@ -74,7 +74,10 @@ class Terms:
     @classmethod
     def from_bytes(cls, data: bytes) -> Terms:
         """Read what `to_bytes` made; a ValueError or TypeError if it is malformed."""
-        epoch, place, head, reports, kept, clock, step = json.loads(data)
+        try:
+            epoch, place, head, reports, kept, clock, step = json.loads(data)
+        except RecursionError:
+            raise ValueError("the terms are nested too deeply") from None
         if step is not None:
             slot, number = step
             step = (slot, number)

@@ -1,0 +1,285 @@
+"""Write small valid inputs of every kind into tests/corpus: `python fuzz/seeds.py`.
+
+The keys of seals are drawn anew each time, so some files differ from those that are there, and mean the same. Inputs
+that crashed a target once are in the same folders, under names that begin with `crash-`; they stay.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
+
+import torch  # noqa: E402
+from fuzz import files, frames  # noqa: E402
+from zmq.utils import z85  # noqa: E402
+
+from cgd.federation.keys import PRIVATE, Keys, _public  # noqa: E402
+from cgd.federation.task import Data, Model  # noqa: E402
+from cgd.network.link import Datagram, Kind  # noqa: E402
+from cgd.practice.model import ConfinedModel  # noqa: E402
+from cgd.practice.networks import build  # noqa: E402
+from cgd.practice.preparation import Preparation  # noqa: E402
+from cgd.practice.statistics import Category, Number, Target  # noqa: E402
+from cgd.protocol.frames import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
+from cgd.protocol.history import Mark, Rerun  # noqa: E402
+from cgd.protocol.ledger import Ledger  # noqa: E402
+from cgd.protocol.messages import (  # noqa: E402
+    Abort,
+    Again,
+    Ask,
+    Deposit,
+    Farewell,
+    Leave,
+    Piece,
+    Ready,
+    Reason,
+    Seen,
+    Standing,
+    Total,
+)
+from support import dishonest, runs  # noqa: E402
+from support.dishonest import World  # noqa: E402
+from support.ideal import ideal_cryptography  # noqa: E402
+from support.practice import DATA, IN_COLUMNS, NUMBER, SCHEMA  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections import deque
+
+CORPUS = ROOT / "tests" / "corpus"
+SESSION = b"s" * 16
+SCHEDULES = 24
+
+
+class Recorded(World):
+    """A world whose frames are kept, by kind of message."""
+
+    def __init__(self, seed: int, sums: int) -> None:
+        super().__init__(seed, 2, sums)
+        self.liar.rate, self.liar.withholds = 0.0, False
+        self.frames: dict[str, list[bytes]] = {}
+
+    def deliver(self, sender: str, to: str, frame: bytes) -> None:
+        """Deliver a frame, and keep it."""
+        self.frames.setdefault(type(from_bytes(frame, sender).message).__name__, []).append(frame)
+        super().deliver(sender, to, frame)
+
+    def finish(self) -> None:
+        """Run until all have all sums; nobody is disturbed."""
+        with self.observations.watching():
+            for me in self.charter.members:
+                self.let_speak(me)
+            while not self.over:
+                wires: dict[tuple[str, str], deque[bytes]] = {ends: wire for ends, wire in self.wires.items() if wire}
+                sender, to = next(iter(wires))
+                self.deliver(sender, to, wires[sender, to].popleft())
+
+
+def recorded(sums: int) -> Recorded:
+    """Run an honest world, with the same bytes every time."""
+    with ideal_cryptography(), patch("os.urandom", random.Random(0).randbytes):
+        dishonest._identity.cache_clear()
+        world = Recorded(0, sums)
+        world.finish()
+        dishonest._identity.cache_clear()
+    return world
+
+
+def frame_seeds(world: Recorded) -> dict[str, bytes]:
+    """Make inputs of the target `frames`."""
+    made: dict[str, bytes] = {}
+
+    def add(name: str, reader: Any, content: bytes) -> None:
+        made[name] = bytes([frames.READERS.index(reader)]) + content
+
+    for kind, found in world.frames.items():
+        add(f"frame-{kind.lower()}", frames.read_frame, found[0])
+    words = memoryview(bytes(8))
+    said = tuple((name, bytes(32), bytes(64)) for name in ("a", "b"))
+    others = (
+        *(
+            Abort(Reason.RANGE),
+            Leave(),
+            Again(),
+            Ask("everyone", 1, True),
+            Total(0, words),
+            Seen("ready", bytes(32), said),
+        ),
+        *(
+            Piece(0, "everyone", 8, words),
+            Deposit(0, "everyone", 32, words),
+            Farewell(True, (("everyone", 1, bytes(32)),)),
+        ),
+    )
+    for message in others:
+        add(f"frame-{type(message).__name__.lower()}", frames.read_frame, to_bytes(Frame(SESSION, 1, message)))
+    for told in Kind:
+        body = struct.pack("<QQ", 1, 1) if told is Kind.ACK else b"name"
+        datagram = Datagram(told, b"incoming", b"outgoing", 0, body)
+        add(f"datagram-{told.name.lower()}", frames.read_datagram, datagram.to_bytes())
+    standing = from_bytes(world.frames["Standing"][-1], "a").message
+    ready = from_bytes(world.frames["Ready"][-1], "a").message
+    assert isinstance(standing, Standing)
+    assert isinstance(ready, Ready)
+    add("report", frames.read_report, standing.content)
+    add("terms", frames.read_terms, ready.terms)
+    content = ready_content(ready.spec, ready.seal, ready.terms)
+    add("ready", frames.read_ready, content)
+    entry = world.programs["a"].ledger.entries[-1]
+    assert entry.certificate is not None
+    certificate = entry.certificate.to_json()
+    rerun = rerun_of(standing, content)
+    readers = frames.READERS[5:8]
+    mark = Mark(1, ("a", "b", "c"), bytes(32), rerun)
+    for name, reader, value in zip(
+        ("certificate", "rerun", "mark"), readers, (certificate, rerun.to_json(), mark.to_json()), strict=True
+    ):
+        add(name, reader, json.dumps(value).encode())
+    add("checked", frames.check_certificate, json.dumps([certificate, entry.fields]).encode())
+    add("void", frames.void_mark, json.dumps(rerun.to_json()).encode())
+    return made
+
+
+def rerun_of(standing: Standing, content: bytes) -> Rerun:
+    """Make a rerun in which all members say the same."""
+    reports = {name: (standing.content, bytes(64)) for name in files.MEMBERS}
+    return Rerun(bytes(32), 1, reports, {name: (content, bytes(64)) for name in files.MEMBERS})
+
+
+def membership_seeds() -> dict[str, bytes]:
+    """Make inputs of the target `membership`."""
+    made = {"honest": b"", "honest-2": bytes([1, 0, 255, 255])}
+    for number in range(SCHEDULES):
+        draw = random.Random(number)
+        made[f"schedule-{number}"] = draw.randbytes(40 + 20 * number)
+    return made
+
+
+def file_seeds(world: Recorded) -> dict[str, bytes]:
+    """Make inputs of the target `files`."""
+    made: dict[str, bytes] = {}
+
+    def add(name: str, reader: Any, content: bytes) -> None:
+        made[name] = bytes([files.READERS.index(reader)]) + content
+
+    standing = from_bytes(world.frames["Standing"][-1], "a").message
+    ready = from_bytes(world.frames["Ready"][-1], "a").message
+    assert isinstance(standing, Standing)
+    assert isinstance(ready, Ready)
+    ledger = Ledger.from_bytes(world.programs["a"].ledger.to_bytes())
+    ledger.mark = Mark(
+        2, ("a", "b", "c"), bytes(32), rerun_of(standing, ready_content(ready.spec, ready.seal, ready.terms))
+    )
+    whole = ledger.to_bytes()[32:]
+    entries = [b"".join(ledger.entry(place)) for place in range(len(ledger))]
+    records = [*entries, b"".join(ledger.mark_record())]
+    places = (*range(len(ledger)), len(ledger))
+    journal = b"".join(struct.pack("<QQ", place, len(each)) + each for place, each in zip(places, records, strict=True))
+    add("ledger", files.read_ledger, whole)
+    add("ledger-empty", files.read_ledger, Ledger().to_bytes()[32:])
+    add("record", files.read_record, entries[-1])
+    add("record-mark", files.read_record, records[-1])
+    add("takeover", files.take_over, bytes([10, 100, 200, 0]) + ledger.gift(0, states=True)[32:])
+    add("takeover-whole", files.take_over, bytes([0, 0, 0, 0]) + ledger.gift(0, states=True)[32:])
+    add("state", files.read_state, two(whole, b""))
+    add("state-journal", files.read_state, two(b"", journal))
+    for name, text in federations().items():
+        add(f"federation-{name}", files.read_federation, text.encode())
+    keys = keys_of("a")
+    content = {"name": keys.name, "secret": keys.secret.decode(), "seed": keys.seed.hex()}
+    add("keys", files.read_keys, PRIVATE.format(**content, public=keys.public).encode())
+    add("keys-before-signatures", files.read_keys, PRIVATE.format(**content, public=keys.public[:40]).encode())
+    for make in (runs.classification, runs.regression, runs.grid, runs.least):
+        add(f"run-{make.__name__}", files.read_run, json.dumps(make()).encode())
+    for data in (DATA, NUMBER):
+        add(f"model-{data.task}", files.read_model, model(data))
+    tables = {
+        "commas": b"\0age,ward,id,outcome\n61,A,p1,ill\n,B,p2,well\n",
+        "semicolons": b'\0id;age;"ward";outcome\r\np1;1.5;"A ""x""";0\r\np2;NA;B;1\r\n',
+        "numbers": b"\xffage\tward\tdose\n1e3\tA\t2.5\n-7\tB\t\n",
+        "quoted": b'\xff"age\nx",age,ward,dose\n1,2,A,3\n\n',
+    }
+    for name, table in tables.items():
+        add(f"table-{name}", files.read_table, table)
+    return made
+
+
+def two(one: bytes, other: bytes) -> bytes:
+    """Join what `files.parts` cuts."""
+    return struct.pack("<H", len(one)) + one + other
+
+
+def keys_of(name: str) -> Keys:
+    """Make keys that are the same every time."""
+    secret, seed = z85.encode(sha256(f"secret {name}".encode()).digest()), sha256(f"seed {name}".encode()).digest()
+    return Keys(name, _public(secret, seed), secret, seed)
+
+
+def participant(name: str, address: str | None = None, cell: str = "") -> str:
+    """Make the table of a participant."""
+    where = f"tcp://{name}.example:7001" if address is None else address
+    lines = [f'name = "{name}"', f'address = "{where}"', f"key = {json.dumps(keys_of(name).public)}"]
+    return "\n".join(["[[participants]]", *lines, *([f"cell = {cell}"] if cell else []), ""])
+
+
+def federations() -> dict[str, str]:
+    """Make federation files."""
+    head = 'name = "trial"\nepoch = 1\n'
+    three = "".join(map(participant, files.MEMBERS))
+    away = participant("a", "") + "".join(map(participant, files.MEMBERS[1:]))
+    cells = "".join(
+        participant(f"p{row}{column}", cell=f"[{row}, {column}]") for row in range(3) for column in range(2)
+    )
+    training = '[training]\nsteps = 10\nlr = 0.5\nring_bits = 64\nopening = "aggregator"\naggregator = "b"\n'
+    hub = f'[hub]\naddress = "tcp://[2001:db8::1]:7000"\nkey = {json.dumps(keys_of("hub").public)}\n'
+    in_columns = IN_COLUMNS.replace("held_by = 2", "held_by = 1")
+    return {
+        "least": head + three,
+        "training": head + training + three,
+        "hub": f'{head}[training]\nopening = "hub"\n{hub}{away}',
+        "tables": head + SCHEMA + three,
+        "grid": head + in_columns + cells,
+    }
+
+
+def model(data: Data) -> bytes:
+    """Make a small model."""
+    columns = (Number("age", 3, 1, 60.0, 12.0), Number("dose", 4, 0, 0.0, 3.0), Category("ward", ("A", "B"), (2, 1), 0))
+    preparation = Preparation(columns, Target(("ill", "well"), (1, 2)) if data.task == "classification" else Target())
+    described = Model("mlp", (2,))
+    torch.manual_seed(0)
+    network = build(described, len(preparation.features), preparation.outputs)
+    origin = {"participant": "a", "federation": "trial", "epoch": 1, "digest": "ab"}
+    with tempfile.TemporaryDirectory() as place:
+        ConfinedModel(data, described, preparation, network, data.columns, 1, origin).save(place)
+        return two((Path(place) / "model.json").read_bytes(), (Path(place) / "model.safetensors").read_bytes())
+
+
+def main() -> None:
+    """Write all of them."""
+    world = recorded(2)
+    for target, made in (
+        ("frames", frame_seeds(world)),
+        ("membership", membership_seeds()),
+        ("files", file_seeds(world)),
+    ):
+        folder = CORPUS / target
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            if not file.name.startswith("crash-"):
+                file.unlink()
+        for name, content in made.items():
+            (folder / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
