@@ -161,7 +161,7 @@ def test_the_keys_of_a_pair_depend_on_names_keys_and_view() -> None:
     theirs = pair("b", dishonest._identity("b"), lives["b"], "a", held, view)
     assert (mine.mask_key, mine.own_tag, mine.peer_tag) == (theirs.mask_key, theirs.peer_tag, theirs.own_tag)
     copied = View.of(held, keys | {"c": keys["b"]})
-    same_statics = replace(held, keys=held.keys | {"c": held.keys["b"]})
+    same_statics = replace(held, keys={**held.keys, "c": held.keys["b"]})
     others = [
         pair("a", dishonest._identity("a"), lives["a"], "b", held, copied),
         pair("a", dishonest._identity("a"), lives["a"], "c", held, copied),

@@ -372,6 +372,7 @@ def test_a_malformed_rerun_is_refused(value: Any) -> None:
 # Whose report speaks against a history.
 
 HEAD = sha256(b"a head").digest()
+TOOK_PART = GroupRow(2, bytes(32), OPENING, False, bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -388,13 +389,20 @@ HEAD = sha256(b"a head").digest()
 )
 def test_who_speaks_against_an_opening(row: GroupRow, says: str | None) -> None:
     expected = {} if says is None else {"d": says}
-    assert acceptable(2, OPENING, HEAD, {"d": row}, signers=MEMBERS) == expected
+    assert acceptable(2, OPENING, HEAD, TOOK_PART, {"d": row}, signers=MEMBERS) == expected
 
 
 def test_who_has_signed_an_opening_and_agreed_to_no_other_does_not_speak_against_it() -> None:
-    row = GroupRow(2, bytes(32), OPENING, False, bytes(32))
-    assert acceptable(2, OPENING, HEAD, {"c": row}, signers=MEMBERS) == {}
-    assert acceptable(2, OPENING, HEAD, {"c": replace(row, void=True)}, signers=MEMBERS) != {}
+    void = replace(TOOK_PART, void=True)
+    assert acceptable(2, OPENING, HEAD, TOOK_PART, {"c": TOOK_PART}, signers=MEMBERS) == {}
+    assert acceptable(2, OPENING, HEAD, TOOK_PART, {"c": void}, signers=MEMBERS) != {}
+
+
+def test_who_took_no_part_waits_for_those_who_did() -> None:
+    new = GroupRow(0, GENESIS, None, False, bytes(32))
+    assert acceptable(2, OPENING, HEAD, new, {"c": TOOK_PART}, signers=MEMBERS) == {"c": "has not finished it yet"}
+    finished = GroupRow(3, HEAD, None, False, bytes(32))
+    assert acceptable(2, OPENING, HEAD, new, {"c": finished}, signers=MEMBERS) == {}
 
 
 # What a member gives of its past.

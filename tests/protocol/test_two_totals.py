@@ -10,7 +10,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from cgd.errors import ProtocolError
 from cgd.protocol.assembly import Assembly

@@ -7,9 +7,9 @@ The rules:
 2. Who is ahead tells its states as well while somebody is behind, and again when they change: what a member takes over
    must be what *all* that are ahead have. A member that lacks the last sum only, and has shown its key in it, needs no
    states.
-3. What is given must be proved (`takeover.py`), and nobody's report may speak against it (`history.acceptable`). It must
-   have been claimed in a first report: later ones only tell who has caught up. So all members know in time whether
-   anything can be taken over in this view, or the next sum is run.
+3. What is given must be proved (`takeover.py`), and nobody's report may speak against it (`history.acceptable`).
+   It must have been claimed in a first report: later ones only tell who has caught up. So all members know in time
+   whether anything can be taken over in this view, or the next sum is run.
 4. Who claims a history that is not ours, or gives us what cannot be, is named; nothing is summed with it in this view.
 """
 
