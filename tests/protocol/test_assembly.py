@@ -24,7 +24,7 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol import assembly as module
+from cgd.protocol import greetings
 from cgd.protocol.adding import Adder
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
@@ -699,7 +699,7 @@ def test_pieces_that_nobody_asked_for_or_that_do_not_fit_change_nothing() -> Non
         assembly.receive(sender, to_bytes(Frame(assembly.view, 0, Piece(start, "everyone", size, words))))
 
     def unwanted(sender: str, content: bytes) -> None:
-        with pytest.raises(RemoteProtocolError, match=f"{sender}: gave us a piece of .*, which we had not asked for"):
+        with pytest.raises(RemoteProtocolError, match=f"{sender}: gave us a piece of .*, unasked"):
             give(sender, 0, content, len(content))
 
     right, other = past(3).gift(0, states=True), past(7).gift(0, states=True)
@@ -738,7 +738,7 @@ def test_who_is_started_too_often_is_refused_and_the_rest_goes_on_when_we_are_st
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None of its keys may be forgotten, and they must not fill the memory."""
-    monkeypatch.setattr(module, "MOST_LIVES", 3)
+    monkeypatch.setattr(greetings, "MOST_LIVES", 3)
     world = still()
     exchange(world)
     for _ in range(3):

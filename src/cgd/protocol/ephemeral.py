@@ -3,8 +3,8 @@
 Every process makes an ephemeral X25519 key when it starts. The keys of a pair come from a Noise KK handshake over the
 ephemeral and the static keys of both, with the names of both and the view in its prologue, and from the hash of its
 transcript. So they are new whenever one of the two processes is, gone when both have ended, and nobody can have them
-who lacks either secret of one of the two. The handshake's authentication tags travel with the first message in the view:
-they prove that each knows the secret half of the ephemeral key that it has announced, and has not copied another
+who lacks either secret of one of the two. The handshake's authentication tags travel with the first message in the
+view: they prove that each knows the secret half of the ephemeral key that it has announced, and has not copied another
 member's.
 
 The key for all is made of what each member contributes. It is for what is to be hidden from those who are no members,
