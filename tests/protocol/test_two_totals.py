@@ -127,11 +127,11 @@ def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     world.start("c", 99, 1)
     world.exchange(c_is_ready_for_a_only)
 
-    # a has voided the attempt before; b, who is ready, has not. Now c tells b that it has finished it, and proves it.
+    # a is about to show its key in the new attempt; b is ready. Now c tells b that it has finished the one before.
     c = world.assemblies["c"].group(GROUP)
     assert c.session is not None
     assert c.reports is not None
-    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, False, bytes(32)))
+    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, bytes(32)))
     gift = hoard.gift(1, states=False)
 
     def c_gives_what_it_hoards(sender: str, to: str, message: Message) -> Message | None:

@@ -20,6 +20,7 @@ from cgd.protocol.messages import (
     Ask,
     Confirm,
     Farewell,
+    Gathered,
     Hello,
     Leave,
     Message,
@@ -186,6 +187,8 @@ class Liar:
                 return type(message)(start, bytes(bent))
             case Piece(start, group, size, words):
                 return self._other_piece(start, group, size, bytes(words))
+            case Gathered():
+                return Gathered(self.rng.randbytes(32))
             case Farewell(done, ends):
                 return Farewell(not done, ends)
             case Seen(kind, slot, said):
@@ -215,27 +218,23 @@ class Liar:
                 replace(row, length=row.length + 1, head=self.rng.randbytes(32)),
                 replace(row, head=self.rng.randbytes(32)),
                 replace(row, mark=self.rng.randbytes(32)),
-                replace(row, mark=None, void=False),
-                replace(row, void=not row.void),
+                replace(row, mark=None),
                 replace(row, commitment=self.rng.randbytes(32)),
                 replace(row, states=(StateRow(0, 1, 12, False, self.rng.randbytes(32)),)),
-                GroupRow(2**60, self.rng.randbytes(32), None, False, row.commitment),
+                GroupRow(2**60, self.rng.randbytes(32), None, row.commitment),
             ]
         )
         number = report.number if self.rng.random() < 0.8 else report.number + 1
         content = Report(report.view, number, {"everyone": other}).to_bytes()
         signature = self._sign("standing", slot_of(report.view, "", number), content)
-        evidence = standing.evidence if self.rng.random() < 0.5 else (("everyone", b"[1]"),)
-        if self.rng.random() < 0.7:
-            evidence = standing.evidence
-        return replace(standing, content=content, signature=signature, evidence=evidence)
+        return replace(standing, content=content, signature=signature)
 
     def _other_ready(self, spec: Any, commitment: bytes, terms: bytes, number: int) -> Ready:
         at = Terms.from_bytes(terms)
         lies = [
             replace(at, place=at.place + 1),
             replace(at, head=self.rng.randbytes(32)),
-            replace(at, reports=self.rng.randbytes(32)),
+            replace(at, kept=self.rng.randbytes(32)),
             replace(at, clock=at.clock + 1),
             replace(at, step=(9, 9)),
             replace(at, epoch=at.epoch + 1),
@@ -298,6 +297,7 @@ class Liar:
             Subtotal(rng.choice([0, 1, 2]), rng.randbytes(4)),
             Total(rng.choice([0, 1, 2]), rng.randbytes(4)),
             Standing(b"[]", rng.randbytes(64)),
+            Gathered(rng.randbytes(32)),
             self._accusation(honest),
         ]
         return rng.choice(inventions)

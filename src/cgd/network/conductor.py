@@ -217,6 +217,8 @@ class Conductor:
         self.transport.wake()
         while not until():
             self._check()
+            if self.assembly.conviction is not None:
+                raise self.assembly.conviction
             if self._timeout is not None and time.monotonic() - self._heard > self._timeout:
                 what, missing = self.assembly.waiting_for(group)
                 notes = {report.name: report.note for report in self.report() if report.note}

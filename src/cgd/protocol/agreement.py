@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import DisagreementError, SettingsError
-from cgd.protocol.history import OTHER_REPORTS, Terms
+from cgd.protocol.history import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,17 +38,11 @@ def check_terms(me: PeerId, terms: Mapping[PeerId, bytes]) -> None:
 
     Raises:
         SettingsError: somebody is not; it names the first that differs from most.
-        DisagreementError: they are, but were told different reports; nobody can tell by whom.
     """
     if odd := _odd_ones(terms):
         who = "this member is" if odd[0] == me else "is"
         usual = next(said for member, said in terms.items() if member not in odd)
         differences = _differences(usual, terms[odd[0]])
-        if differences == [OTHER_REPORTS]:
-            raise DisagreementError(
-                "the members were told different reports when they came together: somebody told two stories; nothing "
-                "was shared"
-            )
         raise SettingsError(
             odd[0],
             f"{who} not where most are in the common history: {'; '.join(differences)}; start it again, with an empty "

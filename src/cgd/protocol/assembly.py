@@ -41,6 +41,7 @@ from cgd.protocol.messages import (
     Again,
     Ask,
     Farewell,
+    Gathered,
     Hello,
     Message,
     OfAnAssembly,
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from cgd.protocol.charter import Charter
     from cgd.protocol.identity import Identity
     from cgd.protocol.messages import Buffer
+
+    Early = tuple[bytes, Standing | Gathered]
 
 MAX_EARLY = 4
 NO_VIEW = bytes(SESSION_BYTES)
@@ -98,7 +101,7 @@ class Assembly:
         self._dossier: Dossier | None = None
         self._catching_up: CatchingUp | None = None
         self._convicted: dict[PeerId, EquivocationError] = {}
-        self._early: dict[PeerId, deque[tuple[bytes, Standing]]] = {}
+        self._early: dict[PeerId, deque[Early]] = {}
         self._outbox: deque[tuple[PeerId, Frame]] = deque()
         self.adopt(charter)
 
@@ -215,6 +218,11 @@ class Assembly:
         """The peers that are here and hold us up by what they say, and why."""
         return self._greetings.doubts | (self._catching_up.doubts() if self._catching_up is not None else {})
 
+    @property
+    def conviction(self) -> EquivocationError | None:
+        """Why nothing is summed any more, if a member was found to be dishonest."""
+        return next(iter(self._convicted.values()), None)
+
     def trouble(self) -> dict[PeerId, str]:
         """The peers without which nothing goes on, and why."""
         return {peer: why for peer in self.others if (why := self._trouble(peer)) is not None}
@@ -295,11 +303,12 @@ class Assembly:
                 self._give_up_on_the_done()
             case Seen():
                 self._compare(sender, frame.message)
-            case Standing() if self._catching_up is None or frame.session != self.view:
+            case Standing() | Gathered() if self._catching_up is None or frame.session != self.view:
                 self._keep_early(sender, frame.session, frame.message)
-            case Standing() | Ask() | Piece() if self._catching_up is not None and frame.session == self.view:
-                self._catching_up.receive(sender, frame.message)
-                self._give_up_on_the_done()
+            case Standing() | Gathered() | Ask() | Piece() if frame.session == self.view:
+                if self._catching_up is not None:
+                    self._catching_up.receive(sender, frame.message)
+                    self._give_up_on_the_done()
 
     def _greet(self, sender: PeerId, hello: Hello) -> None:
         self._greetings.take(sender, hello)
@@ -343,12 +352,12 @@ class Assembly:
         if faults:  # one member's fault does not keep us from hearing the others
             raise faults[0]
 
-    def _take_early(self, peer: PeerId, kept: Collection[tuple[bytes, Standing]]) -> RemoteProtocolError | None:
+    def _take_early(self, peer: PeerId, kept: Collection[Early]) -> RemoteProtocolError | None:
         """Take in what a peer reported before we had formed the view; returns what is wrong with it."""
         try:
-            for session, standing in kept:
+            for session, message in kept:
                 if session == self.view and self._catching_up is not None:
-                    self._catching_up.receive(peer, standing)
+                    self._catching_up.receive(peer, message)
         except RemoteProtocolError as fault:
             return fault
         return None
@@ -360,10 +369,11 @@ class Assembly:
         for group in self._groups.values():
             group.leave_view()
 
-    def _keep_early(self, sender: PeerId, session: bytes, standing: Standing) -> None:
+    def _keep_early(self, sender: PeerId, session: bytes, message: Standing | Gathered) -> None:
         """Keep a report of a view that we have not formed; it tells whose greetings the sender has."""
-        self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((session, standing))
-        self._greetings.compare(sender, standing.greetings)
+        self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((session, message))
+        if isinstance(message, Standing):
+            self._greetings.compare(sender, message.greetings)
 
     def _give_up_on_the_done(self) -> None:
         """A peer whose program is done, and that is not ready for the sum we wait for, will never be."""
@@ -394,9 +404,8 @@ class Assembly:
             self._tell_what_was_seen(error.proof)
 
     def _fail_if_convicted(self) -> None:
-        for error in self._convicted.values():
-            for group in self._groups.values():
-                group.fail(error)
+        for group in self._groups.values() if self.conviction is not None else ():
+            group.fail(self.conviction)
 
     def _tell_what_was_seen(self, seen: Seen) -> None:
         self._tell_all(NO_VIEW, seen)

@@ -89,7 +89,6 @@ class Attestations:
 
         Raises:
             SettingsError: somebody is under other settings, or at another place of the history.
-            DisagreementError: the members were told different reports.
         """
         try:
             check_settings(self._me, {name: self.readies[name].spec for name in self._members})
@@ -110,13 +109,6 @@ class Attestations:
             self.dispute()
             self._notary.dispute("confirm", self._number)
             raise
-
-    def signed_readies(self) -> dict[PeerId, tuple[bytes, bytes]]:
-        """What every member was ready with, encoded, and its signature."""
-        return {
-            name: (ready_content(each.spec, each.seal, each.terms), each.signature)
-            for name, each in self.readies.items()
-        }
 
     def certificate(self, view: bytes) -> Certificate:
         """Make the proof that the sum is finished; `view` is that in which it was."""

@@ -2,8 +2,10 @@
 
 The rules:
 
-1. Everybody reports once when the view is formed. When all reports are here, whoever has as many sums as anybody goes
-   on. Whoever has fewer asks one that has more for what is missing.
+1. Everybody reports once when the view is formed, and when it has all reports, tells all others their digest
+   (`Gathered`). So once all digests are here, all members have the same reports, and nobody had left this view when we
+   formed it: no report is older than what we did in another view. Then whoever has as many sums as anybody goes on.
+   Whoever has fewer asks one that has more for what is missing.
 2. Who is ahead tells its states as well while somebody is behind, and again when they change: what a member takes over
    must be what *all* that are ahead have. A member that lacks the last sum only, and has shown its key in it, needs no
    states.
@@ -15,14 +17,13 @@ The rules:
 
 from __future__ import annotations
 
-import json
 import os
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError, RemoteProtocolError
-from cgd.protocol.history import Rerun, acceptable
-from cgd.protocol.messages import CONTRIBUTION_BYTES, Ask, Piece, Standing
+from cgd.protocol.history import acceptable
+from cgd.protocol.messages import CONTRIBUTION_BYTES, Ask, Gathered, Piece, Standing
 from cgd.protocol.reports import Reports
 from cgd.protocol.standings import Report
 from cgd.protocol.statements import Notary
@@ -69,7 +70,6 @@ class CatchingUp:
         self._say, self._clock = say, clock
         self._others = [peer for peer in charter.members if peer != me]
         self._contributions = {name: os.urandom(CONTRIBUTION_BYTES) for name in groups}
-        self._reruns: dict[str, list[Rerun]] = {name: [] for name in groups}
         self._asked: set[tuple[PeerId, str]] = set()
         self._given: dict[tuple[PeerId, str], tuple[int, ...]] = {}
         self._against: dict[str, dict[PeerId, str]] = {}
@@ -86,9 +86,8 @@ class CatchingUp:
         for peer in self._others:
             common = [name for name, group in self._groups.items() if peer in group.members]
             contributions = tuple((name, self._contributions[name]) for name in common)
-            evidence = tuple((name, proof) for name in common if (proof := self._evidence(name)) is not None)
             tag = self._pairings[peer].own_tag
-            self._say(peer, Standing(report.to_bytes(), signature, tag, contributions, evidence, greetings))
+            self._say(peer, Standing(report.to_bytes(), signature, tag, contributions, greetings))
 
     def receive(self, sender: PeerId, message: Message) -> None:
         """Take in a message of this view.
@@ -99,7 +98,10 @@ class CatchingUp:
         match message:
             case Standing():
                 self.reports.take(sender, message)
-                self._keep_evidence(sender, message)
+                self._gather()
+                self._weigh()
+            case Gathered(digest):
+                self.reports.gather(sender, digest)
                 self._weigh()
             case Ask():
                 self._give(sender, message)
@@ -108,7 +110,7 @@ class CatchingUp:
 
     def tell_progress(self) -> None:
         """Report again if somebody is behind us and something has changed since we reported last."""
-        if not self.reports.missing and any(map(self._is_ahead, self._groups.values())):
+        if self.reports.settled and any(map(self._is_ahead, self._groups.values())):
             self._report_again()
 
     def doubts(self) -> dict[PeerId, str]:
@@ -119,6 +121,10 @@ class CatchingUp:
         """What a group waits for before it can sum, and the peers it has to come from."""
         if self.reports.missing:
             return "its report", self.reports.missing
+        if self.reports.differing:
+            return "the same reports for all", self.reports.differing
+        if not self.reports.settled:
+            return "all reports", frozenset(self._charter.members) - self.reports.gathered.keys()
         if self._against.get(group.name):
             return "an agreement about the past", frozenset(self._against[group.name])
         if group.takeover is not None:
@@ -149,27 +155,20 @@ class CatchingUp:
         for peer in self._others:
             self._say(peer, Standing(report.to_bytes(), signature))
 
-    def _evidence(self, name: str) -> bytes | None:
-        mark = self._groups[name].ledger.mark
-        return None if mark is None or mark.rerun is None else json.dumps(mark.rerun.to_json()).encode()
-
-    def _keep_evidence(self, sender: PeerId, standing: Standing) -> None:
-        for name, proof in standing.evidence:
-            if name not in self._groups or sender not in self._groups[name].members:
-                continue
-            try:
-                self._reruns[name].append(Rerun.from_json(json.loads(proof)))
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                raise RemoteProtocolError(sender, "sent a malformed proof of a rerun") from None
+    def _gather(self) -> None:
+        """Tell all that we have everybody's first report, once."""
+        if not self.reports.missing and self._me not in self.reports.gathered:
+            for peer in self._others:
+                self._say(peer, Gathered(self.reports.digest))
+            self.reports.gather(self._me, self.reports.digest)
 
     # Who is behind, and what is done about it.
 
     def _weigh(self) -> None:
-        if self.reports.missing:
+        if not self.reports.settled:
             return
         for group in self._groups.values():
             group.share_key(self.reports.contributions[group.name])
-            group.void_mark(self._me, self._reruns[group.name], self._charter.keys)
         self.tell_progress()
         faults = []
         for group in self._groups.values():
@@ -276,13 +275,6 @@ class CatchingUp:
         if takeover is None or takeover.given is None:
             return
         own = group.row(bytes(32), states=False)
-        last = takeover.claim.length - 1
-        if own.length == last and own.mark is not None and (own.mark != takeover.opening or own.void):
-            group.takeover = None
-            group.doubted.add(takeover.holder)
-            raise RemoteProtocolError(
-                takeover.holder, f"claims sum {last + 1} by an attempt that was given up by all, itself among them"
-            )
         self._against[group.name] = self._speaks_against(group, takeover, own)
         if not self._against[group.name]:
             group.take_over(takeover, self._clock())
@@ -292,6 +284,8 @@ class CatchingUp:
     def _speaks_against(self, group: Group, takeover: Takeover, own: GroupRow) -> dict[PeerId, str]:
         rows, claim = self.reports.rows(group.name), takeover.claim
         against = acceptable(claim.length - 1, takeover.opening, claim.head, own, rows, takeover.signers)
+        if self._me in takeover.members and own.length == claim.length - 1 and own.mark not in (None, takeover.opening):
+            against[takeover.holder] = "finished the last sum by another attempt than ours"
         if own.length and self._me not in takeover.signers:
             # It was summed without us. Then everybody else must have signed it, or hold it.
             against |= {

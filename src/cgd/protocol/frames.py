@@ -41,6 +41,7 @@ from cgd.protocol.messages import (
     Confirm,
     Deposit,
     Farewell,
+    Gathered,
     Hello,
     Leave,
     Message,
@@ -73,7 +74,7 @@ _TERMS = struct.Struct("<H")
 KINDS: tuple[type[Message], ...] = (
     *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
     *(Hello, Standing, Ask, Piece, Farewell),
-    *(Deposit, Again, Seen),
+    *(Deposit, Again, Seen, Gathered),
 )
 
 
@@ -147,14 +148,15 @@ def _body(message: Message) -> Buffer:
             return b""
         case Hello():
             return message.signature + message.knows + hello_content(message)
-        case Standing(content, signature, tag, contributions, evidence, greetings):
+        case Standing(content, signature, tag, contributions, greetings):
             rest = (
                 content.decode(),
                 [(name, part.hex()) for name, part in contributions],
-                [(name, proof.decode()) for name, proof in evidence],
                 [(name, key.hex(), sign.hex()) for name, key, sign in greetings],
             )
             return signature + tag + json.dumps(rest).encode()
+        case Gathered(digest):
+            return digest
         case Seen(kind, slot, said):
             return slot + json.dumps([kind, [(name, what.hex(), sign.hex()) for name, what, sign in said]]).encode()
         case Ask(group, since, states):
@@ -183,6 +185,9 @@ def _message(kind: type[Message], start: int, body: memoryview) -> Message:
         return _standing(bytes(body))
     if kind is Seen:
         return _seen(bytes(body))
+    if kind is Gathered:
+        _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
+        return Gathered(bytes(body))
     if kind is Hello:
         return _hello(bytes(body))
     if kind is Confirm:
@@ -252,14 +257,13 @@ def _hello(body: bytes) -> Hello:
 
 def _standing(body: bytes) -> Standing:
     signature, tag = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + TAG_BYTES]
-    content, contributions, evidence, greetings = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
+    content, contributions, greetings = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
     _expect(isinstance(content, str), "a report is no text")
     return Standing(
         content.encode(),
         signature,
         tag,
         tuple((_text(name), _hex(part, CONTRIBUTION_BYTES)) for name, part in contributions),
-        tuple((_text(name), str(proof).encode()) for name, proof in evidence),
         tuple((_text(name), _hex(key, EPHEMERAL_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, key, sign in greetings),
     )
 

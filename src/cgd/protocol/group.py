@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import CGDError, EquivocationError, LocalProtocolError, MembersChangedError, ProtocolError
 from cgd.protocol.ephemeral import common_key
-from cgd.protocol.history import Mark, Rerun, Terms
+from cgd.protocol.history import Mark, Terms
 from cgd.protocol.messages import SESSION_BYTES
 from cgd.protocol.reducing import HubSide
 from cgd.protocol.session import Session
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.protocol.identity import PublicKeys
     from cgd.protocol.ledger import Ledger, Step
     from cgd.protocol.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.protocol.reports import Reports
-    from cgd.protocol.secure_sum import SecureSum
     from cgd.protocol.statements import Notary
     from cgd.protocol.takeover import Takeover
 
@@ -111,7 +109,6 @@ class Group:
             len(self.ledger),
             self.ledger.head,
             None if mark is None else mark.opening,
-            mark is not None and mark.rerun is not None,
             commitment,
             self.ledger.state_rows() if states else None,
         )
@@ -154,7 +151,7 @@ class Group:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
                 self._check_mark()
-                self.session.start(pending.spec, pending.encode(), self._terms(pending, clock, self.reports))
+                self.session.start(pending.spec, pending.encode(), self._terms(pending, clock))
                 self.settle(clock)
         except EquivocationError:
             raise
@@ -225,15 +222,6 @@ class Group:
         self.takeover = None
         self.run(clock)
 
-    def void_mark(self, me: PeerId, reruns: list[Rerun], keys: Mapping[PeerId, PublicKeys]) -> None:
-        """Void our mark if one of these proves that all, we among them, agreed to run that sum again."""
-        mark = self.ledger.mark
-        if mark is None or mark.rerun is not None:
-            return
-        proof = next((each for each in reruns if each.voids(me, self.name, mark, keys)), None)
-        if proof is not None:
-            self._set_mark(replace(mark, rerun=proof))
-
     def enter_view(
         self, me: PeerId, view: bytes, pair_keys: Mapping[PeerId, bytes], notary: Notary, reports: Reports
     ) -> None:
@@ -241,7 +229,7 @@ class Group:
         session = hashlib.sha256(view + self.name.encode()).digest()[:SESSION_BYTES]
         own = {peer: pair_keys[peer] for peer in self.members if peer != me}
         self.reports = reports
-        self.session = Session(me, self.members, session, own, notary, self._agreed, self._opening)
+        self.session = Session(me, self.members, session, own, notary, self._opening)
 
     def share_key(self, contributions: Mapping[PeerId, bytes]) -> None:
         """Everybody has contributed to the key that the members have in common."""
@@ -265,20 +253,11 @@ class Group:
                 "members of before come back for this sum, or train anew under another name of the federation"
             )
 
-    def _agreed(self, agreed: SecureSum) -> None:
-        mark = self.ledger.mark
-        if mark is not None and mark.rerun is None and self.reports is not None:
-            proof = Rerun(self.reports.view, agreed.number, self.reports.signed, agreed.said.signed_readies())
-            self._set_mark(replace(mark, rerun=proof))
-
     def _opening(self, opening: bytes) -> None:
-        self._set_mark(Mark(len(self.ledger), self.members, opening))
-
-    def _set_mark(self, mark: Mark) -> None:
-        self.ledger.mark = mark
+        self.ledger.mark = Mark(len(self.ledger), self.members, opening)
         self.on_mark(self)
 
-    def _terms(self, pending: Pending, clock: int, reports: Reports) -> bytes:
+    def _terms(self, pending: Pending, clock: int) -> bytes:
         step = None if pending.step is None else (pending.step.slot, pending.step.number)
         place, head, kept = len(self.ledger), self.ledger.head, self.ledger.kept_digest()
-        return Terms(self.epoch, place, head, reports.digest, clock, step, kept).to_bytes()
+        return Terms(self.epoch, place, head, clock, step, kept).to_bytes()

@@ -1,7 +1,7 @@
-"""Proofs about the common history of a group: that a sum was finished, and that one was run again by common consent.
+"""The common history of a group: how a finished sum is proved, and what a member writes down of one that is not.
 
-A finished sum is an entry of the ledger, and every entry is linked to the one before by a hash chain. Three things keep
-members from being told a history that did not happen:
+A finished sum is an entry of the ledger, and every entry is linked to the one before by a hash chain. Two things keep
+members from being told a history that did not happen, and from opening a sum twice:
 
 - A **certificate** proves an entry to anybody. Before a sum is opened, all members sign the digest of its sealed total
   and of what they were ready with, the head of the chain among it (`Confirm`). Once it is open, all keys of the seals
@@ -10,9 +10,11 @@ members from being told a history that did not happen:
 - A **mark** is what a member writes down before its key leaves it: from then on somebody may be able to open this sum.
   Until the sum is finished the member takes part in it again with the same members only: with others, the difference
   of two totals would be somebody's addend.
-- A **rerun** proves that all members agreed to run a marked sum again, because nobody had finished it: everybody's
-  signed report, and everybody's signed readiness that refers to these reports. From then on a certificate of the
-  earlier attempt is void, so that no two members can be given different totals of one sum.
+
+Several attempts at one sum may have been signed by all, because a member kept its key back and said that nobody had
+finished it. The latest in which an honest member has shown its key is in its mark. So which of them counts can be read
+off the marks that all report (`acceptable`): an attempt that honest members have left behind by showing their keys in a
+later one finishes nothing any more, and one in which an honest member has not shown its key has no certificate.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.protocol.frames import read_ready, read_spec, spec_bytes
-from cgd.protocol.standings import Report, digest_of_reports
+from cgd.protocol.frames import read_spec, spec_bytes
 from cgd.protocol.statements import slot_of, statement
 from cgd.ring.fixed_point import WORD_TYPES
 from cgd.ring.sharing import seal
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 GENESIS = sha256(b"cgd history").digest()
 """The head of an empty history."""
-OTHER_REPORTS = "was told other reports"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class Terms:
         epoch: of the federation file.
         place: the number of sums before this one.
         head: of the hash chain over them.
-        reports: the digest of what all members reported when the view was formed.
         clock: the step of the program's loop.
         step: the optimiser's slot and step that the sum belongs to, if any.
         kept: the digest of the earlier models that are kept by the members.
@@ -61,21 +60,19 @@ class Terms:
     epoch: int
     place: int
     head: bytes
-    reports: bytes
     clock: int
     step: tuple[int, int] | None
     kept: bytes
 
     def to_bytes(self) -> bytes:
         """Encode the terms, always in the same way."""
-        hexes = self.head.hex(), self.reports.hex(), self.kept.hex()
-        return json.dumps([self.epoch, self.place, *hexes, self.clock, self.step]).encode()
+        return json.dumps([self.epoch, self.place, self.head.hex(), self.kept.hex(), self.clock, self.step]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Terms:
         """Read what `to_bytes` made; a ValueError or TypeError if it is malformed."""
         try:
-            epoch, place, head, reports, kept, clock, step = json.loads(data)
+            epoch, place, head, kept, clock, step = json.loads(data)
         except RecursionError:
             raise ValueError("the terms are nested too deeply") from None
         if step is not None:
@@ -83,7 +80,7 @@ class Terms:
             step = (slot, number)
         if not all(type(each) is int for each in (epoch, place, clock, *(step or ()))):
             raise ValueError("the terms are malformed")
-        return cls(epoch, place, bytes.fromhex(head), bytes.fromhex(reports), clock, step, bytes.fromhex(kept))
+        return cls(epoch, place, bytes.fromhex(head), clock, step, bytes.fromhex(kept))
 
     def differences(self, other: Terms) -> list[str]:
         """State in words what `other` has differently."""
@@ -91,7 +88,6 @@ class Terms:
             "epoch": f"epoch {other.epoch} instead of {self.epoch}",
             "place": f"{other.place} sums finished instead of {self.place}",
             "head": "another history",
-            "reports": OTHER_REPORTS,
             "clock": f"step {other.clock} of its loop instead of {self.clock}",
             "step": f"step {other.step} of an optimiser instead of {self.step}",
             "kept": "another best model so far",
@@ -206,92 +202,30 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Rerun:
-    """The proof that all members agreed to run a sum again.
-
-    Attributes:
-        view: in which they did.
-        number: of the new sum in that view.
-        reports: everybody's report when the view was formed, and the signature.
-        readies: what the members of the group were ready with, and the signature.
-    """
-
-    view: bytes
-    number: int
-    reports: Mapping[PeerId, tuple[bytes, bytes]]
-    readies: Mapping[PeerId, tuple[bytes, bytes]]
-
-    def voids(self, me: PeerId, group: str, mark: Mark, keys: Mapping[PeerId, PublicKeys]) -> bool:
-        """Tell whether this proves that all agreed to run the sum of our mark again, ourselves among them."""
-        if me not in self.reports or not set(mark.members) <= self.reports.keys() & self.readies.keys() & keys.keys():
-            return False
-        said = digest_of_reports({name: content for name, (content, _) in self.reports.items()})
-        try:
-            for name in mark.members:
-                row = Report.from_bytes(self.reports[name][0]).groups[group]
-                terms = Terms.from_bytes(read_ready(self.readies[name][0])[2])
-                if row.length > mark.place or (terms.place, terms.reports) != (mark.place, said):
-                    return False
-            own = Report.from_bytes(self.reports[me][0]).groups[group]
-        except (ValueError, TypeError, KeyError):
-            return False
-        return own.mark == mark.opening and all(
-            keys[name].verify(statement(kind, slot, sha256(content).digest()), signature)
-            for kind, slot, said_by in (
-                ("standing", slot_of(self.view), self.reports),
-                ("ready", slot_of(self.view, group, self.number), self.readies),
-            )
-            for name, (content, signature) in said_by.items()
-            if name in keys
-        )
-
-    def to_json(self) -> list[Any]:
-        """Encode it."""
-        reports = {name: [content.decode(), signature.hex()] for name, (content, signature) in self.reports.items()}
-        readies = {name: [content.hex(), signature.hex()] for name, (content, signature) in self.readies.items()}
-        return [self.view.hex(), self.number, reports, readies]
-
-    @classmethod
-    def from_json(cls, value: Any) -> Rerun:
-        """Read what `to_json` made; a ValueError or TypeError if it is malformed."""
-        view, number, reports, readies = value
-        if type(number) is not int or not 0 <= number < 2**63:
-            raise ValueError("a rerun is malformed")
-        return cls(
-            bytes.fromhex(view),
-            number,
-            {str(name): (text.encode(), bytes.fromhex(signature)) for name, (text, signature) in reports.items()},
-            {str(name): (bytes.fromhex(text), bytes.fromhex(signature)) for name, (text, signature) in readies.items()},
-        )
-
-
-@dataclass(frozen=True)
 class Mark:
     """What a member writes down before the key of its seal leaves it.
 
     Attributes:
         place: of the sum in the history.
         members: of the sum.
-        opening: the digest that all members have signed.
-        rerun: the proof that all agreed to run it again, if they did; then this opening is void.
+        opening: the digest that all members have signed; of the latest attempt, if there were several.
     """
 
     place: int
     members: tuple[PeerId, ...]
     opening: bytes
-    rerun: Rerun | None = None
 
     def to_json(self) -> list[Any]:
         """Encode it."""
-        return [self.place, self.members, self.opening.hex(), self.rerun and self.rerun.to_json()]
+        return [self.place, self.members, self.opening.hex()]
 
     @classmethod
     def from_json(cls, value: Any) -> Mark:
         """Read what `to_json` made; a ValueError or TypeError if it is malformed."""
-        place, members, opening, rerun = value
+        place, members, opening = value
         if type(place) is not int or not all(isinstance(name, str) for name in members):
             raise ValueError("a mark is malformed")
-        return cls(place, tuple(members), bytes.fromhex(opening), None if rerun is None else Rerun.from_json(rerun))
+        return cls(place, tuple(members), bytes.fromhex(opening))
 
 
 def acceptable(
@@ -305,8 +239,8 @@ def acceptable(
     """Find whose report does not allow us to take over that this opening finished the sum at this place, and why.
 
     Everybody who has a past must have signed the opening or hold the same history. Nobody may have shown its key in
-    another attempt, or have agreed to run the sum again. And who has not shown its own key in this attempt waits for
-    those who have: as long as they have not finished the sum, they may agree to run it again.
+    another attempt. And who has not shown its own key in this attempt waits for those who have: as long as they have
+    not finished the sum, they may run it again.
 
     Args:
         place: of the sum.
@@ -322,7 +256,7 @@ def acceptable(
         if row.length > place:
             if row.length == place + 1 and row.head != head:
                 against[name] = "has another history"
-        elif row.length == place and row.mark is not None and (row.mark != opening or row.void):
+        elif row.length == place and row.mark not in (None, opening):
             against[name] = "took part in another attempt"
         elif row.length == place and row.mark is not None and not took_part:
             against[name] = "has not finished it yet"

@@ -197,7 +197,6 @@ class Standing:
         signature: mine, over the content.
         tag: proves to the recipient that my ephemeral key is mine (`ephemeral.Pairing`).
         contributions: by group, my part of the key that its members have in common; for members of the group only.
-        evidence: by group, the proof that a sum was run again by common consent (`history.Rerun`), as JSON.
         greetings: by member, the ephemeral key that I have of it, and its signature.
     """
 
@@ -205,8 +204,14 @@ class Standing:
     signature: bytes
     tag: bytes = bytes(TAG_BYTES)
     contributions: tuple[tuple[str, bytes], ...] = ()
-    evidence: tuple[tuple[str, bytes], ...] = ()
     greetings: tuple[tuple[PeerId, bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """I have everybody's first report in this view; this is the digest of all of them."""
+
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -256,5 +261,5 @@ class Farewell:
 
 Slice = Share | Subtotal | Total
 OfASum = Ready | Slice | Confirm | Unseal | Abort | Leave
-OfAnAssembly = Hello | Standing | Seen | Ask | Piece | Farewell | Again
+OfAnAssembly = Hello | Standing | Gathered | Seen | Ask | Piece | Farewell | Again
 Message = OfASum | OfAnAssembly | Deposit

@@ -34,6 +34,7 @@ class Reports:
         latest: everybody's latest report.
         contributions: by group and member, the parts of the key that the members have in common.
         longest: by group, the most finished sums in a first report.
+        gathered: by member, the digest of the first reports that it has.
     """
 
     def __init__(self, me: PeerId, charter: Charter, pairings: Mapping[PeerId, Pairing], dossier: Dossier) -> None:
@@ -42,6 +43,7 @@ class Reports:
         self.contributions: dict[str, dict[PeerId, bytes]] = {name: {} for name in charter.groups}
         self._me, self._charter, self._pairings, self._dossier = me, charter, pairings, dossier
         self.longest: dict[str, int] = {}
+        self.gathered: dict[PeerId, bytes] = {}
 
     @property
     def view(self) -> bytes:
@@ -52,6 +54,30 @@ class Reports:
     def missing(self) -> frozenset[PeerId]:
         """The members that have not reported."""
         return frozenset(self._charter.members) - self.latest.keys()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all members have everybody's first report, and the same."""
+        return len(self.gathered) == len(self._charter.members) and not self.differing
+
+    @property
+    def differing(self) -> frozenset[PeerId]:
+        """The members that were told other first reports than we, as far as they have said so."""
+        if self.missing:
+            return frozenset()
+        return frozenset(name for name, digest in self.gathered.items() if digest != self.digest)
+
+    def gather(self, sender: PeerId, digest: bytes) -> None:
+        """Take in that a member has everybody's first report; if they are not ours, tell all what we have.
+
+        Raises:
+            RemoteProtocolError: it has said so before.
+        """
+        if sender in self.gathered:
+            raise RemoteProtocolError(sender, "told twice which reports it has")
+        self.gathered[sender] = digest
+        if self.differing:
+            self._dossier.dispute("standing", slot_of(self.view))
 
     @property
     def digest(self) -> bytes:

@@ -88,7 +88,6 @@ class SecureSum:
         random: where uniform shares come from.
         hub: what is needed to have the hub add up, if there is one.
         notary: signs and checks statements; none are signed without.
-        on_agreed: called when all are ready under the same terms, before anything is shared.
         on_opening: called with the digest of what will be opened, before our key leaves us.
 
     Examples:
@@ -115,7 +114,6 @@ class SecureSum:
         random: Callable[[int], bytes] = os.urandom,
         hub: HubSide | None = None,
         notary: Notary | None = None,
-        on_agreed: Callable[[SecureSum], None] = lambda _: None,
         on_opening: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         check_members(me, members)
@@ -129,7 +127,7 @@ class SecureSum:
         self._fault: ProtocolError | None = None
         self._told: PeerAbortedError | None = None
         self._said = Attestations(me, self.members, number, notary or Notary())
-        self._on_agreed, self._on_opening = on_agreed, on_opening
+        self._on_opening = on_opening
         self._shares = shares
         self._random = random
         self._hub = hub
@@ -315,7 +313,6 @@ class SecureSum:
             case State.SHARING:
                 self._said.check_readies()
                 self._check_told()
-                self._on_agreed(self)
                 self._share()
             case State.OPENING:
                 seal(self._subtotal, self._key)

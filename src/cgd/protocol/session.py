@@ -60,7 +60,6 @@ class Session:
         session: 16 bytes that tell this session from any other, the same for all members.
         pair_keys: for `expanded` sharing, the secret key of 16 bytes that we have in common with each peer.
         notary: signs and checks what is said in sums; see `SecureSum`.
-        on_agreed: see `SecureSum`.
         on_opening: see `SecureSum`.
     """
 
@@ -71,7 +70,6 @@ class Session:
         session: bytes,
         pair_keys: Mapping[PeerId, bytes] | None = None,
         notary: Notary | None = None,
-        on_agreed: Callable[[SecureSum], None] = lambda _: None,
         on_opening: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         check_members(me, members)
@@ -82,7 +80,7 @@ class Session:
         self.session = session
         self.hub: HubSide | None = None
         """What sums through the hub need, if there is one."""
-        self._hooks = notary, on_agreed, on_opening
+        self._hooks = notary, on_opening
         self._shares = None if pair_keys is None else ExpandedShares(me, pair_keys, session)
         self._sum: SecureSum | None = None
         self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
@@ -227,7 +225,7 @@ class Session:
             to, message = outgoing  # our last word in a sum that finished while we said it
             self._outbox.append((to, self.number, message))
         self.number += 1
-        notary, on_agreed, on_opening = self._hooks
+        notary, on_opening = self._hooks
         self._sum = SecureSum(
             self.me,
             self.members,
@@ -235,7 +233,6 @@ class Session:
             self._shares,
             hub=self.hub,
             notary=notary,
-            on_agreed=on_agreed,
             on_opening=on_opening,
         )
         for peer, (number, word) in self._ahead.items():

@@ -34,8 +34,7 @@ class GroupRow:
     Attributes:
         length: how many sums it has finished.
         head: of the hash chain over them.
-        mark: the opening for which it has shown its key in the sum that comes next, if it has.
-        void: whether it has agreed since to run that sum again.
+        mark: the opening for which it has shown its key in the sum that comes next, if it has; of the latest attempt.
         commitment: the digest of its contribution to the key that the members have in common.
         states: what it remembers of optimisers; None in a first report.
     """
@@ -43,7 +42,6 @@ class GroupRow:
     length: int
     head: bytes
     mark: bytes | None
-    void: bool
     commitment: bytes
     states: tuple[StateRow, ...] | None = None
 
@@ -53,7 +51,7 @@ class Report:
     """What a member reports in a view; `number` counts its reports, from 0.
 
     Examples:
-        >>> row = GroupRow(3, bytes(32), None, False, bytes(32), (StateRow(0, 3, 80, False, bytes(32)),))
+        >>> row = GroupRow(3, bytes(32), None, bytes(32), (StateRow(0, 3, 80, False, bytes(32)),))
         >>> report = Report(bytes(32), 0, {"everyone": row})
         >>> Report.from_bytes(report.to_bytes()) == report
         True
@@ -70,7 +68,6 @@ class Report:
                 row.length,
                 row.head.hex(),
                 None if row.mark is None else row.mark.hex(),
-                row.void,
                 row.commitment.hex(),
                 None if row.states is None else [_state_json(state) for state in row.states],
             ]
@@ -106,7 +103,7 @@ def _state_json(state: StateRow) -> list[Any]:
 
 
 def _row(row: Any) -> GroupRow:
-    length, head, mark, void, commitment, states = row
+    length, head, mark, commitment, states = row
     if states is not None:
         if len(states) > MAX_STATES:
             raise ValueError(f"{len(states)} states")
@@ -114,11 +111,7 @@ def _row(row: Any) -> GroupRow:
             StateRow(_count(slot), _count(steps), _count(size), bool(fixed), _digest(digest))
             for slot, steps, size, fixed, digest in states
         )
-    if type(void) is not bool:
-        raise ValueError("a report is malformed")
-    return GroupRow(
-        _count(length), _digest(head), None if mark is None else _digest(mark), void, _digest(commitment), states
-    )
+    return GroupRow(_count(length), _digest(head), None if mark is None else _digest(mark), _digest(commitment), states)
 
 
 def _digest(value: Any) -> bytes:

@@ -166,7 +166,6 @@ class Notary:
             self._dossier.take(sender, kind, self.slot(number), content, signature)
 
     def dispute(self, kind: Kind, number: int) -> None:
-        """Tell all what everybody said of a sum, and what everybody reported before."""
+        """Tell all what everybody said of a sum."""
         if self._dossier is not None:
-            self._dossier.dispute("standing", slot_of(self._dossier.view))
             self._dossier.dispute(kind, self.slot(number))

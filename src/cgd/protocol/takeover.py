@@ -41,13 +41,15 @@ class Takeover:
 
     Attributes:
         opening: what the last sum opened, when the header is here.
-        signers: the members that have signed it.
+        members: of that sum.
+        signers: those of them whose keys we know; they have signed it.
         given: all of it, when it is here and right.
     """
 
     def __init__(self, holder: PeerId, group: Group, claim: GroupRow, charter: Charter, *, states: bool) -> None:
         self.holder, self.claim, self.states = holder, claim, states
         self.opening = b""
+        self.members: frozenset[PeerId] = frozenset()
         self.signers: frozenset[PeerId] = frozenset()
         self.given: Ledger | None = None
         self._group, self._charter = group, charter
@@ -118,7 +120,7 @@ class Takeover:
         missing = set(self._group.members) - self.signers
         if last.epoch == self._charter.epoch and missing:
             raise ValueError(f"its last sum is not signed by {', '.join(sorted(missing))}")
-        self.opening = last.opening
+        self.members, self.opening = frozenset(last.certificate.keys), last.opening
         return nbytes
 
     def _check_states(self, rows: list[Any]) -> int:
