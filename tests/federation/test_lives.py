@@ -343,7 +343,7 @@ def test_that_the_first_sum_may_have_been_opened_is_known_after_a_kill(village: 
         ledger = kept(village, name)
         assert ledger.mark is not None
         assert (len(ledger), ledger.mark.place, ledger.mark.members) == (0, 0, NAMES)
-    village.start_all(Summing([100, 2]))  # the members are the same: they agree to run it again
+    village.start_all(Summing([100, 2]))  # nobody has opened it: the same members run it again
     assert village.results() == dict.fromkeys(NAMES, (300, 6))
 
 

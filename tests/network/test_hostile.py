@@ -14,6 +14,8 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +32,9 @@ from cgd.network.sockets import Contact
 from cgd.network.zeromq import ZeroMQTransport
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
-from cgd.protocol.frames import Frame, to_bytes
+from cgd.protocol.frames import Frame, hello_content, to_bytes
 from cgd.protocol.messages import Hello
+from cgd.protocol.statements import slot_of, statement
 from support.identities import identity, public_keys
 from support.ports import free_port
 
@@ -117,14 +120,15 @@ from cgd.network.sockets import Contact
 from cgd.network.zeromq import ZeroMQTransport
 from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
+from support.identities import identity, public_keys
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 setup = json.loads(sys.stdin.readline())
 members = tuple(setup["contacts"])
 contacts = {name: Contact(address, key.encode()) for name, (address, key) in setup["contacts"].items()}
 transport = ZeroMQTransport("a", contacts, setup["secret"].encode())
-charter = Charter("trial", 1, members, {"everyone": members}, {"training": "x"}, "1.0", public_keys(MEMBERS))
-conductor = Conductor(transport, Assembly("a", charter), 60.0)
+charter = Charter("trial", 1, members, {"everyone": members}, {"training": "x"}, "1.0", public_keys(members))
+conductor = Conductor(transport, Assembly("a", identity("a"), charter), 60.0)
 peers = Peers(GroupDriver(conductor, "everyone"), SumSettings())
 wrong, sums = [], 0
 
@@ -159,7 +163,7 @@ class Victim:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -712,8 +716,10 @@ def conducting(trio: Trio) -> Iterator[tuple[Conductor, ZeroMQTransport, ZeroMQT
         conductor.close(done=False)
 
 
-def greeting(ephemeral: bytes) -> bytes:
-    return to_bytes(Frame(bytes(16), 0, Hello(ephemeral, bytes(32), "1.0", "trial", 1, (("training", "x"),))))
+def greeting(name: str, ephemeral: bytes) -> bytes:
+    hello = Hello(ephemeral, bytes(32), "1.0", "trial", 1, (("training", "x"),))
+    said = statement("hello", slot_of(ephemeral, "hello"), sha256(hello_content(hello)).digest())
+    return to_bytes(Frame(bytes(16), 0, replace(hello, signature=identity(name).sign(said))))
 
 
 def here(conductor: Conductor, peer: str) -> bool:
@@ -735,7 +741,7 @@ def test_a_backlog_of_frames_does_not_stop_a_conductor(
             for _ in range(2000):
                 assert b.send("a", b"rubbish")
             eventually(lambda: len(trio.opened[0]._inbox) > 1900)
-        c.send("a", greeting(os.urandom(32)))
+        c.send("a", greeting("c", os.urandom(32)))
         eventually(lambda: here(conductor, "c"), 3)
         assert goes_on(conductor)
 
@@ -743,12 +749,12 @@ def test_a_backlog_of_frames_does_not_stop_a_conductor(
 def test_an_ephemeral_key_that_is_none_does_not_stop_a_conductor(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     with conducting(trio) as (conductor, b, c):
-        b.send("a", greeting(os.urandom(32)))
+        b.send("a", greeting("b", os.urandom(32)))
         eventually(lambda: here(conductor, "b"))
-        c.send("a", greeting(bytes(32)))
+        c.send("a", greeting("c", bytes(32)))
         time.sleep(1)
         assert goes_on(conductor)
-        c.send("a", greeting(os.urandom(32)))
+        c.send("a", greeting("c", os.urandom(32)))
         eventually(lambda: conductor.assembly.view != bytes(16), 5)
 
 
@@ -757,12 +763,12 @@ def test_a_peer_that_goes_back_to_an_old_key_does_not_stop_a_conductor(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     with conducting(trio) as (conductor, b, c):
-        b.send("a", greeting(os.urandom(32)))
+        b.send("a", greeting("b", os.urandom(32)))
         eventually(lambda: here(conductor, "b"))
         keys = os.urandom(32), os.urandom(32)
         for key in (*keys, keys[0]):
-            c.send("a", greeting(key))
+            c.send("a", greeting("c", key))
         time.sleep(1)
         assert goes_on(conductor)
-        c.send("a", greeting(os.urandom(32)))
+        c.send("a", greeting("c", os.urandom(32)))
         eventually(lambda: not conductor.assembly.trouble(), 5)

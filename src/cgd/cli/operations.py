@@ -135,7 +135,8 @@ def show(path: FederationFile) -> None:
 
     federation = Federation.load(path)
     console = Console()
-    table = Table("participant", "address")
+    table = Table("participant")
+    table.add_column("address", overflow="fold")
     table.add_column("public key", no_wrap=True, min_width=HALF_CHARACTERS)  # whole, to be compared
     if federation.grid is not None:
         table.add_column("cell")
