@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.errors import EquivocationError, LocalProtocolError, PeerLeftError, RemoteProtocolError
-from cgd.protocol.frames import Frame, from_bytes, hello_content, ready_content, to_bytes
-from cgd.protocol.history import Terms
+from cgd.protocol.frames import Frame, from_bytes, hello_content, ready_content, spec_bytes, to_bytes
+from cgd.protocol.history import Mark, Rerun, Terms
 from cgd.protocol.ledger import Ledger
 from cgd.protocol.messages import (
     Confirm,
@@ -26,11 +26,12 @@ from cgd.protocol.messages import (
     Subtotal,
     Unseal,
 )
-from cgd.protocol.standings import Report
+from cgd.protocol.standings import GroupRow, Report
 from cgd.protocol.statements import slot_of, statement
 from support import dishonest
 from support.dishonest import LIAR, World, charter
 from support.ideal import ideal_cryptography
+from support.wire import spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -378,6 +379,31 @@ def test_who_is_ready_with_different_things_is_convicted_by_all_before_anything_
     assert not any(each.shown for attempt in world.observations.attempts.values() for each in attempt.values())
     for me in world.honest:
         assert world.programs[me].assembly._convicted.keys() == {LIAR}
+
+
+def test_terms_that_nobody_can_read_crash_nobody() -> None:
+    world = Directed()
+
+    def deep(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Ready):
+            return frame.message
+        spec, seal, terms = frame.message.spec, frame.message.seal, b"[" * 4000  # RecursionError in json
+        slot = slot_of(world.view, "everyone", frame.number)
+        return Ready(spec, seal, terms, world.sign("ready", slot, ready_content(spec, seal, terms)))
+
+    world.says = deep
+    world.settle()
+    for me in world.honest:
+        assert "its terms cannot be read" in str(world.programs[me].stopped)
+
+
+@pytest.mark.parametrize("said", [bytes(34), bytes(32) + b"\xa0\x0f" + b"[" * 4000 + spec_bytes(spec(3))])
+def test_a_proof_of_a_rerun_that_nobody_can_read_proves_nothing(said: bytes) -> None:
+    report = Report(bytes(32), 0, {"everyone": GroupRow(0, bytes(32), bytes(32), False, bytes(32))}).to_bytes()
+    reports, readies = dict.fromkeys("abc", (report, bytes(64))), dict.fromkeys("abc", (said, bytes(64)))
+    keys = {name: dishonest._identity(name).public for name in "abc"}
+    mark = Mark(0, ("a", "b", "c"), bytes(32))
+    assert not Rerun(bytes(32), 0, reports, readies).voids("a", "everyone", mark, keys)
 
 
 def test_who_greets_with_different_keys_is_named_by_all() -> None:
