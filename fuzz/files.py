@@ -115,7 +115,7 @@ def take_over(data: bytes) -> None:
     given = Ledger()
     with contextlib.suppress(CGDError):
         given = Ledger.from_bytes(body)
-    claim = GroupRow(len(given) or cuts[3], given.head, None, False, bytes(32), given.state_rows())
+    claim = GroupRow(len(given) or cuts[3], given.head, None, bytes(32), given.state_rows())
     takeover = Takeover("b", Group("everyone", MEMBERS, Ledger()), claim, agreed(), states=cuts[3] < 128)
     places = sorted({0, *(len(body) * cut // 256 for cut in cuts[:3]), len(body)})
     for start, end in pairwise(places):
@@ -156,11 +156,11 @@ def read_state(data: bytes) -> None:
     ledger, journal = parts(data)
     state = folder() / "state"
     state.mkdir(exist_ok=True)
-    file = state / "trial-everyone.ledger"
+    file = state / "trial+everyone.ledger"
     file.unlink(missing_ok=True)
     if ledger:
-        written("state/trial-everyone.ledger", with_digest(ledger))
-    written("state/trial-everyone.0.entries", journal)
+        written("state/trial+everyone.ledger", with_digest(ledger))
+    written("state/trial+everyone.0.entries", journal)
     for each in StateFolder(state, "trial").load(["everyone"]).values():
         use(each)
 

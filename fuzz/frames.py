@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import FrameError
 from cgd.network import link
 from cgd.protocol import frames
-from cgd.protocol.history import Certificate, Mark, Rerun, Terms
+from cgd.protocol.history import Certificate, Mark, Terms
 from cgd.protocol.standings import Report
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def read_terms(data: bytes) -> None:
 
 
 def read_ready(data: bytes) -> None:
-    """Read what a member was ready with as `Rerun.voids` does."""
+    """Read what a member was ready with, as it is signed."""
     try:
         content = frames.read_ready(data)
     except (ValueError, TypeError, KeyError):
@@ -91,7 +91,7 @@ def read_ready(data: bytes) -> None:
         raise AssertionError(f"what a member is ready with is something else after it was written: {content}")
 
 
-def read_proof(kind: type[Certificate] | type[Rerun] | type[Mark]) -> Callable[[bytes], None]:
+def read_proof(kind: type[Certificate] | type[Mark]) -> Callable[[bytes], None]:
     """Make a reader of proofs as `CatchingUp` and `Takeover` read them."""
 
     def reader(data: bytes) -> None:
@@ -128,15 +128,6 @@ def check_certificate(data: bytes) -> None:
         return
 
 
-def void_mark(data: bytes) -> None:
-    """Look whether a rerun voids a mark as `Group.void_mark` does; the rerun was read before."""
-    try:
-        rerun = Rerun.from_json(json.loads(data))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return
-    rerun.voids("a", "everyone", Mark(0, ("a", "b", "c"), bytes(32)), TRUSTING)
-
-
 READERS: tuple[Callable[[bytes], None], ...] = (
     read_frame,
     read_datagram,
@@ -144,8 +135,6 @@ READERS: tuple[Callable[[bytes], None], ...] = (
     read_terms,
     read_ready,
     read_proof(Certificate),
-    read_proof(Rerun),
     read_proof(Mark),
     check_certificate,
-    void_mark,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
 import re
 import resource
@@ -82,7 +83,6 @@ def fuzz(target: str, seconds: int) -> list[Path]:
     corpus, crashes = KEPT / target, KEPT / f"{target}.crashes"
     corpus.mkdir(parents=True, exist_ok=True)
     crashes.mkdir(exist_ok=True)
-    before = set(crashes.iterdir())
     options = [f"-max_total_time={seconds}", f"-artifact_prefix={crashes}/", *LIMITS]
     command = [sys.executable, str(Path(__file__)), "--here", target, *options, str(corpus), str(CORPUS / target)]
     begun = time.monotonic()
@@ -91,7 +91,7 @@ def fuzz(target: str, seconds: int) -> list[Path]:
         log.seek(0)
         text = log.read()
     report(target, text, time.monotonic() - begun)
-    found = sorted(set(crashes.iterdir()) - before)
+    found = [Path(name) for name in re.findall(r"Test unit written to (.+)$", text, re.M)]
     if ended.returncode and not found:
         sys.exit(f"{target}: the fuzzer ended with {ended.returncode}; see {KEPT / f'{target}.log'}")
     return found
@@ -136,6 +136,8 @@ def main() -> None:
         return
     if unknown := set(arguments.targets) - set(TARGETS):
         parser.error(f"there is no target {', '.join(sorted(unknown))}; choose of {', '.join(TARGETS)}")
+    if importlib.util.find_spec("atheris") is None:
+        sys.exit("atheris is not installed here; it is for Linux on x86-64, Python 3.11 to 3.13")
     with contextlib.suppress(KeyboardInterrupt):
         crashes = {target: fuzz(target, arguments.seconds) for target in arguments.targets}
         commands = [

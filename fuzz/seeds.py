@@ -24,6 +24,7 @@ from fuzz import files, frames  # noqa: E402
 from zmq.utils import z85  # noqa: E402
 
 from cgd.federation.keys import PRIVATE, Keys, _public  # noqa: E402
+from cgd.federation.state import record_head  # noqa: E402
 from cgd.federation.task import Data, Model  # noqa: E402
 from cgd.network.link import Datagram, Kind  # noqa: E402
 from cgd.practice.model import ConfinedModel  # noqa: E402
@@ -31,7 +32,7 @@ from cgd.practice.networks import build  # noqa: E402
 from cgd.practice.preparation import Preparation  # noqa: E402
 from cgd.practice.statistics import Category, Number, Target  # noqa: E402
 from cgd.protocol.frames import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
-from cgd.protocol.history import Mark, Rerun  # noqa: E402
+from cgd.protocol.history import Mark  # noqa: E402
 from cgd.protocol.ledger import Ledger  # noqa: E402
 from cgd.protocol.messages import (  # noqa: E402
     Abort,
@@ -39,6 +40,7 @@ from cgd.protocol.messages import (  # noqa: E402
     Ask,
     Deposit,
     Farewell,
+    Gathered,
     Leave,
     Piece,
     Ready,
@@ -113,6 +115,7 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
             Ask("everyone", 1, True),
             Total(0, words),
             Seen("ready", bytes(32), said),
+            Gathered(bytes(32)),
         ),
         *(
             Piece(0, "everyone", 8, words),
@@ -137,22 +140,13 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
     entry = world.programs["a"].ledger.entries[-1]
     assert entry.certificate is not None
     certificate = entry.certificate.to_json()
-    rerun = rerun_of(standing, content)
-    readers = frames.READERS[5:8]
-    mark = Mark(1, ("a", "b", "c"), bytes(32), rerun)
+    mark = Mark(1, ("a", "b", "c"), bytes(32))
     for name, reader, value in zip(
-        ("certificate", "rerun", "mark"), readers, (certificate, rerun.to_json(), mark.to_json()), strict=True
+        ("certificate", "mark"), frames.READERS[5:7], (certificate, mark.to_json()), strict=True
     ):
         add(name, reader, json.dumps(value).encode())
     add("checked", frames.check_certificate, json.dumps([certificate, entry.fields]).encode())
-    add("void", frames.void_mark, json.dumps(rerun.to_json()).encode())
     return made
-
-
-def rerun_of(standing: Standing, content: bytes) -> Rerun:
-    """Make a rerun in which all members say the same."""
-    reports = {name: (standing.content, bytes(64)) for name in files.MEMBERS}
-    return Rerun(bytes(32), 1, reports, {name: (content, bytes(64)) for name in files.MEMBERS})
 
 
 def membership_seeds() -> dict[str, bytes]:
@@ -171,19 +165,13 @@ def file_seeds(world: Recorded) -> dict[str, bytes]:
     def add(name: str, reader: Any, content: bytes) -> None:
         made[name] = bytes([files.READERS.index(reader)]) + content
 
-    standing = from_bytes(world.frames["Standing"][-1], "a").message
-    ready = from_bytes(world.frames["Ready"][-1], "a").message
-    assert isinstance(standing, Standing)
-    assert isinstance(ready, Ready)
     ledger = Ledger.from_bytes(world.programs["a"].ledger.to_bytes())
-    ledger.mark = Mark(
-        2, ("a", "b", "c"), bytes(32), rerun_of(standing, ready_content(ready.spec, ready.seal, ready.terms))
-    )
+    ledger.mark = Mark(2, ("a", "b", "c"), bytes(32))
     whole = ledger.to_bytes()[32:]
     entries = [b"".join(ledger.entry(place)) for place in range(len(ledger))]
     records = [*entries, b"".join(ledger.mark_record())]
     places = (*range(len(ledger)), len(ledger))
-    journal = b"".join(struct.pack("<QQ", place, len(each)) + each for place, each in zip(places, records, strict=True))
+    journal = b"".join(record_head(place, [each]) + each for place, each in zip(places, records, strict=True))
     add("ledger", files.read_ledger, whole)
     add("ledger-empty", files.read_ledger, Ledger().to_bytes()[32:])
     add("record", files.read_record, entries[-1])

@@ -159,3 +159,26 @@ def test_a_function_is_not_named_where_there_is_none(tmp_path: Path) -> None:
     model().save(tmp_path)
     with pytest.raises(InputError, match="names no function, and 'json:dumps' was named; leave --function"):
         load_model(tmp_path, function="json:dumps")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"towers": "many"},
+        {"towers": float("inf")},
+        {"model": {"kind": "mlp", "layers": [65536, 65536]}},  # 17 GB, were it built
+    ],
+)
+def test_a_model_that_says_something_else_than_its_weights(change: dict[str, Any], tmp_path: Path) -> None:
+    model().save(tmp_path)
+    about = json.loads((tmp_path / "model.json").read_bytes())
+    (tmp_path / "model.json").write_text(json.dumps({**about, **change}))
+    with pytest.raises(InputError, match="is damaged"):
+        load_model(tmp_path)
+
+
+def test_a_model_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    (tmp_path / "model.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is damaged"):
+        load_model(tmp_path)

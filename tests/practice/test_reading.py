@@ -295,6 +295,11 @@ def test_a_name_that_comes_twice_does_no_harm_where_it_is_not_read(tmp_path: Pat
     check(from_text(tmp_path, "age,x,ward,x,outcome\n41,1,A,2,yes\n,3,B,4,no\n63.5,5,,6,yes\n")[0])
 
 
+@pytest.mark.parametrize("name", ["no\u2028te", "no\x0cte", "no\x85te"])
+def test_a_name_may_have_characters_that_end_lines_elsewhere(tmp_path: Path, name: str) -> None:
+    check(from_text(tmp_path, f"{name},age,ward,outcome\n1,41,A,yes\n2,,B,no\n3,63.5,,yes\n")[0])
+
+
 def test_a_column_that_is_not_read_may_hold_anything(tmp_path: Path) -> None:
     text = b"age,ward,note,outcome\n41,A,\xe4\xff,yes\n,B,x,no\n63.5,,,yes\n"
     check(from_text(tmp_path, text)[0])

@@ -68,6 +68,7 @@ def test_no_file(tmp_path: Path) -> None:
         (b"age,ward,\xe4\n1,A,yes\n", "FILE, line 1: it is not in UTF-8 (in Latin-1 or Windows-1252, perhaps)"),
         (b"age,ward,outcome\n1,A,yes\n2,\xe4,no\n", "FILE, line 3: it is not in UTF-8"),
         (b"age,ward,outcome\n1,A,yes\n2,B,\xe4\n", "FILE, line 3: it is not in UTF-8"),
+        (b"x" * 200_000 + b"\n1\n", "FILE, line 1: a quote is not closed, or a field is too long"),
     ],
 )
 def test_what_is_no_csv_file(tmp_path: Path, content: bytes, says: str) -> None:

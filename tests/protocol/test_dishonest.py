@@ -16,7 +16,6 @@ from cgd.protocol.frames import Frame, from_bytes, hello_content, ready_content,
 from cgd.protocol.history import Terms
 from cgd.protocol.ledger import Ledger
 from cgd.protocol.messages import (
-    Confirm,
     Farewell,
     Hello,
     Message,
@@ -421,6 +420,22 @@ def test_who_is_ready_with_different_things_is_convicted_by_all_before_anything_
         conviction = world.programs[me].assembly.conviction
         assert conviction is not None
         assert conviction.peer == LIAR
+
+
+def test_terms_that_nobody_can_read_crash_nobody() -> None:
+    world = Directed()
+
+    def deep(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Ready):
+            return frame.message
+        spec, seal, terms = frame.message.spec, frame.message.seal, b"[" * 4000  # RecursionError in json
+        slot = slot_of(world.view, "everyone", frame.number)
+        return Ready(spec, seal, terms, world.sign("ready", slot, ready_content(spec, seal, terms)))
+
+    world.says = deep
+    world.settle()
+    for me in world.honest:
+        assert "its terms cannot be read" in str(world.programs[me].stopped)
 
 
 def test_who_greets_with_different_keys_is_named_by_all() -> None:

@@ -13,16 +13,15 @@ import pytest
 
 from cgd.errors import InputError
 from cgd.protocol.charter import Charter
-from cgd.protocol.frames import ready_content, spec_bytes
+from cgd.protocol.frames import spec_bytes
 from cgd.protocol.group import Group
-from cgd.protocol.history import GENESIS, Certificate, Mark, Rerun, Terms, acceptable, link
+from cgd.protocol.history import GENESIS, Certificate, Mark, Terms, acceptable, link
 from cgd.protocol.ledger import FORMAT, Ledger, Step
 from cgd.protocol.messages import Piece
-from cgd.protocol.standings import GroupRow, Report, digest_of_reports
-from cgd.protocol.statements import slot_of, statement
+from cgd.protocol.standings import GroupRow
 from cgd.protocol.takeover import Takeover
-from support.histories import VIEW, enter
-from support.identities import identity, public_keys
+from support.histories import enter
+from support.identities import public_keys
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ def test_terms_survive_a_round_trip(step: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'["1", 2, "", "", "", 3, null]', b'[1, 2, "", "", "", 3, [0]]', b"[" * 10]
+    "data", [b"", b"[]", b"{}", b'["1", 2, "", "", 3, null]', b'[1, 2, "", "", 3, [0]]', b"[" * 10]
 )
 def test_malformed_terms_are_refused(data: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
@@ -243,55 +242,25 @@ def test_malformed_terms_are_refused(data: bytes) -> None:
 
 
 def test_terms_tell_what_differs() -> None:
-    other = terms(epoch=2, place=1, head=bytes([1] * 32), reports=bytes([1] * 32), clock=0, step=None)
+    other = terms(epoch=2, place=1, head=bytes([1] * 32), clock=0, step=None)
     assert terms().differences(terms()) == []
     assert terms().differences(other) == [
         "epoch 2 instead of 1",
         "1 sums finished instead of 2",
         "another history",
-        "was told other reports",
         "step 0 of its loop instead of 3",
         "step None of an optimiser instead of (0, 4)",
     ]
 
 
-# Marks and reruns.
+# Marks.
 
 OPENING = sha256(b"an opening").digest()
 MARK = Mark(2, MEMBERS, OPENING)
-LATER = sha256(b"a later view").digest()
 
 
-def signed(name: str, kind: str, slot: bytes, content: bytes) -> tuple[bytes, bytes]:
-    return content, identity(name).sign(statement(kind, slot, sha256(content).digest()))
-
-
-def rerun(mark: Mark = MARK, lengths: dict[str, int] | None = None, opening: bytes | None = None, **said: Any) -> Rerun:
-    """What all members say when they agree to run the sum of the mark again."""
-    contents = {}
-    for name in MEMBERS:
-        length = (lengths or {}).get(name, mark.place)
-        row = GroupRow(length, bytes(32), mark.opening if opening is None else opening, False, bytes(32))
-        contents[name] = Report(LATER, 0, {GROUP: row}).to_bytes()
-    agreed = Terms(1, mark.place, bytes(32), digest_of_reports(contents), 0, None, bytes(32))
-    ready = ready_content(spec(SIZE), bytes(32), replace(agreed, **said).to_bytes())
-    return Rerun(
-        LATER,
-        3,
-        {name: signed(name, "standing", slot_of(LATER), contents[name]) for name in MEMBERS},
-        {name: signed(name, "ready", slot_of(LATER, GROUP, 3), ready) for name in MEMBERS},
-    )
-
-
-def test_a_rerun_voids_the_mark_of_everybody_also_after_a_round_trip() -> None:
-    proof = Rerun.from_json(json.loads(json.dumps(rerun().to_json())))
-    assert proof == rerun()
-    for name in MEMBERS:
-        assert proof.voids(name, GROUP, MARK, KEYS)
-
-
-@pytest.mark.parametrize("mark", [MARK, replace(MARK, rerun=rerun())], ids=["alone", "with a rerun"])
-def test_a_mark_survives_a_round_trip_and_is_saved_and_not_given(mark: Mark) -> None:
+def test_a_mark_survives_a_round_trip_and_is_saved_and_not_given() -> None:
+    mark = MARK
     assert Mark.from_json(json.loads(json.dumps(mark.to_json()))) == mark
     ledger = past(2)
     ledger.mark = mark
@@ -325,66 +294,21 @@ def test_a_malformed_mark_is_refused(value: Any) -> None:
         Mark.from_json(value)
 
 
-@pytest.mark.parametrize("which", ["reports", "readies"])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_without_the_signature_of_one_member_nothing_is_void(which: str, name: str) -> None:
-    proof = rerun()
-    said: dict[str, tuple[bytes, bytes]] = dict(getattr(proof, which))
-    content, _ = said[name]
-    other = next(each for each in MEMBERS if each != name)
-    attempts = [{**said, name: (content, signature)} for signature in (bytes(64), b"", said[other][1])]
-    attempts.append({each: said[each] for each in MEMBERS if each != name})
-    for attempt in attempts:
-        changes: dict[str, Any] = {which: attempt}
-        forged = replace(proof, **changes)
-        assert not any(forged.voids(each, GROUP, MARK, KEYS) for each in MEMBERS)
-
-
-@pytest.mark.parametrize(
-    "proof",
-    [
-        rerun(lengths={"c": 3}),
-        rerun(opening=bytes(32)),
-        rerun(place=1),
-        rerun(reports=bytes(32)),
-        replace(rerun(), view=VIEW),
-        replace(rerun(), number=4),
-    ],
-    ids=["one has finished it", "another opening", "another place", "other reports", "another view", "another sum"],
-)
-def test_what_is_not_about_this_mark_voids_nothing(proof: Rerun) -> None:
-    assert not any(proof.voids(name, GROUP, MARK, KEYS) for name in MEMBERS)
-
-
-def test_a_rerun_is_for_one_group_and_for_those_who_took_part() -> None:
-    assert not rerun().voids("a", "column-0", MARK, KEYS)
-    assert not rerun().voids("d", GROUP, MARK, public_keys((*MEMBERS, "d")))
-    assert not rerun().voids("a", GROUP, replace(MARK, members=(*MEMBERS, "d")), public_keys((*MEMBERS, "d")))
-    assert not rerun().voids("a", GROUP, MARK, public_keys("ab"))
-
-
-@pytest.mark.parametrize("value", [None, [], ["00", "1", {}, {}], ["00", True, {}, {}], ["00", 1, {"a": ["x"]}, {}]])
-def test_a_malformed_rerun_is_refused(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        Rerun.from_json(value)
-
-
 # Whose report speaks against a history.
 
 HEAD = sha256(b"a head").digest()
-TOOK_PART = GroupRow(2, bytes(32), OPENING, False, bytes(32))
+TOOK_PART = GroupRow(2, bytes(32), OPENING, bytes(32))
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (GroupRow(3, HEAD, None, False, bytes(32)), None),
-        (GroupRow(3, bytes(32), None, False, bytes(32)), "has another history"),
-        (GroupRow(2, bytes(32), None, False, bytes(32)), "is behind and has not signed it"),
-        (GroupRow(2, bytes(32), OPENING, False, bytes(32)), "is behind and has not signed it"),
-        (GroupRow(2, bytes(32), bytes(32), False, bytes(32)), "took part in another attempt"),
-        (GroupRow(2, bytes(32), OPENING, True, bytes(32)), "took part in another attempt"),
-        (GroupRow(0, GENESIS, None, False, bytes(32)), None),
+        (GroupRow(3, HEAD, None, bytes(32)), None),
+        (GroupRow(3, bytes(32), None, bytes(32)), "has another history"),
+        (GroupRow(2, bytes(32), None, bytes(32)), "is behind and has not signed it"),
+        (GroupRow(2, bytes(32), OPENING, bytes(32)), "is behind and has not signed it"),
+        (GroupRow(2, bytes(32), bytes(32), bytes(32)), "took part in another attempt"),
+        (GroupRow(0, GENESIS, None, bytes(32)), None),
     ],
 )
 def test_who_speaks_against_an_opening(row: GroupRow, says: str | None) -> None:
@@ -393,15 +317,15 @@ def test_who_speaks_against_an_opening(row: GroupRow, says: str | None) -> None:
 
 
 def test_who_has_signed_an_opening_and_agreed_to_no_other_does_not_speak_against_it() -> None:
-    void = replace(TOOK_PART, void=True)
+    later = replace(TOOK_PART, mark=bytes(32))
     assert acceptable(2, OPENING, HEAD, TOOK_PART, {"c": TOOK_PART}, signers=MEMBERS) == {}
-    assert acceptable(2, OPENING, HEAD, TOOK_PART, {"c": void}, signers=MEMBERS) != {}
+    assert acceptable(2, OPENING, HEAD, TOOK_PART, {"c": later}, signers=MEMBERS) != {}
 
 
 def test_who_took_no_part_waits_for_those_who_did() -> None:
-    new = GroupRow(0, GENESIS, None, False, bytes(32))
+    new = GroupRow(0, GENESIS, None, bytes(32))
     assert acceptable(2, OPENING, HEAD, new, {"c": TOOK_PART}, signers=MEMBERS) == {"c": "has not finished it yet"}
-    finished = GroupRow(3, HEAD, None, False, bytes(32))
+    finished = GroupRow(3, HEAD, None, bytes(32))
     assert acceptable(2, OPENING, HEAD, new, {"c": finished}, signers=MEMBERS) == {}
 
 
@@ -413,7 +337,7 @@ def charter(epoch: int = 1) -> Charter:
 
 
 def claim_of(ledger: Ledger, states: bool = True) -> GroupRow:
-    return GroupRow(len(ledger), ledger.head, None, False, bytes(32), ledger.state_rows() if states else None)
+    return GroupRow(len(ledger), ledger.head, None, bytes(32), ledger.state_rows() if states else None)
 
 
 def takeover(ledger: Ledger, own: Ledger | None = None, states: bool = True, **claimed: Any) -> Takeover:

@@ -119,7 +119,7 @@ class StateFolder:
         try:
             if group not in self._journals:
                 self._journals[group] = self._open(self._file(group).with_suffix(f".{place}.entries"))
-            self._journals[group].writelines((_head(place, entry), *entry))
+            self._journals[group].writelines((record_head(place, entry), *entry))
             self._journals[group].flush()
         except OSError as error:
             self._complain(error)
@@ -230,7 +230,7 @@ def _warn_of(path: Path, error: InputError) -> None:
     log.warning("%s is damaged and not used (%s); the others will catch us up", path, error, extra={"event": "damaged"})
 
 
-def _head(place: int, entry: Sequence[Buffer]) -> bytes:
+def record_head(place: int, entry: Sequence[Buffer]) -> bytes:
     """Return what stands before an entry in a journal."""
     checksum = 0
     for piece in entry:

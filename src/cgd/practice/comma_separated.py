@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,10 @@ class CommaSeparated:
         with path.open("rb") as file:
             self._gzipped = file.read(2) == GZIP
         header, self._header_lines = self._header()
-        splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
+        try:
+            splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
+        except csv.Error:
+            raise self._too_long(self._header_lines) from None
         # The first of those that are equally good: commas.
         self._delimiter, self.names = max(splits, key=lambda pair: (len(set(wanted) & set(pair[1])), len(pair[1])))
 
@@ -189,7 +193,8 @@ class _Stream:
 
 
 def _split(header: str, delimiter: str) -> list[str]:
-    fields = next(csv.reader(header.splitlines(keepends=True), delimiter=delimiter))
+    lines = io.StringIO(header, newline="")  # not splitlines, which also splits at a form feed or U+2028
+    fields = next(csv.reader(lines, delimiter=delimiter))
     return [name.strip() for name in fields]
 
 
