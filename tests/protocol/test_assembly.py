@@ -713,7 +713,7 @@ def test_pieces_that_nobody_asked_for_or_that_do_not_fit_change_nothing() -> Non
     give("b", 100, right[100:], len(right))
     assert finished(world)["a"] == 3
     assert is_current(world, "a")
-    unwanted("b", other)
+    give("b", 0, other, len(other))
     assert finished(world)["a"] == 3
 
 
