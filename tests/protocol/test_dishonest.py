@@ -344,7 +344,7 @@ def test_reports_that_a_member_made_before_it_went_on_in_another_view_are_not_us
     other = dishonest.Program(LIAR, world.charter, 1)  # denies it
     a, b = world.programs["a"].assembly, world.programs["b"].assembly
     outboxes = {each: list(iter(each.assembly.next_outgoing, None)) for each in (one, other)}
-    hello = {each: {to: data for to, data in outboxes[each]} for each in outboxes}
+    hello = {each: dict(outboxes[each]) for each in outboxes}
     for each, to in ((one, a), (other, a), (other, b), (one, b)):
         to.receive(LIAR, hello[each][to.me])
         for sender, receiver in ((a, b), (b, a)):

@@ -17,6 +17,7 @@ from cgd.protocol.messages import (
     Confirm,
     Deposit,
     Farewell,
+    Gathered,
     Hello,
     Leave,
     Message,
@@ -62,9 +63,8 @@ messages = st.one_of(
     st.builds(Abort, st.sampled_from(Reason)),
     st.just(Leave()),
     st.builds(Hello, keys, keys, names, names, counts, several(names, names), signatures),
-    st.builds(
-        Standing, texts, signatures, tags, several(names, keys), several(names, texts), several(names, keys, signatures)
-    ),
+    st.builds(Standing, texts, signatures, tags, several(names, keys), several(names, keys, signatures)),
+    st.builds(Gathered, keys),
     st.builds(Seen, names, keys, several(names, keys, signatures)),
     st.builds(Ask, names, counts, st.booleans()),
     st.builds(lambda start, group, words: Piece(start, group, start + len(words), words), counts, names, st.binary()),
@@ -143,6 +143,7 @@ def test_every_kind_has_its_own_number() -> None:
         Deposit(4, "everyone", 32, bytes(8)),
         Again(),
         Seen("ready", bytes(32), (("a", bytes(32), bytes(64)),)),
+        Gathered(bytes(32)),
     ]
     assert [type(example) for example in examples] == list(KINDS)
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))

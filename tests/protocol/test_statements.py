@@ -202,14 +202,13 @@ def test_without_a_dossier_nothing_is_signed_or_checked() -> None:
     notary.dispute("ready", 1)
 
 
-def test_a_notary_disputes_what_was_reported_before_as_well() -> None:
+def test_a_notary_disputes_what_was_said_of_a_sum() -> None:
     told: list[Seen] = []
     ours = dossier("a", told)
-    ours.sign("standing", slot_of(VIEW), b"report")
     notary = Notary(ours, "everyone")
     notary.sign("ready", 1, b"content")
     notary.dispute("ready", 1)
-    assert [(seen.kind, seen.slot) for seen in told] == [("standing", slot_of(VIEW)), ("ready", SLOT)]
+    assert [(seen.kind, seen.slot) for seen in told] == [("ready", SLOT)]
 
 
 # Keys of pairs.

@@ -62,7 +62,7 @@ def enter(
     """Enter a sum that these members have finished, with its proof."""
     place = len(ledger)
     placed = None if step is None else (step.slot, step.number)
-    terms = Terms(epoch, place, ledger.head, sha256(b"reports").digest(), 0, placed, ledger.kept_digest())
+    terms = Terms(epoch, place, ledger.head, 0, placed, ledger.kept_digest())
     certificate = certify(spec, total, terms, members, place + 1, group)
     ledger.append(spec, total, epoch, 0, step, len(members), certificate)
     return certificate

@@ -118,7 +118,8 @@ class StateFolder:
             return
         try:
             if group not in self._journals:
-                self._journals[group] = self._open(self._file(group).with_suffix(f".{place}.entries"))
+                self._journals[group] = self._begin_journal(group, place, entry)
+                return
             self._journals[group].writelines((record_head(place, entry), *entry))
             self._journals[group].flush()
         except OSError as error:
@@ -126,6 +127,16 @@ class StateFolder:
             self._failed.add(group)
             with suppress(OSError):  # a file of this name has nothing else in it
                 self._file(group).with_suffix(f".{place}.entries").unlink(missing_ok=True)
+
+    def _begin_journal(self, group: str, place: int, entry: Sequence[Buffer]) -> BinaryIO:
+        """Begin a journal with its first entry, at once: one of this name, from before a restart, may hold a mark."""
+        path = self._file(group).with_suffix(f".{place}.entries")
+        temporary = path.with_suffix(".begun")
+        journal = self._open(temporary)
+        journal.writelines((record_head(place, entry), *entry))
+        journal.flush()
+        temporary.replace(path)
+        return journal
 
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
