@@ -125,18 +125,20 @@ class StateFolder:
         except OSError as error:
             self._complain(error)
             self._failed.add(group)
-            with suppress(OSError):  # a file of this name has nothing else in it
-                self._file(group).with_suffix(f".{place}.entries").unlink(missing_ok=True)
+            with suppress(OSError):
+                self._begun(group, place).unlink(missing_ok=True)
 
     def _begin_journal(self, group: str, place: int, entry: Sequence[Buffer]) -> BinaryIO:
         """Begin a journal with its first entry, at once: one of this name, from before a restart, may hold a mark."""
         path = self._file(group).with_suffix(f".{place}.entries")
-        temporary = path.with_suffix(".begun")
-        journal = self._open(temporary)
+        journal = self._open(self._begun(group, place))
         journal.writelines((record_head(place, entry), *entry))
         journal.flush()
-        temporary.replace(path)
+        self._begun(group, place).replace(path)
         return journal
+
+    def _begun(self, group: str, place: int) -> Path:
+        return self._file(group).with_suffix(f".{place}.begun")
 
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
