@@ -572,7 +572,7 @@ def test_who_says_that_it_has_more_than_it_has_is_caught_and_the_rest_is_had_fro
     group = world.programs["b"].assembly.group("everyone")
     honest = group.row
     group.row = lambda *_, **__: replace(honest(bytes(32), states=False), **boast)  # type: ignore[method-assign]
-    boast = {"length": 99, "commitment": hashlib.sha256(bytes(32)).digest(), "states": ()}
+    boast: dict[str, Any] = {"length": 99, "commitment": hashlib.sha256(bytes(32)).digest(), "states": ()}
     contributed = {"everyone": bytes(32)}
 
     def contribute(sender: str, _to: str, message: Message) -> Message:

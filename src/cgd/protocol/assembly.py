@@ -24,7 +24,6 @@ A session lives as long as all of its members' processes do. An assembly outlive
 from __future__ import annotations
 
 from collections import deque
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import EquivocationError, InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
@@ -404,18 +403,15 @@ class Assembly:
             self._tell_what_was_seen(error.proof)
 
     def _fail_if_convicted(self) -> None:
-        for group in self._groups.values() if self.conviction is not None else ():
-            group.fail(self.conviction)
+        if (error := self.conviction) is not None:
+            for group in self._groups.values():
+                group.fail(error)
 
     def _tell_what_was_seen(self, seen: Seen) -> None:
         self._tell_all(NO_VIEW, seen)
 
     def _ends(self) -> tuple[tuple[str, int, bytes], ...]:
-        ends = []
-        for name, group in sorted(self._groups.items()):
-            rows = [(row.slot, row.steps, row.digest.hex()) for row in group.ledger.state_rows()]
-            ends.append((name, len(group.ledger), sha256(group.ledger.head + repr(rows).encode()).digest()))
-        return tuple(ends)
+        return tuple((name, len(group.ledger), group.ledger.end()) for name, group in sorted(self._groups.items()))
 
     def _forget(self, which: Callable[[PeerId, Frame], bool]) -> None:
         self._outbox = deque((to, frame) for to, frame in self._outbox if not which(to, frame))

@@ -195,6 +195,11 @@ class Ledger:
             self._fixed = fixed, sha256(json.dumps(rows).encode() if rows else b"").digest()
         return self._fixed[1]
 
+    def end(self) -> bytes:
+        """Digest the history and all states: what members compare when they are done."""
+        rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_rows()]
+        return sha256(self.head + json.dumps(rows).encode()).digest()
+
     def catch_up(self, other: Ledger, *, states: bool = True) -> None:
         """Take over what a ledger of the same group has that begins where this one ends."""
         for entry in other.entries:
