@@ -27,7 +27,7 @@ test: .venv/installed-dev  ## all tests but the slow ones
 	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
 
 test-slow: .venv/installed-dev  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --numprocesses 2 -m slow
 
 check: .venv/installed-dev  ## linter, format, types, layers
 	$(BIN)/ruff check .
