@@ -33,7 +33,7 @@
    BOUNDS (set by -D)
    N      honest members (2)             VIEWS  views, and so attempts, in the whole run (3)
    KILLS  kills that leave what is durable (1)      WIPES  kills that lose everything (0)
-   GROUPS the group of each epoch, as bit masks in octal digits, the first epoch last: 0373 is {0,1}, {0,1,2}, {0,1}
+   FIRST, SECOND, THIRD   the honest members in each epoch, as bit masks: 3 is {0, 1}, 7 is {0, 1, 2}, 0 is no epoch
           (one epoch with all N members)
    NEW    the members that begin without a past, a bit mask (0)
 
@@ -49,7 +49,8 @@
    REACH             "no sum is ever finished by all": must be wrong, or the laws hold for want of any sum
    REACH_TAKEOVER    "no sum is ever taken over": must be wrong
    REACH_RERUN       "no sum is ever finished after an earlier attempt was void": must be wrong
-   WEDGE             "nobody has finished an attempt that another one holds to be void" (see docs/model.md)
+   WEDGE             "nobody has finished an attempt that another one's mark speaks against": it is wrong (see docs/model.md);
+                     with IN_ORDER, all members visit the views in the same order
 
    With TABLE the model checks nothing and prints the values of its conditions; tests/test_model.py compares them with
    those of the code. */
@@ -66,19 +67,21 @@
 #ifndef WIPES
 #define WIPES 0
 #endif
-#ifndef GROUPS
-#if N == 3
-#define GROUPS 7
-#else
-#define GROUPS 3
+#ifndef FIRST
+#define FIRST ((1 << N) - 1)
 #endif
+#ifndef SECOND
+#define SECOND 0
+#endif
+#ifndef THIRD
+#define THIRD 0
 #endif
 #ifndef NEW
 #define NEW 0
 #endif
 
 #define BIT(i)      (1 << (i))
-#define GROUP(e)    ((GROUPS >> (3 * (e))) & 7)       /* the honest members of an epoch */
+#define GROUP(e)    ((e) == 0 -> FIRST : ((e) == 1 -> SECOND : ((e) == 2 -> THIRD : 0))) /* honest members of an epoch */
 #define PLACE       1                                 /* of the sum */
 #define DONE        2                                 /* the length of a history with it */
 
@@ -147,19 +150,19 @@ byte rerun[N];        /* durable: the view of the rerun that voids it; 0: it is 
   AGAINST(view[v].length[j], view[v].head[j], view[v].mark[j], view[v].rerun[j], t, MEMBER(j, t)))
 #define OWN_AGAINST(i, t) AGAINST(LENGTH(i), done[i], mark[i], rerun[i], t, MEMBER(i, t))
 #define HOLDS(v, j, t)  (view[v].length[j] == DONE && view[v].head[j] == (t))
-#define LACKS(v, i, j, t) (i != j && MEMBER(j, v) && !HOLDS(v, j, t))
+#define LACKS(v, i, j, t) (i != j && MEMBER(j, v) && MEMBER(j, t) && !HOLDS(v, j, t))
+#define STRANGE(v, i, j, t) (i != j && MEMBER(j, v) && !MEMBER(j, t) && !HOLDS(v, j, t))
 #if N == 3
 #define SOMEBODY_AGAINST(v, i, t) ((i != 0 && REPORT_AGAINST(v, 0, t)) || (i != 1 && REPORT_AGAINST(v, 1, t)) \
                                    || (i != 2 && REPORT_AGAINST(v, 2, t)))
 #define SOMEBODY_LACKS(v, i, t) (LACKS(v, i, 0, t) || LACKS(v, i, 1, t) || LACKS(v, i, 2, t))
-#define SOMEBODY_STRANGE(v, i, t) ((LACKS(v, i, 0, t) && !MEMBER(0, t)) || (LACKS(v, i, 1, t) && !MEMBER(1, t)) \
-                                   || (LACKS(v, i, 2, t) && !MEMBER(2, t)))
+#define SOMEBODY_STRANGE(v, i, t) (STRANGE(v, i, 0, t) || STRANGE(v, i, 1, t) || STRANGE(v, i, 2, t))
 #define LONGER_HERE(v, j) (MEMBER(j, v) && view[v].length[j] == DONE)
 #define SOMEBODY_AHEAD(v) (LONGER_HERE(v, 0) || LONGER_HERE(v, 1) || LONGER_HERE(v, 2))
 #else
 #define SOMEBODY_AGAINST(v, i, t) ((i != 0 && REPORT_AGAINST(v, 0, t)) || (i != 1 && REPORT_AGAINST(v, 1, t)))
 #define SOMEBODY_LACKS(v, i, t) (LACKS(v, i, 0, t) || LACKS(v, i, 1, t))
-#define SOMEBODY_STRANGE(v, i, t) ((LACKS(v, i, 0, t) && !MEMBER(0, t)) || (LACKS(v, i, 1, t) && !MEMBER(1, t)))
+#define SOMEBODY_STRANGE(v, i, t) (STRANGE(v, i, 0, t) || STRANGE(v, i, 1, t))
 #define LONGER_HERE(v, j) (MEMBER(j, v) && view[v].length[j] == DONE)
 #define SOMEBODY_AHEAD(v) (LONGER_HERE(v, 0) || LONGER_HERE(v, 1))
 #endif
@@ -168,7 +171,7 @@ byte rerun[N];        /* durable: the view of the rerun that voids it; 0: it is 
 #define ACCEPTS(v, i, t) \
   ((past[i] && !MEMBER(i, t) && !mark[i]) -> !SOMEBODY_STRANGE(v, i, t) \
                                           : !OWN_AGAINST(i, t) && !SOMEBODY_AGAINST(v, i, t))
-#else /* who took no part waits until all others hold the sum: nobody runs it again then */
+#else /* who took no part waits until all who did hold the sum: nobody runs it again then */
 #define ACCEPTS(v, i, t) \
   (MEMBER(i, t) -> !OWN_AGAINST(i, t) && !SOMEBODY_AGAINST(v, i, t) : !SOMEBODY_LACKS(v, i, t))
 #endif
@@ -188,7 +191,7 @@ byte rerun[N];        /* durable: the view of the rerun that voids it; 0: it is 
 /* The laws. */
 
 #define TWO(i, j)  (done[i] && done[j] && done[i] != done[j])
-#define WEDGED(i, j) (done[i] && mark[j] == done[i] && rerun[j])
+#define WEDGED(i, j) (done[i] && !done[j] && mark[j] && OWN_AGAINST(j, done[i]))
 #define SPLIT(s, t) (OPEN(s) && OPEN(t) && view[s].members != view[t].members)
 
 inline laws() {
@@ -256,9 +259,14 @@ inline found(i) { /* a view with a new key of the liar */
 #else
 #define NOT_OLDER(v, w) (view[v].life[0] >= view[w].life[0] && view[v].life[1] >= view[w].life[1])
 #endif
+#ifdef IN_ORDER
+#define IN_TURN(v, w) (v > w)
+#else
+#define IN_TURN(v, w) true
+#endif
 /* A view of others that it has not been in. It does not go back to older lives of others than it knows. */
 #define MAY_JOIN(i, v) (v <= views && view[v].epoch == epoch[i] && MEMBER(i, v) && !(view[v].here & BIT(i)) \
-                        && view[v].life[i] == life[i] && NOT_OLDER(v, at[i]))
+                        && view[v].life[i] == life[i] && NOT_OLDER(v, at[i]) && IN_TURN(v, at[i]))
 
 inline hear(i, j) { /* the evidence that came with a report */
   if
@@ -346,10 +354,7 @@ active [N] proctype member() {
        :: else
        fi;
 #endif
-#ifdef WEDGE
-       laws()
-#endif
-     }
+       laws() }
   :: atomic { at[_pid] && ALL(at[_pid], agreed) && !(view[at[_pid]].shown & BIT(_pid)) ->
        view[at[_pid]].shown = view[at[_pid]].shown | BIT(_pid);
        if

@@ -1,0 +1,180 @@
+"""A liar that wants two honest members to end with different totals of one sum. models/views.pml has found the ways.
+
+`c` opens the second sum alone, by keeping its key back, and has a certificate that nobody else has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cgd.errors import ProtocolError
+from cgd.protocol.assembly import Assembly
+from cgd.protocol.charter import Charter
+from cgd.protocol.frames import Frame, from_bytes, to_bytes
+from cgd.protocol.ledger import Ledger, Step
+from cgd.protocol.messages import Message, Piece, Ready, Standing, Unseal
+from cgd.protocol.standings import GroupRow, Report
+from cgd.protocol.statements import slot_of, statement
+from support.identities import identity, public_keys
+from support.wire import spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Bend = Callable[[str, str, Message], Message | None]
+
+GROUP = "everyone"
+SIZE = 3
+
+
+def charter(members: str, epoch: int) -> Charter:
+    names = tuple(members)
+    return Charter("trial", epoch, names, {GROUP: names}, {}, "1.0", public_keys(names))
+
+
+def passing(_sender: str, _to: str, message: Message) -> Message:
+    return message
+
+
+class World:
+    """Assemblies, and wires on which a liar's messages can be altered or kept back."""
+
+    def __init__(self, members: str) -> None:
+        self.assemblies = {name: Assembly(name, identity(name), charter(members, 1)) for name in members}
+
+    def ledger(self, name: str) -> Ledger:
+        return self.assemblies[name].group(GROUP).ledger
+
+    def lengths(self) -> dict[str, int]:
+        return {name: len(self.ledger(name)) for name in self.assemblies}
+
+    def restart(self, name: str, held: Charter, ledger: bytes | None = None) -> None:
+        ledgers = {} if ledger is None else {GROUP: Ledger.from_bytes(ledger)}
+        self.assemblies[name] = Assembly(name, identity(name), held, ledgers)
+
+    def start(self, name: str, value: int, number: int) -> None:
+        addend = np.full(SIZE, value, dtype=np.uint32)
+        assembly = self.assemblies[name]
+        assembly.start(GROUP, spec(SIZE), addend.copy, assembly.group(GROUP).next_epoch, Step(0, number))
+
+    def start_all(self, number: int, **values: int) -> None:
+        for name, value in values.items():
+            self.start(name, value, number)
+
+    def exchange(self, bend: Bend = passing) -> None:
+        """Deliver what `bend` makes of each message, until nobody has anything to say; refusals change nothing."""
+        while frames := [
+            (name, to, data)
+            for name, assembly in self.assemblies.items()
+            for to, data in iter(assembly.next_outgoing, None)
+        ]:
+            for sender, to, data in frames:
+                frame = from_bytes(data, sender)
+                message = bend(sender, to, frame.message)
+                if message is not None:
+                    self.deliver(sender, to, replace(frame, message=message))
+
+    def deliver(self, sender: str, to: str, frame: Frame) -> None:
+        if to in self.assemblies:
+            try:
+                self.assemblies[to].receive(sender, to_bytes(frame))
+            except ProtocolError as error:
+                print(f"{to} refuses: {error}")  # noqa: T201 - to be seen if a test fails
+
+    def totals(self, names: str) -> list[list[int]]:
+        return [self.ledger(name).total(1, spec(SIZE)).tolist() for name in names if len(self.ledger(name)) > 1]
+
+
+def opened_by_c_alone() -> tuple[World, bytes]:
+    """All have finished the first sum, and c the second; and the ledger that c had before it did."""
+    world = World("abc")
+    world.exchange()
+    world.start_all(0, a=1, b=2, c=3)
+    world.exchange()
+    before = world.ledger("c").to_bytes()
+    world.start_all(1, a=10, b=20, c=30)
+    world.exchange(lambda sender, _, message: None if sender == "c" and isinstance(message, Unseal) else message)
+    assert world.lengths() == {"a": 1, "b": 1, "c": 2}
+    return world, before
+
+
+def report_of_c(view: bytes, number: int, row: GroupRow) -> Standing:
+    content = Report(view, number, {GROUP: row}).to_bytes()
+    signed = statement("standing", slot_of(view, "", number), sha256(content).digest())
+    return Standing(content, identity("c").sign(signed))
+
+
+@pytest.mark.xfail(reason="LATE_TAKEOVER in models/views.pml: a member that runs a sum again still takes it over")
+def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
+    world, _ = opened_by_c_alone()
+    hoard = world.ledger("c")
+    world.restart("c", charter("abc", 1))  # it says that it has nothing, so that nobody holds the view to be settled
+    kept_back: list[Message] = []
+
+    def c_is_ready_for_a_only(sender: str, to: str, message: Message) -> Message | None:
+        if sender == "c" and isinstance(message, Standing) and Report.from_bytes(message.content).number > 0:
+            return None
+        if sender == "c" and to == "b" and isinstance(message, Ready):
+            kept_back.append(message)
+            return None
+        return message
+
+    world.exchange(c_is_ready_for_a_only)
+    world.start("c", 0, 0)
+    world.start("c", 99, 1)
+    world.exchange(c_is_ready_for_a_only)
+
+    # a has voided the attempt before; b, who is ready, has not. Now c tells b that it has finished it, and proves it.
+    c = world.assemblies["c"].group(GROUP)
+    assert c.session is not None
+    assert c.reports is not None
+    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, False, bytes(32)))
+    gift = hoard.gift(1, states=False)
+
+    def c_gives_what_it_hoards(sender: str, to: str, message: Message) -> Message | None:
+        if isinstance(message, Standing):
+            return None  # late
+        return Piece(0, GROUP, len(gift), gift) if (sender, to, type(message)) == ("c", "b", Piece) else message
+
+    world.deliver("c", "b", Frame(world.assemblies["c"].view, 0, boast))
+    world.exchange(c_gives_what_it_hoards)
+    for message in kept_back:  # and goes on with the sum, as if nothing had happened
+        world.deliver("c", "b", Frame(c.session.session, c.session.number, message))
+    world.exchange(c_gives_what_it_hoards)
+    totals = world.totals("ab")
+    assert all(total == totals[0] for total in totals)
+
+
+@pytest.mark.xfail(reason="GUEST_TAKEOVER in models/views.pml: those who took part may still run the sum again")
+def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() -> None:
+    world, before = opened_by_c_alone()
+    second = charter("abcd", 2)
+    for name in "ab":
+        world.assemblies[name].adopt(second)
+    world.restart("c", second, world.ledger("c").to_bytes())
+    world.restart("d", second)
+    # c gives d its ledger, and tells a and b nothing.
+    world.exchange(lambda sender, to, message: None if sender == "c" and to in "ab" and isinstance(message, Standing) else message)
+
+    # d leaves again, and the others run the sum with the members that it had.
+    d = world.assemblies.pop("d").group(GROUP).ledger
+    third = charter("abc", 3)
+    for name in "ab":
+        world.assemblies[name].adopt(third)
+    world.restart("c", third, before)
+    world.exchange()
+    for name, value in {"a": 10, "b": 20}.items():
+        group = world.assemblies[name].group(GROUP)
+        assert group.pending is not None
+        if group.pending.over:  # handed back, as the epoch has changed
+            world.start(name, value, 1)
+    world.start("c", 0, 0)
+    world.start("c", 99, 1)
+    world.exchange()
+    assert world.totals("ab") == [[129] * SIZE] * 2
+    assert len(d) < 2 or d.total(1, spec(SIZE)).tolist() == [129] * SIZE
