@@ -408,4 +408,49 @@ active [N] proctype member() {
   :: atomic { GROUP(epoch[_pid] + 1) -> epoch[_pid]++; at[_pid] = 0 }
   od
 }
+#else
+
+/* The conditions, with all values of what they depend on: a line has these and, last, what comes out. */
+byte one, two, three, four, five, six;
+
+#define FOR(what, from, to) for (what : from .. to)
+
+init {
+  d_step {
+    FOR(one, 0, 3) { FOR(two, 1, 2) { FOR(three, 0, 2) { FOR(four, 0, 1) { FOR(five, 0, 1) {
+      printf("AGAINST %d %d %d %d %d %d\n", one, two, three, four, five, (AGAINST(one, two, three, four, 1, five) -> 1 : 0))
+    } } } } }
+
+    FOR(one, 1, 3) { FOR(two, 0, 3) { FOR(three, 0, 3) { FOR(four, 0, 2) { FOR(five, 0, 2) { FOR(six, 0, 2) {
+      view[1].members = one;
+      view[2].here = two;
+      view[2].ready = three;
+      view[2].length[0] = four;
+      view[2].length[1] = five;
+      view[2].mark[0] = six;
+      printf("VOIDS %d %d %d %d %d %d %d\n", one, two, three, four, five, six, (VOIDS(2, 0, 1) -> 1 : 0))
+    } } } } } }
+
+    FOR(one, 0, 1) { FOR(two, 1, 7) { FOR(three, 1, 7) {
+      view[1].members = two;
+      printf("MAY_ENTER %d %d %d %d\n", one, two, three, (MAY_ENTER(one, three) -> 1 : 0))
+    } } }
+
+    view[2].members = 3;
+    view[2].here = 3;
+    FOR(one, 1, 3) { FOR(two, 0, 2) { FOR(three, 0, 3) { FOR(four, 0, 2) { FOR(five, 0, 2) { FOR(six, 0, 1) {
+      view[1].members = one;
+      mark[0] = two;
+      past[0] = three & 1;
+      rerun[0] = three >> 1;
+      view[2].length[1] = four;
+      view[2].head[1] = six + 1;
+      view[2].mark[1] = five;
+      view[2].rerun[1] = 0;
+      printf("ACCEPTS %d %d %d %d %d %d 0 %d\n", one, two, three, four, five, six, (ACCEPTS(2, 0, 1) -> 1 : 0));
+      view[2].rerun[1] = 2;
+      printf("ACCEPTS %d %d %d %d %d %d 1 %d\n", one, two, three, four, five, six, (ACCEPTS(2, 0, 1) -> 1 : 0))
+    } } } } } }
+  }
+}
 #endif
