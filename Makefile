@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 NEEDS := pyproject.toml constraints.txt
 
 .PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results mutations \
-        report-picture clean
+        model report-picture clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -61,6 +61,9 @@ audit-results: .venv/installed  ## run the audit anew with five seeds, keep what
 
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
 	$(BIN)/python tests/mutate.py
+
+model: .venv/installed-dev  ## check the model of views, marks and keys with Spin (needs spin, gcc; some minutes)
+	$(BIN)/python models/check.py
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py

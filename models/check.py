@@ -63,12 +63,21 @@ RUNS = (
     Run("runs-again", "a sum is finished after an earlier attempt was opened by the liar", "REACH_RERUN", REACHED),
     Run("finding2", "claims are believed without proof", "FINDING2", ONE_TOTAL),
     Run("late-takeover", "a sum is taken over while it is run again", "LATE_TAKEOVER", ONE_TOTAL),
-    Run("guest-new", "a new one takes over what others may run again", f"{JOINS_AND_LEAVES} NEW=4 GUEST_TAKEOVER", ONE_TOTAL),
+    Run(
+        "guest-new",
+        "a new one takes over what others may run again",
+        f"{JOINS_AND_LEAVES} NEW=4 GUEST_TAKEOVER",
+        ONE_TOTAL,
+    ),
     Run("guest-returns", "one that was away takes over the same", f"{JOINS_AND_LEAVES} GUEST_TAKEOVER", ONE_TOTAL),
     Run("no-mark-members", "a mark does not bind members", "N=3 KILLS=0 FIRST=7 SECOND=3 NO_MARK_MEMBERS", ONE_GROUP),
     Run("no-void", "a rerun voids nothing", "NO_VOID VIEWS=4 KILLS=1 WIPES=1", HOLDS, long=True),
-    Run("no-void-three", "a rerun voids nothing, three honest members", "NO_VOID N=3 KILLS=1 WIPES=1", HOLDS, long=True),
-    Run("no-void-joins", "a rerun voids nothing, a new one joins", f"NO_VOID {JOINS_AND_LEAVES} NEW=4", HOLDS, long=True),
+    Run(
+        "no-void-three", "a rerun voids nothing, three honest members", "NO_VOID N=3 KILLS=1 WIPES=1", HOLDS, long=True
+    ),
+    Run(
+        "no-void-joins", "a rerun voids nothing, a new one joins", f"NO_VOID {JOINS_AND_LEAVES} NEW=4", HOLDS, long=True
+    ),
     Run("no-report-digest", "reports are not compared", "NO_REPORT_DIGEST", HOLDS),
     Run("wedge", "a mark that speaks for ever against what another has finished", "WEDGE KILLS=0", REACHED),
     Run("wedge-in-order", "the same, views in the same order for all", "WEDGE IN_ORDER KILLS=0", REACHED),
@@ -119,7 +128,13 @@ def execute(run: Run, out: Path = OUT) -> Result:
 
 def _call(folder: Path, *command: str) -> str:
     done = subprocess.run(
-        command, cwd=folder, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_SECONDS
+        command,
+        cwd=folder,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TIMEOUT_SECONDS,
     )
     return done.stdout
 
