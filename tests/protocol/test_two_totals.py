@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from cgd.errors import ProtocolError
 from cgd.protocol.assembly import Assembly
@@ -108,6 +109,7 @@ def report_of_c(view: bytes, number: int, row: GroupRow) -> Standing:
     return Standing(content, identity("c").sign(signed))
 
 
+@pytest.mark.xfail(reason="LATE_TAKEOVER in models/views.pml: a member that runs a sum again still takes it over")
 def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     world, _ = opened_by_c_alone()
     hoard = world.ledger("c")
@@ -127,11 +129,11 @@ def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     world.start("c", 99, 1)
     world.exchange(c_is_ready_for_a_only)
 
-    # a is about to show its key in the new attempt; b is ready. Now c tells b that it has finished the one before.
+    # a has voided the attempt before; b, who is ready, has not. Now c tells b that it has finished it, and proves it.
     c = world.assemblies["c"].group(GROUP)
     assert c.session is not None
     assert c.reports is not None
-    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, bytes(32)))
+    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, False, bytes(32)))
     gift = hoard.gift(1, states=False)
 
     def c_gives_what_it_hoards(sender: str, to: str, message: Message) -> Message | None:
@@ -148,6 +150,7 @@ def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     assert all(total == totals[0] for total in totals)
 
 
+@pytest.mark.xfail(reason="GUEST_TAKEOVER in models/views.pml: those who took part may still run the sum again")
 def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() -> None:
     world, before = opened_by_c_alone()
     second = charter("abcd", 2)
@@ -177,3 +180,26 @@ def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() 
     world.exchange()
     assert world.totals("ab") == [[129] * SIZE] * 2
     assert len(d) < 2 or d.total(1, spec(SIZE)).tolist() == [129] * SIZE
+
+
+@pytest.mark.xfail(reason="each waits for the other: CatchingUp._speaks_against asks that of all who took no part")
+def test_two_that_were_away_together_catch_up() -> None:
+    """Nobody lies here."""
+    world = World("abcde")
+    world.exchange()
+    world.start_all(0, a=1, b=2, c=3, d=4, e=5)
+    world.exchange()
+    away = {name: world.ledger(name).to_bytes() for name in "de"}
+    for name in "de":
+        del world.assemblies[name]
+    for name in "abc":
+        world.assemblies[name].adopt(charter("abc", 2))
+    world.exchange()
+    world.start_all(1, a=1, b=2, c=3)
+    world.exchange()
+    for name in "abc":
+        world.assemblies[name].adopt(charter("abcde", 3))
+    for name, ledger in away.items():
+        world.restart(name, charter("abcde", 3), ledger)
+    world.exchange()
+    assert world.lengths() == dict.fromkeys("abcde", 2)
