@@ -109,7 +109,19 @@ def report_of_c(view: bytes, number: int, row: GroupRow) -> Standing:
     return Standing(content, identity("c").sign(signed))
 
 
-@pytest.mark.xfail(reason="LATE_TAKEOVER in models/views.pml: a member that runs a sum again still takes it over")
+def finish_what_c_opened(world: World) -> None:
+    """The members without d run the second sum again, c with another addend."""
+    for name, value in {"a": 10, "b": 20}.items():
+        pending = world.assemblies[name].group(GROUP).pending
+        assert pending is not None
+        if pending.over:  # handed back, as the epoch has changed
+            world.start(name, value, 1)
+    world.start("c", 0, 0)
+    world.start("c", 99, 1)
+    world.exchange()
+    assert world.totals("ab") == [[129] * SIZE] * 2
+
+
 def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     world, _ = opened_by_c_alone()
     hoard = world.ledger("c")
@@ -133,7 +145,7 @@ def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     c = world.assemblies["c"].group(GROUP)
     assert c.session is not None
     assert c.reports is not None
-    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, False, bytes(32)))
+    boast = report_of_c(c.reports.view, 1, GroupRow(2, hoard.head, None, bytes(32)))
     gift = hoard.gift(1, states=False)
 
     def c_gives_what_it_hoards(sender: str, to: str, message: Message) -> Message | None:
@@ -150,7 +162,6 @@ def test_a_sum_that_is_run_again_is_not_taken_over_meanwhile() -> None:
     assert all(total == totals[0] for total in totals)
 
 
-@pytest.mark.xfail(reason="GUEST_TAKEOVER in models/views.pml: those who took part may still run the sum again")
 def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() -> None:
     world, before = opened_by_c_alone()
     second = charter("abcd", 2)
@@ -170,21 +181,60 @@ def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() 
         world.assemblies[name].adopt(third)
     world.restart("c", third, before)
     world.exchange()
-    for name, value in {"a": 10, "b": 20}.items():
-        group = world.assemblies[name].group(GROUP)
-        assert group.pending is not None
-        if group.pending.over:  # handed back, as the epoch has changed
-            world.start(name, value, 1)
-    world.start("c", 0, 0)
-    world.start("c", 99, 1)
-    world.exchange()
-    assert world.totals("ab") == [[129] * SIZE] * 2
+    finish_what_c_opened(world)
     assert len(d) < 2 or d.total(1, spec(SIZE)).tolist() == [129] * SIZE
 
 
-@pytest.mark.xfail(reason="each waits for the other: CatchingUp._speaks_against asks that of all who took no part")
-def test_two_that_were_away_together_catch_up() -> None:
-    """Nobody lies here."""
+@pytest.mark.xfail(reason="LATER_EPOCH in models/views.pml: Takeover takes a sum of an epoch that we do not know")
+def test_a_sum_of_a_later_epoch_is_not_taken_over() -> None:
+    """a and b are in the next epoch, which d has not heard of: what they reported to d is of before."""
+    world = World("abcd")
+    world.exchange()
+    world.start_all(0, a=1, b=2, c=3, d=4)
+    world.exchange()
+    before = world.ledger("c").to_bytes()
+
+    # A view in which c says at once that it has two sums, and no more.
+    boaster = Ledger.from_bytes(before)
+    boaster.append(spec(SIZE), np.zeros(SIZE, dtype=np.uint32), 1, 0, Step(0, 1), 3)
+    world.restart("c", charter("abcd", 1), boaster.to_bytes())
+
+    def c_reports_once(sender: str, _: str, message: Message) -> Message | None:
+        later = isinstance(message, Standing) and Report.from_bytes(message.content).number > 0
+        return None if sender == "c" and later else message
+
+    world.exchange(c_reports_once)
+    reports = world.assemblies["d"].group(GROUP).reports
+    assert reports is not None
+    assert reports.settled
+
+    # d is removed and not told. The others sum without it, and c opens the sum alone.
+    for name in "ab":
+        world.assemblies[name].adopt(charter("abc", 2))
+    world.restart("c", charter("abc", 2), before)
+    world.exchange()
+    world.start_all(1, a=10, b=20)
+    world.start("c", 0, 0)
+    world.start("c", 30, 1)
+    world.exchange(lambda sender, _, message: None if sender == "c" and isinstance(message, Unseal) else message)
+    assert world.lengths() == {"a": 1, "b": 1, "c": 2, "d": 1}
+
+    # It gives that to d, in the view of before.
+    hoard, view = world.ledger("c"), world.assemblies["d"].view
+    claim = report_of_c(reports.view, 1, GroupRow(2, hoard.head, None, bytes(32), hoard.state_rows()))
+    world.deliver("c", "d", Frame(view, 0, claim))
+    gift = hoard.gift(1, states=True)
+    world.deliver("c", "d", Frame(view, 0, Piece(0, GROUP, len(gift), gift)))
+
+    world.restart("c", charter("abc", 2), before)
+    world.exchange()
+    finish_what_c_opened(world)
+    d = world.ledger("d")
+    assert len(d) < 2 or d.total(1, spec(SIZE)).tolist() == [129] * SIZE
+
+
+def two_that_were_away() -> tuple[World, dict[str, bytes]]:
+    """a, b and c have summed without d and e, whose ledgers of before are returned. Nobody lies here."""
     world = World("abcde")
     world.exchange()
     world.start_all(0, a=1, b=2, c=3, d=4, e=5)
@@ -199,7 +249,27 @@ def test_two_that_were_away_together_catch_up() -> None:
     world.exchange()
     for name in "abc":
         world.assemblies[name].adopt(charter("abcde", 3))
+    return world, away
+
+
+def test_two_that_were_away_together_wait_for_each_other() -> None:
+    """A lone liar could have made up a sum that neither has signed, with members that nobody knows any more."""
+    world, away = two_that_were_away()
     for name, ledger in away.items():
         world.restart(name, charter("abcde", 3), ledger)
     world.exchange()
+    assert world.lengths() == {"a": 2, "b": 2, "c": 2, "d": 1, "e": 1}
+    for name, other in ("de", "ed"):
+        group = world.assemblies[name].group(GROUP)
+        assert not group.current
+        assert other in world.assemblies[name].doubts()
+        assert world.assemblies[name].conviction is None
+
+
+def test_two_that_were_away_together_catch_up_with_an_empty_state() -> None:
+    world, away = two_that_were_away()
+    for name in away:
+        world.restart(name, charter("abcde", 3))
+    world.exchange()
     assert world.lengths() == dict.fromkeys("abcde", 2)
+    assert world.totals("abcde") == [[6] * SIZE] * 5
