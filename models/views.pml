@@ -40,6 +40,7 @@
    FIRST, SECOND, THIRD   the honest members in each epoch, as bit masks: 3 is {0, 1}, 7 is {0, 1, 2}, 0 is no epoch
           (one epoch with all N members)
    NEW    the members that begin without a past, a bit mask (0)
+   PLACE  of the sum in the history (1); 0: it is the first, and nobody has a past
 
    SWITCHES, each of which takes a rule away
    FINDING2            who says that it has finished the sum is believed, and may tell everybody something else
@@ -88,11 +89,13 @@
 #ifndef NEW
 #define NEW 0
 #endif
+#ifndef PLACE
+#define PLACE 1
+#endif
 
 #define BIT(i)      (1 << (i))
 #define GROUP(e)    ((e) == 0 -> FIRST : ((e) == 1 -> SECOND : ((e) == 2 -> THIRD : 0))) /* honest members of an epoch */
-#define PLACE       1                                 /* of the sum */
-#define DONE        2                                 /* the length of a history with it */
+#define DONE        (PLACE + 1)                       /* the length of a history with the sum */
 
 typedef View {
   byte epoch;
@@ -123,7 +126,7 @@ bool past[N];         /* durable: whether it has finished the sum at place 0 */
 byte done[N];         /* durable: the attempt with which it has finished the sum; 0: it has not */
 byte mark[N];         /* durable: the attempt of its mark; 0: none */
 
-#define LENGTH(i)   (done[i] -> DONE : past[i])
+#define LENGTH(i)   (done[i] -> DONE : (past[i] -> PLACE : 0))
 #define MEMBER(i,v) ((view[v].members & BIT(i)) != 0)
 #define ALL(v,what) ((view[v].what & view[v].members) == view[v].members)
 #define OPEN(t)     (view[t].members && ALL(t, shown))              /* the liar has all keys, and so a certificate, of attempt t */

@@ -15,28 +15,20 @@ import pytest
 
 from cgd.errors import LocalProtocolError
 from cgd.protocol.catching_up import CatchingUp
-from cgd.protocol.frames import ready_content
 from cgd.protocol.group import Group
-from cgd.protocol.history import Mark, Rerun, Terms, acceptable
+from cgd.protocol.history import Mark, acceptable
 from cgd.protocol.ledger import Ledger
-from cgd.protocol.standings import GroupRow, Report, digest_of_reports
-from cgd.protocol.statements import slot_of, statement
-from support.identities import identity, public_keys
-from support.wire import spec
+from cgd.protocol.standings import GroupRow
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "models"))
 import check  # noqa: E402 - it is a script
-
-# Rules of the model that the code lacks, by the switch that takes them away. When the code has one, take it off here.
-LACKING = ("GUEST_TAKEOVER",)
 
 pytestmark = pytest.mark.skipif(bool(check.missing_tools()), reason="the model needs spin and gcc")
 
 PLACE = 1
 NAMES = "abc"
 GROUP = "everyone"
-VIEW = bytes(range(32))
 
 Values = dict[tuple[int, ...], bool]
 
@@ -49,8 +41,8 @@ def opening(attempt: int) -> bytes | None:
     return digest("attempt", attempt) if attempt else None
 
 
-def row(length: int, head: int = 1, mark: int = 0, void: bool = False) -> GroupRow:
-    return GroupRow(length, digest("head", head), opening(mark), void, bytes(32))
+def row(length: int, head: int = 1, mark: int = 0) -> GroupRow:
+    return GroupRow(length, digest("head", head), opening(mark), bytes(32))
 
 
 def names(mask: int) -> tuple[str, ...]:
@@ -60,8 +52,7 @@ def names(mask: int) -> tuple[str, ...]:
 @cache
 def table() -> dict[str, Values]:
     """The values of the model's conditions: what they depend on, and what comes out."""
-    switches = [f"-D{switch}" for switch in ("TABLE", *LACKING)]
-    done = subprocess.run(["spin", "-T", *switches, str(check.MODEL)], check=True, text=True, capture_output=True)
+    done = subprocess.run(["spin", "-T", "-DTABLE", str(check.MODEL)], check=True, text=True, capture_output=True)
     found: dict[str, Values] = {}
     for line in done.stdout.splitlines():
         kind, *numbers = line.split()
@@ -81,40 +72,11 @@ def compare(kind: str, code: Values) -> None:
 
 def test_a_report_speaks_against_an_attempt_in_the_model_as_in_the_code() -> None:
     code: Values = {}
-    for length, head, mark, void, signer in product(range(4), (1, 2), range(3), (0, 1), (0, 1)):
-        rows = {"b": row(length, head, mark, bool(void))}
-        found = acceptable(PLACE, digest("attempt", 1), digest("head", 1), rows, {"b"} if signer else ())
-        code[length, head, mark, void, signer] = bool(found)
+    for length, head, mark, took_part, signer in product(range(4), (1, 2), range(3), (0, 1), (0, 1)):
+        own, rows = row(PLACE, 0, took_part), {"b": row(length, head, mark)}
+        found = acceptable(PLACE, digest("attempt", 1), digest("head", 1), own, rows, {"b"} if signer else ())
+        code[length, head, mark, took_part, signer] = bool(found)
     compare("AGAINST", code)
-
-
-def rerun(here: int, ready: int, lengths: tuple[int, int], mark: int) -> Rerun:
-    """What the members in `here` have reported and those in `ready` were ready with."""
-    rows = {"a": row(lengths[0], mark=mark), "b": row(lengths[1])}
-    reports = {name: Report(VIEW, 0, {GROUP: rows[name]}).to_bytes() for name in names(here)}
-    terms = Terms(1, PLACE, digest("head", 0), digest_of_reports(reports), 0, None, bytes(32)).to_bytes()
-    content = ready_content(spec(3), bytes(32), terms)
-
-    def signed(name: str, kind: str, slot: bytes, said: bytes) -> tuple[bytes, bytes]:
-        return said, identity(name).sign(statement(kind, slot, sha256(said).digest()))
-
-    return Rerun(
-        VIEW,
-        1,
-        {name: signed(name, "standing", slot_of(VIEW), said) for name, said in reports.items()},
-        {name: signed(name, "ready", slot_of(VIEW, GROUP, 1), content) for name in names(ready)},
-    )
-
-
-def test_a_rerun_is_proved_in_the_model_as_in_the_code() -> None:
-    code: Values = {}
-    for members, here, ready, first, second, mark in product(
-        range(1, 4), range(4), range(4), range(3), range(3), range(3)
-    ):
-        proof = rerun(here, ready, (first, second), mark)
-        ours = Mark(PLACE, names(members), digest("attempt", 1))
-        code[members, here, ready, first, second, mark] = proof.voids("a", GROUP, ours, public_keys("ab"))
-    compare("VOIDS", code)
 
 
 def test_a_mark_binds_members_in_the_model_as_in_the_code() -> None:
@@ -133,16 +95,18 @@ def test_a_mark_binds_members_in_the_model_as_in_the_code() -> None:
 
 def test_a_certificate_is_taken_in_the_model_as_in_the_code() -> None:
     code: Values = {}
-    for members, mark, own, length, other, head, void in product(
-        range(1, 4), range(3), range(4), range(3), range(3), (0, 1), (0, 1)
+    for members, mark, past, length, other, head in product(
+        range(1, 4), range(3), (0, 1), range(3), range(3), (1, 2)
     ):
-        ours = row(own & 1, 0, mark, bool(own >> 1))
-        peers = {"b": row(length, head + 1, other, bool(void))}
+        ours, peers = row(past, 0, mark), {"b": row(length, head, other)}
         side = cast("Any", object.__new__(CatchingUp))
         side._me, side.reports = "a", SimpleNamespace(rows=lambda _, peers=peers: peers)
-        group = SimpleNamespace(name=GROUP, row=lambda *_, ours=ours, **__: ours)
-        takeover = SimpleNamespace(signers=names(members), claim=row(PLACE + 1), opening=digest("attempt", 1))
-        code[members, mark, own, length, other, head, void] = not side._speaks_against(group, takeover)
+        signers = frozenset(names(members))
+        takeover = SimpleNamespace(
+            holder="c", members=signers, signers=signers, claim=row(PLACE + 1), opening=digest("attempt", 1)
+        )
+        against = side._speaks_against(SimpleNamespace(name=GROUP), takeover, ours)
+        code[members, mark, past, length, other, head] = not against
     compare("ACCEPTS", code)
 
 

@@ -169,9 +169,9 @@ def test_who_took_no_part_in_a_sum_takes_it_over_only_if_nobody_runs_it_again() 
         world.assemblies[name].adopt(second)
     world.restart("c", second, world.ledger("c").to_bytes())
     world.restart("d", second)
-    # c gives d its ledger, and tells a and b nothing.
+    # All are told that c has finished the sum; c gives its ledger to d, and not to a and b.
     world.exchange(
-        lambda sender, to, message: None if sender == "c" and to in "ab" and isinstance(message, Standing) else message
+        lambda sender, to, message: None if sender == "c" and to in "ab" and isinstance(message, Piece) else message
     )
 
     # d leaves again, and the others run the sum with the members that it had.
