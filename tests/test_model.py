@@ -95,9 +95,7 @@ def test_a_mark_binds_members_in_the_model_as_in_the_code() -> None:
 
 def test_a_certificate_is_taken_in_the_model_as_in_the_code() -> None:
     code: Values = {}
-    for members, mark, past, length, other, head in product(
-        range(1, 4), range(3), (0, 1), range(3), range(3), (1, 2)
-    ):
+    for members, mark, past, length, other, head in product(range(1, 4), range(3), (0, 1), range(3), range(3), (1, 2)):
         ours, peers = row(past, 0, mark), {"b": row(length, head, other)}
         side = cast("Any", object.__new__(CatchingUp))
         side._me, side.reports = "a", SimpleNamespace(rows=lambda _, peers=peers: peers)
