@@ -60,6 +60,13 @@ RUNS = (
     Run("returns", "one comes back to two, and leaves again", JOINS_AND_LEAVES, HOLDS, long=True),
     Run("replaced", "one is replaced by another, and comes back", "N=3 KILLS=0 FIRST=5 SECOND=6 THIRD=5", HOLDS),
     Run("no-wedge", "no mark speaks for ever against what another has finished", "WEDGE KILLS=1 WIPES=1", HOLDS),
+    Run(
+        "removed-wedge",
+        "there is one after a removal",
+        "N=3 KILLS=0 FIRST=7 SECOND=3 THIRD=7 WEDGE",
+        REACHED,
+        long=True,
+    ),
     Run("finishes", "a sum is finished by all", "REACH VIEWS=1 KILLS=0", REACHED),
     Run("takes-over", "a sum is taken over", "REACH_TAKEOVER", REACHED),
     Run("guest-takes", "a sum is taken over by one that was no member", f"REACH_GUEST {JOINS_AND_LEAVES}", REACHED),

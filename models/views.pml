@@ -59,8 +59,8 @@
    REACH_TAKEOVER    "no sum is ever taken over": must be wrong
    REACH_GUEST       "no sum is ever taken over by one that was no member of it": must be wrong
    REACH_RERUN       "no sum is ever finished after an earlier attempt was opened": must be wrong
-   WEDGE             "nobody has finished an attempt that another one's mark speaks against": such a mark would keep its
-                     member from taking over what the other has, for ever
+   WEDGE             "nobody has finished an attempt that another one's mark speaks against": such a mark keeps its member
+                     from taking over what the other has, for ever. It is true as long as the members stay the same
 
    With TABLE the model checks nothing and prints the values of its conditions; tests/test_model.py compares them with
    those of the code. */
