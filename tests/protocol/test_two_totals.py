@@ -17,7 +17,7 @@ from cgd.protocol.assembly import Assembly
 from cgd.protocol.charter import Charter
 from cgd.protocol.frames import Frame, from_bytes, to_bytes
 from cgd.protocol.ledger import Ledger, Step
-from cgd.protocol.messages import Message, Piece, Ready, Standing, Unseal
+from cgd.protocol.messages import Confirm, Message, Piece, Ready, Standing, Unseal
 from cgd.protocol.standings import GroupRow, Report
 from cgd.protocol.statements import slot_of, statement
 from support.identities import identity, public_keys
@@ -273,3 +273,56 @@ def test_two_that_were_away_together_catch_up_with_an_empty_state() -> None:
     world.exchange()
     assert world.lengths() == dict.fromkeys("abcde", 2)
     assert world.totals("abcde") == [[6] * SIZE] * 5
+
+
+def removed_after_it_alone_ran_a_sum_again() -> World:
+    """d has shown its key in the second attempt at a sum, the others in the first only, which they take over."""
+    world = World("abcd")
+    world.exchange()
+    world.start_all(0, a=1, b=2, c=3, d=4)
+    world.exchange()
+    before = world.ledger("c").to_bytes()
+    world.start_all(1, a=10, b=20, c=30, d=40)
+    world.exchange(lambda sender, _, message: None if sender == "c" and isinstance(message, Unseal) else message)
+    hoard = world.ledger("c").to_bytes()
+    first = world.ledger("d").mark
+    world.restart("c", charter("abcd", 1), before)
+    world.exchange()
+    world.start("c", 0, 0)
+    world.start("c", 99, 1)
+    world.exchange(
+        lambda sender, to, message: (
+            None
+            if (sender == "c" and to != "d" and isinstance(message, Confirm)) or isinstance(message, Unseal)
+            else message
+        )
+    )
+    assert first is not None
+    assert [world.ledger(name).mark == first for name in "abd"] == [True, True, False]
+    for name in "ab":
+        world.assemblies[name].adopt(charter("abc", 2))
+    world.restart("c", charter("abc", 2), hoard)
+    world.exchange()
+    assert world.lengths() == {"a": 2, "b": 2, "c": 2, "d": 1}
+    for name in "ab":
+        world.assemblies[name].adopt(charter("abcd", 3))
+    world.restart("c", charter("abcd", 3), hoard)
+    return world
+
+
+def test_who_ran_a_sum_again_and_was_removed_does_not_take_over_the_attempt_before() -> None:
+    """The wedge of models/views.pml: no law is broken, but d waits, and says whom it waits for."""
+    world = removed_after_it_alone_ran_a_sum_again()
+    world.restart("d", charter("abcd", 3), world.ledger("d").to_bytes())
+    world.exchange()
+    d = world.assemblies["d"]
+    assert len(world.ledger("d")) == 1
+    assert d.doubts()
+    assert d.conviction is None
+
+
+def test_who_ran_a_sum_again_and_was_removed_catches_up_with_an_empty_state() -> None:
+    world = removed_after_it_alone_ran_a_sum_again()
+    world.restart("d", charter("abcd", 3))
+    world.exchange()
+    assert world.totals("abcd") == [[100] * SIZE] * 4
