@@ -9,7 +9,7 @@ NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results lock mutations \
-        fuzz schedules report-picture clean
+        fuzz model schedules report-picture clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -74,6 +74,9 @@ mutations: .venv/installed-dev  ## take each protection of the threat model out,
 
 fuzz: .venv/installed-dev  ## fuzz frames, the membership machine and files (needs atheris; SECONDS=60 each)
 	$(BIN)/python fuzz/run.py --seconds $(SECONDS)
+
+model: .venv/installed-dev  ## check the model of views, marks and keys with Spin (needs spin, gcc; some minutes)
+	$(BIN)/python models/check.py
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py

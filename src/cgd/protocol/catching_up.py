@@ -142,9 +142,10 @@ class CatchingUp:
         }
 
     def _is_ahead(self, group: Group) -> bool:
-        """Whether somebody is behind us; after a view has settled, reports are not renewed."""
-        rows = self.reports.rows(group.name)
-        return group.name not in self._settled and any(row.length < len(group.ledger) for row in rows.values())
+        """Whether somebody is behind us; reports are not renewed after a sum was finished in this view."""
+        if group.name in self._settled or len(group.ledger) > self.reports.longest[group.name]:
+            return False
+        return any(row.length < len(group.ledger) for row in self.reports.rows(group.name).values())
 
     def _report_again(self) -> None:
         latest, rows = self.reports.latest[self._me], self._rows(states=True)

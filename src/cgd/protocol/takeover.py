@@ -117,6 +117,8 @@ class Takeover:
         if last.certificate is None or not kept:
             raise ValueError("its last sum is not proved")
         self.signers = last.certificate.signers(self._group.name, self._charter.keys)
+        if last.epoch > self._charter.epoch:  # those who are in it may still run that sum again, and we would not know
+            raise ValueError(f"its last sum is of epoch {last.epoch}, and we are in epoch {self._charter.epoch}")
         missing = set(self._group.members) - self.signers
         if last.epoch == self._charter.epoch and missing:
             raise ValueError(f"its last sum is not signed by {', '.join(sorted(missing))}")
