@@ -9,7 +9,7 @@ NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results lock mutations \
-        fuzz model schedules report-picture clean
+        fuzz model schedules soak report-picture clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,9 @@ lock: | .venv/bin/python  ## find the versions of all packages anew, with their 
 
 schedules: .venv/installed-dev  ## run a million random schedules with a dishonest member (hours; goes on where it was)
 	$(BIN)/python tests/schedules.py
+
+soak: .venv/installed-dev  ## five processes, killed, stopped and wiped at random 150 times (ten minutes)
+	$(BIN)/python tests/soak.py
 
 mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
 	$(BIN)/python tests/mutate.py

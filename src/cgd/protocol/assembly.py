@@ -9,9 +9,9 @@ A session lives as long as all of its members' processes do. An assembly outlive
    is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
    is opened by all or by none (see `secure_sum`), so this shows nothing twice.
 3. First everybody reports where it stands (`Standing`): how many sums it has finished, by which history. Reports are
-   signed and the same for all; their digests are compared before anybody goes on (`Gathered`). If somebody finished one that we did not, it
-   is finished: we take it from that member's ledger (`Ask`, `Piece`), if it can prove it (`history.py`), and do not
-   run it again, whoever its members were. Only members of a group are given its ledger.
+   signed and the same for all; their digests are compared before anybody goes on (`Gathered`). If somebody finished a
+   sum that we did not, it is finished: we take it from that member's ledger (`Ask`, `Piece`), if it can prove it
+   (`history.py`), and do not run it again, whoever its members were. Only members of a group are given its ledger.
 4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and nobody goes
    back. A sum that has to be run again with other members is handed back to the caller, which must weight it anew; it
    is refused if somebody may have opened it with the members of before.
