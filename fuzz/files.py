@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import tempfile
 from functools import cache
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 MEMBERS = ("a", "b", "c")
 TABLE = Data("outcome", (Column("age", "number"), Column("ward", "category")), id="id")
 NUMBERS = Data("dose", (Column("age", "number"), Column("ward", "category", ("A", "B"))), "regression")
-logging.getLogger("cgd.federation").setLevel(logging.ERROR)  # every damaged ledger is told
 
 
 def one_input(data: bytes) -> None:

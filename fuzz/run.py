@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import logging
 import re
 import resource
 import shlex
@@ -74,6 +75,7 @@ def fuzz_here(target: str, arguments: Sequence[str]) -> None:
         one_input = load(target)
     for seed in seeds(target):  # imports and caches are paid for here
         one_input(seed.read_bytes())
+    logging.getLogger("cgd.federation").setLevel(logging.ERROR)  # every damaged ledger is told
     atheris.Setup([sys.argv[0], *arguments], measured(one_input))
     atheris.Fuzz()
 

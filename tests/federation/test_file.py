@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, says: str) -> Non
         (text(head='name = "five"\nepoch = 0'), ": epoch is 0; it counts the changes of this file, from 1"),
         (text(head='name = "five"\nepoch = 1.0'), ": epoch is 1.0; it is a whole number"),
         (text(head='name = "five"\nepoch = true'), ": epoch is True; it is a whole number"),
-        (text(head="a." * 3000 + "a = 1"), ": tables or lists are nested more than 16 deep; write them as the manual"),
+        (text(head="a." * 3000 + "a = 1"), ": tables and lists are nested more than 16 deep; write them flat"),
         (text(head=f"name = [{{a = 0x{'f' * 9999}}}]\nepoch = 1"), ": a whole number is beyond 64 bits; write a small"),
         (text(head='name = "five"\nepoch = 1\ntraining = 3').replace("[training]", ""), ": [training] 3 is no table"),
         ('name = "five"\nepoch = 1\n', ": participants is missing; add it"),

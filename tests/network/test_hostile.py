@@ -718,7 +718,7 @@ def conducting(trio: Trio) -> Iterator[tuple[Conductor, ZeroMQTransport, ZeroMQT
 
 def greeting(name: str, ephemeral: bytes) -> bytes:
     hello = Hello(ephemeral, bytes(32), "1.0", "trial", 1, (("training", "x"),))
-    said = statement("hello", slot_of(ephemeral, "hello"), sha256(hello_content(hello)).digest())
+    said = statement("hello", slot_of(ephemeral, "hello", hello.epoch), sha256(hello_content(hello)).digest())
     return to_bytes(Frame(bytes(16), 0, replace(hello, signature=identity(name).sign(said))))
 
 

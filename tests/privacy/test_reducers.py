@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.privacy import reducers
-from cgd.protocol import secure_sum
+from cgd.protocol import attestations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ def test_one_wrong_total_for_all_cannot_be_caught_and_honest_sums_are_right() ->
 @pytest.mark.parametrize("kind", ["to one", "to one, own digests to match"])
 def test_without_the_comparison_a_lie_goes_through(kind: reducers.Lie, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attack can succeed: what stops it is the digest, and nothing else."""
-    monkeypatch.setattr(secure_sum, "check_digests", lambda *_: None)
+    monkeypatch.setattr(attestations, "check_digests", lambda *_: None)
     found = reducers.lie(kind, tries=10)
     assert found.value == 0.0
     assert found.succeeds
@@ -44,7 +44,7 @@ def test_digests_to_match_are_those_that_the_deceived_member_has(monkeypatch: py
     def compare(me: str, _number: int, digests: Mapping[str, bytes]) -> None:
         compared[me] = digests[reducers.LIAR] == digests[me]
 
-    monkeypatch.setattr(secure_sum, "check_digests", compare)
+    monkeypatch.setattr(attestations, "check_digests", compare)
     for opening in ("mesh", "aggregator"):
         for seed in range(5):
             reducers.play("to one, own digests to match", opening, seed)

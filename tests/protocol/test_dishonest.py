@@ -16,6 +16,7 @@ from cgd.protocol.frames import Frame, from_bytes, hello_content, ready_content,
 from cgd.protocol.history import Terms
 from cgd.protocol.ledger import Ledger
 from cgd.protocol.messages import (
+    Ask,
     Farewell,
     Hello,
     Message,
@@ -24,6 +25,7 @@ from cgd.protocol.messages import (
     Seen,
     Standing,
     Subtotal,
+    Total,
     Unseal,
 )
 from cgd.protocol.standings import Report
@@ -127,7 +129,7 @@ def test_a_copied_ephemeral_key_is_refused_before_anything_is_shared(top_bit: bo
         if not isinstance(frame.message, Hello):
             return frame.message
         hello = replace(frame.message, ephemeral=key)
-        return replace(hello, signature=world.sign("hello", slot_of(key, "hello"), hello_content(hello)))
+        return replace(hello, signature=world.sign("hello", slot_of(key, "hello", hello.epoch), hello_content(hello)))
 
     world.says = copied
     world.settle()
@@ -446,7 +448,7 @@ def test_who_greets_with_different_keys_is_named_by_all() -> None:
         if not isinstance(frame.message, Hello) or to == "a":
             return frame.message
         hello = replace(frame.message, ephemeral=other)
-        return replace(hello, signature=world.sign("hello", slot_of(other, "hello"), hello_content(hello)))
+        return replace(hello, signature=world.sign("hello", slot_of(other, "hello", hello.epoch), hello_content(hello)))
 
     world.says = differs
     world.settle()
@@ -481,6 +483,67 @@ def test_a_lying_reducer_is_not_blamed_on_the_member_that_it_lied_to() -> None:
     for me in world.honest:
         assert not world.errors[me]
         assert not isinstance(world.programs[me].stopped, RemoteProtocolError)
+
+
+def test_greetings_of_two_epochs_convict_nobody() -> None:
+    """An honest member that lived through a change of the file has signed two greetings with one ephemeral key."""
+    world = Directed(honest=3, sums=1)
+    world.settle()
+    b = world.programs["b"].assembly._greetings
+    greetings = [b.greeting("a")]
+    world.programs["b"].assembly.adopt(charter(world.charter.members, 2))
+    greetings.append(b.greeting("a"))
+    said = tuple(("b", sha256(hello_content(each)).digest(), each.signature) for each in greetings)
+    for slot in (slot_of(each.ephemeral, "hello", each.epoch) for each in greetings):
+        world.inject("a", bytes(16), Seen("hello", slot, said))
+    world.settle()
+    assert world.programs["a"].assembly.conviction is None
+
+
+def test_who_was_told_a_made_up_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dishonest member adds up; it answers one at once, and is not ready for the other."""
+    plain = dishonest.spec
+    monkeypatch.setattr(dishonest, "spec", lambda size: replace(plain(size), opening="aggregator", aggregator=LIAR))
+    world = Directed(sums=1)
+    world.says = lambda to, frame: None if to == "b" and isinstance(frame.message, Ready) else frame.message
+    deliver = world.deliver
+
+    def answer_at_once(sender: str, to: str, data: bytes) -> None:
+        frame = from_bytes(data, sender)
+        if to == LIAR and sender == "a" and isinstance(frame.message, Subtotal):
+            world.inject("a", frame.session, Total(0, bytes(4 * dishonest.SIZE)), frame.number)
+        deliver(sender, to, data)
+
+    monkeypatch.setattr(world, "deliver", answer_at_once)
+    world.settle()
+    for me in world.honest:
+        assert not isinstance(world.programs[me].stopped, RemoteProtocolError)
+
+
+def test_a_report_for_a_view_to_come_does_not_keep_a_new_file_from_being_adopted() -> None:
+    """The dishonest member knows all keys, and so the view that the new file will make."""
+    world = Directed(honest=3, sums=1)
+    world.settle()
+    later = charter(world.charter.members, 2)
+    a = world.programs["a"].assembly
+    for me in ("b", "d", LIAR):
+        world.programs[me].assembly.adopt(later)
+    world.settle()
+    coming = View.of(later, a._greetings.keys(a.others))
+    a.receive(LIAR, to_bytes(Frame(coming.digest[:16], 0, Standing(b"[]", bytes(64)))))
+    a.adopt(later)
+    assert a.charter.epoch == 2
+
+
+def test_who_asks_again_and_again_does_not_fill_our_memory() -> None:
+    world = Directed(sums=1)
+    world.settle()
+    a = world.programs["a"].assembly
+    for number in range(200):
+        world.programs["a"].ledger.remember(0, number, lambda: bytes(1 << 16))
+        a.receive(LIAR, to_bytes(Frame(a.view, 0, Ask("everyone", 0, number % 2 == 0))))
+    waiting = sum(len(data) for _, data in iter(a.next_outgoing, None))
+    assert waiting < 1 << 20
 
 
 # All of it at random.

@@ -486,9 +486,12 @@ def test_what_does_not_continue_our_history_is_refused() -> None:
 
 
 def test_a_sum_that_a_member_of_today_has_not_signed_is_refused() -> None:
-    ledger = past(2, members=("a", "b"))
+    ledger = past(2, members=("a", "b", "d"))
     with pytest.raises(InputError, match="its last sum is not signed by c"):
         give(takeover(ledger), ledger.gift(0, states=True))
+    fewer = past(2, members=("a", "b"))
+    with pytest.raises(InputError, match="its last sum has 2 members; none has fewer than 3"):
+        give(takeover(fewer), fewer.gift(0, states=True))
 
 
 def test_what_is_longer_than_its_entries_say_is_refused() -> None:

@@ -206,7 +206,9 @@ class Liar:
         lie = replace(hello, ephemeral=key)
         if self.rng.random() < 0.2:
             lie = replace(hello, sections=(("training", "z"),))
-        return replace(lie, signature=self._sign("hello", slot_of(lie.ephemeral, "hello"), hello_content(lie)))
+        return replace(
+            lie, signature=self._sign("hello", slot_of(lie.ephemeral, "hello", lie.epoch), hello_content(lie))
+        )
 
     def _other_standing(self, standing: Standing) -> Standing:
         report = Report.from_bytes(standing.content)

@@ -135,7 +135,8 @@ class Federation:
             raise InputError(f"epoch is {self.epoch}; it counts the changes of this file, from 1")
         object.__setattr__(self, "participants", tuple(sorted(self.participants, key=lambda each: each.name)))
         check_unique("name", self.participants, lambda each: each.name)
-        check_unique("key", self.participants, lambda each: each.key)
+        check_unique("key", self.participants, lambda each: public_keys(each.key).agreement)
+        check_unique("key", self.participants, lambda each: public_keys(each.key).signing)
         check_unique("address", [each for each in self.participants if each.address], lambda each: each.place)
         self._check_hub()
         count, minimum = len(self.participants), self.training.minimum
@@ -282,7 +283,7 @@ class Federation:
                 raise InputError('opening in [training] is "hub", and there is none; add a [hub], or choose "mesh"')
             return
         for each in self.participants:
-            if each.key == self.hub.key:
+            if curve_key(each.key) == curve_key(self.hub.key):
                 raise InputError(f"the hub has the key of {each.name}; it needs one of its own: `cgd keygen hub`")
             if each.address and each.place == self.hub.place:
                 raise InputError(f"the hub and {each.name} have the same address, {each.address!r}; each has its own")

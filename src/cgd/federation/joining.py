@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cgd
-from cgd.errors import InputError, MembershipError
+from cgd.errors import CGDError, InputError, MembershipError
 from cgd.federation.file import Federation
 from cgd.federation.keys import Keys, find_key
 from cgd.federation.state import StateFolder
@@ -158,7 +158,7 @@ class Membership:
                 self._take_over(Federation.load(self.path))
             except MembershipError as error:
                 self.conductor.fail(error)
-            except InputError as error:
+            except CGDError as error:  # whatever it is, the next file must be read
                 self._doubted = True
                 log.warning("the federation file has changed and is not used: %s", error, extra={"event": "file"})
 

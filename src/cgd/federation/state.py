@@ -132,9 +132,14 @@ class StateFolder:
         """Begin a journal with its first entry, at once: one of this name, from before a restart, may hold a mark."""
         path = self._file(group).with_suffix(f".{place}.entries")
         journal = self._open(self._begun(group, place))
-        journal.writelines((record_head(place, entry), *entry))
-        journal.flush()
-        self._begun(group, place).replace(path)
+        try:
+            journal.writelines((record_head(place, entry), *entry))
+            journal.flush()
+            self._begun(group, place).replace(path)
+        except OSError:
+            with suppress(OSError):
+                journal.close()
+            raise
         return journal
 
     def _begun(self, group: str, place: int) -> Path:

@@ -137,7 +137,12 @@ class Assembly:
         self._leave_view()
         for peer in self.others:
             self._say_hello(peer)
-        self._form_view()
+        try:
+            self._form_view()
+        except EquivocationError as error:
+            self._convict(error)
+        except RemoteProtocolError:
+            pass  # a report that came before the file is malformed: its sender is waited for
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -315,6 +320,7 @@ class Assembly:
         if hello.knows != self._greetings.ephemeral.public:
             self._say_hello(sender)
             if self._parting is not None:
+                self._forget(lambda to, frame: to == sender and isinstance(frame.message, Farewell))
                 self._say(sender, Frame(NO_VIEW, 0, self._parting))
         self._form_view()
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from cgd.protocol.statements import Dossier
 
 PIECE_BYTES = 1 << 20
+# How often a member is given a ledger in one view: it may ask again when states have changed.
+MAX_GIFTS = 8
 
 
 class CatchingUp:
@@ -71,7 +73,7 @@ class CatchingUp:
         self._others = [peer for peer in charter.members if peer != me]
         self._contributions = {name: os.urandom(CONTRIBUTION_BYTES) for name in groups}
         self._asked: set[tuple[PeerId, str]] = set()
-        self._given: dict[tuple[PeerId, str], tuple[int, ...]] = {}
+        self._given: dict[tuple[PeerId, str], set[tuple[int, ...]]] = {}
         self._against: dict[str, dict[PeerId, str]] = {}
         self._settled: set[str] = set()  # groups in which nobody is behind: they stay together in this view
         for name, group in groups.items():
@@ -244,9 +246,10 @@ class CatchingUp:
         if ask.since > len(group.ledger):
             raise RemoteProtocolError(sender, f"asked for sums behind {ask.since}, and there are {len(group.ledger)}")
         state = (ask.states, len(group.ledger), *(each.steps for _, each in sorted(group.ledger.states.items())))
-        if self._given.get((sender, ask.group)) == state:  # nobody needs the same twice in a view
+        given = self._given.setdefault((sender, ask.group), set())
+        if state in given or len(given) >= MAX_GIFTS:  # nobody needs the same twice in a view
             return
-        self._given[sender, ask.group] = state
+        given.add(state)
         content = memoryview(group.ledger.gift(ask.since, states=ask.states))
         for start in range(0, len(content), PIECE_BYTES):
             self._say(sender, Piece(start, ask.group, len(content), content[start : start + PIECE_BYTES]))
@@ -287,6 +290,9 @@ class CatchingUp:
         against = acceptable(claim.length - 1, takeover.opening, claim.head, own, rows, takeover.signers)
         if self._me in takeover.members and own.length == claim.length - 1 and own.mark not in (None, takeover.opening):
             against[takeover.holder] = "finished the last sum by another attempt than ours"
+        vouching = {peer for peer, row in rows.items() if row.head == claim.head} | takeover.signers
+        if not vouching - {takeover.holder}:
+            against[takeover.holder] = "is the only one here that has signed its past"
         if own.length and self._me not in takeover.signers:
             # It was summed without us. Then everybody else must have signed it, or hold it.
             against |= {

@@ -107,4 +107,4 @@ class Greetings:
 
 def _signed(hello: Hello) -> bytes:
     """What the signature of a greeting is over."""
-    return statement("hello", slot_of(hello.ephemeral, "hello"), sha256(hello_content(hello)).digest())
+    return statement("hello", slot_of(hello.ephemeral, "hello", hello.epoch), sha256(hello_content(hello)).digest())

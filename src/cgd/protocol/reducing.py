@@ -204,7 +204,7 @@ class ByHub:
         if not self._tagging.holds(self._total):
             raise HubError(
                 f"the total of sum {self._number} does not fit its tags: the hub added wrongly, or altered what it was "
-                "given; nothing was opened"
+                "given, or a member deposited what does not fit its tags; nothing was opened"
             )
         return self._total[: self._spec.size]
 

@@ -97,7 +97,11 @@ class Session:
             LocalProtocolError: the sum before is still running, or the session has ended.
             RemoteProtocolError: a peer has left, gave this sum up, or is ready under other settings.
         """
-        current = self._step()
+        try:
+            current = self._step()
+        except RemoteProtocolError as error:  # what a peer said before we were there
+            self._fail(error)
+            raise
         try:
             for peer in self._gone:
                 self._check_presence(peer)

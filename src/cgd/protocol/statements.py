@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # groups are among them; older ones are over.
 MAX_SLOTS = 256
 MAX_REPORTED_SLOTS = 8
+COMPARED = ("standing", "ready", "confirm")
+"""What members compare; a greeting is signed as well, but a process may greet again in a new epoch."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,13 @@ class Dossier:
         """Compare what another member was told with what we were told, and tell what that was, if it differs.
 
         Raises:
+            RemoteProtocolError: there is nothing to compare.
             EquivocationError: a member has signed different things.
         """
+        if seen.kind not in COMPARED:
+            raise RemoteProtocolError(sender, f"sent statements of the kind {seen.kind!r}, which nobody compares")
+        if len(seen.said) > 2 * len(self._keys):
+            raise RemoteProtocolError(sender, f"sent {len(seen.said)} statements about one slot")
         ours = self._said.get((seen.kind, seen.slot), {})
         slots = self._reported.setdefault(sender, OrderedDict())
         reported = _entry(slots, seen.kind, seen.slot, MAX_REPORTED_SLOTS)

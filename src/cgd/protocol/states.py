@@ -48,11 +48,12 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 }
 
 # What a peer that follows the rules can be saying while we are in a state. It may be ahead of us, but nobody shares
-# before our Ready, nobody has a total before our subtotal, and nobody shows its key before our digest.
+# before our Ready, and nobody shows its key before our digest. That nobody has a total before our subtotal holds only
+# if the reducer is honest: a peer that was told a made-up total confirms it, and must not be accused for that.
 EXPECTED: dict[State, frozenset[type[Message]]] = {
     State.IDLE: frozenset({Ready, Abort}),
-    State.READYING: frozenset({Ready, Share, Subtotal, Abort}),
-    State.SHARING: frozenset({Share, Subtotal, Abort}),
+    State.READYING: frozenset({Ready, Share, Subtotal, Confirm, Abort}),
+    State.SHARING: frozenset({Share, Subtotal, Confirm, Abort}),
     State.OPENING: frozenset({Subtotal, Total, Confirm, Abort}),
     State.CONFIRMING: frozenset({Confirm, Unseal, Abort}),
     State.UNSEALING: frozenset({Unseal, Abort}),

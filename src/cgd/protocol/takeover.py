@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError
 from cgd.protocol.history import link
 from cgd.protocol.ledger import Ledger, read_header, read_row
+from cgd.protocol.members import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
     from cgd.protocol.charter import Charter
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 32
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 256 << 20
+MAX_HEADER_BYTES = 32 << 20
 HEADER_BYTES_FOR_AN_ENTRY = 4096
 HEADER_BYTES_FOR_A_MEMBER = 512
 LARGEST_NUMBER = 1 << 50
@@ -116,6 +117,10 @@ class Takeover:
         last, kept = rows[-1]
         if last.certificate is None or not kept:
             raise ValueError("its last sum is not proved")
+        if len(last.certificate.keys) < FEWEST_MEMBERS:
+            raise ValueError(
+                f"its last sum has {len(last.certificate.keys)} members; none has fewer than {FEWEST_MEMBERS}"
+            )
         self.signers = last.certificate.signers(self._group.name, self._charter.keys)
         if last.epoch > self._charter.epoch:  # those who are in it may still run that sum again, and we would not know
             raise ValueError(f"its last sum is of epoch {last.epoch}, and we are in epoch {self._charter.epoch}")
