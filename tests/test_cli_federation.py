@@ -22,6 +22,8 @@ from support.ports import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 
 

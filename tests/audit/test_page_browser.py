@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver import Chrome
 
-pytestmark = needed
+pytestmark = [needed, pytest.mark.slow]
 
 # Cells whose text is wider than they are, which then lies on their neighbours.
 SPILLED = """

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from cgd.practice.training import Trained
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 
 

@@ -11,6 +11,8 @@ from cgd.errors import InputError
 from cgd.privacy.view import Inapplicable
 from support.audits import Part, Watch, plan
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_failure_or_a_death_loses_nothing_else() -> None:
     parts = (

@@ -17,6 +17,8 @@ from support.audits import WHEN, Watch
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 SPEC = """
 [common]
 data = "breast-cancer"

@@ -16,6 +16,8 @@ from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 build = fully_connected(FEATURES, 8, CLASSES)
 TEST = samples(50, seed=7)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cgd.simulation.course import OnStep
     from cgd.simulation.history import History
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 title = "A study"
 about = "For a test."

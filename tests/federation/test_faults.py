@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from cgd import Peers
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 
 

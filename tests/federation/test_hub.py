@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 KEYS = [Keys.generate("x").public for _ in range(4)]
 SITE = HubSite("tcp://hub.example:7000", KEYS[3])

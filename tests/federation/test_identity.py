@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 SUMMING = """
 import numpy as np

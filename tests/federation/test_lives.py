@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from cgd.protocol.frames import Frame
     from cgd.protocol.messages import PeerId
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 GRID = tuple(f"r{row}c{column}" for row in range(3) for column in range(2))
 COLUMN = tuple(name for name in GRID if name.endswith("c0"))

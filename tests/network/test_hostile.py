@@ -41,6 +41,8 @@ from support.ports import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 MEMBERS = ("a", "b", "c")
 CHARTER = Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
 NULL_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from cgd.protocol.messages import Opening, Sharing
 
+pytestmark = pytest.mark.slow
+
 
 def values(size: int = 700) -> dict[str, npt.NDArray[Any]]:
     return {name: np.random.default_rng(ord(name)).normal(size=size).astype(np.float32) for name in MEMBERS}

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from cgd.network.driver import Traffic
     from cgd.practice.recording import Recording
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 STEPS_TAKEN = 20
 EPSILON = float(torch.finfo(torch.float32).eps)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver import Chrome
 
-pytestmark = needed
+pytestmark = [needed, pytest.mark.slow]
 
 RUNS = [runs.classification, runs.many_classes, runs.regression, runs.without_validation, runs.grid, runs.least]
 

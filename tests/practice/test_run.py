@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ada", "bob", "cleo")
 CELLS = [Cell(row, column) for row in range(3) for column in range(3)]
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from cgd.protocol.group import Group
 
-Replace = "Callable[[str, str, Frame], Message | None]"
-SCHEDULES = 300
+SCHEDULES = 150
 
 
 class Directed(World):

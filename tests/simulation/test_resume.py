@@ -18,6 +18,8 @@ from cgd.experiments.spec import RunSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 from pathlib import Path

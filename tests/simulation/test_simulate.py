@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from cgd import Colony
 
+pytestmark = pytest.mark.slow
+
 build = fully_connected(FEATURES, 8, CLASSES)
 
 
