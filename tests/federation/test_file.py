@@ -184,7 +184,7 @@ def test_bad_training(tmp_path: Path, line: str, says: str) -> None:
             KEYS[0][40:],
             f"ada and bob have the same key, {KEYS[1][:40] + KEYS[0][40:]!r}; every participant",
         ),
-        (KEYS[1], KEYS[1][:40], f"participant 2 ('bob'): key is {KEYS[1][:40]!r}, of before keys could sign; put in"),
+        (KEYS[1], KEYS[1][:40], f"participant 2 ('bob'): key is {KEYS[1][:40]!r}, which is from an older version"),
         ("bob.ex", "ADA.ex", "ada and bob have the same address, 'tcp://ADA.example:7001'; every participant"),
         ("bob.example:7001", "bob:0", "participant 2 ('bob'): address is 'tcp://bob:0'; write where the others reach"),
         (f'"{KEYS[1]}"', "7", "participant 2 ('bob'): key is 7; a key is 80 characters of Z85: copy it from bob.pub"),

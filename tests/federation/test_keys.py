@@ -360,7 +360,7 @@ def test_no_addresses(address: str) -> None:
         ({"key": "short"}, "key is 'short'; a key is 80 characters of Z85: copy it from bob.pub"),
         ({"key": "#" * 80}, f"key is '{'#' * 80}'; a key is 80 characters of Z85: copy it from bob.pub"),
         ({"key": KEY.encode()}, f"key is {KEY.encode()!r}; a key is 80 characters of Z85"),
-        ({"key": HALF}, f"key is {HALF!r}, of before keys could sign; put in the 80 characters of its owner's present"),
+        ({"key": HALF}, f"key is {HALF!r}, which is from an older version of cgd, in which keys could not sign; ask"),
         ({"cell": (1, 2, 3)}, "cell is (1, 2, 3); write the row and the column, from 0, such as cell = [0, 2]"),
         ({"cell": [-1, 0]}, "cell is [-1, 0]; write the row and the column, from 0"),
         ({"cell": [True, 0]}, "cell is [True, 0]; write the row and the column, from 0"),
@@ -401,3 +401,12 @@ def test_a_text_is_replaced_as_a_whole_or_not_at_all(
         replace_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["mine.key"]
+
+
+def test_a_public_key_of_before_is_told_as_such(tmp_path: Path) -> None:
+    keys = Keys.generate("ada")
+    old = tmp_path / "ada.pub"
+    old.write_text(f'[[participants]]\nname = "ada"\nkey = "{keys.curve.decode()}"\n')
+    for text in (keys.curve.decode(), str(old)):
+        with pytest.raises(InputError, match="from an older version of cgd, .* `cgd keygen NAME --public`"):
+            public_key(text)

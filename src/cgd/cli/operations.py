@@ -42,13 +42,17 @@ CellOption = Annotated[str | None, typer.Option(help="Its row and column in a gr
 def keygen(
     name: Annotated[str, typer.Argument(help="The participant the keys are for.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where to put them.")] = Path(),
-    again: Annotated[bool, typer.Option("--public", help="Write NAME.pub anew, from the NAME.key in there.")] = False,
+    again: Annotated[
+        bool, typer.Option("--public", help="Only write NAME.pub anew, from the NAME.key in that folder.")
+    ] = False,
 ) -> None:
     """Make a participant's keys: NAME.key stays secret, NAME.pub goes to the others."""
     from cgd.federation.keys import Keys
 
     if again:
         keys = Keys.load(folder / f"{name}.key")
+        if keys.name != name:
+            raise InputError(f"{folder / f'{name}.key'} is the key file of {keys.name}; name it {keys.name}.key")
         typer.echo(f"{keys.save_public(folder, anew=True)}  public key {keys.public}, for the federation file")
         return
     keys = Keys.generate(name)

@@ -41,6 +41,10 @@ KEY_CHARACTERS = 2 * HALF_CHARACTERS
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 FIELDS = ("name", "public", "secret", "seed")
+OLD_KEY = (
+    "is from an older version of cgd, in which keys could not sign; ask its owner to run `cgd keygen NAME --public`, "
+    f"and use the {KEY_CHARACTERS} characters in the new NAME.pub"
+)
 PRIVATE = """\
 # The private keys of {name}. Whoever has this file can speak for {name} and draw the origins of its models.
 # Show it to nobody, and keep a copy in a safe place: with this file alone, a participant that has lost everything else
@@ -275,6 +279,9 @@ def public_key(text: str) -> str:
         key = content["participants"][0]["key"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
         key = None  # Nothing of it is shown: it may be a private key file that was taken for the public one.
+    for each in (text, key):
+        if isinstance(each, str) and _is_z85(each.encode(), HALF_CHARACTERS):
+            raise InputError(f"the key in {text} {OLD_KEY}")
     if not isinstance(key, str) or not is_key(key.encode()):
         raise InputError(
             f"{text} is neither a public key ({KEY_CHARACTERS} characters of Z85) nor a file with one; "
@@ -301,10 +308,7 @@ def find_key(path: Path, name: str) -> Path:
 
 def _check_key(key: object, source: str) -> None:
     if isinstance(key, str) and _is_z85(key.encode(), HALF_CHARACTERS):
-        raise InputError(
-            f"key is {key!r}, of before keys could sign; put in the {KEY_CHARACTERS} characters of its owner's present "
-            "one, which `cgd keygen NAME --public` writes from the key file that is there"
-        )
+        raise InputError(f"key is {key!r}, which {OLD_KEY}")
     if not isinstance(key, str) or not is_key(key.encode()):
         raise InputError(f"key is {key!r}; a key is {KEY_CHARACTERS} characters of Z85: copy it from {source}")
 
