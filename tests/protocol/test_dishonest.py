@@ -33,6 +33,7 @@ from cgd.protocol.statements import slot_of, statement
 from support import dishonest
 from support.dishonest import LIAR, World, charter
 from support.ideal import ideal_cryptography
+from support.wire import spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -501,8 +502,7 @@ def test_greetings_of_two_epochs_convict_nobody() -> None:
 
 def test_who_was_told_a_made_up_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dishonest member adds up; it answers one at once, and is not ready for the other."""
-    plain = dishonest.spec
-    monkeypatch.setattr(dishonest, "spec", lambda size: replace(plain(size), opening="aggregator", aggregator=LIAR))
+    monkeypatch.setattr(dishonest, "spec", lambda size: replace(spec(size), opening="aggregator", aggregator=LIAR))
     world = Directed(sums=1)
     world.says = lambda to, frame: None if to == "b" and isinstance(frame.message, Ready) else frame.message
     deliver = world.deliver
