@@ -238,10 +238,14 @@ class Steering(Sharing):
 
 @pytest.mark.parametrize("times", [0.0, 10.0])
 def test_who_is_steered_is_told_once(village: Village, caplog: pytest.LogCaptureFixture, times: float) -> None:
-    """Small records make small gradients, whatever the origins are: what is entered is hundreds of times larger."""
+    """Small records make small gradients, whatever the origins are: what is entered is hundreds of times larger.
+
+    Without steering, records are of the usual size: gradients of small ones differ a lot between members, by chance.
+    """
+    size = 0.05 if times else 1.0
     for name in ("ada", "bob", "cleo"):
-        village.start(name, Sharing(21, size=0.05))
-    village.start("dan", Steering(21, size=0.05, times=times))
+        village.start(name, Sharing(21, size=size))
+    village.start("dan", Steering(21, size=size, times=times))
     results = village.results()
     for name in ("ada", "bob", "cleo"):
         assert len(results[name]) == (1 if times else 0)
