@@ -1,4 +1,4 @@
-"""What a member that is ahead gives us of its ledger: checked as it arrives, before it takes up memory.
+"""What a member that is ahead gives us of its ledger: its header is checked before the rest is taken in.
 
 The header comes first. It has all entries, so the hash chain tells whether they lead from our head to the one that the
 holder has signed, and the certificate of the last one whether the others have signed them. With that the sizes of all
