@@ -16,7 +16,9 @@ from cgd.protocol.frames import Frame, from_bytes, hello_content, ready_content,
 from cgd.protocol.history import Terms
 from cgd.protocol.ledger import Ledger
 from cgd.protocol.messages import (
+    NO_SIGNATURE,
     Ask,
+    Confirm,
     Farewell,
     Hello,
     Message,
@@ -422,6 +424,34 @@ def test_who_is_ready_with_different_things_is_convicted_by_all_before_anything_
         conviction = world.programs[me].assembly.conviction
         assert conviction is not None
         assert conviction.peer == LIAR
+
+
+def test_who_is_ready_with_something_else_and_unsigned_is_named_before_anything_is_opened() -> None:
+    world = Directed()
+
+    def differs(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Ready) or to == "a":
+            return frame.message
+        return replace(frame.message, seal=bytes(32), signature=NO_SIGNATURE)
+
+    world.says = differs
+    world.settle()
+    assert not any(each.shown for attempt in world.observations.attempts.values() for each in attempt.values())
+    assert "c: sent a ready statement without a valid signature of its own" in str(world.programs["b"].stopped)
+    assert not any(world.programs[me].totals for me in world.honest)
+
+
+def test_a_confirmation_without_a_signature_opens_nothing() -> None:
+    world = Directed()
+
+    def unsigned(to: str, frame: Frame) -> Message:
+        return replace(frame.message, signature=NO_SIGNATURE) if isinstance(frame.message, Confirm) else frame.message
+
+    world.says = unsigned
+    world.settle()
+    assert not any(each.shown for attempt in world.observations.attempts.values() for each in attempt.values())
+    for me in world.honest:
+        assert "c: sent a confirm statement without a valid signature" in str(world.programs[me].stopped)
 
 
 def test_terms_that_nobody_can_read_crash_nobody() -> None:

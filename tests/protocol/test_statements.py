@@ -56,18 +56,49 @@ def test_what_was_signed_is_taken_and_a_copy_changes_nothing() -> None:
 def test_a_statement_that_its_sender_has_not_signed_is_refused() -> None:
     _, _, of_c = signed("c", b"content")
     for signature in (NO_SIGNATURE, b"", of_c):
-        with pytest.raises(RemoteProtocolError, match="b: sent a ready statement without a valid signature") as caught:
-            dossier().take("b", "ready", SLOT, b"content", signature)
+        with pytest.raises(
+            RemoteProtocolError, match="b: sent a confirm statement without a valid signature"
+        ) as caught:
+            dossier().take("b", "confirm", SLOT, b"content", signature)
         assert not isinstance(caught.value, EquivocationError)
 
 
 @pytest.mark.parametrize(
-    "elsewhere", [("confirm", SLOT), ("ready", slot_of(VIEW, "everyone", 2)), ("ready", slot_of(VIEW, "other", 1))]
+    "elsewhere", [("ready", SLOT), ("confirm", slot_of(VIEW, "everyone", 2)), ("confirm", slot_of(VIEW, "other", 1))]
 )
 def test_a_signature_is_for_one_kind_and_one_slot(elsewhere: tuple[str, bytes]) -> None:
     _, _, signature = signed("b", b"content", *elsewhere)
     with pytest.raises(RemoteProtocolError, match="without a valid signature"):
-        dossier().take("b", "ready", SLOT, b"content", signature)
+        dossier().take("b", "confirm", SLOT, b"content", signature)
+
+
+UNSIGNED = "b: sent a ready statement without a valid signature"
+
+
+def test_an_unsigned_readiness_is_noticed_in_a_dispute_and_not_told_to_others() -> None:
+    told: list[Seen] = []
+    ours = dossier("a", told)
+    ours.take("b", "ready", SLOT, b"content", NO_SIGNATURE)
+    take(ours, "c", b"content")
+    with pytest.raises(RemoteProtocolError, match=UNSIGNED):
+        ours.dispute("ready", SLOT)
+    assert told == [Seen("ready", SLOT, (signed("c", b"content"),))]
+
+
+def test_an_unsigned_readiness_that_differs_from_a_signed_one_is_refused() -> None:
+    ours = dossier()
+    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
+    with pytest.raises(RemoteProtocolError, match=UNSIGNED):
+        ours.take("b", "ready", SLOT, b"two", NO_SIGNATURE)
+
+
+def test_an_unsigned_readiness_is_no_evidence_and_hides_none() -> None:
+    ours = dossier()
+    ours.take("b", "ready", SLOT, b"unsigned", NO_SIGNATURE)
+    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
+    with pytest.raises(EquivocationError) as error:
+        ours.compare("d", Seen("ready", SLOT, (signed("b", b"two"),)))
+    convicted(error, "b")
 
 
 def test_slots_are_told_apart() -> None:

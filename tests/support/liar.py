@@ -16,6 +16,7 @@ from cgd.protocol.frames import KINDS, Frame, from_bytes, hello_content, ready_c
 from cgd.protocol.history import Mark, Terms
 from cgd.protocol.ledger import Ledger, Step
 from cgd.protocol.messages import (
+    NO_SIGNATURE,
     Abort,
     Ask,
     Confirm,
@@ -252,7 +253,8 @@ class Liar:
             case 2:
                 spec = replace(spec, fraction_bits=spec.fraction_bits - 1)
         content = ready_content(spec, commitment, terms)
-        return Ready(spec, commitment, terms, self._sign("ready", slot_of(self.view, "everyone", number), content))
+        signature = self._sign("ready", slot_of(self.view, "everyone", number), content)
+        return Ready(spec, commitment, terms, signature if self.rng.random() < 0.8 else NO_SIGNATURE)
 
     def _other_piece(self, start: int, group: str, size: int, words: bytes) -> Piece:
         match self.rng.randrange(4):

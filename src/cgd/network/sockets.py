@@ -30,6 +30,7 @@ LINGER_MILLISECONDS = 1000
 HANDSHAKE_MILLISECONDS = 10000
 # Messages that wait in a socket: few, because what is under way is in the links' windows.
 MOST_MESSAGES = 64
+_ROOM = int(zmq.POLLOUT)  # a plain number: the enumeration is slow, and this is asked often
 REDIAL_SECONDS = 1.0
 RESOLVE_SECONDS = 3.0
 MOVE_SECONDS = 5.0
@@ -62,6 +63,7 @@ class Line:
         contact: where it is found.
         own: our public and our secret key.
         watch: told of the connection.
+        once: do not connect anew if the connection breaks.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Line:
         contact: Contact,
         own: tuple[bytes, bytes],
         watch: Watch,
+        *,
+        once: bool = False,
     ) -> None:
         self.peer = peer
         self.listed = self.address = contact.address
@@ -81,7 +85,7 @@ class Line:
         self._watch = watch
         self._wanted: str | None = None  # where the peer is to be found from now on
         self._moved = -inf  # when it was followed
-        self._make = partial(calling_socket, context, peer, contact, *own)
+        self._make = partial(calling_socket, context, peer, contact, *own, once=once)
         self._event: zmq.Event | None = None  # the last one that ZeroMQ reported
         self._redial = inf  # when to connect anew, unless ZeroMQ does
         self.open()
@@ -91,6 +95,7 @@ class Line:
         self.dealer, self.monitor = self._make()
         for each in (self.dealer, self.monitor):
             self._poller.register(each, zmq.POLLIN)
+        self._full = False
 
     def close(self) -> None:
         """Let go of it."""
@@ -102,9 +107,11 @@ class Line:
 
     def has_room(self) -> bool:
         """Whether something can be sent; if not, the poller tells when it can."""
-        room = int(self.dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
-        self._poller.register(self.dealer, zmq.POLLIN if room else zmq.POLLIN | zmq.POLLOUT)
-        return bool(room)
+        room = bool(int(self.dealer.getsockopt(zmq.EVENTS)) & _ROOM)
+        if room == self._full:
+            self._full = not room
+            self._poller.register(self.dealer, zmq.POLLIN if room else zmq.POLLIN | zmq.POLLOUT)
+        return room
 
     def send(self, *parts: bytes) -> None:
         """Send a message, or lose it: the link sends it again."""
@@ -139,6 +146,10 @@ class Line:
             self.connected = False
         elif event != zmq.EVENT_CONNECT_RETRIED or before in (None, event):  # else it is about a connection that ended
             self.trouble = f"{WHY_NOT[event]} ({self.address})"
+
+    def needs_care(self, now: float) -> bool:
+        """Whether its room is to be asked for, or it may have to be made anew."""
+        return self._full or self._wanted is not None or now > self._redial
 
     def redial_if_due(self, now: float) -> None:
         """Connect anew if ZeroMQ has given up, or the peer has moved."""
@@ -189,13 +200,11 @@ class HubLine(Line):
         numbers: Iterator[int],
     ) -> None:
         self._numbers = numbers
-        super().__init__(context, poller, peer, contact, own, watch)
+        super().__init__(context, poller, peer, contact, own, watch, once=True)
 
     def open(self) -> None:
         """Make the next connection."""
-        self.dealer, self.monitor = self._make(once=True)
-        for each in (self.dealer, self.monitor):
-            self._poller.register(each, zmq.POLLIN)
+        super().open()
         self.connection = next(self._numbers)
         self.connected, self._event = False, None
         self._redial = time.monotonic() + RESOLVE_SECONDS  # nothing is reported of a host that is not known

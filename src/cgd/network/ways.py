@@ -48,6 +48,10 @@ class Way(ABC):
         self._incarnation = incarnation
         self._refusals = refusals
 
+    def rest(self, now: float) -> float:  # noqa: ARG002
+        """How many seconds there is nothing to send for certain; 0 to have a look."""
+        return 0.0
+
     @abstractmethod
     def has_room(self) -> bool:
         """Whether something can be sent now."""
@@ -151,6 +155,10 @@ class DirectWay(Way):
         self.line = line
         self._router = router
         self._address = address
+
+    def rest(self, now: float) -> float:
+        """As the link says, unless there is something to be done about the connection."""
+        return 0.0 if self.line.needs_care(now) else self.out.rest(now)
 
     def has_room(self) -> bool:
         """Whether our connection takes something."""

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cgd.network")
 
+SHORTEST_PAUSE_SECONDS = 0.005
+
 
 class ZeroMQTransport:
     """One participant's connection with its peers over the network; see `Transport`.
@@ -257,7 +259,7 @@ class ZeroMQTransport:
             with self.refusals.guard("a participant"):
                 self._reader.read_router(self._router)
         for way in list(self._ways.values()):
-            if isinstance(way, DirectWay | HubWay):
+            if isinstance(way, DirectWay | HubWay) and (way.line.dealer in ready or way.line.monitor in ready):
                 with self.refusals.guard(way.peer):
                     self._reader.read_line(way, ready)
 
@@ -276,7 +278,11 @@ class ZeroMQTransport:
             way, channel, answer = self._answers.popleft()
             with self.refusals.guard(way.peer):
                 way.answer(channel, answer)
+        now = time.monotonic()
         for way in self._ways.values():
+            if (rest := way.rest(now)) > 0:
+                pause = min(pause, max(SHORTEST_PAUSE_SECONDS, rest))
+                continue
             with self.refusals.guard(way.peer):
                 pause = min(pause, self._send_to(way))
         return pause
@@ -289,7 +295,7 @@ class ZeroMQTransport:
             with self._changed:
                 datagram = way.out.next_datagram(time.monotonic())
             if datagram is None:
-                return max(0.005, way.out.rest(time.monotonic()))
+                return max(SHORTEST_PAUSE_SECONDS, way.out.rest(time.monotonic()))
             way.post(datagram)
         return SECONDS_BETWEEN_CHECKS
 

@@ -282,8 +282,8 @@ class Assembly:
             if group.session is None:
                 continue
             outgoing = group.session.next_outgoing(blocked)
-            group.settle(self.clock)
             if outgoing is not None:
+                group.settle(self.clock)  # the sum may be finished with this message
                 return outgoing
         return None
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from cgd.errors import FrameError
@@ -290,6 +291,7 @@ def _deposit(start: int, body: memoryview) -> Deposit:
     return Deposit(start, _text(bytes(body[end : end + length])), bits, body[:end])
 
 
+@lru_cache(maxsize=64)  # a sum asks for it again with every message about it
 def spec_bytes(spec: SumSpec) -> bytes:
     """Encode the settings of a sum."""
     names = [spec.dtype.encode(), spec.aggregator.encode(), spec.context.encode()]

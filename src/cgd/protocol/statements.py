@@ -31,6 +31,11 @@ MAX_SLOTS = 256
 MAX_REPORTED_SLOTS = 8
 COMPARED = ("standing", "ready", "confirm")
 """What members compare; a greeting is signed as well, but a process may greet again in a new epoch."""
+CHECKED_LATER = ("ready",)
+"""Statements whose signatures are checked only when there is a dispute about them; that halves the cost of signatures.
+What everybody was ready with is digested in everybody's `Confirm`, whose signature is checked at once. So it is known
+before anything is opened whether all were told the same, signed or not.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,22 +96,31 @@ class Dossier:
             EquivocationError: the member has signed something else for this slot.
         """
         said = Signed(sha256(content).digest(), signature)
-        if not self._keys[sender].verify(statement(kind, slot, said.content), signature):
-            raise RemoteProtocolError(sender, f"sent a {kind} statement without a valid signature of its own")
+        if kind not in CHECKED_LATER:
+            self._check(sender, kind, slot, said)
         first = _entry(self._said, kind, slot, MAX_SLOTS).setdefault(sender, said)
-        _compare(sender, kind, slot, first, said)
-        for reported in self._reports_of(sender, kind, slot):
-            _compare(sender, kind, slot, first, reported)
+        for other in (said, *self._reports_of(sender, kind, slot)):
+            if other.content != first.content:
+                self._check(sender, kind, slot, first)
+                self._check(sender, kind, slot, said)
+            _compare(sender, kind, slot, first, other)
 
     def dispute(self, kind: str, slot: bytes) -> None:
-        """Tell all members what everybody has signed for this slot, once: something does not fit."""
+        """Tell all members what everybody has signed for this slot, once: something does not fit.
+
+        Raises:
+            RemoteProtocolError: a member has told us something that it has not signed.
+        """
         if (kind, slot) in self._disputed or (kind, slot) not in self._said:
             return
         self._disputed[kind, slot] = None
         if len(self._disputed) > MAX_SLOTS:
             self._disputed.popitem(last=False)
         said = sorted(self._said[kind, slot].items())
-        self._tell(Seen(kind, slot, tuple((name, each.content, each.signature) for name, each in said)))
+        signed = [(name, each) for name, each in said if self._has_signed(name, kind, slot, each)]
+        self._tell(Seen(kind, slot, tuple((name, each.content, each.signature) for name, each in signed)))
+        for name, each in said:
+            self._check(name, kind, slot, each)
 
     def compare(self, sender: PeerId, seen: Seen) -> None:
         """Compare what another member was told with what we were told, and tell what that was, if it differs.
@@ -123,11 +137,21 @@ class Dossier:
         slots = self._reported.setdefault(sender, OrderedDict())
         reported = _entry(slots, seen.kind, seen.slot, MAX_REPORTED_SLOTS)
         for name, content, signature in seen.said:
-            if name in self._keys and self._keys[name].verify(statement(seen.kind, seen.slot, content), signature):
-                said = Signed(content, signature)
-                for other in (*self._reports_of(name, seen.kind, seen.slot), ours.get(name, said)):
+            said = Signed(content, signature)
+            if self._has_signed(name, seen.kind, seen.slot, said):
+                others = self._reports_of(name, seen.kind, seen.slot)
+                if name in ours and self._has_signed(name, seen.kind, seen.slot, ours[name]):
+                    others.append(ours[name])
+                for other in others:
                     _compare(name, seen.kind, seen.slot, other, said)
                 reported[name] = said
+
+    def _check(self, name: PeerId, kind: str, slot: bytes, said: Signed) -> None:
+        if not self._has_signed(name, kind, slot, said):
+            raise RemoteProtocolError(name, f"sent a {kind} statement without a valid signature of its own")
+
+    def _has_signed(self, name: PeerId, kind: str, slot: bytes, said: Signed) -> bool:
+        return name in self._keys and self._keys[name].verify(statement(kind, slot, said.content), said.signature)
 
     def _reports_of(self, name: PeerId, kind: str, slot: bytes) -> list[Signed]:
         """What members were told by this one, as they say."""
