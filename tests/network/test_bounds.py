@@ -31,19 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PART = bytes(1 << 20)
-# A hostile sender tries 1000 parts of a mebibyte. What is kept may be the limit of 48 MiB, what comes between two
-# checks, and copies of that in ZeroMQ; far from what was sent.
-PARTS = 1000
+# A hostile sender tries 1000 of them. What is kept may be the limit of 48 MiB, what comes between two checks, and
+# copies of that in ZeroMQ; far from what was sent.
 MAX_GROWTH = 400 << 20
-
-
-def pour(sender: zmq.Socket[bytes], *begin: bytes) -> None:
-    """Send one message of very many parts, as far as the other side takes it."""
-    for part in begin:
-        sender.send(part, zmq.SNDMORE)
-    for _ in range(PARTS):
-        sender.send(PART, zmq.SNDMORE, copy=False)
-    sender.send(b"")
 
 
 def ping() -> bytes:
@@ -53,14 +43,11 @@ def ping() -> bytes:
 @pytest.mark.parametrize(("name", "begin"), [("a", []), (HUB, [b"a"])])
 @pytest.mark.parametrize("proved", [True, False])
 def test_a_message_without_an_end_is_cut_off(name: str, begin: list[bytes], proved: bool) -> None:
-    with Target(name) as target:
-        caller = target.caller("c")
-        if proved:
-            caller.send_multipart([b"", ping()] if name == HUB else [ping()])
-            assert caller.poll(60_000)
+    first = [b"", ping()] if name == HUB else [ping()]
+    who = "c" if proved else "a stranger"
+    with Target(name) as target, target.flood("c", first if proved else (), begin) as flood:
         before = target.look()["peak"]
-        who = "c" if proved else "a stranger"
-        pour(caller, *begin)
+        flood()
         eventually(lambda: sum(target.refused(who, what) for what in ("an endless message", "a malformed message")))
         after = target.look()["peak"]
         logging.getLogger(__name__).info("%s: peak %d -> %d MiB", name, before >> 20, after >> 20)
@@ -71,12 +58,9 @@ def test_a_message_without_an_end_is_cut_off(name: str, begin: list[bytes], prov
 
 def test_an_answer_without_an_end_is_cut_off() -> None:
     """It comes by the connection that the participant itself has made."""
-    with Target("a") as target:
-        router = target.listener("c")
-        assert router.poll(60_000)
-        channel, _ = router.recv_multipart()
+    with Target("a") as target, target.flood("c", listens=True) as flood:
         before = target.look()["peak"]
-        pour(router, channel)
+        flood()
         eventually(lambda: target.refused("c", "an endless message") > 0, 30)
         after = target.look()["peak"]
         logging.getLogger(__name__).info("our connection: peak %d -> %d MiB", before >> 20, after >> 20)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -17,9 +18,10 @@ from cgd.protocol.messages import HUB
 from support.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 MEMBERS = ("a", "b", "c")
+FLOOD_PARTS = 1000
 # Every line on its standard input is answered with a line; each answer opens files, as any program does.
 PROGRAM = """
 import json, logging, os, pathlib, resource, sys, threading
@@ -52,6 +54,37 @@ for _ in sys.stdin:
         "received": received,
         "counts": [[*key, count] for key, count in running.refusals.counts.items()],
     }), flush=True)
+"""
+# Sends one message of very many parts, as far as the other side takes it. It runs in a process of its own because it
+# queues a gibibyte, and what its libraries do when a connection is cut in the middle of that is not our business.
+FLOOD = """
+import json, sys, zmq
+
+setup = json.loads(sys.stdin.readline())
+key, *own = (each.encode() for each in setup["keys"])
+context = zmq.Context()
+if setup["listens"]:
+    socket = context.socket(zmq.ROUTER)
+    socket.curve_server, socket.curve_secretkey = True, own[1]
+    socket.bind(setup["address"])
+    begin = socket.recv_multipart()[:1]
+else:
+    socket = context.socket(zmq.DEALER)
+    socket.curve_serverkey, (socket.curve_publickey, socket.curve_secretkey) = key, own
+    socket.connect(setup["address"])
+    begin = [bytes.fromhex(each) for each in setup["begin"]]
+    if setup["first"]:
+        socket.send_multipart([bytes.fromhex(each) for each in setup["first"]])
+        socket.recv_multipart()
+print("ready", flush=True)
+sys.stdin.readline()
+part = bytes(1 << 20)
+for each in begin:
+    socket.send(each, zmq.SNDMORE)
+for _ in range(setup["parts"]):
+    socket.send(part, zmq.SNDMORE, copy=False)
+socket.send(b"")
+sys.stdin.readline()
 """
 
 
@@ -126,15 +159,43 @@ class Target:
         self._sockets.append(dealer)
         return dealer
 
-    def listener(self, name: str) -> zmq.Socket[bytes]:
-        """What the target connects to as that participant, and says what the test says."""
-        router = self._context.socket(zmq.ROUTER)
-        router.curve_server = True
-        router.curve_secretkey = self.pairs[name][1]
-        router.sndhwm = 16
-        router.bind(self.contacts[name].address)
-        self._sockets.append(router)
-        return router
+    @contextmanager
+    def flood(
+        self, name: str, first: Sequence[bytes] = (), begin: Sequence[bytes] = (), *, listens: bool = False
+    ) -> Iterator[Callable[[], None]]:
+        """Be ready to send a message of a thousand mebibytes to the target, with the key of a participant.
+
+        Args:
+            name: the participant.
+            first: a message that is sent before, and answered.
+            begin: the first parts of the long message.
+            listens: wait for the target's own connection and send by that.
+        """
+        setup = {
+            "keys": [each.decode() for each in (self.contacts[self.name].public_key, *self.pairs[name])],
+            "address": self.contacts[name if listens else self.name].address,
+            "listens": listens,
+            "first": [each.hex() for each in first],
+            "begin": [each.hex() for each in begin],
+            "parts": FLOOD_PARTS,
+        }
+        with subprocess.Popen(
+            [sys.executable, "-c", FLOOD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(setup) + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "ready\n"
+
+            def begin_to_send() -> None:
+                process.stdin.write("\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
+
+            try:
+                yield begin_to_send
+            finally:
+                process.kill()
 
     def honest(self, name: str) -> ZeroMQTransport:
         self._opened.append(ZeroMQTransport(name, self.contacts, self.pairs[name][1]))

@@ -169,7 +169,7 @@ class Watch:
         connection = self._connections.pop(descriptor)
         self._refusals.add(connection.peer or "a stranger", what, detail)
         # It may be closed by now, and its descriptor another's; that of the copy cannot become another's meanwhile.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        with contextlib.suppress(OSError), _copy(descriptor) as copy:
             if (copy.getsockname(), copy.getpeername()) == connection.ends:
                 copy.shutdown(socket.SHUT_RDWR)
 
@@ -193,6 +193,16 @@ def raise_descriptor_limit() -> int:
         log.info("the limit of %d open files stays: %s", soft, error)
         return soft
     return wanted
+
+
+def _copy(descriptor: int) -> socket.socket:
+    """Return a copy of a socket, with a descriptor of its own; an OSError if it is none."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _look(descriptor: int) -> tuple[tuple[Any, Any], int] | None:
