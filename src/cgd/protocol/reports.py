@@ -65,7 +65,8 @@ class Reports:
         """The members that were told other first reports than we, as far as they have said so."""
         if self.missing:
             return frozenset()
-        return frozenset(name for name, digest in self.gathered.items() if digest != self.digest)
+        ours = self.digest
+        return frozenset(name for name, digest in self.gathered.items() if digest != ours)
 
     def gather(self, sender: PeerId, digest: bytes) -> None:
         """Take in that a member has everybody's first report; if they are not ours, tell all what we have.
