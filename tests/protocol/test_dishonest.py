@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 SCHEDULES = 150
 
 
+MAX_ROUNDS = 200
+
+
 class Directed(World):
     """A world in which all frames are delivered, but for those of the dishonest member that a test replaces."""
 
@@ -61,7 +64,10 @@ class Directed(World):
             for _ in range(30):  # programs may want the next sum
                 for me in self.charter.members:
                     self.let_speak(me)
+                rounds = 0
                 while any(self.wires.values()):
+                    rounds += 1
+                    assert rounds < MAX_ROUNDS, "the members do not come to an end"
                     for (sender, to), wire in list(self.wires.items()):
                         while wire:
                             self.deliver(sender, to, wire.popleft())
