@@ -41,7 +41,7 @@ SOURCE = ROOT / "src" / "cgd"
 KEPT = ROOT / "docs" / "structure-before.json"
 LONG = 400  # lines of a module
 NAMES = ("hospital-a", "hospital-b", "hospital-c")  # as `cgd sample` calls its tables
-STEPS = 9  # that are recorded; a module counts if most of them enter it
+STEPS = 20  # that are recorded; a module counts if all of them enter it
 TRAINING_STEPS = 20  # of the walk of a record
 ATTACKS = ("labels",)
 SECONDS = 600  # for one process; a hanging one is a fault
@@ -241,9 +241,9 @@ def _free_ports(count: int) -> list[int]:
 
 
 def steps(name: str) -> list[str]:
-    """Return the files that most steps of an optimiser enter, in all threads of all participants, after the first step.
+    """Return the files that every step of an optimiser enters, in all threads of all participants, after the first.
 
-    What happens now and then, such as a look at the federation file every second, is not in most steps.
+    What happens now and then, such as a look at the federation file every second, is not in every step.
     """
     recorder = Recorder()
     recorder.install()  # before there are threads
@@ -290,7 +290,7 @@ def _train(recorder: Recorder, members: Sequence[Peers]) -> list[list[str]]:
 
 def _common(rounds: Sequence[Sequence[str]]) -> list[str]:
     count = Counter(file for entered in rounds for file in entered)
-    return [file for file in count if count[file] > len(rounds) / 2]  # in the order in which they were met
+    return [file for file in count if count[file] == len(rounds)]  # in the order in which they were met
 
 
 # Modules.
