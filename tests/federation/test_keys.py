@@ -319,6 +319,15 @@ def test_neither_a_public_key_nor_its_file(tmp_path: Path, keys: Keys, text: str
     assert shows_nothing(keys, e.value)
 
 
+def test_a_public_key_file_that_is_not_there_or_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
+    missing = tmp_path / "dora.pub"
+    with pytest.raises(InputError, match=r"there is no file .*dora\.pub, and .* either; give the NAME\.pub that"):
+        public_key(str(missing))
+    missing.mkdir()
+    with pytest.raises(InputError, match=r"dora\.pub cannot be read \(Is a directory\); give the NAME\.pub that"):
+        public_key(str(missing))
+
+
 @pytest.mark.parametrize(
     ("address", "place"),
     [
