@@ -6,6 +6,7 @@ is started again by the same command and goes on where the others are: what was 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import time
 from dataclasses import dataclass, replace
@@ -180,6 +181,13 @@ class Sample:
     def __len__(self) -> int:
         return len(self.y)
 
+    def digest(self) -> bytes:
+        """32 bytes that tell these records from others."""
+        digest = hashlib.sha256(f"{tuple(self.x.shape)} {self.y.dtype}".encode())
+        for each in (self.x, self.y):
+            digest.update(each.contiguous().numpy().data)
+        return digest.digest()
+
     def losses(self, outputs: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
         """The weighted loss of every record of a part."""
         y, weight = self.y[part], self.weight[part]
@@ -206,6 +214,7 @@ class _Loop:
         self.peers, self.setting, self.network = peers, setting, network
         self.training, self.validation = training, validation
         self.optimizer = _optimizer(peers, setting, network, len(training))
+        self.optimizer.records = training.digest() + validation.digest()
         self.best = Keepsake(self.optimizer)
         self.looks: list[Look] = []
         self.step = 0
@@ -273,8 +282,10 @@ class _Loop:
         """Sum the validation loss of everybody, and keep the model if it is the best so far.
 
         For steps that were taken before, the total is known to the members; what we would say ourselves is not asked.
+        Only the one after the last of them may be missing, and for that the network is as it should be.
         """
         own, count, score = 0.0, len(self.validation), None
+        new = new or not self.peers.memory.past()
         if new and count:
             outputs = outputs_of(self.network.eval(), self.validation.x)
             own, score = self.validation.losses(outputs).double().sum().item(), self.validation.score(outputs)

@@ -1,0 +1,110 @@
+"""Participants with tables that are killed and come back, inside this process: with the table they had, or another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cgd.errors import InputError
+from cgd.practice.training import Look, Trained, train
+from cgd.protocol.messages import Message, Ready
+from support.lives import Life, Village, found
+from support.practice import records, setting, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cgd.practice.setting import Setting
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("ada", "bob", "cleo")
+SETTING = setting(steps=10, patience=0)
+
+
+@dataclass
+class Tabular:
+    """A program that trains on a table.
+
+    Attributes:
+        rows: how many records it has.
+        seed: which ones.
+        looks: what it was told of.
+    """
+
+    rows: int = 30
+    seed: int = 1
+    setting: Setting = SETTING
+    looks: list[Look] = field(default_factory=list)
+
+    def __call__(self, life: Life) -> Trained:
+        return train(life.peers, self.setting, records(table(self.rows, self.seed)), progress=self.looks.append)
+
+
+@pytest.fixture
+def village(tmp_path: Path) -> Iterator[Village]:
+    with Village(found(tmp_path, NAMES), tmp_path / "state") as made:
+        yield made
+
+
+def a_validation_sum(message: Message) -> bool:
+    return isinstance(message, Ready) and message.spec.context == "validation loss"
+
+
+def killed_before_a_look(village: Village, step: int, *, lose_state: bool) -> dict[str, Tabular]:
+    """Cleo is killed when a step is taken and the validation loss after it is not summed."""
+    programs = {name: Tabular(seed=place) for place, name in enumerate(NAMES)}
+    looks = step // SETTING.training.validate_every
+
+    def this_look(message: Message) -> bool:
+        return a_validation_sum(message) and len(programs["ada"].looks) == looks - 1
+
+    holds = [village.network.hold(name, set(NAMES) - {name}, this_look) for name in NAMES]
+    for name in NAMES:
+        village.start(name, programs[name])
+    village.until(lambda: all(len(hold.reached) == 2 for hold in holds))
+    village.kill("cleo", lose_state=lose_state)
+    for hold in holds:
+        village.network.release(hold)
+    return programs
+
+
+def outcome(result: Any) -> tuple[Any, ...]:
+    looks = [(look.step, look.everyone_validation_loss, look.best_step) for look in result.looks]
+    return looks, [each.tolist() for each in result.network.parameters()]
+
+
+@pytest.mark.parametrize("lose_state", [False, True], ids=["state kept", "state lost"])
+@pytest.mark.parametrize(("rows", "seed"), [(31, 2), (30, 77)], ids=["more records", "other records, as many"])
+def test_who_comes_back_with_another_table_is_stopped_before_any_sum(
+    village: Village, rows: int, seed: int, lose_state: bool
+) -> None:
+    programs = killed_before_a_look(village, 5, lose_state=lose_state)
+    village.start("cleo", replace(programs["cleo"], rows=rows, seed=seed))
+    error = village.errors("cleo")["cleo"]
+    assert isinstance(error, InputError), error
+    assert f"our {rows - 6} samples are not those that cleo was counted with, in number or in content" in str(error)
+    assert "Come back with the data that you had; or remove and add this participant" in str(error)
+    assert Ready not in village["cleo"].connection.sent
+    assert not village["ada"].over
+    assert not village["bob"].over
+    village["cleo"].stop()
+    village.start("cleo", replace(programs["cleo"], looks=[]))  # with those it had
+    village.results()
+
+
+def test_who_is_killed_between_a_step_and_its_validation_sum_says_its_own_loss_when_it_is_back(
+    village: Village, tmp_path: Path
+) -> None:
+    programs = killed_before_a_look(village, 5, lose_state=True)
+    back = replace(programs["cleo"], looks=[])
+    village.start("cleo", back)
+    disturbed = {name: outcome(result) for name, result in village.results().items()}
+    assert back.looks[0].validation_loss is not None
+    with Village(village.path, tmp_path / "undisturbed") as quiet:
+        for place, name in enumerate(NAMES):
+            quiet.start(name, Tabular(seed=place))
+        assert {name: outcome(result) for name, result in quiet.results().items()} == disturbed
