@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cgd.cli.joining import _practice
 from cgd.errors import InputError
+from cgd.federation.file import Federation
+from cgd.practice.run import RunFolder, Source, run
+from cgd.practice.run_file import load_run
 from cgd.practice.training import Look, Trained, train
 from cgd.protocol.messages import Message, Ready
 from support.lives import Life, Village, found
-from support.practice import records, setting, table
+from support.practice import federation_file, records, setting, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,3 +112,63 @@ def test_who_is_killed_between_a_step_and_its_validation_sum_says_its_own_loss_w
         for place, name in enumerate(NAMES):
             quiet.start(name, Tabular(seed=place))
         assert {name: outcome(result) for name, result in quiet.results().items()} == disturbed
+
+
+# A run and its folder.
+
+
+@dataclass
+class Running:
+    """A program that trains on a table and leaves a run in a folder.
+
+    Attributes:
+        folder: for the runs of all.
+        path: the federation file.
+        said: what it told.
+    """
+
+    folder: Path
+    path: Path
+    said: list[str] = field(default_factory=list)
+
+    def __call__(self, life: Life) -> dict[str, Any]:
+        name, federation = life.name, Federation.load(self.path)
+        source = Source(f"{name}.csv", records(table(30, len(name))))
+        folder = RunFolder(self.folder / name, federation, name)
+        return run(life.peers, federation, name, source, folder, say=self.said.append)
+
+
+def all_run(path: Path, state: Path, folder: Path) -> list[str]:
+    """Let everybody run; what ada said."""
+    programs = {name: Running(folder, path) for name in NAMES}
+    with Village(path, state) as village:
+        for name in NAMES:
+            village.start(name, programs[name])
+        village.results()
+    return programs["ada"].said
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(each): (each.stat().st_mtime_ns, each.read_bytes()) for each in folder.rglob("*") if each.is_file()}
+
+
+def test_a_finished_run_that_is_joined_again_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = federation_file(tmp_path, NAMES, steps=10)
+    state, folder = tmp_path / "state", tmp_path / "runs"
+    all_run(path, state, folder)
+    left = files(folder)
+    assert len(left) == 3 * 7
+    said = all_run(path, state, folder)
+    assert files(folder) == left
+    assert said[-1] == f"done after step 10; the run was finished before, and {folder / 'ada'} stays as it is"
+    _practice(path, "ada", write_csv(tmp_path / "ada.csv", table(30, 3)), None, None, None, None)
+    told = f"cgd: this training is finished, and {folder / 'ada'} has its model and report, which stay as they are"
+    assert told in capsys.readouterr().err
+    assert files(folder) == left
+    # A file that is missing is made again, and with more steps the training goes on.
+    (folder / "ada" / "report.html").unlink()
+    all_run(path, state, folder)
+    assert (folder / "ada" / "report.html").exists()
+    path.write_text(path.read_text().replace("steps = 10", "steps = 15").replace("epoch = 1", "epoch = 2"))
+    all_run(path, state, folder)
+    assert [row["step"] for row in load_run(folder / "bob")["history"]] == [5, 10, 15]

@@ -150,7 +150,8 @@ def _practice(
     if folder.finished:
         where = folder.folder
         typer.echo(
-            f"cgd: this training is finished, and {where} has its model and report; a new one needs a new name",
+            f"cgd: this training is finished, and {where} has its model and report, which stay as they are; a new one "
+            "needs a new name",
             err=True,
         )
         typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
@@ -172,8 +173,9 @@ def _practice(
             say=display.say,
             recorder=recorder,
         )
-        told = [note for note in content["notes"] if note in notes or note.startswith("caution: ")]  # at the start
-        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in told)
+        noted = content["notes"] or ()
+        told = [note for note in noted if note in notes or note.startswith("caution: ")]  # at the start
+        more = "".join(f"\n  note: {note}" for note in noted if note not in told)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
         own = f" --function {setting.model.function}" if setting.model.function else ""
