@@ -138,13 +138,15 @@ class Running:
         return run(life.peers, federation, name, source, folder, say=self.said.append)
 
 
-def all_run(path: Path, state: Path, folder: Path) -> list[str]:
-    """Let everybody run; what ada said."""
+def all_run(path: Path, state: Path, folder: Path, *, orderly: bool = False) -> list[str]:
+    """Let everybody run, and kill them in the end unless they leave in order, with their whole state; what ada said."""
     programs = {name: Running(folder, path) for name in NAMES}
     with Village(path, state) as village:
         for name in NAMES:
             village.start(name, programs[name])
         village.results()
+        for life in village if orderly else ():
+            life.stop()
     return programs["ada"].said
 
 
@@ -160,6 +162,8 @@ def test_a_finished_run_that_is_joined_again_stays_as_it_is(tmp_path: Path, caps
     assert len(left) == 3 * 7
     said = all_run(path, state, folder)
     assert files(folder) == left
+    assert said[0] == "steps 1 to 10 of 10 were taken before, and are caught up"
+    assert len(said) == 2  # and not the past again, step by step
     assert said[-1] == f"done after step 10; the run was finished before, and {folder / 'ada'} stays as it is"
     _practice(path, "ada", write_csv(tmp_path / "ada.csv", table(30, 3)), None, None, None, None)
     told = f"cgd: this training is finished, and {folder / 'ada'} has its model and report, which stay as they are"
@@ -167,8 +171,10 @@ def test_a_finished_run_that_is_joined_again_stays_as_it_is(tmp_path: Path, caps
     assert files(folder) == left
     # A file that is missing is made again, and with more steps the training goes on.
     (folder / "ada" / "report.html").unlink()
-    all_run(path, state, folder)
+    all_run(path, state, folder, orderly=True)
     assert (folder / "ada" / "report.html").exists()
     path.write_text(path.read_text().replace("steps = 10", "steps = 15").replace("epoch = 1", "epoch = 2"))
-    all_run(path, state, folder)
+    said = all_run(path, state, folder)
+    assert said[0] == "steps 1 to 10 of 15 were taken before, and are caught up"
+    assert said[1].startswith("step 15 of 15: validation loss of all ")
     assert [row["step"] for row in load_run(folder / "bob")["history"]] == [5, 10, 15]

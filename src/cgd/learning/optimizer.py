@@ -54,6 +54,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         samples: n_l.
         records: a digest of the samples, if a participant that comes back is to be stopped also when it has as many
             others. To be set before the first step. It is not sent; see `counting.py`.
+        again: whether the latest step was made in an earlier life of this program: nothing of ours went into it now.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
@@ -61,6 +62,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             raise InputError(f"samples is {samples!r}; it is the number of this participant's samples, at least 1")
         self.samples = int(samples)
         self.records = b""
+        self.again = False
         self._default_peers = peers
         self._group_peers: list[Peers] = []
         self._memory = recovery.Memory()
@@ -96,7 +98,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             InputError: the members, or this participant's samples, are not those that n was counted with.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
-        loss = None
+        loss, self.again = None, True
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         waiting = self.groups_by_peers()
         with declining(peers for peers, _ in waiting):  # those that are left when something fails
@@ -279,6 +281,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 counting.check(peers, self.samples, groups, epoch, self.records)
         self._watch.look(peers, groups[0], self.samples, parameters)
         weight = self.samples / groups[0]["total_samples"]
+        self.again = self.again and peers.memory.past()
         try:
             total = peers.sum(vector, weight=weight, context=context, step=step, epoch=epoch)
         except RangeError as error:

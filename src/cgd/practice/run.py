@@ -143,10 +143,18 @@ def run(
     setting = Setting.of(federation, participant)
     finished = folder.content()
     looks: list[Look] = []
+    past = True
+
+    def caught_up(steps: int) -> None:
+        nonlocal past
+        past = False
+        if steps:
+            say(f"steps 1 to {steps} of {setting.training.steps} were taken before, and are caught up")
 
     def progress(look: Look) -> None:
         looks.append(folder.note(look) if finished is None else look)
-        say(_told(look, setting.training.steps))
+        if not past:
+            say(_told(look, setting.training.steps))
 
     def keep(write: Callable[[], object]) -> None:
         """Write, and try again for as long as it takes: who gave up now would need everybody to begin again."""
@@ -158,7 +166,9 @@ def run(
                 say(f"{error}; trying again every {RETRY_SECONDS:g} s")
                 time.sleep(RETRY_SECONDS)
 
-    trained = train(peers, setting, source.records, delta=delta, progress=progress, recorder=recorder)
+    trained = train(
+        peers, setting, source.records, delta=delta, progress=progress, caught_up=caught_up, recorder=recorder
+    )
     origin = {
         "participant": participant,
         "federation": federation.name,

@@ -100,6 +100,7 @@ def train(
     *,
     delta: float | None = None,
     progress: Callable[[Look], None] = lambda _: None,
+    caught_up: Callable[[int], None] = lambda _: None,
     recorder: Recorder | None = None,
 ) -> Trained:
     """Train a confined model on our records, together with the others.
@@ -109,7 +110,8 @@ def train(
         setting: what is to be learned.
         records: ours.
         delta: our own δ, if not that of the file.
-        progress: is told of every look at the validation loss.
+        progress: is told of every look at the validation loss, those of steps that were taken before, too.
+        caught_up: is told with the first new step how many were taken before we were started anew, 0 if none were.
         recorder: writes down what we put in and what is opened, for attacks on it: all of that is secret.
 
     Raises:
@@ -129,7 +131,7 @@ def train(
     loop = _Loop(peers, setting, network, training, validation)
     if recorder is not None:
         recorder.resume(loop.optimizer)
-    loop.run(progress)
+    loop.run(progress, caught_up)
     trained = Trained(
         network=network.eval(),
         preparation=preparation,
@@ -221,15 +223,19 @@ class _Loop:
         self.clipped = 0
         self._lowest = float("inf")
 
-    def run(self, progress: Callable[[Look], None]) -> None:
+    def run(self, progress: Callable[[Look], None], caught_up: Callable[[int], None]) -> None:
         how = self.setting.training
         schedule = InverseSquareLR(self.optimizer, how.mu, how.steps) if how.mu else None
         taken = self.optimizer.taken()
+        past = True
         for self.step in range(1, how.steps + 1):
             self.peers.memory.reach(self.step - 1)
             new = self.step > taken
             loss = self._gradient() if new else None
             self.optimizer.step()
+            if past and not self.optimizer.again:
+                past = False
+                caught_up(self.step - 1)
             if schedule is not None:
                 schedule.step()
             if self.step % how.validate_every == 0 or self.step == how.steps:
@@ -237,6 +243,8 @@ class _Loop:
                 progress(look)
                 if how.patience and self._stagnant(look):
                     break
+        if past:
+            caught_up(self.step)
         if self.best.steps:
             self.best.restore()
 
