@@ -89,6 +89,32 @@ def test_what_is_wrong_with_a_table_is_told_before_anybody_hears_of_it(
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_public_key_of_another_participant_is_not_listed(command: Any, federation: Path, tmp_path: Path) -> None:
+    before = federation.read_text()
+    Keys.generate("dan").save(tmp_path)
+    says = "dan.pub has the public key of 'dan', and the participant is 'dora'; give the .pub of dora"
+    code, _, err = command(
+        *("federation", "add", federation, "dora", "--address", "tcp://dora.example:1", "--public-key", "dan.pub")
+    )
+    assert (code, federation.read_text()) == (2, before)
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    participants = [f"--participant={name}=tcp://{name}.example:1={name}.pub" for name in NAMES]
+    code, _, err = command(
+        "federation", "new", "x.toml", *participants, "--participant=dora=tcp://dora.example:1=dan.pub"
+    )
+    assert code == 2
+    assert says in err
+    assert not (tmp_path / "x.toml").exists()
+    code, _, err = command("federation", "add", federation, "dora", "--public-key", "dora.pub")
+    assert code == 2
+    assert "there is no file dora.pub" in err
+    code, _, _ = command(
+        *("federation", "add", federation, "dan", "--address", "tcp://dora.example:1", "--public-key", "dan.pub")
+    )
+    assert code == 0
+
+
 def test_options_that_do_not_go_together_are_told(command: Any, federation: Path, tmp_path: Path) -> None:
     (tmp_path / "ada.csv").write_text(GOOD)
     join = ("join", federation, "--as", "ada")

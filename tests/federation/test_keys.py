@@ -319,6 +319,27 @@ def test_neither_a_public_key_nor_its_file(tmp_path: Path, keys: Keys, text: str
     assert shows_nothing(keys, e.value)
 
 
+def test_the_public_key_file_of_another_participant_is_refused(tmp_path: Path, keys: Keys) -> None:
+    _, public = keys.save(tmp_path)
+    assert public_key(str(public), "hospital-a") == public_key(keys.public, "dora") == keys.public
+    says = (
+        r"hospital-a\.pub has the public key of 'hospital-a', and the participant is 'dora'; give the \.pub of dora, or"
+    )
+    with pytest.raises(InputError, match=says):
+        public_key(str(public), "dora")
+    nameless = write(tmp_path, f'[[participants]]\nkey = "{keys.public}"\n')
+    assert public_key(str(nameless), "dora") == keys.public
+
+
+def test_a_public_key_file_that_is_not_there_or_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
+    missing = tmp_path / "dora.pub"
+    with pytest.raises(InputError, match=r"there is no file .*dora\.pub, and .* either; give the NAME\.pub that"):
+        public_key(str(missing))
+    missing.mkdir()
+    with pytest.raises(InputError, match=r"dora\.pub cannot be read \(Is a directory\); give the NAME\.pub that"):
+        public_key(str(missing))
+
+
 @pytest.mark.parametrize(
     ("address", "place"),
     [

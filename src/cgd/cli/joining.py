@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app, printable
+from cgd.cli.interrupting import TOLD, Interruption
 from cgd.cli.operations import AsName, FederationFile, KeyFile, Listen
 from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from cgd.federation.file import Federation
     from cgd.federation.joining import Membership
     from cgd.practice.recorder import Recorder
+
+    Work = Callable[[Membership, Display], Any]
 
 Delta = Annotated[
     float | None, typer.Option(help="With --data: the spread of your model's origin (default: that of the file).")
@@ -69,18 +70,9 @@ def join(
 
     Killed, it can be started again with the same command, and goes on where the others are.
     """
-    from cgd.cli.display import Display, log_events
-    from cgd.federation.joining import Membership
-    from cgd.practice.functions import load_function
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is as clean as Ctrl-C
     if (data is None) == (run is None):
         raise InputError("give one of --data FILE (your records) and --run MODULE:FUNCTION (your own program)")
-    work: Callable[[Membership, Display], Any]
-    recorder: Recorder | None = None
-    if data is not None:  # everything that may be wrong with the records is found before anybody hears of us
-        work, recorder = _practice(path, name, data, label, out, delta, record)
-    else:
+    if data is None:
         if record is not None:
             raise InputError(
                 "--record goes with --data: what a program of your own learns, and from what, is not known here; try "
@@ -88,37 +80,70 @@ def join(
             )
         if (label, out, delta) != (None, None, None):
             raise InputError("--label, --out and --delta go with --data; a program of your own decides for itself")
-        function = load_function(str(run), "--run", ("the peers",))
-        work = lambda membership, _: function(membership.peers)  # noqa: E731
-    sink = None if recorder is None else recorder.frame
-    membership = Membership(
-        path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
-    )
-    log_events(membership.state.folder, log)
-    failure: Exception | None = None
-    result: Any = None
-    with Display(membership) as display:
+    with Interruption() as interruption:  # a service manager's stop is as clean as Ctrl-C
         try:
-            result = work(membership, display)
+            work: Work
+            recorder: Recorder | None = None
+            if data is not None:  # everything that may be wrong with the records is found before anybody hears of us
+                work, recorder = _practice(path, name, data, label, out, delta, record)
+            else:
+                work = _own_program(str(run))
         except KeyboardInterrupt:
-            display.say("interrupted; the same command goes on from here")
+            typer.echo("cgd: interrupted before anybody has heard of us", err=True)
             raise typer.Exit(INTERRUPTED) from None
-        except Exception as error:
-            failure = error
-        else:
-            display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
-            with suppress(KeyboardInterrupt):
-                membership.conductor.close(done=True)
-        finally:
-            membership.conductor.close(done=False)
-            if recorder is not None:
-                recorder.close()
+        interruption.defer()
+        from cgd.federation.joining import Membership
+
+        sink = None if recorder is None else recorder.frame
+        membership = Membership(
+            path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
+        )
+        interruption.attach(membership.conductor)
+        result, failure = _take_part(membership, work, recorder, interruption, log)
     if failure is not None:
         _fail(failure, run or f"training on {data}", name)
     sums = membership.peers.traffic.sums
     typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
     if data is not None:
         typer.echo(printable(result))
+
+
+def _take_part(
+    membership: Membership, work: Work, recorder: Recorder | None, interruption: Interruption, log: Path | None
+) -> tuple[Any, Exception | None]:
+    """Do the work, and leave in order; what came of it, or why it failed."""
+    from cgd.cli.display import Display, log_events
+
+    failure: Exception | None = None
+    result: Any = None
+    log_events(membership.state.folder, log)
+    with Display(membership) as display:
+        try:
+            try:
+                result = work(membership, display)
+            finally:
+                interruption.left = True
+        except (KeyboardInterrupt, Exception) as error:
+            interruption.left = True
+            if interruption.stopped or isinstance(error, KeyboardInterrupt):
+                display.say(TOLD)
+                raise typer.Exit(INTERRUPTED) from None
+            failure = error
+        else:
+            display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
+            membership.conductor.close(done=True)
+        finally:
+            membership.conductor.close(done=False)
+            if recorder is not None:
+                recorder.close()
+    return result, failure
+
+
+def _own_program(where: str) -> Work:
+    from cgd.practice.functions import load_function
+
+    function = load_function(where, "--run", ("the peers",))
+    return lambda membership, _: function(membership.peers)
 
 
 def _practice(
@@ -150,7 +175,8 @@ def _practice(
     if folder.finished:
         where = folder.folder
         typer.echo(
-            f"cgd: this training is finished, and {where} has its model and report; a new one needs a new name",
+            f"cgd: this training is finished, and {where} has its model and report, which stay as they are; a new one "
+            "needs a new name",
             err=True,
         )
         typer.echo("cgd: we join again for whoever has to catch up (Ctrl-C leaves)", err=True)
@@ -172,8 +198,9 @@ def _practice(
             say=display.say,
             recorder=recorder,
         )
-        told = [note for note in content["notes"] if note in notes or note.startswith("caution: ")]  # at the start
-        more = "".join(f"\n  note: {note}" for note in content["notes"] if note not in told)
+        noted = content["notes"] or ()
+        told = [note for note in noted if note in notes or note.startswith("caution: ")]  # at the start
+        more = "".join(f"\n  note: {note}" for note in noted if note not in told)
         where = folder.folder
         row = f" --federation {path}" if setting.in_columns else ""
         own = f" --function {setting.model.function}" if setting.model.function else ""

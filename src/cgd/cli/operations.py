@@ -92,7 +92,7 @@ def new(
         if len(parts) not in (3, 4):
             raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
         cell = _cell(parts[3]) if len(parts) == 4 else None
-        participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2]), cell))
+        participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2], parts[0]), cell))
     site = None
     if hub is not None:
         address, separator, key = hub.partition("=")
@@ -114,7 +114,7 @@ def add(
     from cgd.federation import editing, file
 
     place = None if cell is None else _cell(cell)
-    editing.with_participant(path, file.Participant(name, address, _public_key(public_key), place))
+    editing.with_participant(path, file.Participant(name, address, _public_key(public_key, name), place))
     _tell_epoch(path)
 
 
@@ -219,11 +219,11 @@ def _cell(text: str) -> Cell:
     return Cell(row, column)
 
 
-def _public_key(text: str) -> str:
-    """A public key as such, or from a NAME.pub file."""
+def _public_key(text: str, name: str | None = None) -> str:
+    """A public key as such, or from a NAME.pub file, which must be of the participant if one is named."""
     from cgd.federation.keys import public_key
 
-    return public_key(text)
+    return public_key(text, name)
 
 
 def _tell_epoch(path: Path) -> None:

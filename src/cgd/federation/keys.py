@@ -45,6 +45,7 @@ OLD_KEY = (
     "is from an older version of cgd, in which keys could not sign; ask its owner to run `cgd keygen NAME --public`, "
     f"and use the {KEY_CHARACTERS} characters in the new NAME.pub"
 )
+GIVE_KEY = "give the NAME.pub that `cgd keygen` wrote"
 PRIVATE = """\
 # The private keys of {name}. Whoever has this file can speak for {name} and draw the origins of its models.
 # Show it to nobody, and keep a copy in a safe place: with this file alone, a participant that has lost everything else
@@ -266,28 +267,47 @@ def _signing_secret(seed: bytes) -> bytes:
     return hmac.digest(seed, b"cgd signing key", "sha256")
 
 
-def public_key(text: str) -> str:
+def public_key(text: str, name: str | None = None) -> str:
     """A public key, as such or from the `NAME.pub` that has it.
 
+    Args:
+        text: the key, or the path of the file.
+        name: the participant that it is for; a file that was made for another one is refused.
+
     Raises:
-        InputError: it is neither.
+        InputError: it is neither, or of another participant.
     """
     if is_key(text.encode()):
         return text
+    _refuse_old_key(text, text)
+    # Of a file that is none of ours nothing is shown: it may be a private key file that was taken for the public one.
     try:
-        content = tomllib.loads(Path(text).read_bytes().decode())
-        key = content["participants"][0]["key"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        key = None  # Nothing of it is shown: it may be a private key file that was taken for the public one.
-    for each in (text, key):
-        if isinstance(each, str) and _is_z85(each.encode(), HALF_CHARACTERS):
-            raise InputError(f"the key in {text} {OLD_KEY}")
+        content = tomllib.loads(Path(text).read_bytes().decode())["participants"][0]
+        key, owner = content["key"], content.get("name", name)
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no file {text}, and it is no public key ({KEY_CHARACTERS} characters of Z85) either; {GIVE_KEY}"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{text} cannot be read ({error.strerror}); {GIVE_KEY}") from None
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        key, owner = None, name
+    _refuse_old_key(key, text)
     if not isinstance(key, str) or not is_key(key.encode()):
         raise InputError(
-            f"{text} is neither a public key ({KEY_CHARACTERS} characters of Z85) nor a file with one; "
-            "give the NAME.pub that `cgd keygen` wrote"
+            f"{text} is neither a public key ({KEY_CHARACTERS} characters of Z85) nor a file with one; {GIVE_KEY}"
+        )
+    if name is not None and owner != name:
+        raise InputError(
+            f"{text} has the public key of {owner!r}, and the participant is {name!r}; give the .pub of {name}, or "
+            f"name the participant as it is there. If {name} does use this key, change the name in {text}"
         )
     return key
+
+
+def _refuse_old_key(key: object, source: str) -> None:
+    if isinstance(key, str) and _is_z85(key.encode(), HALF_CHARACTERS):
+        raise InputError(f"the key in {source} {OLD_KEY}")
 
 
 def find_key(path: Path, name: str) -> Path:

@@ -49,12 +49,20 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     In a federation (`cgd.join`) the members remember the displacement. A participant that was stopped runs its program
     again from the beginning: its first step brings the displacement back, and steps that were taken before are passed
     over without a sum, so that random numbers and schedules end up where they were. Or it loops over `steps(count)`.
+
+    Attributes:
+        samples: n_l.
+        records: a digest of the samples, if a participant that comes back is to be stopped also when it has as many
+            others. To be set before the first step. It is not sent; see `counting.py`.
+        again: whether the latest step was made in an earlier life of this program: nothing of ours went into it now.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
         if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
             raise InputError(f"samples is {samples!r}; it is the number of this participant's samples, at least 1")
         self.samples = int(samples)
+        self.records = b""
+        self.again = False
         self._default_peers = peers
         self._group_peers: list[Peers] = []
         self._memory = recovery.Memory()
@@ -90,7 +98,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             InputError: the members, or this participant's samples, are not those that n was counted with.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
-        loss = None
+        loss, self.again = None, True
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         waiting = self.groups_by_peers()
         with declining(peers for peers, _ in waiting):  # those that are left when something fails
@@ -247,6 +255,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._warn_if_unconfined(parameters)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
         counted = recovery.restore(remembered.content(), parameters, states)
+        if counted["epoch"] == peers.memory.present() > 0:  # in any other one all samples are counted anew
+            counting.check_pledge(peers, self.samples, counted["pledges"], counted["epoch"], self.records)
         with torch.no_grad():
             for parameter in parameters:
                 _place(parameter, states[parameter])
@@ -259,18 +269,19 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = [parameter for group in groups for parameter in trainable(group)]
         epoch, addends = peers.memory.outlook()
         with declining([peers]):
-            counting.check(peers, self.samples, groups, epoch)
+            counting.check(peers, self.samples, groups, epoch, self.records)
             self._warn_if_unconfined(parameters)
             vector = gradients.flat(parameters)
             context = self._context(groups)
         if groups[0]["total_samples"] is None:
-            counted = counting.count(peers, self.samples, step, epoch, addends)
+            counted = counting.count(peers, self.samples, step, epoch, addends, self.records)
             for group in groups:
                 group.update(counted)
             with declining([peers]):  # we may have been counted in an earlier life
-                counting.check(peers, self.samples, groups, epoch)
+                counting.check(peers, self.samples, groups, epoch, self.records)
         self._watch.look(peers, groups[0], self.samples, parameters)
         weight = self.samples / groups[0]["total_samples"]
+        self.again = self.again and peers.memory.past()
         try:
             total = peers.sum(vector, weight=weight, context=context, step=step, epoch=epoch)
         except RangeError as error:

@@ -120,6 +120,8 @@ class Conductor:
         self._states: dict[PeerId, tuple[str, str]] = {}
         self._failure: BaseException | None = None
         self._closed = False
+        self._hurried = False
+        self._closing = threading.Lock()
         self._until: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{assembly.me}", daemon=True)
         self._thread.start()
@@ -137,6 +139,11 @@ class Conductor:
         with self._changed:
             self._failure = error
             self._changed.notify_all()
+
+    def stop(self, error: BaseException) -> None:
+        """Stop, and do not stay for the others either: whoever waits in `close` closes at once."""
+        self._hurried = True
+        self.fail(error)
 
     def report(self) -> list[PeerReport]:
         """How it stands with every peer."""
@@ -164,7 +171,15 @@ class Conductor:
         return reports
 
     def close(self, *, done: bool) -> None:
-        """Leave; if our program is done, we stay for a while until everybody's is, to be asked for the past."""
+        """Leave; if our program is done, we stay for a while until everybody's is, to be asked for the past.
+
+        Several threads may call it. Who says that we are not done hurries one that stays; all return when it is closed.
+        """
+        self._hurried = self._hurried or not done
+        with self._closing:
+            self._close(done=done)
+
+    def _close(self, *, done: bool) -> None:
         with self._changed:
             if self._closed:
                 return
@@ -173,7 +188,9 @@ class Conductor:
             if done and self._failure is None:
                 deadline = None if self._linger is None else time.monotonic() + self._linger
                 self._until = lambda: self.assembly.all_done
-                while not self.assembly.all_done and (deadline is None or time.monotonic() < deadline):
+                while not (
+                    self.assembly.all_done or self._hurried or (deadline is not None and time.monotonic() >= deadline)
+                ):
                     self._changed.wait(LOOK_SECONDS)
             differences = self.assembly.differences() if done and self._failure is None else {}
             self._closed = True

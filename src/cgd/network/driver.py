@@ -88,6 +88,9 @@ class Driver(Protocol):
     def outlook(self) -> tuple[int, int]:
         """The epoch of the next sum, which changes with the members, and how many addends it has."""
 
+    def present(self) -> int:
+        """The present epoch; 0 where members do not change."""
+
     def past(self) -> bool:
         """Whether the next sum was made before."""
 
@@ -115,6 +118,10 @@ class Driver(Protocol):
 
 class Forgetful:
     """What a `Driver` does about the past where nobody who dies comes back: nothing."""
+
+    def present(self) -> int:
+        """There is only one."""
+        return 0
 
     def past(self) -> bool:
         """There is none."""

@@ -93,6 +93,11 @@ class GroupDriver:
             each = assembly.group(self._group)
             return each.next_epoch, each.next_addends
 
+    def present(self) -> int:
+        """The present epoch."""
+        with self._conductor.holding() as assembly:
+            return assembly.group(self._group).epoch
+
     def past(self) -> bool:
         """Whether the next sum was made before."""
         with self._conductor.holding() as assembly:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_run", "write_report"]
 
+PAGE = "report.html"  # the last that is written of a run
 METRICS = ("step", "training_loss", "validation_loss", "everyone_validation_loss", "score")
 
 
@@ -44,7 +45,7 @@ def write_report(run: Path) -> list[Path]:
     made = {
         "curves.png": curves_png(content),
         "metrics.csv": _metrics(content).encode(),
-        "report.html": render(content).encode(errors="replace"),  # JSON may hold half a character
+        PAGE: render(content).encode(errors="replace"),  # JSON may hold half a character
     }
     for name, what in made.items():
         write_private(run / name, what)

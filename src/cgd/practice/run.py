@@ -23,9 +23,10 @@ from cgd.practice.files import write_private
 from cgd.practice.history import FILE as HISTORY
 from cgd.practice.history import History
 from cgd.practice.model import ConfinedModel
-from cgd.practice.report import write_report
+from cgd.practice.model_file import ABOUT, WEIGHTS
+from cgd.practice.report import PAGE, write_report
 from cgd.practice.revealed import revealed
-from cgd.practice.run_file import FILE, FORMAT
+from cgd.practice.run_file import FILE, FORMAT, load_run
 from cgd.practice.setting import Setting
 from cgd.practice.statistics import Category, Number
 from cgd.practice.training import Look, Trained, train
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cgd.practice.recorder import Recorder
     from cgd.practice.records import Records
 
+MODEL_FILES = (WEIGHTS, ABOUT)
 RETRY_SECONDS = 10.0
 FEW_RECORDS, TOO_FEW = 10, "; too few to tell"
 
@@ -72,6 +74,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, federation: Federation, participant: str) -> None:
         self.folder = folder
+        self._training = asdict(federation.training)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             belongs = {"participant": participant, "federation": federation.name}
@@ -83,8 +86,22 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was finished in an earlier life."""
-        return (self.folder / FILE).exists()
+        """Whether the run was finished in an earlier life; nothing in its folder changes any more."""
+        return self.content() is not None
+
+    def content(self) -> dict[str, Any] | None:
+        """What `run.json` says of a run that was finished in an earlier life; None if it was not.
+
+        It was not if a file is missing or damaged, or if [training] has changed since, such as for more steps.
+        """
+        if not all((self.folder / name).exists() for name in (*MODEL_FILES, PAGE)):
+            return None
+        try:
+            content = load_run(self.folder)
+        except InputError:
+            return None
+        known = content["training"] or {}
+        return content if all(known.get(key, value) == value for key, value in self._training.items()) else None
 
     def note(self, look: Look) -> Look:
         """Write down how far the training is; what we knew of this step in an earlier life is put in again."""
@@ -108,6 +125,8 @@ def run(
 ) -> dict[str, Any]:
     """Train with the others, save the model and write the report; returns what `run.json` has.
 
+    If that was done in an earlier life, the past is gone through for others who need it, and the folder stays as it is.
+
     Args:
         peers: the others.
         federation: the file.
@@ -122,11 +141,20 @@ def run(
         CGDError: see `train`.
     """
     setting = Setting.of(federation, participant)
+    finished = folder.content()
     looks: list[Look] = []
+    past = True
+
+    def caught_up(steps: int) -> None:
+        nonlocal past
+        past = False
+        if steps:
+            say(f"steps 1 to {steps} of {setting.training.steps} were taken before, and are caught up")
 
     def progress(look: Look) -> None:
-        looks.append(folder.note(look))
-        say(_told(look, setting.training.steps))
+        looks.append(folder.note(look) if finished is None else look)
+        if not past:
+            say(_told(look, setting.training.steps))
 
     def keep(write: Callable[[], object]) -> None:
         """Write, and try again for as long as it takes: who gave up now would need everybody to begin again."""
@@ -138,7 +166,9 @@ def run(
                 say(f"{error}; trying again every {RETRY_SECONDS:g} s")
                 time.sleep(RETRY_SECONDS)
 
-    trained = train(peers, setting, source.records, delta=delta, progress=progress, recorder=recorder)
+    trained = train(
+        peers, setting, source.records, delta=delta, progress=progress, caught_up=caught_up, recorder=recorder
+    )
     origin = {
         "participant": participant,
         "federation": federation.name,
@@ -146,10 +176,15 @@ def run(
         "digest": federation.digest,
     }
     model = ConfinedModel.of(trained, setting, origin)
-    say(f"{'stopped early' if trained.steps < setting.training.steps else 'done'} after step {trained.steps}; saving")
-    keep(lambda: model.save(folder.folder))
-    keep(folder.history.complete)
+    ended = f"{'stopped early' if trained.steps < setting.training.steps else 'done'} after step {trained.steps}"
+    if finished is None:
+        say(f"{ended}; saving")
+        keep(lambda: model.save(folder.folder))
+        keep(folder.history.complete)
     scores = _scores(model, trained, peers)
+    if finished is not None:
+        say(f"{ended}; the run was finished before, and {folder.folder} stays as it is")
+        return finished
     whole = all(look.training_loss is not None for look in trained.looks)  # or we were started anew in between
     content = {
         "format": FORMAT,

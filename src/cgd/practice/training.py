@@ -6,6 +6,7 @@ is started again by the same command and goes on where the others are: what was 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import time
 from dataclasses import dataclass, replace
@@ -99,6 +100,7 @@ def train(
     *,
     delta: float | None = None,
     progress: Callable[[Look], None] = lambda _: None,
+    caught_up: Callable[[int], None] = lambda _: None,
     recorder: Recorder | None = None,
 ) -> Trained:
     """Train a confined model on our records, together with the others.
@@ -108,7 +110,8 @@ def train(
         setting: what is to be learned.
         records: ours.
         delta: our own δ, if not that of the file.
-        progress: is told of every look at the validation loss.
+        progress: is told of every look at the validation loss, those of steps that were taken before, too.
+        caught_up: is told with the first new step how many were taken before we were started anew, 0 if none were.
         recorder: writes down what we put in and what is opened, for attacks on it: all of that is secret.
 
     Raises:
@@ -128,7 +131,7 @@ def train(
     loop = _Loop(peers, setting, network, training, validation)
     if recorder is not None:
         recorder.resume(loop.optimizer)
-    loop.run(progress)
+    loop.run(progress, caught_up)
     trained = Trained(
         network=network.eval(),
         preparation=preparation,
@@ -180,6 +183,13 @@ class Sample:
     def __len__(self) -> int:
         return len(self.y)
 
+    def digest(self) -> bytes:
+        """32 bytes that tell these records from others."""
+        digest = hashlib.sha256(f"{tuple(self.x.shape)} {self.y.dtype}".encode())
+        for each in (self.x, self.y):
+            digest.update(each.contiguous().numpy().data)
+        return digest.digest()
+
     def losses(self, outputs: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
         """The weighted loss of every record of a part."""
         y, weight = self.y[part], self.weight[part]
@@ -206,21 +216,26 @@ class _Loop:
         self.peers, self.setting, self.network = peers, setting, network
         self.training, self.validation = training, validation
         self.optimizer = _optimizer(peers, setting, network, len(training))
+        self.optimizer.records = training.digest() + validation.digest()
         self.best = Keepsake(self.optimizer)
         self.looks: list[Look] = []
         self.step = 0
         self.clipped = 0
         self._lowest = float("inf")
 
-    def run(self, progress: Callable[[Look], None]) -> None:
+    def run(self, progress: Callable[[Look], None], caught_up: Callable[[int], None]) -> None:
         how = self.setting.training
         schedule = InverseSquareLR(self.optimizer, how.mu, how.steps) if how.mu else None
         taken = self.optimizer.taken()
+        past = True
         for self.step in range(1, how.steps + 1):
             self.peers.memory.reach(self.step - 1)
             new = self.step > taken
             loss = self._gradient() if new else None
             self.optimizer.step()
+            if past and not self.optimizer.again:
+                past = False
+                caught_up(self.step - 1)
             if schedule is not None:
                 schedule.step()
             if self.step % how.validate_every == 0 or self.step == how.steps:
@@ -228,6 +243,8 @@ class _Loop:
                 progress(look)
                 if how.patience and self._stagnant(look):
                     break
+        if past:
+            caught_up(self.step)
         if self.best.steps:
             self.best.restore()
 
@@ -273,8 +290,10 @@ class _Loop:
         """Sum the validation loss of everybody, and keep the model if it is the best so far.
 
         For steps that were taken before, the total is known to the members; what we would say ourselves is not asked.
+        Only the one after the last of them may be missing, and for that the network is as it should be.
         """
         own, count, score = 0.0, len(self.validation), None
+        new = new or not self.peers.memory.past()
         if new and count:
             outputs = outputs_of(self.network.eval(), self.validation.x)
             own, score = self.validation.losses(outputs).double().sum().item(), self.validation.score(outputs)
