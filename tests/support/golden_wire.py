@@ -164,7 +164,7 @@ def secrets() -> dict[str, bytes]:
         "tags": tagging.tags("bob", words).tobytes() + tagging.tags("ada", wide).tobytes(),
         "statement": said + identity("ada").sign(said),
         "common key": common_key({name: made(name) for name in MEMBERS}, made("session", 16)),
-        "pledge": _pledge(made("seed"), 24, 2).to_bytes(8, "little"),
+        "pledge": _pledge(made("seed"), 24, 2, b"").to_bytes(8, "little"),
         "participant's seed": cgd.participant_seed(3, cgd.Cell(1, 2)),
     }
 
