@@ -9,7 +9,7 @@ NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results lock mutations \
-        fuzz model schedules soak report-picture clean
+        fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -80,6 +80,16 @@ fuzz: .venv/installed-dev  ## fuzz frames, the membership machine and files (nee
 
 model: .venv/installed-dev  ## check the model of views, marks and keys with Spin (needs spin, gcc; some minutes)
 	$(BIN)/python models/check.py
+
+structure: .venv/installed  ## modules that a gradient, a record and an attack pass; sizes of packages; beside those of before
+	$(BIN)/python docs/structure.py all
+
+coverage: .venv/installed-dev  ## lines and branches that `make test` runs, by package (TESTS=tests/ring for less)
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest --numprocesses 2 -m "not slow" $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet
+	$(BIN)/python docs/structure.py coverage build/coverage/coverage.json
 
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py

@@ -32,6 +32,30 @@ def test_the_picture_of_the_states_is_the_one_the_tables_give() -> None:
     assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it anew"
 
 
+def test_the_gradients_journey_lists_the_files_that_a_step_enters() -> None:
+    structure = script("structure")
+    page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    section = page.partition("## A gradient's journey\n")[2].partition("\n## ")[0]
+    here, _, there = section.partition("Over ZeroMQ")
+    in_one_process, not_there, more = (
+        set(re.findall(r"\w+/\w+\.py", text)) for text in (here, *there.partition("in addition:")[::2])
+    )
+    assert in_one_process == set(structure.walk("process"))
+    assert not_there < in_one_process
+    assert (in_one_process - not_there) | more == set(structure.walk("network"))
+    assert not more & in_one_process
+
+
+def test_the_modules_that_are_counted_are_those_of_the_package() -> None:
+    structure = script("structure")
+    found = structure.modules()
+    files = {path.relative_to(ROOT / "src/cgd").as_posix() for path in ROOT.glob("src/cgd/**/*.py")}
+    assert {*found["modules"]} == {file for file in files if not file.endswith("__init__.py")}
+    assert sum(each["modules"] for each in found["packages"].values()) == len(found["modules"])
+    assert len(found["modules"]["errors.py"]["importers"]) > 10
+    assert structure.KEPT.exists()
+
+
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

@@ -16,7 +16,7 @@ from cgd.federation.state import StateFolder
 from support.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from cgd.learning.grid import Cell
@@ -104,6 +104,8 @@ class Colony:
         names: of the participants.
         cells: theirs, in a grid.
         dialers: those who only dial out, to a hub, which there is only if there is one of them.
+        program: what each runs, as the text of the module `training`.
+        make_keys: gives the keys of a participant, or of the hub.
         training: settings.
     """
 
@@ -113,23 +115,25 @@ class Colony:
         names: Sequence[str] = NAMES,
         cells: Sequence[Cell] = (),
         dialers: Collection[str] = (),
+        program: str = TRAINING,
+        make_keys: Callable[[str], Keys] = Keys.generate,
         **training: object,
     ) -> None:
         self.folder = folder
         self.path = folder / "federation.toml"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.logs: dict[str, str] = {}
-        (folder / "training.py").write_text(TRAINING)
+        (folder / "training.py").write_text(program)
         participants = []
         for i, name in enumerate(names):
-            keys = Keys.generate(name)
+            keys = make_keys(name)
             keys.save(folder)
             cell = cells[i] if cells else None
             address = "" if name in dialers else f"tcp://127.0.0.1:{free_port()}"
             participants.append(file.Participant(name, address, keys.public, cell))
         site = None
         if dialers:
-            keys = Keys.generate("hub")
+            keys = make_keys("hub")
             keys.save(folder)
             site = file.HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public)
         settings = replace(file.Training(), **training)  # type: ignore[arg-type]

@@ -122,12 +122,13 @@ def federation_file(
     cells: Sequence[Cell] = (),
     schema: str | None = SCHEMA,
     dialers: Collection[str] = (),
+    make_keys: Callable[[str], Keys] = Keys.generate,
     **training: Any,
 ) -> Path:
     """A federation of these participants on loopback, with their keys beside the file; with a hub if some dial out."""
     participants = []
     for place, name in enumerate(names):
-        keys = Keys.generate(name)
+        keys = make_keys(name)
         keys.save(folder)
         cell = cells[place] if cells else None
         address = "" if name in dialers else f"tcp://127.0.0.1:{free_port()}"
@@ -135,7 +136,7 @@ def federation_file(
     path = folder / "federation.toml"
     hub = None
     if dialers:
-        keys = Keys.generate("hub")
+        keys = make_keys("hub")
         keys.save(folder)
         hub, training = HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public), {"opening": "hub", **training}
     editing.new(path, "trial", participants, replace(TRAINING, **training), hub, schema)

@@ -1,0 +1,81 @@
+"""What each participant runs in the golden runs (`support.golden`): in a thread, or as a process by `cgd join --run`.
+
+The text of this module is put beside a federation file, so it imports nothing but `cgd` and what `cgd` needs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import cgd
+
+FEATURES, HIDDEN, OUTPUTS = 5, 4, 2
+DELTA = 0.25
+
+
+def numbers(label: str, *shape: int) -> torch.Tensor:
+    """Make multiples of 1/8 from −2 to 2 that depend on the label alone."""
+    count = math.prod(shape)
+    stream = b"".join(sha256(f"{label} {block}".encode()).digest() for block in range(-(-count // 32)))
+    values = [(byte % 33 - 16) / 8 for byte in stream[:count]]
+    return torch.tensor(values, dtype=torch.float64).reshape(shape)
+
+
+def samples(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make the samples of a participant: as many as its name says."""
+    count = 4 + sha256(name.encode()).digest()[0] % 7
+    return numbers(f"x of {name}", count, FEATURES), numbers(f"y of {name}", count, OUTPUTS)
+
+
+class Network(nn.Module):
+    """Two layers whose weights are in single precision, and which computes in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, HIDDEN)
+        self.last = nn.Linear(HIDDEN, OUTPUTS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(x, self.first.weight.double(), self.first.bias.double()).relu()
+        return functional.linear(hidden, self.last.weight.double(), self.last.bias.double())
+
+
+def train(peers: cgd.Peers, kind: str, steps: int, pause: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train; the displacement and the weights at the end."""
+    x, y = samples(peers.me)
+    model = Network()
+    cgd.confine(model, DELTA, peers.seed)
+    optimizer: cgd.ConfinedOptimizer
+    if kind == "adam":
+        optimizer = cgd.ConfinedAdam(model.parameters(), 0.125, peers=peers, samples=len(x))
+    else:
+        optimizer = cgd.ConfinedSGD(model.parameters(), 0.125, peers=peers, samples=len(x), momentum=0.9)
+    members = int(peers.sum(np.array(1), context="members"))
+    for step in range(steps):
+        time.sleep(pause)
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if pause:
+            Path(f"{peers.me}.step").write_text(str(step))
+    assert members == len(peers)
+    weights = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+    return optimizer.displacement(), weights
+
+
+def main(peers: Any) -> None:
+    """Train as the federation file says, and leave the digests of displacement and weights in a file."""
+    torch.set_num_threads(1)
+    outcome = train(peers, peers.training["optimizer"], peers.training["steps"], float(os.environ.get("PAUSE", "0")))
+    digests = [sha256(each.numpy().tobytes()).hexdigest() for each in outcome]
+    Path(f"{peers.me}.bits").write_text(" ".join(digests))

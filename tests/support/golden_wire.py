@@ -1,0 +1,232 @@
+"""What travels between participants or is kept on disk, made of fixed content; for `support.golden`."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+import cgd
+from cgd.federation import editing
+from cgd.federation.file import Federation
+from cgd.federation.keys import HubSite, Participant, curve_key
+from cgd.federation.state import record_head
+from cgd.learning.counting import _pledge
+from cgd.learning.displacement import AdamDescent, Descent
+from cgd.learning.recovery import common_state
+from cgd.network.link import Datagram, Kind
+from cgd.network.sealing import Sealing
+from cgd.protocol.ephemeral import Ephemeral, View, common_key, pair
+from cgd.protocol.frames import KINDS, Frame, to_bytes
+from cgd.protocol.history import Mark, Terms
+from cgd.protocol.ledger import Ledger, Step
+from cgd.protocol.messages import (
+    Abort,
+    Again,
+    Ask,
+    Confirm,
+    Deposit,
+    Farewell,
+    Gathered,
+    Hello,
+    Leave,
+    Piece,
+    Ready,
+    Reason,
+    Seen,
+    Share,
+    Standing,
+    Subtotal,
+    SumSpec,
+    Total,
+    Unseal,
+)
+from cgd.protocol.standings import GroupRow, Report, StateRow, digest_of_reports
+from cgd.protocol.statements import slot_of, statement
+from cgd.ring.sharing import ExpandedShares, seal
+from cgd.ring.tags import Tagging
+from support.histories import enter
+from support.identities import identity, public_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.federation.keys import Keys
+    from cgd.learning.displacement import Rule
+    from cgd.protocol.charter import Charter
+    from cgd.protocol.messages import Message
+
+MEMBERS = ("ada", "bob", "cleo")
+SPEC = SumSpec((2, 3), "float32", 32, 20, "expanded", "mesh", "", "a context, é", True)
+OTHER_SPEC = SumSpec((5,), "int64", 64, 0, "uniform", "aggregator", "bob")
+SCHEMA = """
+[data]
+target = "outcome"
+classes = ["well", "ill"]
+[data.columns]
+age = "number"
+ward = ["north", "south"]
+[model]
+kind = "mlp"
+layers = [8, 4]
+activation = "tanh"
+"""
+
+
+def made(label: str, size: int = 32) -> bytes:
+    """Make bytes that depend on the label alone."""
+    return b"".join(sha256(f"{label} {block}".encode()).digest() for block in range(-(-size // 32)))[:size]
+
+
+def wire(fixed_keys: Callable[[str], Keys]) -> dict[str, str]:
+    """Digest everything of fixed content; `fixed_keys` gives the keys of a participant."""
+    parts = messages() | ledgers() | secrets() | states() | federations(fixed_keys)
+    return {name: sha256(content).hexdigest() for name, content in parts.items()}
+
+
+def messages() -> dict[str, bytes]:
+    """Encode a frame of every kind, by its number on the wire, and a datagram of every kind."""
+    signature, tag = made("signature", 64), made("tag", 16)
+    rows = GroupRow(3, made("head"), made("mark"), made("commitment"), (StateRow(0, 3, 80, True, made("state")),))
+    report = Report(made("view"), 1, {"everyone": rows, "column-0": GroupRow(0, made("head"), None, made("other"))})
+    terms = Terms(2, 7, made("head"), 5, (0, 6), made("kept")).to_bytes()
+    examples: dict[str, Message] = {
+        "ready": Ready(SPEC, made("seal"), terms, signature),
+        "share": Share(3, made("words", 24)),
+        "subtotal": Subtotal(6, made("words", 24)),
+        "total": Total(9, made("words", 24)),
+        "confirm": Confirm(made("digest"), signature),
+        "unseal": Unseal(made("key", 16)),
+        "abort": Abort(Reason.RANGE),
+        "leave": Leave(),
+        "hello": Hello(made("ours"), made("yours"), "1.0", "trial", 2, (("training", "ab"), ("é", "c")), signature),
+        "standing": Standing(
+            report.to_bytes(), signature, tag, (("everyone", made("part")),), (("bob", made("key"), signature),)
+        ),
+        "ask": Ask("everyone", 4, False),
+        "piece": Piece(2, "everyone", 30, made("words", 24)),
+        "farewell": Farewell(True, (("everyone", 7, made("end")),)),
+        "deposit": Deposit(4, "everyone", 64, made("words", 24)),
+        "again": Again(),
+        "seen": Seen("ready", made("slot"), (("ada", made("said"), signature),)),
+        "gathered": Gathered(made("all")),
+    }
+    assert len({type(each) for each in examples.values()}) == len(KINDS)
+    frames = {name: to_bytes(Frame(made("session", 16), 7, message)) for name, message in examples.items()}
+    named = {f"frame {content[4]:02} {name}": content for name, content in frames.items()}
+    named["frame of another ready"] = to_bytes(Frame(made("session", 16), 8, Ready(OTHER_SPEC, made("seal"))))
+    named["every reason"] = b"".join(to_bytes(Frame(bytes(16), 1, Abort(reason))) for reason in sorted(Reason))
+    named["every datagram"] = b"".join(
+        Datagram(kind, made("sender", 8), made("recipient", 8), 5, b"body").to_bytes() for kind in sorted(Kind)
+    )
+    named["reports"] = digest_of_reports({name: report.to_bytes() for name in MEMBERS})
+    return named
+
+
+def ledgers() -> dict[str, bytes]:
+    """Encode a ledger with three sums, a state and a mark, as it is saved, given away and written entry by entry."""
+    ledger = Ledger()
+    for number, step in enumerate((None, Step(0, 0), Step(0, 1))):
+        words = np.frombuffer(made(f"total {number}", 4 * SPEC.size), dtype="<u4").copy()
+        enter(ledger, SPEC, words, MEMBERS, epoch=2, step=step)
+        if step is not None:
+            ledger.remember(0, step.number + 1, lambda: b"a state")
+    ledger.remember(1, 1, lambda: b"a fixed state", fixed=True)
+    ledger.mark = Mark(3, MEMBERS, made("opening"))
+    return {
+        "ledger": ledger.to_bytes(),
+        "ledger, given away": ledger.gift(1, states=True),
+        "ledger, an entry": record_head(2, ledger.entry(2)) + b"".join(map(bytes, ledger.entry(2))),
+        "ledger, a mark": b"".join(map(bytes, ledger.mark_record())),
+        "ledger, its ends": ledger.head + ledger.kept_digest() + ledger.end(),
+    }
+
+
+def secrets() -> dict[str, bytes]:
+    """Derive shares, seals, tags and signatures from fixed keys."""
+    shares = ExpandedShares("bob", {"ada": made("one", 16), "cleo": made("other", 16)}, made("session", 16))
+    words, wide = np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint64)
+    shares.add_to(words, 3)
+    shares.add_to(wide, 4)
+    sealed = np.arange(100, dtype=np.uint32)
+    seal(sealed, made("seal", 16))
+    tagging = Tagging(made("tags", 16), 5, MEMBERS)
+    said = statement("confirm", slot_of(made("view"), "everyone", 3), made("content"))
+    return {
+        "expanded shares": words.tobytes() + wide.tobytes(),
+        "seal": sealed.tobytes(),
+        "tags": tagging.tags("bob", words).tobytes() + tagging.tags("ada", wide).tobytes(),
+        "statement": said + identity("ada").sign(said),
+        "common key": common_key({name: made(name) for name in MEMBERS}, made("session", 16)),
+        "pledge": _pledge(made("seed"), 24, 2).to_bytes(8, "little"),
+        "participant's seed": cgd.participant_seed(3, cgd.Cell(1, 2)),
+    }
+
+
+def states() -> dict[str, bytes]:
+    """Encode what optimisers leave with the members, and an origin as it is kept."""
+    kept = {}
+    rules: dict[str, Rule] = {"momentum": Descent(0.5, 0.5), "adam": AdamDescent(0.5)}
+    for name, rule in rules.items():
+        parameter = torch.arange(6.0).reshape(2, 3)
+        state = {"origin": torch.ones(2, 3), "displacement": torch.zeros(2, 3)}
+        for _ in range(2):
+            rule.move(state["displacement"], parameter, state)
+        kept[f"state of {name}"] = common_state([parameter], {parameter: state}, [24, 1, 7, 8])
+    model = torch.nn.Linear(40, 30)
+    origin = cgd.confine(model, 0.25, made("seed"))
+    with tempfile.TemporaryDirectory() as folder:
+        origin.save(Path(folder) / "origin.json")
+        kept["origin file"] = (Path(folder) / "origin.json").read_bytes()
+    kept["origin"] = model.weight.detach().numpy().tobytes() + model.bias.detach().numpy().tobytes()
+    return kept
+
+
+def federations(fixed_keys: Callable[[str], Keys]) -> dict[str, bytes]:
+    """Write a federation file and keys, and digest what the members of it compare."""
+    keys = {name: fixed_keys(name) for name in MEMBERS}
+    hub = HubSite("tcp://hub.example:7000", fixed_keys("hub").public)
+    participants = [
+        Participant(name, f"tcp://{name}.example:7001", keys[name].public, cgd.Cell(row, 0))
+        for row, name in enumerate(MEMBERS)
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        private, public = keys["ada"].save(folder)
+        full = editing.new(folder / "full.toml", "trial", participants, None, hub, SCHEMA)
+        parts = {
+            "key file": private.read_bytes() + public.read_bytes(),
+            "federation file": (folder / "full.toml").read_bytes(),
+        }
+    plain = [f'[[participants]]\nname = "{p.name}"\naddress = "{p.address}"\nkey = "{p.key}"\n' for p in participants]
+    short = Federation.parse('name = "short"\nepoch = 3\n' + "".join(plain), Path("short.toml"))
+    for which, federation in (("full", full), ("short", short)):
+        for section, digest in sorted(federation.sections().items()):
+            parts[f"{which} federation [{section}]"] = digest.encode()
+        parts[f"{which} federation"] = f"{federation.digest} {federation.settings.bound!r}".encode()
+        parts[f"{which} federation, groups"] = repr(sorted(federation.groups().items())).encode()
+    parts["seed for a federation"] = keys["ada"].federation_seed("trial")
+    sealing = Sealing("ada", keys["ada"].secret, {name: curve_key(each.public) for name, each in keys.items()})
+    parts["fingerprint of a relayed pair"] = sealing.fingerprint("ada", "bob")
+    return parts | views(full.charter("1.0"))
+
+
+def views(charter: Charter) -> dict[str, bytes]:
+    """Name a view, and derive the keys of a pair of its members."""
+    ephemerals = {}
+    for name in MEMBERS:
+        ephemerals[name] = Ephemeral()
+        ephemerals[name].private = X25519PrivateKey.from_private_bytes(made(f"ephemeral {name}"))
+        ephemerals[name].public = ephemerals[name].private.public_key().public_bytes_raw()
+    charter = replace(charter, keys=public_keys(MEMBERS))
+    view = View.of(charter, {name: each.public for name, each in ephemerals.items()})
+    one = pair("ada", identity("ada"), ephemerals["ada"], "bob", charter, view)
+    other = pair("bob", identity("bob"), ephemerals["bob"], "ada", charter, view)
+    assert (one.mask_key, one.own_tag, one.peer_tag) == (other.mask_key, other.peer_tag, other.own_tag)
+    return {"view": view.digest, "keys of a pair": one.mask_key + one.own_tag + one.peer_tag}
