@@ -96,6 +96,6 @@ def check_pledge(peers: Peers, samples: int, pledges: Sequence[int], epoch: int,
         )
 
 
-def _pledge(seed: bytes, samples: int, epoch: int, records: bytes) -> int:
+def _pledge(seed: bytes, samples: int, epoch: int, records: bytes = b"") -> int:
     digest = hmac.digest(seed, f"cgd: {samples} samples in epoch {epoch}".encode() + records, "sha256")
     return int.from_bytes(digest[:PLEDGE_BYTES], "little")
