@@ -32,6 +32,7 @@ def test_the_picture_of_the_states_is_the_one_the_tables_give() -> None:
     assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it anew"
 
 
+@pytest.mark.slow
 def test_the_gradients_journey_lists_the_files_that_a_step_enters() -> None:
     structure = script("structure")
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
