@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TARGETS = ("frames", "membership", "files")
 CORPUS = ROOT / "tests" / "corpus"
 KEPT = ROOT / "build" / "fuzz"
-SPENT = KEPT / "spent.json"
+SPENT = ROOT / "results" / "fuzz.json"
 LONGEST_INPUT = 1 << 16
 MOST_MEGABYTES = 50
 """By how much one input may raise the peak of memory."""
@@ -108,7 +108,7 @@ def report(target: str, log: str, seconds: float) -> None:
     own = spent.setdefault(target, {"seconds": 0, "executions": 0})
     own["seconds"] += round(seconds)
     own["executions"] += executions
-    SPENT.write_text(json.dumps(spent, indent=1))
+    SPENT.write_text(json.dumps(spent, indent=1) + "\n")
     new = coverage[-1] - int(begun[1]) if begun else 0
     print(
         f"{target}: {executions:,} executions in {seconds:.0f} s; coverage {coverage[-1]:,} ({new:+,}); "
