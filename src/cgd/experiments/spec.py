@@ -6,12 +6,12 @@ import difflib
 import hashlib
 import json
 import math
-import tomllib
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cgd.errors import InputError
 from cgd.experiments.datasets import NAMES
+from cgd.federation.texts import parse_toml
 from cgd.learning.vertical import accept_joint
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def read(path: Path, before: tuple[Path, ...] = ()) -> Experiment:
         InputError: it cannot be read, or holds what is not known.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}); name a TOML file") from None
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits

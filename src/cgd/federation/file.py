@@ -8,7 +8,6 @@ raises the epoch by one, so that nobody goes on under an old file unnoticed.
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from cgd.errors import InputError, MembershipError
 from cgd.federation.keys import HubSite, Participant, check_name, check_unique, curve_key, public_keys, similar
 from cgd.federation.tables import at, check_keys, check_values, digest, typed
 from cgd.federation.task import Data, Model, parse_data, parse_model
-from cgd.federation.texts import read_text
+from cgd.federation.texts import parse_toml, read_text
 from cgd.learning.grid import Grid
 from cgd.network.peers import SumSettings
 from cgd.network.sockets import Contact
@@ -173,7 +172,7 @@ class Federation:
     def parse(cls, text: str, path: Path) -> Federation:
         """What this text of a federation file says; `path` is for messages. Errors are as for `load`."""
         try:
-            content = tomllib.loads(text)
+            content = parse_toml(text)
         except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
             raise InputError(f"{path} is not TOML: {error}; mend it there") from None
         with at(f"{path}: "):

@@ -17,7 +17,6 @@ import secrets
 import shlex
 import stat
 import struct
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from zmq.utils import z85
 
 from cgd.errors import InputError
-from cgd.federation.texts import replace_text, write_new
+from cgd.federation.texts import parse_toml, replace_text, write_new
 from cgd.learning.grid import Cell
 from cgd.network.addresses import host_and_port
 from cgd.protocol.identity import Identity, PublicKeys
@@ -282,7 +281,7 @@ def public_key(text: str, name: str | None = None) -> str:
     _refuse_old_key(text, text)
     # Of a file that is none of ours nothing is shown: it may be a private key file that was taken for the public one.
     try:
-        content = tomllib.loads(Path(text).read_bytes().decode())["participants"][0]
+        content = parse_toml(Path(text).read_bytes().decode())["participants"][0]
         key, owner = content["key"], content.get("name", name)
     except FileNotFoundError:
         raise InputError(
@@ -402,7 +401,7 @@ def _private_content(path: str | os.PathLike[str]) -> dict[str, object]:
             f"{path} cannot be read ({error.strerror}); name a key file that cgd wrote, or restore it from your copy"
         ) from None
     try:
-        return tomllib.loads(raw.decode())
+        return parse_toml(raw.decode())
     except (ValueError, RecursionError) as error:
         # Only the place, for the error's own words may quote what stands there.
         place = re.search(r"line \d+, column \d+", str(error))

@@ -22,12 +22,12 @@ A column of a participant's file that is not listed here is not read.
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
 from cgd.errors import InputError
 from cgd.federation.tables import at, check_keys, check_values, typed
+from cgd.federation.texts import parse_toml
 
 ColumnType = Literal["number", "category"]
 Task = Literal["classification", "regression"]
@@ -206,7 +206,7 @@ def parse_schema(text: str) -> tuple[Data, Model]:
     """
     remedy = "write [data] and [model] there, as `cgd schema` suggests them, and nothing else"
     try:
-        content = tomllib.loads(text)
+        content = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the schema is not TOML: {error}; {remedy}") from None
     with at("the schema: "):

@@ -76,7 +76,7 @@ class Refusals:
 
 
 class Guard:
-    """What `Refusals.guard` returns: a class, because a generator for each message costs a tenth of a small sum."""
+    """Context manager of `Refusals.guard`, as a class: a generator for each message costs a tenth of a small sum."""
 
     __slots__ = ("_refusals", "_who")
 

@@ -148,7 +148,7 @@ class Line:
             self.trouble = f"{WHY_NOT[event]} ({self.address})"
 
     def needs_care(self, now: float) -> bool:
-        """Whether its room is to be asked for, or it may have to be made anew."""
+        """Return whether to ask for room, or to connect anew if that is due."""
         return self._full or self._wanted is not None or now > self._redial
 
     def redial_if_due(self, now: float) -> None:

@@ -49,7 +49,7 @@ class Way(ABC):
         self._refusals = refusals
 
     def rest(self, now: float) -> float:  # noqa: ARG002
-        """How many seconds there is nothing to send for certain; 0 to have a look."""
+        """Return for how many seconds there is certainly nothing to send; 0 if that is not known."""
         return 0.0
 
     @abstractmethod

@@ -86,11 +86,11 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was finished in an earlier life; nothing in its folder changes any more."""
+        """Tell whether an earlier process finished the run; then nothing in its folder changes any more."""
         return self.content() is not None
 
     def content(self) -> dict[str, Any] | None:
-        """What `run.json` says of a run that was finished in an earlier life; None if it was not.
+        """Return what `run.json` says of a run that an earlier process finished; None if it is not finished.
 
         It was not if a file is missing or damaged, or if [training] has changed since, such as for more steps.
         """
