@@ -31,8 +31,8 @@ from rich.table import Table
 from torch.nn import functional
 
 import cgd
-from cgd.federation import editing, file
-from cgd.federation.hub import FederationHub
+from cgd.federation import config, config_edit
+from cgd.federation.hub_server import FederationHub
 from cgd.federation.keys import Keys, curve_key
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ def found(folder: Path) -> tuple[Path, Path, int, list[int]]:
     for name, port in zip(NAMES, ports, strict=True):
         keys = Keys.generate(name)
         keys.save(folder)
-        participants.append(file.Participant(name, f"tcp://127.0.0.1:{port}", keys.public, None))
-    editing.new(folder / "federation.toml", "bench", participants)
+        participants.append(config.Participant(name, f"tcp://127.0.0.1:{port}", keys.public, None))
+    config_edit.new(folder / "federation.toml", "bench", participants)
     hub = Keys.generate("hub")
     hub.save(folder)
     away = [replace(each, address="") for each in participants]
-    site = file.HubSite(f"tcp://127.0.0.1:{hub_port}", hub.public)
-    editing.new(folder / "hub.toml", "bench-hub", away, file.Training(opening="hub"), site)
+    site = config.HubSite(f"tcp://127.0.0.1:{hub_port}", hub.public)
+    config_edit.new(folder / "hub.toml", "bench-hub", away, config.Training(opening="hub"), site)
     return folder / "federation.toml", folder / "hub.toml", rendezvous, bare
 
 
@@ -86,7 +86,7 @@ def hub(path: Path, stop: Event) -> None:
 @contextmanager
 def bare_curve(name: str, path: Path, ports: Sequence[int]) -> Iterator[Callable[[int], None]]:
     """Connect with all others by CURVE and nothing else; gives a function that moves the bytes of a sum of a size."""
-    keys = {each.name: each.key for each in file.Federation.load(path).participants}
+    keys = {each.name: each.key for each in config.Federation.load(path).participants}
     own = Keys.load(path.parent / f"{name}.key")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)

@@ -3,7 +3,7 @@
     python benchmarks/organisations.py [--out results/tables] [--dataset adult] [--delta 0.02]
 
 Every model is tried on the same records, which nobody trained on. "Pooled" and "alone" run the same program with the
-same settings, on all records together and on one organisation's (`cgd.baselines.solo`). Adult and credit default are
+same settings, on all records together and on one organisation's (`cgd.local`). Adult and credit default are
 found by CGD_DATA; what is not found is left out and said.
 """
 
@@ -22,18 +22,18 @@ import numpy as np
 import torch
 
 import cgd
-from cgd.baselines.solo import solo_peers
 from cgd.errors import InputError
 from cgd.experiments.organisations import Organisations, split
-from cgd.federation.file import FOR_TABLES
-from cgd.federation.task import Model
-from cgd.practice.model import ConfinedModel
-from cgd.practice.reading import from_frame
-from cgd.practice.setting import Setting
-from cgd.practice.training import train
+from cgd.federation.config import FOR_TABLES
+from cgd.federation.data_schema import Model
+from cgd.local import solo_peers
+from cgd.tabular.loading import from_frame
+from cgd.tabular.model import ConfinedModel
+from cgd.tabular.settings import Setting
+from cgd.tabular.training import train
 
 if TYPE_CHECKING:
-    from cgd.practice.records import Records
+    from cgd.tabular.dataset import Records
 
 MODELS = {"logistic regression": Model("logistic"), "one hidden layer of 32": Model("mlp", (32,))}
 DELTA = Model("logistic").delta

@@ -20,19 +20,20 @@ from rich.console import Console
 from rich.table import Table
 
 from cgd import FixedPoint
-from cgd.protocol.frames import Frame, to_bytes
-from cgd.protocol.members import parts, slices
-from cgd.protocol.messages import SEAL_KEY_BYTES, SHARINGS, Confirm, Ready, Share, Subtotal, SumSpec, Total, Unseal
-from cgd.protocol.secure_sum import SecureSum
-from cgd.protocol.states import State
-from cgd.ring.sharing import KEY_BYTES, ExpandedShares, seal, uniform_words, unseal
+from cgd.secagg.codec import Frame, to_bytes
+from cgd.secagg.masking import KEY_BYTES, ExpandedShares, seal, unseal
+from cgd.secagg.messages import SEAL_KEY_BYTES, SHARINGS, Confirm, Ready, Share, Subtotal, SumSpec, Total, Unseal
+from cgd.secagg.partition import parts, slices
+from cgd.secagg.secret_sharing import uniform_words
+from cgd.secagg.secure_sum import SecureSum
+from cgd.secagg.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from cgd.protocol.messages import Sharing
+    from cgd.secagg.messages import Sharing
 
 MEMBERS = (3, 10, 30, 100)
 MOST_WORK, MOST_BYTES = 2.0, 2.2  # what we hold ourselves to: expanded shares, 10 members

@@ -24,14 +24,14 @@ from torch.nn import functional
 
 from cgd import Grid, InputError
 from cgd.experiments import datasets
-from cgd.simulation.fused import FusedEngine, Network
+from cgd.simulation.fused_engine import FusedEngine, Network
 from cgd.simulation.kernels import CROSS_ENTROPY
-from cgd.simulation.participants import Participants
+from cgd.simulation.population import Participants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cgd.simulation.participants import Mode
+    from cgd.simulation.population import Mode
 
 GIGABYTE = 1e9
 MOST_MEMORY = 6.0

@@ -25,7 +25,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgd.practice.records import Records
+    from cgd.tabular.dataset import Records
 
 COLUMNS, CATEGORICAL, STEPS = 50, 15, 10
 CHUNK_ROWS = 50_000
@@ -50,7 +50,7 @@ class Cost:
 
 def schema() -> Any:
     """What the federation file would say."""
-    from cgd.federation.task import Column, Data
+    from cgd.federation.data_schema import Column, Data
 
     numbers = [Column(f"number {place}", "number") for place in range(COLUMNS - CATEGORICAL - 1)]
     return Data("outcome", (*numbers, *(Column(f"category {place}", "category") for place in range(CATEGORICAL))))
@@ -99,11 +99,11 @@ def measure(path: Path, results: Any) -> None:
     import torch
 
     import cgd
-    from cgd.federation.file import Training
-    from cgd.federation.task import Model
-    from cgd.practice.reading import from_frame, read
-    from cgd.practice.setting import Setting
-    from cgd.practice.training import Trained, train
+    from cgd.federation.config import Training
+    from cgd.federation.data_schema import Model
+    from cgd.tabular.loading import from_frame, read
+    from cgd.tabular.settings import Setting
+    from cgd.tabular.training import Trained, train
 
     torch.set_num_threads(1)
     data = schema()

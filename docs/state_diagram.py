@@ -9,8 +9,8 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from cgd.protocol.frames import KINDS
-from cgd.protocol.states import EXPECTED, TRANSITIONS, State
+from cgd.secagg.codec import KINDS
+from cgd.secagg.states import EXPECTED, TRANSITIONS, State
 
 PICTURE = Path(__file__).parent / "images" / "secure-sum.svg"
 

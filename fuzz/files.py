@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import CGDError
-from cgd.federation.file import Federation
+from cgd.federation.config import Federation
+from cgd.federation.data_schema import Column, Data
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
-from cgd.federation.task import Column, Data
-from cgd.practice.model import load_model
-from cgd.practice.reading import read
-from cgd.practice.run_file import load_run
-from cgd.protocol.charter import Charter
-from cgd.protocol.group import Group
-from cgd.protocol.ledger import Ledger
-from cgd.protocol.messages import Piece
-from cgd.protocol.standings import GroupRow
-from cgd.protocol.takeover import Takeover
+from cgd.reporting.run_file import load_run
+from cgd.secagg.federation_spec import Charter
+from cgd.secagg.group import Group
+from cgd.secagg.journal import Ledger
+from cgd.secagg.journal_transfer import Takeover
+from cgd.secagg.messages import Piece
+from cgd.secagg.positions import GroupRow
+from cgd.tabular.loading import read
+from cgd.tabular.model import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

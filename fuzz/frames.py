@@ -11,10 +11,10 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import FrameError
-from cgd.network import link
-from cgd.protocol import frames
-from cgd.protocol.history import Certificate, Mark, Terms
-from cgd.protocol.standings import Report
+from cgd.secagg import codec
+from cgd.secagg.certificates import Certificate, Mark, Terms
+from cgd.secagg.positions import Report
+from cgd.transport import link
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,14 +30,14 @@ def one_input(data: bytes) -> None:
 
 def read_frame(data: bytes) -> None:
     """Read a frame as an assembly does."""
-    frames.session_of(data)
-    frames.kind_of_frame(data)
+    codec.session_of(data)
+    codec.kind_of_frame(data)
     try:
-        frame = frames.from_bytes(data, "peer")
+        frame = codec.from_bytes(data, "peer")
     except FrameError:
         return
-    written = frames.to_bytes(frame)
-    if frames.from_bytes(written, "peer") != frame or frames.to_bytes(frames.from_bytes(written, "peer")) != written:
+    written = codec.to_bytes(frame)
+    if codec.from_bytes(written, "peer") != frame or codec.to_bytes(codec.from_bytes(written, "peer")) != written:
         raise AssertionError(f"a frame is another one after it was written: {frame}")
 
 
@@ -84,10 +84,10 @@ def read_terms(data: bytes) -> None:
 def read_ready(data: bytes) -> None:
     """Read what a member was ready with, as it is signed."""
     try:
-        content = frames.read_ready(data)
+        content = codec.read_ready(data)
     except (ValueError, TypeError, KeyError):
         return
-    if frames.read_ready(frames.ready_content(*content)) != content:
+    if codec.read_ready(codec.ready_content(*content)) != content:
         raise AssertionError(f"what a member is ready with is something else after it was written: {content}")
 
 

@@ -17,7 +17,7 @@ from support.ideal import ideal_cryptography
 from support.liar import Liar, Outgoing
 
 if TYPE_CHECKING:
-    from cgd.protocol.assembly import Assembly
+    from cgd.secagg.membership import Assembly
 
 STEPS = 300
 LONGEST = 1 << 12

@@ -23,18 +23,13 @@ import torch  # noqa: E402
 from fuzz import files, frames  # noqa: E402
 from zmq.utils import z85  # noqa: E402
 
+from cgd.federation.data_schema import Data, Model  # noqa: E402
 from cgd.federation.keys import PRIVATE, Keys, _public  # noqa: E402
 from cgd.federation.state import record_head  # noqa: E402
-from cgd.federation.task import Data, Model  # noqa: E402
-from cgd.network.link import Datagram, Kind  # noqa: E402
-from cgd.practice.model import ConfinedModel  # noqa: E402
-from cgd.practice.networks import build  # noqa: E402
-from cgd.practice.preparation import Preparation  # noqa: E402
-from cgd.practice.statistics import Category, Number, Target  # noqa: E402
-from cgd.protocol.frames import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
-from cgd.protocol.history import Mark  # noqa: E402
-from cgd.protocol.ledger import Ledger  # noqa: E402
-from cgd.protocol.messages import (  # noqa: E402
+from cgd.secagg.certificates import Mark  # noqa: E402
+from cgd.secagg.codec import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
+from cgd.secagg.journal import Ledger  # noqa: E402
+from cgd.secagg.messages import (  # noqa: E402
     Abort,
     Again,
     Ask,
@@ -49,6 +44,11 @@ from cgd.protocol.messages import (  # noqa: E402
     Standing,
     Total,
 )
+from cgd.tabular.federated_stats import Category, Number, Target  # noqa: E402
+from cgd.tabular.model import ConfinedModel  # noqa: E402
+from cgd.tabular.models import build  # noqa: E402
+from cgd.tabular.preprocessing import Preparation  # noqa: E402
+from cgd.transport.link import Datagram, Kind  # noqa: E402
 from support import dishonest, runs  # noqa: E402
 from support.dishonest import World  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402

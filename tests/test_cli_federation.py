@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.cli.display import EventFile
-from cgd.federation.file import Federation
+from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
 from support.federations import Colony
 from support.ports import free_port

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cgd.baselines.solo import solo_peers
 from cgd.cli import main
 from cgd.cli.display import log_events
 from cgd.errors import InputError
-from cgd.federation.file import FOR_TABLES, Federation
+from cgd.federation.config import FOR_TABLES, Federation
 from cgd.federation.keys import Keys
-from cgd.practice.history import FILE as HISTORY
-from cgd.practice.model import ConfinedModel
-from cgd.practice.training import train
+from cgd.local import solo_peers
+from cgd.tabular.metrics_log import FILE as HISTORY
+from cgd.tabular.model import ConfinedModel
+from cgd.tabular.training import train
 from support import runs
 from support.practice import DATA, SCHEMA, federation_file, records, setting, table, write_csv
 

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from cgd.errors import LocalProtocolError
-from cgd.protocol.catching_up import CatchingUp
-from cgd.protocol.group import Group
-from cgd.protocol.history import Mark, acceptable
-from cgd.protocol.ledger import Ledger
-from cgd.protocol.standings import GroupRow
+from cgd.secagg.certificates import Mark, acceptable
+from cgd.secagg.group import Group
+from cgd.secagg.journal import Ledger
+from cgd.secagg.positions import GroupRow
+from cgd.secagg.view_change import CatchingUp
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "models"))

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from cgd.cli import app
 from cgd.errors import InputError
-from cgd.federation.file import FOR_TABLES, Federation
-from cgd.federation.task import Model
-from cgd.practice.networks import build
-from cgd.practice.training import train
+from cgd.federation.config import FOR_TABLES, Federation
+from cgd.federation.data_schema import Model
+from cgd.tabular.models import build
+from cgd.tabular.training import train
 from support.pages import script
 from support.practice import federation_file, records, setting, table, together
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cgd.audit import verdicts
-from cgd.privacy.catalogue import CATALOGUE
+from cgd.audit.registry import CATALOGUE
 from mutate import Mutation, mutations
 from support.pages import script
 

@@ -34,32 +34,32 @@ if TYPE_CHECKING:
     from cgd.errors import TransportError as TransportError
     from cgd.errors import UnconfinedWarning as UnconfinedWarning
     from cgd.errors import WeightError as WeightError
-    from cgd.federation.joining import join as join
-    from cgd.learning.confinement import Origin as Origin
-    from cgd.learning.confinement import confine as confine
-    from cgd.learning.grid import Block as Block
-    from cgd.learning.grid import Cell as Cell
-    from cgd.learning.grid import Grid as Grid
-    from cgd.learning.optimizer import ConfinedAdam as ConfinedAdam
-    from cgd.learning.optimizer import ConfinedOptimizer as ConfinedOptimizer
-    from cgd.learning.optimizer import ConfinedSGD as ConfinedSGD
-    from cgd.learning.schedule import InverseSquareLR as InverseSquareLR
-    from cgd.learning.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
-    from cgd.network.local import LocalPeers as LocalPeers
-    from cgd.network.local import local_peers as local_peers
-    from cgd.network.peers import Peers as Peers
-    from cgd.practice.model import ConfinedModel as ConfinedModel
-    from cgd.practice.model import load_model as load_model
-    from cgd.ring.fixed_point import FixedPoint as FixedPoint
-    from cgd.ring.sharing import reconstruct as reconstruct
-    from cgd.ring.sharing import split as split
+    from cgd.federation.member import join as join
+    from cgd.local import LocalPeers as LocalPeers
+    from cgd.local import local_peers as local_peers
+    from cgd.optim.grid import Block as Block
+    from cgd.optim.grid import Cell as Cell
+    from cgd.optim.grid import Grid as Grid
+    from cgd.optim.lr_scheduler import InverseSquareLR as InverseSquareLR
+    from cgd.optim.optimizer import ConfinedAdam as ConfinedAdam
+    from cgd.optim.optimizer import ConfinedOptimizer as ConfinedOptimizer
+    from cgd.optim.optimizer import ConfinedSGD as ConfinedSGD
+    from cgd.optim.origin import Origin as Origin
+    from cgd.optim.origin import confine as confine
+    from cgd.optim.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
+    from cgd.peers import Peers as Peers
+    from cgd.secagg.fixed_point import FixedPoint as FixedPoint
+    from cgd.secagg.secret_sharing import reconstruct as reconstruct
+    from cgd.secagg.secret_sharing import split as split
     from cgd.simulation.colony import Colony as Colony
-    from cgd.simulation.history import Evaluation as Evaluation
-    from cgd.simulation.history import History as History
-    from cgd.simulation.history import Spread as Spread
-    from cgd.simulation.modules import Ring as Ring
-    from cgd.simulation.participants import participant_seed as participant_seed
+    from cgd.simulation.module_engine import Ring as Ring
+    from cgd.simulation.population import participant_seed as participant_seed
+    from cgd.simulation.result import Evaluation as Evaluation
+    from cgd.simulation.result import History as History
+    from cgd.simulation.result import Spread as Spread
     from cgd.simulation.simulate import simulate as simulate
+    from cgd.tabular.model import ConfinedModel as ConfinedModel
+    from cgd.tabular.model import load_model as load_model
 
 _HOME = {
     "errors": (
@@ -84,21 +84,21 @@ _HOME = {
         "UnconfinedWarning",
         "WeightError",
     ),
-    "federation.joining": ("join",),
-    "learning.confinement": ("Origin", "confine"),
-    "learning.grid": ("Block", "Cell", "Grid"),
-    "learning.optimizer": ("ConfinedAdam", "ConfinedOptimizer", "ConfinedSGD"),
-    "learning.schedule": ("InverseSquareLR",),
-    "learning.vertical": ("JOINT_REVEALS_RECORDS",),
-    "network.local": ("LocalPeers", "local_peers"),
-    "network.peers": ("Peers",),
-    "practice.model": ("ConfinedModel", "load_model"),
-    "ring.fixed_point": ("FixedPoint",),
-    "ring.sharing": ("reconstruct", "split"),
+    "federation.member": ("join",),
+    "optim.origin": ("Origin", "confine"),
+    "optim.grid": ("Block", "Cell", "Grid"),
+    "optim.optimizer": ("ConfinedAdam", "ConfinedOptimizer", "ConfinedSGD"),
+    "optim.lr_scheduler": ("InverseSquareLR",),
+    "optim.vertical": ("JOINT_REVEALS_RECORDS",),
+    "local": ("LocalPeers", "local_peers"),
+    "peers": ("Peers",),
+    "tabular.model": ("ConfinedModel", "load_model"),
+    "secagg.fixed_point": ("FixedPoint",),
+    "secagg.secret_sharing": ("reconstruct", "split"),
     "simulation.colony": ("Colony",),
-    "simulation.history": ("Evaluation", "History", "Spread"),
-    "simulation.modules": ("Ring",),
-    "simulation.participants": ("participant_seed",),
+    "simulation.result": ("Evaluation", "History", "Spread"),
+    "simulation.module_engine": ("Ring",),
+    "simulation.population": ("participant_seed",),
     "simulation.simulate": ("simulate",),
 }
 _MODULE_OF = {name: f"cgd.{module}" for module, names in _HOME.items() for name in names}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd.audit import folder, results
-from cgd.audit.running import Outcome
+from cgd.audit.runner import Outcome
 from support import audits
 from support.pages import EVIL, Page
 

@@ -11,20 +11,20 @@ import pytest
 
 import cgd
 from cgd.audit import folder, results
-from cgd.audit.running import run
+from cgd.audit.examination import EXAMINED
+from cgd.audit.runner import run
 from cgd.audit.sources import RecordingPart, plan_for
 from cgd.errors import InputError
-from cgd.federation.task import Model
-from cgd.practice.recorder import Recorder
-from cgd.practice.training import train
-from cgd.privacy.examination import EXAMINED
+from cgd.federation.data_schema import Model
+from cgd.tabular.trace_writer import Recorder
+from cgd.tabular.training import train
 from support.audits import WHEN, Watch
 from support.practice import NUMBER, records, setting, table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.practice.training import Trained
+    from cgd.tabular.training import Trained
 
 pytestmark = pytest.mark.slow
 

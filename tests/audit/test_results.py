@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cgd.audit import folder, results
 from cgd.audit.page import render
-from cgd.audit.running import Done, Outcome
+from cgd.audit.runner import Done, Outcome
 from cgd.errors import InputError
 from support import audits
 

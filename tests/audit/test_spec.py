@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.audit import results
-from cgd.audit.running import run
+from cgd.audit.examination import EXAMINED
+from cgd.audit.runner import run
 from cgd.audit.sources import plan_for
+from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
-from cgd.privacy.examination import EXAMINED
-from cgd.privacy.view import SCHEMES
 from support.audits import WHEN, Watch
 
 if TYPE_CHECKING:

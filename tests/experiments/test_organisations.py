@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cgd.experiments.organisations import split
-from cgd.practice.reading import read
+from cgd.tabular.loading import read
 
 REAL = pytest.mark.skipif(
     not (Path(os.environ.get("CGD_DATA", "none")) / "adult").exists(), reason="CGD_DATA has no adult and credit-default"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.experiments.spec import Entry, Experiment
-    from cgd.simulation.course import OnStep
-    from cgd.simulation.history import History
+    from cgd.simulation.loop import OnStep
+    from cgd.simulation.result import History
 
 pytestmark = pytest.mark.slow
 

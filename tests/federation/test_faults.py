@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cgd import Cell, local_peers, simulate
-from cgd.federation import editing, file
+from cgd.federation import config, config_edit
 from cgd.federation.keys import Keys
 from support.federations import NAMES, Colony
 from support.ports import free_port
@@ -102,7 +102,7 @@ def test_a_bad_network_changes_nothing(colony: Colony) -> None:
     text = colony.path.read_text()
     routes, listen = {}, {}
     for name in NAMES:
-        address = file.Federation.load(colony.path).participant(name).address
+        address = config.Federation.load(colony.path).participant(name).address
         port, proxy = int(address.rsplit(":", 1)[1]), free_port()
         routes[proxy] = port
         listen[name] = f"tcp://127.0.0.1:{port}"
@@ -134,11 +134,13 @@ def test_a_participant_is_removed_for_good_and_another_joins_late(colony: Colony
     colony.until_step(10)
     colony.kill("dan")
     reached = int((colony.folder / "ada.step").read_text())
-    editing.without(colony.path, "dan")
+    config_edit.without(colony.path, "dan")
     colony.until_step(reached + 10)
     keys = Keys.generate("fay")
     keys.save(colony.folder)
-    editing.with_participant(colony.path, file.Participant("fay", f"tcp://127.0.0.1:{free_port()}", keys.public, None))
+    config_edit.with_participant(
+        colony.path, config.Participant("fay", f"tcp://127.0.0.1:{free_port()}", keys.public, None)
+    )
     colony.start("fay", PAUSE="0.1")
     codes = colony.wait()
     assert set(codes) == {"ada", "bob", "cleo", "eve", "fay"}
@@ -152,7 +154,7 @@ def test_a_participant_is_removed_for_good_and_another_joins_late(colony: Colony
 def test_whoever_is_removed_is_told(colony: Colony) -> None:
     colony.start_all(PAUSE="0.2")
     colony.until_step(3)
-    editing.without(colony.path, "dan")
+    config_edit.without(colony.path, "dan")
     assert colony.processes["dan"].wait(60) == 2
     assert "dan is no longer in the federation: it was removed in epoch 2" in colony.said("dan")
 

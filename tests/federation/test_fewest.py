@@ -11,22 +11,22 @@ import torch
 
 import cgd
 from cgd.errors import InputError, MembershipError
-from cgd.federation import joining
-from cgd.federation.file import Federation, Training
-from cgd.federation.hub import FederationHub
+from cgd.federation import member
+from cgd.federation.config import Federation, Training
+from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.hub_server import FederationHub
 from cgd.federation.keys import Keys, Participant
-from cgd.federation.task import Column, Data, Model
-from cgd.learning.grid import Cell, Grid
-from cgd.learning.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, late_fusion
-from cgd.practice.predicting import row_of
-from cgd.practice.setting import Setting
-from cgd.practice.wide_sums import wide_sum
-from cgd.protocol.assembly import Assembly
-from cgd.protocol.charter import Charter
-from cgd.protocol.group import Group
-from cgd.protocol.ledger import Ledger
-from cgd.protocol.reports import Reports
-from cgd.protocol.statements import Dossier, Notary
+from cgd.optim.grid import Cell, Grid
+from cgd.optim.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, late_fusion
+from cgd.secagg.federation_spec import Charter
+from cgd.secagg.group import Group
+from cgd.secagg.journal import Ledger
+from cgd.secagg.membership import Assembly
+from cgd.secagg.position_reports import Reports
+from cgd.secagg.statements import Dossier, Notary
+from cgd.tabular.predict import row_of
+from cgd.tabular.settings import Setting
+from cgd.tabular.wide_sums import wide_sum
 from support.identities import identity, public_keys
 from support.lives import Village, found
 
@@ -167,7 +167,7 @@ def test_a_file_that_leaves_two_is_not_taken_over_and_nothing_is_summed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Cleo is killed, and somebody writes a file without it by hand: ada and bob go on waiting for it."""
-    monkeypatch.setattr(joining, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
     names: Sequence[str] = ("ada", "bob", "cleo")
     with Village(found(tmp_path, names), tmp_path / "state") as village:
         village.start_all(sum_twice, halt=1)

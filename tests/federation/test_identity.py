@@ -14,9 +14,9 @@ import pytest
 
 import cgd
 from cgd.errors import InputError, PeerTimeoutError, TransportError
-from cgd.federation import file
-from cgd.federation.joining import Membership
+from cgd.federation import config
 from cgd.federation.keys import Keys
+from cgd.federation.member import Membership
 from support.federations import Colony
 from support.ports import free_port
 
@@ -77,7 +77,7 @@ class Town(Colony):
         return path
 
     def address(self, name: str) -> str:
-        return file.Federation.load(self.path).participant(name).address
+        return config.Federation.load(self.path).participant(name).address
 
     def public_key(self, name: str) -> str:
         return Keys.load(self.folder / f"{name}.key").public
@@ -202,7 +202,7 @@ def test_another_version_of_cgd_is_refused(town: Town, monkeypatch: pytest.Monke
 
 
 def test_another_version_of_the_link_is_refused(town: Town, caplog: pytest.LogCaptureFixture) -> None:
-    program = "import cgd.network.link as link; link.VERSION = 2; from cgd.cli import main; main()"
+    program = "import cgd.transport.link as link; link.VERSION = 2; from cgd.cli import main; main()"
     options = ["join", str(town.path), "--as", "ada", "--run", "summing:once", "--timeout", "4"]
     bob = town.join("bob")
     other = subprocess.run(

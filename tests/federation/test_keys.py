@@ -13,9 +13,9 @@ import zmq
 
 from cgd import InputError
 from cgd.federation.keys import Keys, Participant, curve_key, is_key, public_key, public_keys
-from cgd.federation.texts import replace_text
-from cgd.network.addresses import host_and_port
-from cgd.protocol.identity import PublicKeys
+from cgd.files import replace_text
+from cgd.secagg.identity import PublicKeys
+from cgd.transport.addresses import host_and_port
 
 if TYPE_CHECKING:
     from pathlib import Path

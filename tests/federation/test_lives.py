@@ -34,13 +34,13 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.federation import editing, joining
+from cgd.federation import config_edit, member
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
-from cgd.network import conductor
-from cgd.protocol.ledger import Ledger
-from cgd.protocol.messages import Confirm, Message, Piece, Ready, Total, Unseal
-from cgd.protocol.statements import slot_of, statement
+from cgd.secagg.journal import Ledger
+from cgd.secagg.messages import Confirm, Message, Piece, Ready, Total, Unseal
+from cgd.secagg.statements import slot_of, statement
+from cgd.transport import runtime
 from support.lives import DEADLINE_SECONDS, FEDERATION, Life, Training, Village, found, stranger, undisturbed, until
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd import Peers
-    from cgd.protocol.frames import Frame
-    from cgd.protocol.messages import PeerId
+    from cgd.secagg.codec import Frame
+    from cgd.secagg.messages import PeerId
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def grid(rectangle: Path, tmp_path: Path) -> Iterator[Village]:
 @pytest.fixture
 def seldom_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody saves its whole ledger but at an orderly end."""
-    monkeypatch.setattr(conductor, "SAVE_SECONDS", NEVER)
+    monkeypatch.setattr(runtime, "SAVE_SECONDS", NEVER)
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ def test_a_folder_that_cannot_be_used_is_told_before_anything_begins(village: Vi
 def test_a_full_disk_stops_nothing(
     village: Village, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(conductor, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(runtime, "SAVE_SECONDS", 0.0)
     village.start_all(Training(), halt=0)
     folder, plain = village.folder("ada"), StateFolder._open
 
@@ -592,7 +592,7 @@ def test_who_leaves_in_order_is_heard_to_leave(village: Village) -> None:
 def test_who_waits_for_long_says_for_whom(
     village: Village, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(conductor, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(runtime, "TELL_SECONDS", 0.1)
     village.start("ada", Summing())
     village.until(lambda: "ada waits for bob: " in caplog.text)
     for name in ("bob", "cleo"):
@@ -856,7 +856,7 @@ def test_a_process_that_lost_its_place_harms_nobody(village: Village, quiet: dic
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The federation file is looked at all the time."""
-    monkeypatch.setattr(joining, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -869,7 +869,7 @@ def own(tmp_path: Path, watched: None) -> Iterator[Village]:
 def add(village: Village, name: str) -> None:
     keys = Keys.generate(name)
     keys.save(village.path.parent)
-    editing.with_participant(village.path, stranger(keys, len(village.names)))
+    config_edit.with_participant(village.path, stranger(keys, len(village.names)))
 
 
 def all_in_epoch(village: Village, epoch: int) -> bool:
@@ -917,7 +917,7 @@ def test_a_count_that_was_under_way_is_made_anew_with_the_members_that_are_left(
         own.start(name, Training(), halt=0 if name in ("bob", "dan") else None)
     own.until(lambda: all(own[name].waits_for("Ready", "bob", "dan") for name in ("ada", "cleo", "eve")))
     own.kill("bob", "dan")
-    editing.without(own.path, "dan")
+    config_edit.without(own.path, "dan")
     own.start("bob", Training())
     results = own.results()
     assert set(results) == {"ada", "bob", "cleo", "eve"}

@@ -11,7 +11,7 @@ import pytest
 
 from cgd.errors import InputError
 from cgd.federation.state import StateFolder
-from cgd.protocol.ledger import Ledger
+from cgd.secagg.journal import Ledger
 from support.wire import spec
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from cgd import Grid
-from cgd.simulation.fused import SHARDS, FusedEngine, Network, known_loss
+from cgd.simulation.fused_engine import SHARDS, FusedEngine, Network, known_loss
 from cgd.simulation.kernels import BLOCK, CROSS_ENTROPY, SQUARED_ERROR, STRIPE, TILE
-from cgd.simulation.modules import ModuleEngine
-from cgd.simulation.participants import Participants
+from cgd.simulation.module_engine import ModuleEngine
+from cgd.simulation.population import Participants
 from support.networks import FEATURES, blocks, fully_connected
 
 if TYPE_CHECKING:

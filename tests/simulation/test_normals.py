@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cgd.learning.normal import normal_quantile, standard_normal
+from cgd.optim.normal import normal_quantile, standard_normal
 from cgd.simulation import normals
 
 

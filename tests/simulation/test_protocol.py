@@ -21,15 +21,15 @@ from cgd import (
     participant_seed,
     simulate,
 )
-from cgd.learning.displacement import AdamDescent, Descent
-from cgd.learning.vertical import JointFirstLayer, late_fusion, narrow
+from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.vertical import JointFirstLayer, late_fusion, narrow
 from support.networks import CLASSES, FEATURES, blocks, fully_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd import Block, ConfinedOptimizer, LocalPeers, Peers
-    from cgd.learning.displacement import Rule
+    from cgd.optim.displacement import Rule
 
 STEPS, LR, DELTA, SEED = 6, 0.3, 0.2, 4
 build = fully_connected(FEATURES, 8, CLASSES)

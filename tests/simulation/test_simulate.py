@@ -23,7 +23,7 @@ from cgd import (
     participant_seed,
     simulate,
 )
-from cgd.learning.displacement import Descent
+from cgd.optim.displacement import Descent
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 
 if TYPE_CHECKING:

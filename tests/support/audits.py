@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cgd.audit import results
+from cgd.audit.attacks import gram
 from cgd.audit.pictures import strip
 from cgd.audit.plan import Plan, Source
-from cgd.audit.running import Done, Measured, Outcome
-from cgd.privacy import gram
-from cgd.privacy.catalogue import Attack
-from cgd.privacy.view import Finding, Inapplicable
+from cgd.audit.registry import Attack
+from cgd.audit.runner import Done, Measured, Outcome
+from cgd.audit.view import Finding, Inapplicable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.audit import plan as plans
-    from cgd.privacy.view import Scheme
+    from cgd.audit.view import Scheme
 
 WHEN = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

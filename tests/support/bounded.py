@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from cgd.network.sockets import Contact
-from cgd.network.zeromq import ZeroMQTransport
-from cgd.protocol.messages import HUB
+from cgd.secagg.messages import HUB
+from cgd.transport.connections import Contact
+from cgd.transport.zeromq import ZeroMQTransport
 from support.ports import free_port
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ FLOOD_PARTS = 1000
 # Every line on its standard input is answered with a line; each answer opens files, as any program does.
 PROGRAM = """
 import json, logging, os, pathlib, resource, sys, threading
-from cgd.network.hub import Hub
-from cgd.network.sockets import Contact
-from cgd.network.zeromq import ZeroMQTransport
-from cgd.protocol.messages import HUB
+from cgd.transport.hub import Hub
+from cgd.transport.connections import Contact
+from cgd.transport.zeromq import ZeroMQTransport
+from cgd.secagg.messages import HUB
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 setup = json.loads(sys.stdin.readline())

@@ -36,12 +36,12 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.protocol import secure_sum
-from cgd.protocol.assembly import Assembly
-from cgd.protocol.charter import Charter
-from cgd.protocol.identity import Identity
-from cgd.protocol.ledger import Ledger, Step
-from cgd.ring.sharing import ExpandedShares
+from cgd.secagg import secure_sum
+from cgd.secagg.federation_spec import Charter
+from cgd.secagg.identity import Identity
+from cgd.secagg.journal import Ledger, Step
+from cgd.secagg.masking import ExpandedShares
+from cgd.secagg.membership import Assembly
 from support.liar import Liar
 from support.wire import spec
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.protocol.secure_sum import SecureSum
+    from cgd.secagg.secure_sum import SecureSum
 
 LIAR = "c"
 HONEST = ("a", "b", "d", "e")

@@ -10,7 +10,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cgd.federation import editing, file
+from cgd.federation import config as file
+from cgd.federation import config_edit
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
 from support.ports import free_port
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from cgd.learning.grid import Cell
+    from cgd.optim.grid import Cell
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve")
 
@@ -137,7 +138,7 @@ class Colony:
             keys.save(folder)
             site = file.HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public)
         settings = replace(file.Training(), **training)  # type: ignore[arg-type]
-        editing.new(self.path, "trial", participants, settings, site)
+        config_edit.new(self.path, "trial", participants, settings, site)
 
     @property
     def names(self) -> list[str]:

@@ -37,14 +37,14 @@ from torch.nn import functional
 from zmq.utils import z85
 
 import cgd
-from cgd.federation.file import Federation
+from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
-from cgd.learning.displacement import AdamDescent, Descent
-from cgd.learning.vertical import JointFirstLayer, narrow
-from cgd.practice.reading import read
-from cgd.practice.setting import Setting
-from cgd.practice.training import train as train_on_table
-from cgd.ring.fixed_point import FixedPoint
+from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.vertical import JointFirstLayer, narrow
+from cgd.secagg.fixed_point import FixedPoint
+from cgd.tabular.loading import read
+from cgd.tabular.settings import Setting
+from cgd.tabular.training import train as train_on_table
 from support import golden_program
 from support.federations import NAMES
 from support.forking import Forked, ForkedColony
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.network.recording import Addend
+    from cgd.transport.tap import Addend
 
     Digests = dict[str, str]
 

@@ -13,20 +13,20 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import cgd
-from cgd.federation import editing
-from cgd.federation.file import Federation
+from cgd.federation import config_edit
+from cgd.federation.config import Federation
 from cgd.federation.keys import HubSite, Participant, curve_key
 from cgd.federation.state import record_head
-from cgd.learning.counting import _pledge
-from cgd.learning.displacement import AdamDescent, Descent
-from cgd.learning.recovery import common_state
-from cgd.network.link import Datagram, Kind
-from cgd.network.sealing import Sealing
-from cgd.protocol.ephemeral import Ephemeral, View, common_key, pair
-from cgd.protocol.frames import KINDS, Frame, to_bytes
-from cgd.protocol.history import Mark, Terms
-from cgd.protocol.ledger import Ledger, Step
-from cgd.protocol.messages import (
+from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.recovery import common_state
+from cgd.optim.sample_count import _pledge
+from cgd.secagg.certificates import Mark, Terms
+from cgd.secagg.codec import KINDS, Frame, to_bytes
+from cgd.secagg.journal import Ledger, Step
+from cgd.secagg.key_agreement import Ephemeral, View, common_key, pair
+from cgd.secagg.mac import Tagging
+from cgd.secagg.masking import ExpandedShares, seal
+from cgd.secagg.messages import (
     Abort,
     Again,
     Ask,
@@ -47,10 +47,10 @@ from cgd.protocol.messages import (
     Total,
     Unseal,
 )
-from cgd.protocol.standings import GroupRow, Report, StateRow, digest_of_reports
-from cgd.protocol.statements import slot_of, statement
-from cgd.ring.sharing import ExpandedShares, seal
-from cgd.ring.tags import Tagging
+from cgd.secagg.positions import GroupRow, Report, StateRow, digest_of_reports
+from cgd.secagg.statements import slot_of, statement
+from cgd.transport.channel import Sealing
+from cgd.transport.link import Datagram, Kind
 from support.histories import enter
 from support.identities import identity, public_keys
 
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.federation.keys import Keys
-    from cgd.learning.displacement import Rule
-    from cgd.protocol.charter import Charter
-    from cgd.protocol.messages import Message
+    from cgd.optim.displacement import Rule
+    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.messages import Message
 
 MEMBERS = ("ada", "bob", "cleo")
 SPEC = SumSpec((2, 3), "float32", 32, 20, "expanded", "mesh", "", "a context, é", True)
@@ -199,7 +199,7 @@ def federations(fixed_keys: Callable[[str], Keys]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         private, public = keys["ada"].save(folder)
-        full = editing.new(folder / "full.toml", "trial", participants, None, hub, SCHEMA)
+        full = config_edit.new(folder / "full.toml", "trial", participants, None, hub, SCHEMA)
         parts = {
             "key file": private.read_bytes() + public.read_bytes(),
             "federation file": (folder / "full.toml").read_bytes(),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.protocol.frames import spec_bytes
-from cgd.protocol.history import Certificate, Terms, opening_digest
-from cgd.protocol.ledger import Ledger
-from cgd.protocol.statements import slot_of, statement
-from cgd.ring.sharing import seal
+from cgd.secagg.certificates import Certificate, Terms, opening_digest
+from cgd.secagg.codec import spec_bytes
+from cgd.secagg.journal import Ledger
+from cgd.secagg.masking import seal
+from cgd.secagg.statements import slot_of, statement
 from support.identities import identity
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.protocol.ledger import Step
-    from cgd.protocol.messages import SumSpec
+    from cgd.secagg.journal import Step
+    from cgd.secagg.messages import SumSpec
 
 VIEW = sha256(b"a view of before").digest()
 

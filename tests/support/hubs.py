@@ -10,16 +10,16 @@ import numpy as np
 import zmq
 
 from cgd.errors import HubError
-from cgd.network.conductor import Conductor
-from cgd.network.group_driver import GroupDriver
-from cgd.network.hub import Hub, Visitor
-from cgd.network.peers import Peers, SumSettings
-from cgd.network.sockets import Contact
-from cgd.network.zeromq import ZeroMQTransport
-from cgd.protocol.assembly import Assembly
-from cgd.protocol.charter import Charter
-from cgd.protocol.ledger import Ledger
-from cgd.protocol.messages import HUB
+from cgd.peers import Peers, SumSettings
+from cgd.secagg.federation_spec import Charter
+from cgd.secagg.journal import Ledger
+from cgd.secagg.membership import Assembly
+from cgd.secagg.messages import HUB
+from cgd.transport.connections import Contact
+from cgd.transport.group_driver import GroupDriver
+from cgd.transport.hub import Hub, Visitor
+from cgd.transport.runtime import Conductor
+from cgd.transport.zeromq import ZeroMQTransport
 from support.identities import identity, public_keys
 from support.ports import free_port
 

@@ -13,8 +13,8 @@ from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from cgd.protocol import ephemeral, noise
-from cgd.protocol.identity import Identity, PublicKeys
+from cgd.secagg import key_agreement, noise
+from cgd.secagg.identity import Identity, PublicKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def _expand(chaining_key: bytes, secret: bytes) -> tuple[bytes, bytes]:
     return digest[:32], digest[32:]
 
 
-def _ephemeral(self: ephemeral.Ephemeral) -> None:
+def _ephemeral(self: key_agreement.Ephemeral) -> None:
     self.private = Private()  # type: ignore[assignment]
     self.public = self.private.public  # type: ignore[attr-defined]
 
@@ -72,6 +72,6 @@ def ideal_cryptography() -> Iterator[None]:
         patch.object(PublicKeys, "verify", _verify),
         patch.object(noise, "agree", agree),
         patch.object(noise, "_expand", _expand),
-        patch.object(ephemeral.Ephemeral, "__init__", _ephemeral),
+        patch.object(key_agreement.Ephemeral, "__init__", _ephemeral),
     ):
         yield

@@ -6,12 +6,12 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from cgd.protocol.identity import Identity
+from cgd.secagg.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cgd.protocol.identity import PublicKeys
+    from cgd.secagg.identity import PublicKeys
 
 
 @cache

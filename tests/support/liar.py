@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import FrameError
-from cgd.protocol.frames import KINDS, Frame, from_bytes, hello_content, ready_content, to_bytes
-from cgd.protocol.history import Mark, Terms
-from cgd.protocol.ledger import Ledger, Step
-from cgd.protocol.messages import (
+from cgd.secagg.certificates import Mark, Terms
+from cgd.secagg.codec import KINDS, Frame, from_bytes, hello_content, ready_content, to_bytes
+from cgd.secagg.journal import Ledger, Step
+from cgd.secagg.masking import seal
+from cgd.secagg.messages import (
     NO_SIGNATURE,
     Abort,
     Ask,
@@ -35,16 +36,15 @@ from cgd.protocol.messages import (
     Total,
     Unseal,
 )
-from cgd.protocol.standings import GroupRow, Report, StateRow
-from cgd.protocol.statements import slot_of, statement
-from cgd.ring.sharing import seal
+from cgd.secagg.positions import GroupRow, Report, StateRow
+from cgd.secagg.statements import slot_of, statement
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection
 
-    from cgd.protocol.assembly import Assembly
-    from cgd.protocol.identity import Identity
+    from cgd.secagg.identity import Identity
+    from cgd.secagg.membership import Assembly
 
 Outgoing = tuple[str, bytes]
 

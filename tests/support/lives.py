@@ -22,19 +22,19 @@ from torch import nn
 
 import cgd
 from cgd.errors import CGDError, ClosedError
-from cgd.federation import editing, file, joining
+from cgd.federation import config, config_edit, member
 from cgd.federation.keys import Keys
-from cgd.network.transport import PeerStatus
-from cgd.protocol.frames import Frame, from_bytes, to_bytes
+from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.transport.base import PeerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cgd import Peers
-    from cgd.learning.grid import Cell
-    from cgd.protocol.ledger import Ledger
-    from cgd.protocol.messages import Message, PeerId
+    from cgd.optim.grid import Cell
+    from cgd.secagg.journal import Ledger
+    from cgd.secagg.messages import Message, PeerId
 
     Program = Callable[["Life"], Any]
 
@@ -234,7 +234,7 @@ class Life:
         error: what it raised.
     """
 
-    def __init__(self, membership: joining.Membership, program: Program, halt: int | None = None) -> None:
+    def __init__(self, membership: member.Membership, program: Program, halt: int | None = None) -> None:
         assert isinstance(membership.conductor.transport, Connection)
         self.membership = membership
         self.connection = membership.conductor.transport
@@ -336,13 +336,13 @@ def found(folder: Path, names: Sequence[str], cells: Sequence[Cell] = ()) -> Pat
         keys = Keys.generate(name)
         keys.save(folder)
         participants.append(stranger(keys, place, cells[place] if cells else None))
-    editing.new(folder / "federation.toml", FEDERATION, participants)
+    config_edit.new(folder / "federation.toml", FEDERATION, participants)
     return folder / "federation.toml"
 
 
-def stranger(keys: Keys, place: int, cell: Cell | None = None) -> file.Participant:
+def stranger(keys: Keys, place: int, cell: Cell | None = None) -> config.Participant:
     """A participant at an address where nobody looks."""
-    return file.Participant(keys.name, f"tcp://127.0.0.1:{7000 + place}", keys.public, cell)
+    return config.Participant(keys.name, f"tcp://127.0.0.1:{7000 + place}", keys.public, cell)
 
 
 class Village:
@@ -361,7 +361,7 @@ class Village:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return file.Federation.load(self.path).names
+        return config.Federation.load(self.path).names
 
     def __getitem__(self, name: str) -> Life:
         return self.lives[name]
@@ -391,8 +391,8 @@ class Village:
     ) -> Life:
         """Begin a life; `path` and `state` are a federation file and a state folder of its own, if it has some."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(joining, "ZeroMQTransport", self.network.connect)
-            membership = joining.Membership(
+            patch.setattr(member, "ZeroMQTransport", self.network.connect)
+            membership = member.Membership(
                 path or self.path,
                 name,
                 key=self.path.parent / f"{name}.key",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.federation.task import Column
+    from cgd.federation.data_schema import Column
 
 NOTHING = "nothing of the kind"
 

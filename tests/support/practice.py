@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import cgd
-from cgd.federation import editing
-from cgd.federation.file import Training
+from cgd.federation import config_edit
+from cgd.federation.config import Training
+from cgd.federation.data_schema import Column, Data, Model
 from cgd.federation.keys import HubSite, Keys, Participant
-from cgd.federation.task import Column, Data, Model
-from cgd.practice.reading import from_frame
-from cgd.practice.setting import Setting
+from cgd.tabular.loading import from_frame
+from cgd.tabular.settings import Setting
 from support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from cgd.learning.grid import Cell
-    from cgd.network.local import LocalPeers
-    from cgd.network.peers import Peers
-    from cgd.practice.records import Records
+    from cgd.local import LocalPeers
+    from cgd.optim.grid import Cell
+    from cgd.peers import Peers
+    from cgd.tabular.dataset import Records
 
 COLUMNS = (Column("age", "number"), Column("dose", "number"), Column("ward", "category"))
 DATA = Data("outcome", COLUMNS)
@@ -139,7 +139,7 @@ def federation_file(
         keys = make_keys("hub")
         keys.save(folder)
         hub, training = HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public), {"opening": "hub", **training}
-    editing.new(path, "trial", participants, replace(TRAINING, **training), hub, schema)
+    config_edit.new(path, "trial", participants, replace(TRAINING, **training), hub, schema)
     return path
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.practice.scores import classification_scores, regression_scores
+from cgd.tabular.metrics import classification_scores, regression_scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,16 +6,16 @@ import os
 from typing import TYPE_CHECKING
 
 from cgd import LocalPeers, Peers
-from cgd.network.driver import SessionDriver
-from cgd.protocol.session import Session
+from cgd.secagg.session import Session
+from cgd.transport.driver import SessionDriver
 from support.wire import pair_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cgd.network.peers import SumSettings
-    from cgd.network.transport import Transport
-    from cgd.protocol.messages import Buffer
+    from cgd.peers import SumSettings
+    from cgd.secagg.messages import Buffer
+    from cgd.transport.base import Transport
 
 MEMBERS = ("a", "b", "c")
 

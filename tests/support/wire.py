@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import DisagreementError, RemoteProtocolError
-from cgd.protocol.adding import Adder
-from cgd.protocol.messages import HUB, SumSpec
-from cgd.protocol.reducing import HubSide
-from cgd.protocol.session import Session
+from cgd.secagg.hub_aggregator import Adder
+from cgd.secagg.messages import HUB, SumSpec
+from cgd.secagg.reduction import HubSide
+from cgd.secagg.session import Session
 
 if TYPE_CHECKING:
     import random
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.protocol.messages import Opening, Sharing
+    from cgd.secagg.messages import Opening, Sharing
 
 
 # Without the hub, which is no member and needs a place of its own on the wire.

@@ -1,1 +1,1 @@
-"""Layer 10, the audit: attacks run (`running.py`), what came of them kept (`results.py`) and shown to people."""
+"""Layer 10, the audit: views of a coalition, attacks on them, runs of attacks, and what came of them."""

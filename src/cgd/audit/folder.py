@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.audit import results
 from cgd.audit.page import render
 from cgd.errors import InputError
-from cgd.practice.files import write_private
+from cgd.files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from cgd.audit import verdicts
-from cgd.practice.page import compact, templates
+from cgd.reporting.training_report import compact, templates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,8 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cgd.privacy.catalogue import Attack
-    from cgd.privacy.view import Finding, Inapplicable, Scheme
+    from cgd.audit.registry import Attack
+    from cgd.audit.view import Finding, Inapplicable, Scheme
 
 Kind = Literal["embedded", "spec", "recording"]
 

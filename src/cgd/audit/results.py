@@ -1,6 +1,6 @@
 """The file of an audit, `audit.json`: what `cgd audit` found, for the page and for programs.
 
-`SHAPE` says what is in it, as `cgd.practice.shapes` reads it. Besides, names of attacks are used once and can be part
+`SHAPE` says what is in it, as `cgd.json_shapes` reads it. Besides, names of attacks are used once and can be part
 of an address, every scheme that is named is explained, and pictures are where pictures are kept. JSON has no
 infinities, so those are texts in the file and numbers again when it is read.
 """
@@ -13,16 +13,16 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 import cgd
-from cgd.practice.shapes import MisfitError, damaged, fit, read_json
+from cgd.json_shapes import MisfitError, damaged, fit, read_json
 
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
     from cgd.audit.plan import Part, Plan
-    from cgd.audit.running import Done, Measured, Outcome
-    from cgd.practice.shapes import Shape
-    from cgd.privacy.catalogue import Attack
+    from cgd.audit.registry import Attack
+    from cgd.audit.runner import Done, Measured, Outcome
+    from cgd.json_shapes import Shape
 
 FORMAT = "cgd-audit 1"
 FILE = "audit.json"
@@ -77,7 +77,7 @@ _PICTURE = re.compile(rf"{PICTURES}/[a-z0-9][a-z0-9-]*\.png")
 
 def content(plan: Plan, outcome: Outcome, seed: int, finished: datetime) -> tuple[dict[str, Any], dict[str, bytes]]:
     """What the file says, and its pictures by path. The order is the plan's, whichever part was done first."""
-    from cgd.privacy.view import SCHEMES
+    from cgd.audit.view import SCHEMES
 
     pictures: dict[str, bytes] = {}
     done = [(part, outcome.done[place]) for place, part in enumerate(plan.parts) if place in outcome.done]
@@ -156,7 +156,7 @@ def is_audit(folder: Path) -> bool:
 
 
 def _attack(attack: Attack, done: list[tuple[Part, Done]], pictures: dict[str, bytes]) -> dict[str, Any]:
-    from cgd.privacy.view import Inapplicable
+    from cgd.audit.view import Inapplicable
 
     findings: list[dict[str, Any]] = []
     inapplicable: list[dict[str, str]] = []

@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from cgd.audit.examination import EXAMINED, described, examine
 from cgd.audit.plan import Plan, Source
+from cgd.audit.registry import CATALOGUE, get, parts
+from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
-from cgd.practice.recorder import FILE
-from cgd.privacy.catalogue import CATALOGUE, get, parts
-from cgd.privacy.examination import EXAMINED, described, examine
-from cgd.privacy.view import SCHEMES
+from cgd.tabular.trace_writer import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from cgd.audit.registry import Attack
+    from cgd.audit.schemes import Sample
+    from cgd.audit.view import Finding, Inapplicable, Scheme, Truth, View
     from cgd.experiments.spec import RunSpec
-    from cgd.privacy.catalogue import Attack
-    from cgd.privacy.schemes import Sample
-    from cgd.privacy.view import Finding, Inapplicable, Scheme, Truth, View
 
 ROUNDS, HONEST = 30, 2
 """How many rounds of a spec are looked at, and how many of its participants do not collude."""
@@ -88,7 +88,7 @@ def from_spec(
     Raises:
         InputError: the spec cannot be read, has no such run, or one that cannot be attacked.
     """
-    from cgd.experiments.observing import check
+    from cgd.audit.spec_view import check
     from cgd.experiments.spec import read
 
     entries = next(iter(read(path).entries.values()))
@@ -153,7 +153,7 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: 
     Raises:
         InputError: the recordings cannot be read, are not of one run, or the coalition is not in it.
     """
-    from cgd.practice.recording import load, view_of
+    from cgd.audit.trace_view import load, view_of
 
     recordings = [load(folder, function=function) for folder in folders]
     view, _, _ = view_of(recordings, coalition)  # here, so that what is wrong is told at once
@@ -214,13 +214,13 @@ def _examined() -> tuple[Attack, ...]:
 def _observed(
     spec: RunSpec, scheme: Scheme, rounds: int, honest: int, data_dir: Path | None
 ) -> tuple[View, Truth, Sample]:
-    from cgd.experiments.observing import observed
+    from cgd.audit.spec_view import observed
 
     return observed(spec, scheme, rounds=rounds, honest=honest, data_dir=data_dir)
 
 
 @lru_cache(maxsize=1)
 def _recorded(folders: tuple[str, ...], coalition: tuple[str, ...], function: str | None) -> tuple[View, Truth, Sample]:
-    from cgd.practice.recording import load, view_of
+    from cgd.audit.trace_view import load, view_of
 
     return view_of([load(folder, function=function) for folder in folders], coalition)

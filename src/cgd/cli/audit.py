@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cgd.audit.plan import Part
-    from cgd.audit.running import Done
+    from cgd.audit.runner import Done
 
 
 @app.command()
@@ -64,7 +64,7 @@ def audit(
     """
     from rich.console import Console
 
-    from cgd.audit import folder, results, running, sources, table, verdicts
+    from cgd.audit import folder, results, runner, sources, table, verdicts
 
     names = list(dict.fromkeys(name.strip() for name in coalition.split(",") if name.strip()))
     folder.check(out)
@@ -73,7 +73,7 @@ def audit(
     )
     plan = whole.choose(only or [])
     with _progress() as progress:
-        outcome = running.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
+        outcome = runner.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
     if not outcome.done:
         typer.echo("cgd: interrupted before anything was found; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from cgd.federation.joining import Membership
+    from cgd.federation.member import Membership
 
 REFRESH_SECONDS = 0.25
 COLOURS = {"here": "green", "done": "green", "left": "yellow", "missing": "red", "refused": "red"}

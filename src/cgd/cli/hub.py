@@ -15,7 +15,7 @@ from cgd.cli.operations import FederationFile
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from cgd.federation.hub import FederationHub
+    from cgd.federation.hub_server import FederationHub
 
 LOOK_SECONDS = 0.2
 
@@ -40,7 +40,7 @@ def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, 
     It needs no data and no participant's key. Killed, it is started again with the same command, and all go on.
     """
     from cgd.cli.display import log_events
-    from cgd.federation.hub import FederationHub
+    from cgd.federation.hub_server import FederationHub
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     running = FederationHub(path, key=key, listen=listen)

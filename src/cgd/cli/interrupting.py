@@ -20,7 +20,7 @@ from cgd.errors import ClosedError
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-    from cgd.network.conductor import Conductor
+    from cgd.transport.runtime import Conductor
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD = "interrupted; the same command goes on from here"
@@ -28,7 +28,7 @@ TOLD = "interrupted; the same command goes on from here"
 NOTICE_SECONDS, END_SECONDS = 1.0, 3.0
 LOOK_SECONDS = 0.05
 # Code that holds locks which other threads wait for.
-HOLDS_LOCKS = ("cgd.network", "threading", "logging", "rich")
+HOLDS_LOCKS = ("cgd.transport", "threading", "logging", "rich")
 
 
 class StoppedError(ClosedError):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.cli.display import Display
-    from cgd.federation.file import Federation
-    from cgd.federation.joining import Membership
-    from cgd.practice.recorder import Recorder
+    from cgd.federation.config import Federation
+    from cgd.federation.member import Membership
+    from cgd.tabular.trace_writer import Recorder
 
     Work = Callable[[Membership, Display], Any]
 
@@ -92,7 +92,7 @@ def join(
             typer.echo("cgd: interrupted before anybody has heard of us", err=True)
             raise typer.Exit(INTERRUPTED) from None
         interruption.defer()
-        from cgd.federation.joining import Membership
+        from cgd.federation.member import Membership
 
         sink = None if recorder is None else recorder.frame
         membership = Membership(
@@ -140,7 +140,7 @@ def _take_part(
 
 
 def _own_program(where: str) -> Work:
-    from cgd.practice.functions import load_function
+    from cgd.tabular.user_functions import load_function
 
     function = load_function(where, "--run", ("the peers",))
     return lambda membership, _: function(membership.peers)
@@ -150,15 +150,15 @@ def _practice(
     path: Path, name: str, data: Path, label: str | None, out: Path | None, delta: float | None, record: Path | None
 ) -> tuple[Callable[[Membership, Display], str], Recorder | None]:
     """Read the records; what to do with them when the others are there, and what records it, if we do."""
-    from cgd.federation.file import Federation
-    from cgd.learning.confinement import check_delta
-    from cgd.practice.foresight import foreseen
-    from cgd.practice.functions import load_function
-    from cgd.practice.networks import SIZES
-    from cgd.practice.reading import read
-    from cgd.practice.recorder import refuse_columns
-    from cgd.practice.run import RunFolder, Source, run, summary
-    from cgd.practice.setting import Setting
+    from cgd.federation.config import Federation
+    from cgd.optim.origin import check_delta
+    from cgd.tabular.foresight import foreseen
+    from cgd.tabular.loading import read
+    from cgd.tabular.models import SIZES
+    from cgd.tabular.run import RunFolder, Source, run, summary
+    from cgd.tabular.settings import Setting
+    from cgd.tabular.trace_writer import refuse_columns
+    from cgd.tabular.user_functions import load_function
 
     federation = Federation.load(path)
     setting = Setting.of(federation, name)
@@ -211,7 +211,7 @@ def _practice(
 
 
 def _recorder(folder: Path, federation: Federation, name: str) -> Recorder:
-    from cgd.practice.recorder import Recorder, bytes_per_parameter
+    from cgd.tabular.trace_writer import Recorder, bytes_per_parameter
 
     recorder = Recorder(folder, name, federation.name)
     size = bytes_per_parameter(federation.training, len(federation.names))
@@ -225,7 +225,7 @@ def _recorder(folder: Path, federation: Federation, name: str) -> Recorder:
 
 def _fail(error: Exception, what: str, name: str) -> NoReturn:
     """End with the code that tells whether it was this participant's program or data."""
-    from cgd.practice.functions import print_users_part
+    from cgd.tabular.user_functions import print_users_part
 
     own = isinstance(error, RangeError) or (isinstance(error, SettingsError) and error.peer == name)
     if isinstance(error, CGDError) and not own:

@@ -13,9 +13,9 @@ from cgd.cli.base import PEER_MISSING, app
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from cgd.learning.grid import Cell
-    from cgd.network.conductor import PeerReport
-    from cgd.protocol.messages import Opening
+    from cgd.optim.grid import Cell
+    from cgd.secagg.messages import Opening
+    from cgd.transport.runtime import PeerReport
 
 federation_app = typer.Typer(help="Make, look at and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
@@ -83,8 +83,8 @@ def new(
     ] = None,
 ) -> None:
     """Write a federation file from everybody's public keys."""
-    from cgd.federation import editing, file
-    from cgd.federation.texts import read_text
+    from cgd.federation import config, config_edit
+    from cgd.files import read_text
 
     participants = []
     for each in participant:
@@ -92,17 +92,17 @@ def new(
         if len(parts) not in (3, 4):
             raise InputError(f"--participant is {each!r}; it is NAME=ADDRESS=PUBLIC-KEY-FILE, or that and =ROW,COLUMN")
         cell = _cell(parts[3]) if len(parts) == 4 else None
-        participants.append(file.Participant(parts[0], parts[1], _public_key(parts[2], parts[0]), cell))
+        participants.append(config.Participant(parts[0], parts[1], _public_key(parts[2], parts[0]), cell))
     site = None
     if hub is not None:
         address, separator, key = hub.partition("=")
         if not separator:
             raise InputError(f"--hub is {hub!r}; it is ADDRESS=PUBLIC-KEY-FILE, such as tcp://hub.example:7000=hub.pub")
-        site = file.HubSite(address, _public_key(key))
-    usual = file.Training() if schema is None else file.FOR_TABLES
+        site = config.HubSite(address, _public_key(key))
+    usual = config.Training() if schema is None else config.FOR_TABLES
     opening: Opening = "mesh" if site is None else "hub"
     training = replace(usual, steps=steps or usual.steps, lr=lr or usual.lr, opening=opening)
-    editing.new(path, name, participants, training, site, None if schema is None else read_text(schema))
+    config_edit.new(path, name, participants, training, site, None if schema is None else read_text(schema))
     typer.echo(f"{path} is written; give everybody the same file")
 
 
@@ -111,19 +111,19 @@ def add(
     path: FederationFile, name: WhichName, public_key: PublicKey, address: Address = "", cell: CellOption = None
 ) -> None:
     """Add a participant: the next epoch. It begins when everybody has made the same change."""
-    from cgd.federation import editing, file
+    from cgd.federation import config, config_edit
 
     place = None if cell is None else _cell(cell)
-    editing.with_participant(path, file.Participant(name, address, _public_key(public_key, name), place))
+    config_edit.with_participant(path, config.Participant(name, address, _public_key(public_key, name), place))
     _tell_epoch(path)
 
 
 @federation_app.command()
 def remove(path: FederationFile, name: WhichName) -> None:
     """Remove a participant for good: the next epoch. It begins when all who remain have made the same change."""
-    from cgd.federation import editing
+    from cgd.federation import config_edit
 
-    editing.without(path, name)
+    config_edit.without(path, name)
     _tell_epoch(path)
 
 
@@ -134,7 +134,7 @@ def show(path: FederationFile) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from cgd.federation.file import Federation
+    from cgd.federation.config import Federation
     from cgd.federation.keys import HALF_CHARACTERS
 
     federation = Federation.load(path)
@@ -172,8 +172,8 @@ def check(
     from rich.table import Table
     from rich.text import Text
 
-    from cgd.federation.file import digest_of
-    from cgd.federation.joining import Membership
+    from cgd.federation.config import digest_of
+    from cgd.federation.member import Membership
 
     if not 0 < wait < float("inf"):
         raise InputError(f"--wait is {wait}; it is a number of seconds above 0")
@@ -210,7 +210,7 @@ def check(
 
 
 def _cell(text: str) -> Cell:
-    from cgd.learning.grid import Cell
+    from cgd.optim.grid import Cell
 
     try:
         row, column = (int(part) for part in text.split(","))
@@ -227,7 +227,7 @@ def _public_key(text: str, name: str | None = None) -> str:
 
 
 def _tell_epoch(path: Path) -> None:
-    from cgd.federation.file import Federation
+    from cgd.federation.config import Federation
 
     federation = Federation.load(path)
     names = ", ".join(sorted(federation.contacts))

@@ -17,8 +17,8 @@ from cgd.cli.operations import KeyFile, Listen
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from cgd.practice.model import ConfinedModel
-    from cgd.practice.predicting import Predictions, Questions
+    from cgd.tabular.model import ConfinedModel
+    from cgd.tabular.predict import Predictions, Questions
 
 
 @app.command()
@@ -30,7 +30,7 @@ def schema(
 
     Only names and types of columns are written, no values but the classes of the label.
     """
-    from cgd.practice.schema import suggest
+    from cgd.tabular.schema import suggest
 
     typer.echo(suggest(data, label), nl=False)
 
@@ -76,8 +76,8 @@ def predict(
     A model that was trained in a federation by columns has seen some of the columns. The members of a row then run this
     command at the same time, on the same records, and a secure sum of what their models say is opened to them.
     """
-    from cgd.practice.model import load_model
-    from cgd.practice.predicting import answers, questions
+    from cgd.tabular.model import load_model
+    from cgd.tabular.predict import answers, questions
 
     loaded = load_model(model, function=function)
     if out is not None and out.exists():
@@ -111,9 +111,9 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
 ) -> None:
     """Write the report of a run anew, and say where it is."""
-    from cgd.practice.report import write_report
-    from cgd.practice.run import summary
-    from cgd.practice.run_file import load_run
+    from cgd.reporting.report import write_report
+    from cgd.reporting.run_file import load_run
+    from cgd.tabular.run import summary
 
     content = load_run(run)
     for path in write_report(run):
@@ -130,9 +130,9 @@ def _together(
     timeout: float | None,
 ) -> Predictions:
     from cgd.cli.display import Display
-    from cgd.federation.file import Federation
-    from cgd.federation.joining import Membership
-    from cgd.practice.predicting import answers, row_of
+    from cgd.federation.config import Federation
+    from cgd.federation.member import Membership
+    from cgd.tabular.predict import answers, row_of
 
     name = loaded.origin["participant"]
     row = row_of(Federation.load(federation), name)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from cgd.experiments.runner import Store
     from cgd.experiments.spec import Entry, Experiment
-    from cgd.simulation.course import OnStep
-    from cgd.simulation.history import History
+    from cgd.simulation.loop import OnStep
+    from cgd.simulation.result import History
 
 
 class DatasetName(StrEnum):

@@ -11,19 +11,19 @@ import torch
 import cgd
 from cgd.errors import InputError
 from cgd.experiments import datasets
-from cgd.learning.confinement import confine
-from cgd.learning.grid import Grid
-from cgd.learning.optimizer import ConfinedSGD
-from cgd.network.local import local_peers
-from cgd.protocol.members import FEWEST_MEMBERS
+from cgd.local import local_peers
+from cgd.optim.grid import Grid
+from cgd.optim.optimizer import ConfinedSGD
+from cgd.optim.origin import confine
+from cgd.secagg.partition import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.experiments.datasets import Dataset
-    from cgd.learning.grid import Block
-    from cgd.network.driver import Traffic
-    from cgd.network.peers import Peers
+    from cgd.optim.grid import Block
+    from cgd.peers import Peers
+    from cgd.transport.driver import Traffic
 
 HIDDEN = 32
 POINTS = 100  # at most so many on a curve

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cgd.experiments.runner import Result
     from cgd.experiments.spec import Entry, Experiment
-    from cgd.simulation.course import OnStep
+    from cgd.simulation.loop import OnStep
 
     Watch = Callable[[Entry], OnStep]
 

@@ -15,25 +15,25 @@ import torch
 from torch import nn
 
 import cgd
-from cgd import baselines
 from cgd.errors import InputError
 from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
-from cgd.learning.grid import Grid
-from cgd.learning.vertical import JOINT_REVEALS_RECORDS
+from cgd.optim.grid import Grid
+from cgd.optim.vertical import JOINT_REVEALS_RECORDS
+from cgd.simulation import baselines
 from cgd.simulation.checkpoint import write_whole
-from cgd.simulation.history import History
-from cgd.simulation.participants import participant_seed
+from cgd.simulation.population import participant_seed
+from cgd.simulation.result import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from cgd.baselines import Setting
     from cgd.experiments.datasets import Dataset
-    from cgd.learning.grid import Cell
-    from cgd.simulation.course import OnStep
-    from cgd.simulation.history import Evaluation
+    from cgd.optim.grid import Cell
+    from cgd.simulation.baselines import Setting
+    from cgd.simulation.loop import OnStep
+    from cgd.simulation.result import Evaluation
 
 
 FORMAT = "cgd-result-1"

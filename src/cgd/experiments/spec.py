@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cgd.errors import InputError
 from cgd.experiments.datasets import NAMES
-from cgd.federation.texts import parse_toml
-from cgd.learning.vertical import accept_joint
+from cgd.files import parse_toml
+from cgd.optim.vertical import accept_joint
 
 if TYPE_CHECKING:
     from pathlib import Path

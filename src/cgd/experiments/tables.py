@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from cgd.experiments import theory
-from cgd.simulation.history import Spread
+from cgd.simulation.result import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from cgd.baselines import Setting
+    from cgd.simulation.baselines import Setting
     from cgd.simulation.colony import Colony
-    from cgd.simulation.history import History
+    from cgd.simulation.result import History
 
 CLOSE = 1e-9
 

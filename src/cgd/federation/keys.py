@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from zmq.utils import z85
 
 from cgd.errors import InputError
-from cgd.federation.texts import parse_toml, replace_text, write_new
-from cgd.learning.grid import Cell
-from cgd.network.addresses import host_and_port
-from cgd.protocol.identity import Identity, PublicKeys
+from cgd.files import parse_toml, replace_text, write_new
+from cgd.optim.grid import Cell
+from cgd.secagg.identity import Identity, PublicKeys
+from cgd.transport.addresses import host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable

@@ -23,13 +23,13 @@ from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
-from cgd.protocol.ledger import Ledger
+from cgd.secagg.journal import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from cgd.protocol.messages import Buffer
+    from cgd.secagg.messages import Buffer
 
 log = logging.getLogger("cgd.federation")
 
@@ -40,7 +40,7 @@ _CHECKSUM = struct.Struct("<I")  # of that: a wrong size must not be taken for a
 
 
 class StateFolder:
-    """A folder with the ledgers of one participant; see `cgd.network.conductor.Store`.
+    """A folder with the ledgers of one participant; see `cgd.transport.runtime.Store`.
 
     Args:
         folder: made when there is something to keep.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError
-from cgd.learning.grid import Cell
-from cgd.learning.vertical import fuse, log_probabilities, split_first_layer
-from cgd.simulation.history import Evaluation
-from cgd.simulation.participants import as_input, as_labels, judge, sample_of
+from cgd.optim.grid import Cell
+from cgd.optim.vertical import fuse, log_probabilities, split_first_layer
+from cgd.simulation.population import as_input, as_labels, judge, sample_of
+from cgd.simulation.result import Evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgd.learning.confinement import Origin
-    from cgd.simulation.history import History
-    from cgd.simulation.participants import Loss, Participants
+    from cgd.optim.origin import Origin
+    from cgd.simulation.population import Loss, Participants
+    from cgd.simulation.result import History
 
 
 class Colony:

@@ -1,4 +1,4 @@
-"""Origins of many participants, drawn fast: the same bits as `cgd.learning.normal`, compiled.
+"""Origins of many participants, drawn fast: the same bits as `cgd.optim.normal`, compiled.
 
 Every operation here is rounded once, as there, and none may be reordered or fused: this module is compiled without the
 liberties that the kernels take.
@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from cgd.learning import normal
+from cgd.optim import normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

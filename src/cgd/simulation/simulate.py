@@ -11,24 +11,24 @@ import torch
 from torch.nn import functional
 
 from cgd.errors import InputError
-from cgd.learning.displacement import Descent
-from cgd.learning.schedule import inverse_square
-from cgd.learning.vertical import accept_joint
+from cgd.optim.displacement import Descent
+from cgd.optim.lr_scheduler import inverse_square
+from cgd.optim.vertical import accept_joint
 from cgd.simulation.colony import Colony
-from cgd.simulation.course import digest_of, evaluations_every, follow, told
-from cgd.simulation.history import History
-from cgd.simulation.modules import ModuleEngine, Ring
-from cgd.simulation.participants import Participants
+from cgd.simulation.loop import digest_of, evaluations_every, follow, told
+from cgd.simulation.module_engine import ModuleEngine, Ring
+from cgd.simulation.population import Participants
+from cgd.simulation.result import History
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    from cgd.learning.displacement import Rule
-    from cgd.learning.grid import Block, Cell
-    from cgd.simulation.course import OnStep
-    from cgd.simulation.history import Evaluation
-    from cgd.simulation.participants import Delta, Loss, Mode
+    from cgd.optim.displacement import Rule
+    from cgd.optim.grid import Block, Cell
+    from cgd.simulation.loop import OnStep
+    from cgd.simulation.population import Delta, Loss, Mode
+    from cgd.simulation.result import Evaluation
 
 FUSED_ROWS = 4
 
@@ -89,7 +89,7 @@ def simulate(
         lr: α, the step size.
         delta: δ, the standard deviation of the origins; a function of the cell gives everyone its own.
         loss: of outputs and labels, a mean over the samples.
-        mode: how the members of a row go together, see `cgd.learning.vertical`.
+        mode: how the members of a row go together, see `cgd.optim.vertical`.
         accept: `cgd.JOINT_REVEALS_RECORDS`, which `joint` is refused without.
         shared: whether a step of layers 2…N takes the mean of the columns' gradients or their sum; by default the
             mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing. To Adam, which
@@ -232,7 +232,7 @@ class _Descent:
 
 def _engine(participants: Participants, loss: Loss, arithmetic: str, ring: Ring, engine: str, memory: float) -> Engine:
     if arithmetic == "float" and engine == "auto":
-        from cgd.simulation.fused import FusedEngine, Network, known_loss
+        from cgd.simulation.fused_engine import FusedEngine, Network, known_loss
 
         network, known = Network.of(participants.models[0]), known_loss(loss)
         if network is not None and known is not None and next(iter(participants.blocks.values())).x.ndim == 2:

@@ -1,1 +1,0 @@
-"""Layer 8, from a table to a model: reading, preparing, training, saving, predicting, reporting."""

@@ -1,0 +1,357 @@
+"""How messages look as bytes: a fixed header and a body, parsed by hand and checked byte for byte.
+
+Nothing a peer sends is ever unpickled or evaluated.
+
+    offset  bytes  field
+    0       3      "CGD"
+    3       1      version of this format
+    4       1      kind of message
+    5       3      zero
+    8       16     session
+    24      8      number of the sum in the session, little-endian
+    32      8      place of a slice in its vector, little-endian; 0 in other messages
+    40      8      length of the body, little-endian
+    48      …      body
+
+The sender is not in the frame: the transport knows it, and nobody can claim to be somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cgd.errors import FrameError
+from cgd.secagg.messages import (
+    CONTRIBUTION_BYTES,
+    DIGEST_BYTES,
+    EPHEMERAL_BYTES,
+    LONGEST_NAME,
+    OPENINGS,
+    SEAL_KEY_BYTES,
+    SHARINGS,
+    SIGNATURE_BYTES,
+    TAG_BYTES,
+    Abort,
+    Again,
+    Ask,
+    Buffer,
+    Confirm,
+    Deposit,
+    Farewell,
+    Gathered,
+    Hello,
+    Leave,
+    Message,
+    PeerId,
+    Piece,
+    Ready,
+    Reason,
+    Seen,
+    Share,
+    Slice,
+    Standing,
+    Subtotal,
+    SumSpec,
+    Total,
+    Unseal,
+)
+
+VERSION = 2
+MOST_DIMENSIONS = 64
+MAX_TERMS_BYTES = 4096
+_MAGIC = b"CGD"
+_HEADER = struct.Struct("<3sBB3x16sQQQ")
+_SPEC = struct.Struct("<BBBB?B")
+_SESSION = slice(8, 24)
+_PIECE = struct.Struct("<QB")
+_DEPOSIT = struct.Struct("<BB")
+_TERMS = struct.Struct("<H")
+
+# The place in this tuple, from 1, is the kind's number on the wire.
+KINDS: tuple[type[Message], ...] = (
+    *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
+    *(Hello, Standing, Ask, Piece, Farewell),
+    *(Deposit, Again, Seen, Gathered),
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message with the session and the number of the sum it belongs to."""
+
+    session: bytes
+    number: int
+    message: Message
+
+
+def to_bytes(frame: Frame) -> bytes:
+    """The frame as it travels."""
+    body = _body(frame.message)
+    length = memoryview(body).nbytes
+    kind = KINDS.index(type(frame.message)) + 1
+    start = frame.message.start if isinstance(frame.message, Slice | Piece | Deposit) else 0
+    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
+
+
+def session_of(data: Buffer) -> bytes:
+    """The session a frame says it belongs to, without reading the rest; nothing is checked."""
+    return bytes(data[_SESSION])
+
+
+def kind_of_frame(data: Buffer) -> type[Message] | None:
+    """The kind of message a frame says it holds, without reading the rest; nothing is checked."""
+    kind = data[4] if len(data) >= _HEADER.size else 0
+    return KINDS[kind - 1] if 1 <= kind <= len(KINDS) else None
+
+
+def from_bytes(data: Buffer, sender: PeerId) -> Frame:
+    """The frame that `sender` sent.
+
+    Raises:
+        FrameError: the bytes are not a frame of this version; it names the sender and what is wrong.
+    """
+    if len(data) < _HEADER.size:
+        raise FrameError(sender, f"sent {len(data)} bytes, a frame has at least {_HEADER.size}: truncated")
+    magic, version, kind, session, number, start, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise FrameError(sender, f"sent bytes that begin with {magic!r}, not a frame of cgd")
+    if version != VERSION:
+        raise FrameError(sender, f"speaks version {version} of the protocol, we speak {VERSION}; install the same cgd")
+    if not 1 <= kind <= len(KINDS):
+        raise FrameError(sender, f"sent a message of unknown kind {kind}")
+    body = memoryview(data)[_HEADER.size :]
+    if len(body) != length:
+        fault = "truncated" if len(body) < length else "oversized"
+        raise FrameError(sender, f"sent a frame of {len(body)} body bytes that declares {length}: {fault}")
+    try:
+        return Frame(session, number, _message(KINDS[kind - 1], start, body))
+    except (ValueError, TypeError, RecursionError, struct.error) as error:
+        raise FrameError(sender, f"sent a malformed {KINDS[kind - 1].__name__}: {error}") from None
+
+
+def _body(message: Message) -> Buffer:
+    match message:
+        case Ready(spec, seal, terms, signature):
+            return signature + ready_content(spec, seal, terms)
+        case Share(_, words) | Subtotal(_, words) | Total(_, words):
+            return words
+        case Confirm(digest, signature):
+            return signature + digest
+        case Unseal(key):
+            return key
+        case Abort(reason):
+            return bytes([reason])
+        case Leave() | Again():
+            return b""
+        case Hello():
+            return message.signature + message.knows + hello_content(message)
+        case Standing(content, signature, tag, contributions, greetings):
+            rest = (
+                content.decode(),
+                [(name, part.hex()) for name, part in contributions],
+                [(name, key.hex(), sign.hex()) for name, key, sign in greetings],
+            )
+            return signature + tag + json.dumps(rest).encode()
+        case Gathered(digest):
+            return digest
+        case Seen(kind, slot, said):
+            return slot + json.dumps([kind, [(name, what.hex(), sign.hex()) for name, what, sign in said]]).encode()
+        case Ask(group, since, states):
+            return json.dumps([group, since, states]).encode()
+        case Piece(_, group, size, words):
+            name = group.encode()
+            return b"".join((_PIECE.pack(size, len(name)), name, words))
+        case Farewell(done, ends):
+            return bytes([done]) + json.dumps([(name, count, digest.hex()) for name, count, digest in ends]).encode()
+        case Deposit(_, group, bits, words):  # words first, where they are aligned
+            name = group.encode()
+            return b"".join((words, name, _DEPOSIT.pack(len(name), bits)))
+
+
+def _message(kind: type[Message], start: int, body: memoryview) -> Message:
+    if kind is Share or kind is Subtotal or kind is Total:
+        return kind(start, body)
+    if kind is Piece:
+        return _piece(start, body)
+    if kind is Deposit:
+        return _deposit(start, body)
+    _expect(start == 0, f"it is no slice and has the place {start}")
+    if kind is Ready:
+        return _ready(bytes(body))
+    if kind is Standing:
+        return _standing(bytes(body))
+    if kind is Seen:
+        return _seen(bytes(body))
+    if kind is Gathered:
+        _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
+        return Gathered(bytes(body))
+    if kind is Hello:
+        return _hello(bytes(body))
+    if kind is Confirm:
+        size = SIGNATURE_BYTES + DIGEST_BYTES
+        _expect(len(body) == size, f"{len(body)} bytes, a signed digest has {size}")
+        return Confirm(bytes(body[SIGNATURE_BYTES:]), bytes(body[:SIGNATURE_BYTES]))
+    if kind is Unseal:
+        _expect(len(body) == SEAL_KEY_BYTES, f"{len(body)} bytes, a key has {SEAL_KEY_BYTES}")
+        return Unseal(bytes(body))
+    if kind is Abort:
+        _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
+        return Abort(Reason(body[0]))
+    if kind is Leave or kind is Again:
+        _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
+        return kind()
+    if kind is Farewell:
+        _expect(len(body) > 1 and body[0] < 2, "it is neither done nor stopped")
+        ends = json.loads(bytes(body[1:]))
+        return Farewell(bool(body[0]), tuple((_text(name), _count(count), _hex(end, 32)) for name, count, end in ends))
+    group, since, states = json.loads(bytes(body))
+    _expect(isinstance(states, bool), "states are wanted or not")
+    return Ask(_text(group), _count(since), states)
+
+
+def ready_content(spec: SumSpec, seal: bytes, terms: bytes) -> bytes:
+    """Encode what a `Ready` says: also what its signature is over."""
+    return b"".join((seal, _TERMS.pack(len(terms)), terms, spec_bytes(spec)))
+
+
+def hello_content(hello: Hello) -> bytes:
+    """Encode what a `Hello` says of its sender: also what its signature is over."""
+    return hello.ephemeral + json.dumps((hello.version, hello.federation, hello.epoch, hello.sections)).encode()
+
+
+def read_ready(content: bytes) -> tuple[SumSpec, bytes, bytes]:
+    """Read what `ready_content` made: the settings, the seal and the terms.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    seal, rest = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    _expect(len(rest) >= _TERMS.size, "it is cut off")
+    (length,) = _TERMS.unpack_from(rest)
+    _expect(length <= MAX_TERMS_BYTES and len(rest) >= _TERMS.size + length, f"terms of {length} bytes")
+    return read_spec(rest[_TERMS.size + length :]), seal, rest[_TERMS.size : _TERMS.size + length]
+
+
+def _ready(body: bytes) -> Ready:
+    return Ready(*read_ready(body[SIGNATURE_BYTES:]), body[:SIGNATURE_BYTES])
+
+
+def _hello(body: bytes) -> Hello:
+    signature, knows = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + EPHEMERAL_BYTES]
+    content = body[SIGNATURE_BYTES + EPHEMERAL_BYTES :]
+    version, federation, epoch, sections = json.loads(content[EPHEMERAL_BYTES:])
+    _expect(len(sections) <= MOST_DIMENSIONS, f"{len(sections)} sections, at most {MOST_DIMENSIONS}")
+    return Hello(
+        content[:EPHEMERAL_BYTES],
+        knows,
+        _text(version),
+        _text(federation),
+        _count(epoch),
+        tuple((_text(name), _text(digest)) for name, digest in sections),
+        signature,
+    )
+
+
+def _standing(body: bytes) -> Standing:
+    signature, tag = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + TAG_BYTES]
+    content, contributions, greetings = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
+    _expect(isinstance(content, str), "a report is no text")
+    return Standing(
+        content.encode(),
+        signature,
+        tag,
+        tuple((_text(name), _hex(part, CONTRIBUTION_BYTES)) for name, part in contributions),
+        tuple((_text(name), _hex(key, EPHEMERAL_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, key, sign in greetings),
+    )
+
+
+def _seen(body: bytes) -> Seen:
+    kind, said = json.loads(body[DIGEST_BYTES:])
+    signed = tuple((_text(name), _hex(what, DIGEST_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, what, sign in said)
+    return Seen(_text(kind), body[:DIGEST_BYTES], signed)
+
+
+def _piece(start: int, body: memoryview) -> Piece:
+    size, length = _PIECE.unpack_from(body)
+    _expect(len(body) >= _PIECE.size + length, "a name is cut off")
+    words = body[_PIECE.size + length :]
+    _expect(start + len(words) <= size, f"{len(words)} bytes from {start} on are more than {size}")
+    return Piece(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
+
+
+def _deposit(start: int, body: memoryview) -> Deposit:
+    length, bits = _DEPOSIT.unpack_from(body, len(body) - _DEPOSIT.size)
+    end = len(body) - _DEPOSIT.size - length
+    _expect(end > 0, "a name is cut off, or nothing is deposited")
+    _expect(bits in (32, 64) and end % (bits // 8) == 0, f"{end} bytes in a ring of {bits} bits")
+    return Deposit(start, _text(bytes(body[end : end + length])), bits, body[:end])
+
+
+@lru_cache(maxsize=64)  # a sum asks for it again with every message about it
+def spec_bytes(spec: SumSpec) -> bytes:
+    """Encode the settings of a sum."""
+    names = [spec.dtype.encode(), spec.aggregator.encode(), spec.context.encode()]
+    return b"".join(
+        (
+            _SPEC.pack(
+                spec.ring_bits,
+                spec.fraction_bits,
+                SHARINGS.index(spec.sharing),
+                OPENINGS.index(spec.opening),
+                spec.weighted,
+                len(spec.shape),
+            ),
+            struct.pack(f"<{len(spec.shape)}Q", *spec.shape),
+            *(bytes([len(name)]) + name for name in names),
+        )
+    )
+
+
+def read_spec(body: bytes) -> SumSpec:
+    """Read what `spec_bytes` made; a ValueError if it is malformed."""
+    _expect(len(body) >= _SPEC.size, "the settings are cut off")
+    ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
+    _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
+    _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
+    _expect(dimensions <= MOST_DIMENSIONS, f"{dimensions} dimensions, at most {MOST_DIMENSIONS}")
+    _expect(len(body) >= _SPEC.size + 8 * dimensions, "the settings are cut off")
+    shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
+    dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
+    aggregator, rest = _name(rest)
+    context, rest = _name(rest)
+    _expect(not rest, f"{len(rest)} bytes too many")
+    kinds = SHARINGS[sharing], OPENINGS[opening]
+    return SumSpec(shape, dtype, ring_bits, fraction_bits, *kinds, aggregator, context, weighted)
+
+
+def _name(body: bytes) -> tuple[str, bytes]:
+    _expect(len(body) > 0 and len(body) > body[0], "a name is cut off")
+    name = body[1 : 1 + body[0]].decode()
+    _expect(name == "" or name.isprintable(), "a name has unprintable characters")
+    return name, body[1 + body[0] :]
+
+
+def _text(value: object) -> str:
+    text = value.decode() if isinstance(value, bytes) else value
+    _expect(isinstance(text, str) and text.isprintable() and len(text.encode()) <= LONGEST_NAME, "a text is no name")
+    return str(text)
+
+
+def _count(value: object) -> int:
+    _expect(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, "a number is no count")
+    return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def _hex(value: Any, size: int) -> bytes:
+    data = bytes.fromhex(value)
+    _expect(len(data) == size, f"{len(data)} bytes instead of {size}")
+    return data
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)

@@ -1,0 +1,99 @@
+"""The transport inside one process: one inbox for each member."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cgd.errors import ClosedError, MembershipError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cgd.secagg.messages import PeerId
+
+# Bytes an inbox holds before senders have to wait: with it, the memory of m members does not grow as m² vectors.
+INBOX_BYTES = 16 << 20
+
+
+class Inbox:
+    """The frames that wait for one member."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._frames: deque[tuple[PeerId, bytes]] = deque()
+        self._bytes = 0
+        self._woken = False
+        self._closed = False
+
+    def put(self, sender: PeerId, frame: bytes) -> bool:
+        """Add a frame; False if the inbox is full. An empty inbox takes a frame of any size."""
+        with self._changed:
+            if self._closed:
+                return True
+            if self._frames and self._bytes + len(frame) > INBOX_BYTES:
+                return False
+            self._frames.append((sender, frame))
+            self._bytes += len(frame)
+            self._changed.notify()
+            return True
+
+    def get(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+        """Take the next frame, waiting for it at most `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._woken or self._closed, timeout)
+            if self._closed:
+                raise ClosedError("this member's connection is closed; make new peers for further sums")
+            if not self._frames:
+                self._woken = False
+                return None
+            sender, frame = self._frames.popleft()
+            self._bytes -= len(frame)
+            return sender, frame
+
+    def wake(self) -> None:
+        """Let whoever waits go on."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop what is there and whatever comes."""
+        with self._changed:
+            self._closed = True
+            self._frames.clear()
+            self._changed.notify_all()
+
+
+class MemoryTransport:
+    """A member's connection with its peers in the same process. `connect` makes them."""
+
+    def __init__(self, me: PeerId, inboxes: Mapping[PeerId, Inbox]) -> None:
+        self.me = me
+        self.members = tuple(sorted(inboxes))
+        self._inboxes = inboxes
+
+    def send(self, to: PeerId, frame: bytes) -> bool:
+        """Put a frame into a peer's inbox; see `Transport.send`."""
+        if to not in self._inboxes or to == self.me:
+            raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
+        return self._inboxes[to].put(self.me, frame)
+
+    def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+        """Take the next frame from our inbox; see `Transport.receive`."""
+        return self._inboxes[self.me].get(timeout)
+
+    def wake(self) -> None:
+        """Let our `receive` return; see `Transport.wake`."""
+        self._inboxes[self.me].wake()
+
+    def close(self) -> None:
+        """Close our inbox."""
+        self._inboxes[self.me].close()
+
+
+def connect(members: Sequence[PeerId]) -> list[MemoryTransport]:
+    """One connected transport for each member."""
+    inboxes = {member: Inbox() for member in members}
+    return [MemoryTransport(member, inboxes) for member in members]

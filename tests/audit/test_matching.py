@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cgd.audit.embedded import digit_colony, samples
+from cgd.audit.matching import ALIKE, match, own_records, value_range
+from cgd.audit.schemes import observe
+
+
+def test_psnr_and_correlation_are_those_of_the_definition() -> None:
+    real = torch.tensor([[0.0, 0.5, 1.0, 0.5]])
+    found = match(real + 0.1, real, peak=1.0)
+    assert found.correlation.item() == pytest.approx(1.0)
+    assert found.mean_psnr == pytest.approx(10 * math.log10(1 / 0.1**2), abs=1e-5)
+    assert match(1 - real, real, peak=1.0).correlation.item() == pytest.approx(-1.0)
+
+
+def test_each_real_record_gets_its_own_guess_in_any_order_best_first() -> None:
+    x, _ = samples("digits", 1)
+    guesses = torch.cat([x[3:5], x[0:3] + 0.2 * torch.rand(3, 64, generator=torch.Generator().manual_seed(0))])
+    found = match(guesses, x[:5], peak=1.0)
+    assert torch.equal(found.real[:2].float().sort(dim=0).values, x[3:5].sort(dim=0).values)
+    assert (found.correlation.diff() <= 0).all()
+    assert found.psnr[:2].tolist() == [100.0, 100.0]
+
+
+def test_no_guess_and_a_broken_guess_match_nothing() -> None:
+    x, _ = samples("digits", 0)
+    assert match(x[:0], x[:4], 1.0).recovered == 0
+    assert match(torch.full((1, 64), torch.nan), x[:4], 1.0).recovered == 0
+
+
+def test_digits_of_other_people_are_not_taken_for_recovered() -> None:
+    """Of 1797 digits, the most alike other one reaches the threshold for two."""
+    x, _ = samples("digits", 0)
+    alike = sum(
+        match(torch.cat([x[:i], x[i + 1 :]]), x[i : i + 1], 1.0).correlation.item() >= ALIKE for i in range(300)
+    )
+    assert alike <= 1
+
+
+def test_pictures_are_grey_squares_of_both_in_one_order() -> None:
+    view, truth = observe(digit_colony(9, hidden=8), "secure")
+    images = match(own_records(view), truth.all_x, value_range(view)).images()
+    assert set(images) == {"recovered", "real"}
+    assert images["real"].shape == images["recovered"].shape == (16, 8, 8)
+    assert 0 <= images["recovered"].min() <= images["recovered"].max() <= 1
+    assert match(torch.rand(2, 10), torch.rand(2, 10), 1.0).images() == {}

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgd.errors import FrameError
+from cgd.secagg.codec import KINDS, Frame, from_bytes, to_bytes
+from cgd.secagg.messages import (
+    OPENINGS,
+    SHARINGS,
+    Abort,
+    Again,
+    Ask,
+    Confirm,
+    Deposit,
+    Farewell,
+    Gathered,
+    Hello,
+    Leave,
+    Message,
+    Piece,
+    Ready,
+    Reason,
+    Seen,
+    Share,
+    Standing,
+    Subtotal,
+    SumSpec,
+    Total,
+    Unseal,
+)
+
+names = st.text(st.characters(categories=["L", "N", "P"]), max_size=20)
+specs = st.builds(
+    SumSpec,
+    shape=st.lists(st.integers(0, 2**64 - 1), max_size=5).map(tuple),
+    dtype=names,
+    ring_bits=st.sampled_from([32, 64]),
+    fraction_bits=st.integers(0, 255),
+    sharing=st.sampled_from(SHARINGS),
+    opening=st.sampled_from(OPENINGS),
+    aggregator=names,
+)
+keys = st.binary(min_size=32, max_size=32)
+signatures = st.binary(min_size=64, max_size=64)
+tags = st.binary(min_size=16, max_size=16)
+texts = st.text(max_size=40).map(str.encode)
+counts = st.integers(0, 2**40)
+
+
+def several(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.tuples(*fields), max_size=4).map(tuple)
+
+
+messages = st.one_of(
+    st.builds(Ready, specs, keys, st.binary(max_size=4096), signatures),
+    *(st.builds(kind, st.integers(0, 2**64 - 1), st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
+    st.builds(Confirm, keys, signatures),
+    st.builds(Unseal, st.binary(min_size=16, max_size=16)),
+    st.builds(Abort, st.sampled_from(Reason)),
+    st.just(Leave()),
+    st.builds(Hello, keys, keys, names, names, counts, several(names, names), signatures),
+    st.builds(Standing, texts, signatures, tags, several(names, keys), several(names, keys, signatures)),
+    st.builds(Gathered, keys),
+    st.builds(Seen, names, keys, several(names, keys, signatures)),
+    st.builds(Ask, names, counts, st.booleans()),
+    st.builds(lambda start, group, words: Piece(start, group, start + len(words), words), counts, names, st.binary()),
+    st.builds(Farewell, st.booleans(), several(names, counts, keys)),
+    st.builds(Deposit, counts, names, st.just(32), st.binary(min_size=4, max_size=4)),
+    st.builds(Deposit, counts, names, st.just(64), st.binary(min_size=16, max_size=16)),
+    st.just(Again()),
+)
+frames = st.builds(Frame, st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1), messages)
+
+
+@given(frames)
+def test_frames_survive_the_wire(frame: Frame) -> None:
+    assert from_bytes(to_bytes(frame), "p1") == frame
+
+
+@given(frames, st.data())
+def test_a_cut_or_lengthened_frame_names_its_sender(frame: Frame, data: st.DataObject) -> None:
+    whole = to_bytes(frame)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    longer = whole + data.draw(st.binary(min_size=1, max_size=9))
+    for wrong, says in ((cut, "truncated"), (longer, "oversized")):
+        with pytest.raises(FrameError, match=says) as caught:
+            from_bytes(wrong, "hospital-c")
+        assert caught.value.peer == "hospital-c"
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_never_more_than_a_frame_error(garbage: bytes) -> None:
+    with pytest.raises(FrameError):
+        from_bytes(garbage, "p1")
+
+
+@given(frames, st.data())
+def test_a_changed_byte_is_a_frame_or_a_frame_error(frame: Frame, data: st.DataObject) -> None:
+    changed = bytearray(to_bytes(frame))
+    place = data.draw(st.integers(0, len(changed) - 1))
+    changed[place] ^= data.draw(st.integers(1, 255))
+    try:
+        assert isinstance(from_bytes(bytes(changed), "p1"), Frame)
+    except FrameError as error:
+        assert error.peer == "p1"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (0, 0x58, "not a frame of cgd"),
+        (3, 9, "speaks version 9 of the protocol, we speak 2"),
+        (4, 99, "unknown kind 99"),
+        (32, 1, "it is no slice and has the place 1"),
+    ],
+)
+def test_header_faults_are_told(place: int, value: int, says: str) -> None:
+    changed = bytearray(to_bytes(Frame(bytes(16), 1, Leave())))
+    changed[place] = value
+    with pytest.raises(FrameError, match=says):
+        from_bytes(bytes(changed), "p1")
+
+
+def test_every_kind_has_its_own_number() -> None:
+    examples: list[Message] = [
+        Ready(SumSpec((1,), "float32", 32, 20, "uniform", "mesh"), bytes(32)),
+        Share(0, b""),
+        Subtotal(0, b""),
+        Total(0, b""),
+        Confirm(bytes(32)),
+        Unseal(bytes(16)),
+        Abort(Reason.RANGE),
+        Leave(),
+        Hello(bytes(32), bytes(32), "1.0", "trial", 1, (("training", "abc"),)),
+        Standing(b"[]", bytes(64)),
+        Ask("everyone"),
+        Piece(0, "everyone", 4, b"abcd"),
+        Farewell(True),
+        Deposit(4, "everyone", 32, bytes(8)),
+        Again(),
+        Seen("ready", bytes(32), (("a", bytes(32), bytes(64)),)),
+        Gathered(bytes(32)),
+    ]
+    assert [type(example) for example in examples] == list(KINDS)
+    assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))
+
+
+def test_reasons_carry_no_value() -> None:
+    assert all(len(to_bytes(Frame(bytes(16), 1, Abort(reason)))) == 49 for reason in Reason)
+    assert all(reason.text for reason in Reason)

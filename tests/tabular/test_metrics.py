@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from cgd.errors import InputError
+from cgd.tabular.metrics import classification_scores, regression_scores
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAMES = tuple("abcdefghij")
+
+
+def guesses(records: int, classes: int, seed: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Probabilities that know something, and every class among the targets."""
+    generator = np.random.default_rng(seed)
+    target = np.arange(records) % classes
+    logits = generator.normal(size=(records, classes)) + 1.5 * np.eye(classes)[target]
+    p = np.exp(logits)
+    return p / p.sum(axis=1, keepdims=True), target
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_classification_agrees_with_scikit_learn(classes: int) -> None:
+    p, target = guesses(500, classes)
+    found = classification_scores(p, target, NAMES[:classes])
+    said = p.argmax(axis=1)
+    assert found["records"] == 500
+    assert found["accuracy"] == metrics.accuracy_score(target, said)
+    assert found["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(target, said), rel=1e-12)
+    auc = metrics.roc_auc_score(target, p[:, 1] if classes == 2 else p, multi_class="ovr")
+    assert found["auc"] == pytest.approx(auc, rel=1e-12)
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(target, p), rel=1e-12)
+    assert found["confusion"] == metrics.confusion_matrix(target, said).tolist()
+    assert found["baseline_accuracy"] == np.bincount(target).max() / 500
+    assert (found["roc"] is not None) == (classes == 2)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_roc_curve_is_thinned_but_stays_where_it_was() -> None:
+    p, target = guesses(20_000, 2)
+    found = classification_scores(p, target, ("no", "yes"))
+    roc = found["roc"]
+    assert 100 < len(roc["fpr"]) <= 200
+    assert len(metrics.roc_curve(target, p[:, 1])[0]) > 1000  # there was something to thin
+    assert (roc["fpr"][0], roc["tpr"][0], roc["fpr"][-1], roc["tpr"][-1]) == (0, 0, 1, 1)
+    # Neighbours are at most 2/199 apart along the curve (and one record), so what is cut off lies in triangles of that
+    # length: less than half of 0.0101 in all.
+    assert metrics.auc(roc["fpr"], roc["tpr"]) == pytest.approx(found["auc"], abs=0.0051)
+
+
+def test_single_precision_is_taken_as_it_comes() -> None:
+    p, target = guesses(300, 3)
+    found = classification_scores(p.astype(np.float32), target, NAMES[:3])
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(target, p), rel=1e-5)
+
+
+def test_one_class_has_no_auc_and_no_curve() -> None:
+    found = classification_scores([[0.9, 0.1], [0.4, 0.6]], [0, 0], ("no", "yes"))
+    assert (found["auc"], found["roc"]) == (None, None)
+    assert (found["accuracy"], found["balanced_accuracy"], found["baseline_accuracy"]) == (0.5, 0.5, 1.0)
+    assert found["confusion"] == [[1, 1], [0, 0]]
+
+
+def test_one_record_is_enough() -> None:
+    found = classification_scores([[0.2, 0.3, 0.5]], [1], NAMES[:3])
+    assert (found["records"], found["accuracy"], found["auc"]) == (1, 0.0, None)
+    assert found["log_loss"] == pytest.approx(-np.log(0.3))
+
+
+def test_classes_that_nobody_here_has_count_only_in_the_matrix() -> None:
+    p, target = guesses(200, 4)
+    kept = target < 2
+    found = classification_scores(p[kept], target[kept], NAMES[:4])
+    said = p[kept].argmax(axis=1)
+    assert {2, 3} & set(said.tolist())  # they are predicted all the same
+    assert np.shape(found["confusion"]) == (4, 4)
+    assert np.sum(found["confusion"]) == kept.sum()
+    recalls = [np.mean(said[target[kept] == each] == each) for each in (0, 1)]
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(recalls))
+    aucs = [metrics.roc_auc_score(target[kept] == each, p[kept][:, each]) for each in (0, 1)]
+    assert found["auc"] == pytest.approx(np.mean(aucs))
+
+
+@given(st.integers(2, 6), st.integers(1, 40), st.integers(0, 10_000))
+def test_any_records_can_be_scored(classes: int, records: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    p = generator.dirichlet(np.full(classes, 0.3), size=records)
+    target = generator.integers(0, classes, size=records)
+    found = classification_scores(p, target, NAMES[:classes])
+    assert np.trace(found["confusion"]) == pytest.approx(found["accuracy"] * records)
+    assert np.sum(found["confusion"], axis=1).max() == pytest.approx(found["baseline_accuracy"] * records)
+    assert (found["auc"] is None) == (len(set(target.tolist())) == 1)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("p", "target", "classes", "told"),
+    [
+        ([[1.0]], [0], ("a",), "two or more"),
+        (np.zeros((0, 2)), np.zeros(0, dtype=int), ("a", "b"), "no records"),
+        ([[0.5, 0.5]], [0], ("a", "b", "c"), r"shape \(1, 2\)"),
+        ([[0.5, np.nan]], [0], ("a", "b"), "not finite"),
+        ([[-0.5, 1.5]], [0], ("a", "b"), "negative"),
+        ([[0.0, 0.0]], [0], ("a", "b"), "zeros only"),
+        ([[0.5, 0.5]], [2], ("a", "b"), "from 0 to 1"),
+        ([[0.5, 0.5]], [0.0], ("a", "b"), "whole numbers"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(p: object, target: object, classes: tuple[str, ...], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        classification_scores(p, target, classes)  # type: ignore[arg-type]
+
+
+def test_regression_agrees_with_scikit_learn() -> None:
+    generator = np.random.default_rng(2)
+    actual = generator.normal(50, 10, size=5000)
+    predicted = actual + generator.normal(0, 3, size=5000)
+    found = regression_scores(predicted, actual)
+    assert found["records"] == 5000
+    assert found["r2"] == metrics.r2_score(actual, predicted)
+    assert found["rmse"] == metrics.root_mean_squared_error(actual, predicted)
+    assert found["mae"] == metrics.mean_absolute_error(actual, predicted)
+    assert len(found["actual"]) == len(found["predicted"]) == 1000
+    assert set(zip(found["actual"], found["predicted"], strict=True)) < set(
+        zip(actual.tolist(), predicted.tolist(), strict=True)
+    )
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("actual", [[3.0], [3.0, 3.0]])
+def test_without_spread_there_is_no_r2(actual: list[float]) -> None:
+    found = regression_scores([4.0] * len(actual), actual)
+    assert (found["r2"], found["rmse"], found["mae"]) == (None, 1.0, 1.0)
+    assert found["actual"] == actual
+
+
+@pytest.mark.parametrize(
+    ("predicted", "actual", "told"),
+    [([1.0], [1.0, 2.0], "1 predictions of 2"), ([], [], "at least one"), ([np.inf], [1.0], "not finite")],
+)
+def test_a_regression_that_cannot_be_scored_is_refused(predicted: list[float], actual: list[float], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        regression_scores(predicted, actual)

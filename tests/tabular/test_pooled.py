@@ -1,0 +1,217 @@
+"""A federation's matrix is the one that scikit-learn makes of everybody's records in one table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn import datasets
+from sklearn.utils.class_weight import compute_class_weight
+
+import cgd
+from cgd.federation.data_schema import Column, Data
+from cgd.tabular.federated_stats import Number
+from cgd.tabular.loading import from_frame, read
+from cgd.tabular.preprocessing import Preparation, fit
+from support import pooled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cgd.tabular.dataset import Records
+
+Table = dict[str, list[Any]]
+
+
+def fitted(members: Sequence[Records], data: Data) -> Preparation:
+    with cgd.local_peers(len(members)) as colony:
+        first, *others = colony.run(lambda peers, own: fit(own, data, data.columns, peers), members)
+    assert all(each == first for each in others)  # to the last bit
+    assert Preparation.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    return first
+
+
+def records_of(table: Table, data: Data) -> Records:
+    return from_frame(table, data, data.columns, target=True)[0]
+
+
+def split(records: Records, sizes: Sequence[int]) -> list[Records]:
+    places = np.split(np.arange(records.rows), np.cumsum(sizes)[:-1])
+    return [records.take(each) for each in places]
+
+
+def check(preparation: Preparation, records: Records, table: Table, data: Data, off: float = 1e-9) -> None:
+    """Features are single precision: off by half its step. What doubles lose in the statistics is `off`."""
+    features, notes = preparation.transform(records)
+    expected = pooled.matrix(table, data.columns)
+    assert notes == ()
+    assert features.dtype == np.float32
+    assert features.shape == expected.shape == (records.rows, len(preparation.features))
+    assert np.all(np.abs(features - expected) <= 2.0**-24 * np.abs(expected) * (1 + off) + off)
+
+
+# Tables that come with scikit-learn
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "iris"])
+def test_embedded_tables_with_classes(name: str) -> None:
+    source = getattr(datasets, f"load_{name}")()
+    names = [str(each) for each in source.feature_names]
+    table: Table = {each: column.tolist() for each, column in zip(names, source.data.T, strict=True)}
+    data = Data("target", tuple(Column(each, "number") for each in names))
+    records = records_of({**table, "target": [str(source.target_names[each]) for each in source.target]}, data)
+    # The tables are sorted by class: some members have one class only.
+    preparation = fitted(split(records, [1, 2, 50, records.rows - 53]), data)
+    check(preparation, records, table, data)
+    assert preparation.features == tuple(names)
+    classes = sorted(map(str, source.target_names))
+    assert preparation.classes == tuple(classes)
+    labels = np.array([classes.index(source.target_names[each]) for each in source.target])
+    assert np.array_equal(preparation.encode_target(records), labels)
+    balanced = compute_class_weight("balanced", classes=np.arange(len(classes)), y=labels)
+    np.testing.assert_allclose(preparation.class_weights(), balanced, rtol=2**-24)
+    assert preparation.outputs == len(classes)
+
+
+def test_an_embedded_table_to_regress() -> None:
+    source = datasets.load_diabetes(scaled=False)
+    table: Table = {name: column.tolist() for name, column in zip(source.feature_names, source.data.T, strict=True)}
+    data = Data("target", tuple(Column(name, "number") for name in source.feature_names), task="regression")
+    records = records_of({**table, "target": source.target.tolist()}, data)
+    preparation = fitted(split(records, [1, 100, 141, 200]), data)
+    check(preparation, records, table, data)
+    target = preparation.encode_target(records)
+    assert target.dtype == np.float32
+    standardised = (source.target - source.target.mean()) / source.target.std()
+    np.testing.assert_allclose(target, standardised, rtol=2**-23, atol=1e-12)
+    np.testing.assert_allclose(preparation.decode(target), source.target, rtol=2**-22)
+    assert (preparation.outputs, preparation.classes) == (1, ())
+
+
+# Real tables with gaps and categories
+
+
+def folder(name: str) -> Path:
+    where = os.environ.get("CGD_DATA")
+    if not where or not (Path(where) / name).is_dir():
+        pytest.skip(f"needs {name}/ in CGD_DATA")
+    return Path(where) / name
+
+
+ADULT = [
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours",
+    "country",
+    "income",
+]
+ADULT_NUMBERS = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours"}
+
+
+def read_twice(path: Path, data: Data) -> tuple[Records, Table]:
+    """The records, and what Python's own reader makes of the file."""
+    records, _ = read(path, data, data.columns, label=None)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file, skipinitialspace=True))
+    table: Table = {}
+    for column in data.columns:
+        texts = [None if row[column.name] == "?" else row[column.name] for row in rows]
+        table[column.name] = (
+            [each if each is None else float(each) for each in texts] if column.type == "number" else texts
+        )
+    return records, table
+
+
+def test_adult(tmp_path: Path) -> None:
+    text = gzip.decompress((folder("adult") / "adult.data.gz").read_bytes()).decode().strip()
+    (tmp_path / "adult.csv").write_text(f"{','.join(ADULT)}\n{text}\n")
+    columns = [Column(name, "number" if name in ADULT_NUMBERS else "category") for name in ADULT[:-1]]
+    columns[9] = Column("sex", "category", ("Male", "Female"))
+    data = Data("income", tuple(columns))
+    records, table = read_twice(tmp_path / "adult.csv", data)
+    # By education: members lack most of its categories, and one has a single record.
+    order = np.argsort(records.categories["education"].codes, kind="stable")
+    members = [records.take(places) for places in np.split(order, [1, 9000, 20000, 20010])]
+    preparation = fitted(members, data)
+    check(preparation, records, table, data)
+    assert preparation.target.counts == (24720, 7841)
+    assert {each.name for each in preparation.columns if each.missing} == {"workclass", "occupation", "country"}
+    assert preparation.notes(records) == ()
+    assert len(preparation.features) == 6 + 8 + 16 + 7 + 14 + 6 + 5 + 2 + 41 + 3
+
+
+def test_credit_default(tmp_path: Path) -> None:
+    raw = gzip.decompress((folder("credit-default") / "UCI_Credit_Card.csv.gz").read_bytes())
+    (tmp_path / "credit.csv").write_bytes(raw)
+    codes = {"SEX", "EDUCATION", "MARRIAGE"}
+    names = raw.split(b"\n", 1)[0].decode().replace('"', "").strip().split(",")[1:-1]
+    columns = tuple(Column(name, "category" if name in codes else "number") for name in names)
+    data = Data("default.payment.next.month", columns)
+    records, table = read_twice(tmp_path / "credit.csv", data)
+    check(fitted(split(records, [10000, 1, 19999]), data), records, table, data)
+
+
+# Tables that are made up
+
+present = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
+number_columns = st.lists(st.one_of(st.none(), present, st.just(5.0)), min_size=12, max_size=12)
+category_columns = st.lists(st.one_of(st.none(), st.sampled_from("abcde")), min_size=12, max_size=12)
+
+
+@given(
+    st.lists(number_columns, min_size=1, max_size=2),
+    st.lists(category_columns, min_size=0, max_size=2),
+    st.booleans(),
+    st.integers(1, 10).flatmap(lambda first: st.tuples(st.just(first), st.integers(1, 11 - first))),
+)
+@settings(max_examples=60)
+def test_any_table(numbers: list[list[Any]], categories: list[list[Any]], listed: bool, cut: tuple[int, int]) -> None:
+    """Gaps, constant columns, columns that are missing at some members or everywhere; any distribution of the rows."""
+    names = [f"n{place}" for place in range(len(numbers))], [f"c{place}" for place in range(len(categories))]
+    table: Table = dict(zip((*names[0], *names[1]), (*numbers, *categories), strict=True))
+    assume(all(any(each is not None for each in column) for column in table.values()))
+    spread = [np.std([each for each in column if each is not None]) for column in numbers]
+    assume(all(each == 0 or each > 1e-2 for each in spread))  # where doubles of a few digits have lost the rest
+    chosen = ("e", "a", "b", "c", "d", "z") if listed else ()
+    columns = (*(Column(each, "number") for each in names[0]), *(Column(each, "category", chosen) for each in names[1]))
+    data = Data("target", columns)
+    records = records_of({**table, "target": ["yes", "no"] * 6}, data)
+    sizes = [cut[0], cut[1], 12 - sum(cut)]
+    check(fitted(split(records, sizes), data), records, table, data, off=1e-7)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(1e12, 1.0), (-1e15, 30.0), (1e-9, 1e-12), (3e20, 1e18), (0.0, 1e-14)])
+def test_numbers_of_any_size(mean: float, deviation: float) -> None:
+    """The statistics are off by the rounding of a double, and not by more, however far the values are from zero."""
+    values = mean + deviation * np.random.default_rng(0).normal(size=3000)
+    data = Data("target", (Column("x", "number"),))
+    records = records_of({"x": values.tolist(), "target": ["a", "b"] * 1500}, data)
+    (column,) = fitted(split(records, [1, 999, 2000]), data).columns
+    assert isinstance(column, Number)
+    exact = [Fraction(value) for value in values]
+    true_mean = sum(exact) / 3000
+    variance = float(sum((value - true_mean) ** 2 for value in exact) / 3000)
+    assert abs(Fraction(column.mean) - true_mean) <= np.spacing(abs(mean)) / 2 + 1e-15 * deviation
+    assert column.deviation == pytest.approx(variance**0.5, rel=1e-12, abs=0)
+    if abs(mean) > 1e9 * deviation:  # the control: how it must not be done
+        naive = np.mean(values**2) - np.mean(values) ** 2
+        assert naive != pytest.approx(variance, rel=1e-3, abs=0)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cgd
+from cgd import InputError, PeerAbortedError, Peers, RangeError
+from cgd.tabular.wide_sums import DIGITS, FRACTION_BITS, LARGEST, exact_sum, wide_sum
+
+STEP = Fraction(1, 1 << FRACTION_BITS)
+
+numbers = st.floats(min_value=-LARGEST, max_value=LARGEST)
+tables = st.integers(3, 5).flatmap(
+    lambda members: st.integers(1, 4).flatmap(
+        lambda width: st.lists(st.lists(numbers, min_size=width, max_size=width), min_size=members, max_size=members)
+    )
+)
+
+
+def summed(table: list[list[float]]) -> list[np.ndarray]:
+    with cgd.local_peers(len(table)) as colony:
+        return colony.run(lambda peers, own: wide_sum(peers, np.array(own), "test"), table)
+
+
+@given(tables)
+@settings(max_examples=40)
+def test_the_sum_is_exact_and_rounded_once(table: list[list[float]]) -> None:
+    """Each addend is a multiple of the step, or rounded to one; the total is then the double next to the true sum."""
+    expected = [
+        float(sum(round(Fraction(value) / STEP) for value in column) * STEP) for column in zip(*table, strict=False)
+    ]
+    for total in summed(table):
+        assert total.dtype == np.float64
+        assert total.tolist() == expected
+
+
+@given(st.lists(st.integers(-(2**190), 2**190), min_size=3, max_size=3))
+@settings(max_examples=20)
+def test_fractions_are_summed_to_the_last_step(steps: list[int]) -> None:
+    with cgd.local_peers(3) as colony:
+        totals = colony.run(lambda peers, own: exact_sum(peers, [own * STEP], "test"), steps)
+    assert totals == [[sum(steps) * STEP]] * 3
+
+
+def test_doubles_would_have_lost_it() -> None:
+    table = [[1e30, 1e-15], [1.0, 1e-30], [-1e30, -1e-15]]
+    assert float(np.sum([row[0] for row in table])) != 1.0  # the control: a plain sum cancels
+    assert all(total.tolist() == [1.0, pytest.approx(1e-30, rel=2**-20)] for total in summed(table))
+
+
+@pytest.mark.parametrize("value", [LARGEST, -LARGEST, 0.0, 2.0**-FRACTION_BITS, 5e-324])
+def test_the_ends_of_the_range_are_within(value: float) -> None:
+    expected = 3 * value if abs(value) >= 2.0**-FRACTION_BITS else 0.0
+    assert summed([[value]] * 3)[0].tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "says"),
+    [
+        (float("nan"), InputError, "nan; leave missing values out"),
+        (float("inf"), RangeError, "is inf"),
+        (np.nextafter(LARGEST, np.inf), RangeError, "beyond the bound"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_others_are_told(value: float, kind: type, says: str) -> None:
+    def attempt(peers: Peers, own: float) -> str:
+        try:
+            wide_sum(peers, np.array([1.0, own]), "test")
+        except (InputError, PeerAbortedError) as error:
+            first = f"{type(error).__name__}: {error}"
+        # The session goes on, with the next sum.
+        return f"{first}, then {wide_sum(peers, np.array([1.0]), 'next')[0]}"
+
+    with cgd.local_peers(3) as colony:
+        refused, *told = colony.run(attempt, [value, 1.0, 2.0])
+    assert refused.startswith(kind.__name__)
+    assert says in refused
+    assert "index (1,)" in refused
+    assert refused.endswith("then 3.0")
+    assert all(each.startswith("PeerAborted") and each.endswith("then 3.0") for each in told)
+
+
+def test_the_size_of_a_number_does_not_show_in_what_is_sent() -> None:
+    def traffic(peers: Peers, own: float) -> int:
+        wide_sum(peers, np.array([own]), "test")
+        return peers.traffic.bytes_sent
+
+    with cgd.local_peers(3) as colony:
+        small = colony.run(traffic, [0.0] * 3)
+    with cgd.local_peers(3) as colony:
+        large = colony.run(traffic, [1e50] * 3)
+    assert small == large
+    assert small[0] > 8 * DIGITS
