@@ -29,11 +29,11 @@ from cgd.federation.data_schema import Model
 from cgd.local import solo_peers
 from cgd.tabular.loading import from_frame
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.settings import Setting
+from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import train
 
 if TYPE_CHECKING:
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 MODELS = {"logistic regression": Model("logistic"), "one hidden layer of 32": Model("mlp", (32,))}
 DELTA = Model("logistic").delta
@@ -51,7 +51,9 @@ class Outcome:
     pooled: dict[str, float]
 
 
-def scores(peers: cgd.Peers, records: Records, *, setting: Setting, test: Records) -> dict[str, float]:
+def scores(
+    peers: cgd.Peers, records: TabularDataset, *, setting: TabularSettings, test: TabularDataset
+) -> dict[str, float]:
     """Train, and try the model on records that nobody trained on."""
     model = ConfinedModel.of(train(peers, setting, records), setting, {})
     found = model.scores(model.outputs(test), test)
@@ -60,13 +62,13 @@ def scores(peers: cgd.Peers, records: Records, *, setting: Setting, test: Record
 
 def outcome(organisations: Organisations, model: Model, seed: int) -> Outcome:
     """Train all models of one split."""
-    setting = Setting(organisations.data, model, FOR_TABLES)
+    setting = TabularSettings(organisations.data, model, FOR_TABLES)
     own = {name: _records(organisations, cells) for name, cells in organisations.tables.items()}
     whole = _records(organisations, np.concatenate(list(organisations.tables.values())))
     one = partial(scores, setting=setting, test=_records(organisations, organisations.held_out))
     seeds = {name: f"{name} {seed}".encode().ljust(32) for name in (*own, "pooled")}
 
-    def together(peers: cgd.Peers, records: Records) -> dict[str, float]:
+    def together(peers: cgd.Peers, records: TabularDataset) -> dict[str, float]:
         peers.seed = seeds[peers.me]
         return one(peers, records)
 
@@ -144,7 +146,7 @@ categories.
 """
 
 
-def _records(organisations: Organisations, cells: Any) -> Records:
+def _records(organisations: Organisations, cells: Any) -> TabularDataset:
     data = organisations.data
     frame = {name: cells[:, place].tolist() for place, name in enumerate((*data.names, data.target))}
     return from_frame(frame, data, data.columns, target=True)[0]

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from cgd import FixedPoint
 from cgd.secagg.codec import Frame, to_bytes
-from cgd.secagg.masking import KEY_BYTES, ExpandedShares, seal, unseal
-from cgd.secagg.messages import SEAL_KEY_BYTES, SHARINGS, Confirm, Ready, Share, Subtotal, SumSpec, Total, Unseal
+from cgd.secagg.masking import KEY_BYTES, PairwiseMasks, seal, unseal
+from cgd.secagg.messages import SEAL_KEY_BYTES, SHARINGS, Confirm, Ready, RevealKey, Share, Subtotal, SumSpec, Total
 from cgd.secagg.partition import parts, slices
 from cgd.secagg.secret_sharing import uniform_words
 from cgd.secagg.secure_sum import SecureSum
@@ -54,10 +54,10 @@ class Member:
         fixed_point = FixedPoint.for_weighted_sum(addends=self.count, bound=16.0)
         return fixed_point.encode(self.gradient, weight=1 / self.count)
 
-    def shares(self) -> ExpandedShares:
+    def shares(self) -> PairwiseMasks:
         """The pair keys of this member."""
         me, *others = self.names
-        return ExpandedShares(me, {peer: i.to_bytes(KEY_BYTES, "big") for i, peer in enumerate(others)})
+        return PairwiseMasks(me, {peer: i.to_bytes(KEY_BYTES, "big") for i, peer in enumerate(others)})
 
     def work(self) -> None:
         """All that a member computes before it sends: encode, hide, and seal."""
@@ -123,7 +123,7 @@ class Member:
             member.receive(peer, Confirm(digest))
         total += sent()
         for peer in others:
-            member.receive(peer, Unseal(key))
+            member.receive(peer, RevealKey(key))
         assert member.state is State.FINISHED
         FixedPoint(fraction_bits=26, bound=16.0).decode(member.total, np.float32)
         return total

@@ -25,7 +25,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 COLUMNS, CATEGORICAL, STEPS = 50, 15, 10
 CHUNK_ROWS = 50_000
@@ -102,15 +102,15 @@ def measure(path: Path, results: Any) -> None:
     from cgd.federation.config import Training
     from cgd.federation.data_schema import Model
     from cgd.tabular.loading import from_frame, read
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.training import Trained, train
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import TrainingResult, train
 
     torch.set_num_threads(1)
     data = schema()
-    setting = Setting(data, Model("mlp", (32,)), Training(steps=STEPS, optimizer="adam", lr=0.01, patience=0))
+    setting = TabularSettings(data, Model("mlp", (32,)), Training(steps=STEPS, optimizer="adam", lr=0.01, patience=0))
     others = [from_frame(chunk(500, seed), data, data.columns, target=True)[0] for seed in (1, 2)]
 
-    def one(peers: cgd.Peers, own: Records) -> Trained:
+    def one(peers: cgd.Peers, own: TabularDataset) -> TrainingResult:
         return train(peers, setting, own)
 
     with cgd.local_peers(3) as colony:

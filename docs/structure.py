@@ -62,7 +62,7 @@ class StructureError(Exception):
     """Something that is measured has failed."""
 
 
-class Recorder:
+class TraceWriter:
     """Records the modules of the package whose functions are called, in all threads that start after `install`.
 
     Args:
@@ -125,7 +125,7 @@ def relative(file: str | os.PathLike[str]) -> str:
 
 def record_process(log: str) -> None:
     """Record everything that this process does. A `sitecustomize` calls it."""
-    recorder = Recorder(Path(log))
+    recorder = TraceWriter(Path(log))
     recorder.install()
     recorder.begin()
 
@@ -245,7 +245,7 @@ def steps(name: str) -> list[str]:
 
     What happens now and then, such as a look at the federation file every second, is not in every step.
     """
-    recorder = Recorder()
+    recorder = TraceWriter()
     recorder.install()  # before there are threads
     import cgd
 
@@ -255,7 +255,7 @@ def steps(name: str) -> list[str]:
     return _common(_train(recorder, [cgd.join("federation.toml", each) for each in NAMES]))
 
 
-def _train(recorder: Recorder, members: Sequence[Peers]) -> list[list[str]]:
+def _train(recorder: TraceWriter, members: Sequence[Peers]) -> list[list[str]]:
     """Return what each step enters, from when all members are there until all have ended it."""
     import torch
 

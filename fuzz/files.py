@@ -22,11 +22,11 @@ from cgd.federation.data_schema import Column, Data
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
 from cgd.reporting.run_file import load_run
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.group import Group
-from cgd.secagg.journal import Ledger
-from cgd.secagg.journal_transfer import Takeover
-from cgd.secagg.messages import Piece
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_transfer import JournalTransfer
+from cgd.secagg.messages import JournalChunk
 from cgd.secagg.positions import GroupRow
 from cgd.tabular.loading import read
 from cgd.tabular.model import load_model
@@ -83,43 +83,45 @@ def with_digest(body: bytes) -> bytes:
 
 def read_ledger(data: bytes) -> None:
     """Read a ledger, use it, and read it again."""
-    ledger = Ledger.from_bytes(with_digest(data))
-    again = Ledger.from_bytes(ledger.to_bytes())
-    if (again.heads, again.mark, again.state_rows()) != (ledger.heads, ledger.mark, ledger.state_rows()):
+    journal = Journal.from_bytes(with_digest(data))
+    again = Journal.from_bytes(journal.to_bytes())
+    if (again.heads, again.mark, again.state_rows()) != (journal.heads, journal.mark, journal.state_rows()):
         raise AssertionError("a ledger is another one after it was written")
-    use(ledger)
+    use(journal)
 
 
-def use(ledger: Ledger) -> None:
+def use(journal: Journal) -> None:
     """Do what a member does with the ledger that it comes back with."""
-    ledger.kept_digest()
-    ledger.gift(0, states=True)
-    ledger.mark_record()
-    for place in range(len(ledger)):
-        ledger.entry(place)
-    Ledger().catch_up(ledger)
+    journal.kept_digest()
+    journal.gift(0, states=True)
+    journal.mark_record()
+    for place in range(len(journal)):
+        journal.entry(place)
+    Journal().catch_up(journal)
 
 
 def read_record(data: bytes) -> None:
     """Add a record of a journal to a ledger."""
-    ledger = Ledger()
-    ledger.add_record(data)
-    use(ledger)
+    journal = Journal()
+    journal.add_record(data)
+    use(journal)
 
 
 def take_over(data: bytes) -> None:
     """Take over a ledger in pieces; the first four bytes say where it is cut, and how many sums it has."""
     cuts, body = data[:4].ljust(4, b"\0"), with_digest(data[4:])
-    given = Ledger()
+    given = Journal()
     with contextlib.suppress(CGDError):
-        given = Ledger.from_bytes(body)
+        given = Journal.from_bytes(body)
     claim = GroupRow(len(given) or cuts[3], given.head, None, bytes(32), given.state_rows())
-    takeover = Takeover("b", Group("everyone", MEMBERS, Ledger()), claim, agreed(), states=cuts[3] < 128)
+    journal_transfer = JournalTransfer(
+        "b", Group("everyone", MEMBERS, Journal()), claim, agreed(), states=cuts[3] < 128
+    )
     places = sorted({0, *(len(body) * cut // 256 for cut in cuts[:3]), len(body)})
     for start, end in pairwise(places):
-        takeover.take(Piece(start, "everyone", len(body), body[start:end]))
-    if takeover.given is not None:
-        Ledger().catch_up(takeover.given)
+        journal_transfer.take(JournalChunk(start, "everyone", len(body), body[start:end]))
+    if journal_transfer.given is not None:
+        Journal().catch_up(journal_transfer.given)
 
 
 class Trusting:
@@ -131,16 +133,16 @@ class Trusting:
 
 
 @cache
-def agreed() -> Charter:
+def agreed() -> FederationSpec:
     """Make what the members of a takeover hold to."""
     own: Any = dict.fromkeys(MEMBERS, Trusting())
-    return Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {}, "1.0", own)
+    return FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {}, "1.0", own)
 
 
 def read_federation(data: bytes) -> None:
     """Read a federation file, and make everything of it that a participant needs."""
     federation = Federation.parse(data.decode(errors="replace"), Path("federation.toml"))
-    federation.charter("1.0")
+    federation.federation_spec("1.0")
     _ = federation.digest, federation.contacts_and_hub, federation.settings
 
 
@@ -151,13 +153,13 @@ def read_keys(data: bytes) -> None:
 
 def read_state(data: bytes) -> None:
     """Read a state folder: a ledger, with its digest made right unless it is empty, and a journal."""
-    ledger, journal = parts(data)
+    journal, journal = parts(data)
     state = folder() / "state"
     state.mkdir(exist_ok=True)
     file = state / "trial+everyone.ledger"
     file.unlink(missing_ok=True)
-    if ledger:
-        written("state/trial+everyone.ledger", with_digest(ledger))
+    if journal:
+        written("state/trial+everyone.ledger", with_digest(journal))
     written("state/trial+everyone.0.entries", journal)
     for each in StateFolder(state, "trial").load(["everyone"]).values():
         use(each)

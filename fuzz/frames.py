@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import FrameError
 from cgd.secagg import codec
-from cgd.secagg.certificates import Certificate, Mark, Terms
-from cgd.secagg.positions import Report
+from cgd.secagg.certificates import Certificate, PendingReveal, Terms
+from cgd.secagg.positions import PositionReport
 from cgd.transport import link
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ def read_datagram(data: bytes) -> None:
 
 
 def read_report(data: bytes) -> None:
-    """Read a report as `Reports.take` does."""
+    """Read a report as `PositionReports.take` does."""
     try:
-        report = Report.from_bytes(data)
+        report = PositionReport.from_bytes(data)
     except ValueError:
         return
-    if Report.from_bytes(report.to_bytes()) != report:
+    if PositionReport.from_bytes(report.to_bytes()) != report:
         raise AssertionError(f"a report is another one after it was written: {report}")
 
 
@@ -91,8 +91,8 @@ def read_ready(data: bytes) -> None:
         raise AssertionError(f"what a member is ready with is something else after it was written: {content}")
 
 
-def read_proof(kind: type[Certificate] | type[Mark]) -> Callable[[bytes], None]:
-    """Make a reader of proofs as `CatchingUp` and `Takeover` read them."""
+def read_proof(kind: type[Certificate] | type[PendingReveal]) -> Callable[[bytes], None]:
+    """Make a reader of proofs as `ViewChange` and `JournalTransfer` read them."""
 
     def reader(data: bytes) -> None:
         try:
@@ -117,7 +117,7 @@ TRUSTING: dict[str, Any] = dict.fromkeys(("a", "b", "c"), Trusting())
 
 
 def check_certificate(data: bytes) -> None:
-    """Check a certificate for an entry and a total as `Takeover` does."""
+    """Check a certificate for an entry and a total as `JournalTransfer` does."""
     try:
         value, fields = json.loads(data)
         certificate = Certificate.from_json(value)
@@ -135,6 +135,6 @@ READERS: tuple[Callable[[bytes], None], ...] = (
     read_terms,
     read_ready,
     read_proof(Certificate),
-    read_proof(Mark),
+    read_proof(PendingReveal),
     check_certificate,
 )

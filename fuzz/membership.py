@@ -17,7 +17,7 @@ from support.ideal import ideal_cryptography
 from support.liar import Liar, Outgoing
 
 if TYPE_CHECKING:
-    from cgd.secagg.membership import Assembly
+    from cgd.secagg.membership import Membership
 
 STEPS = 300
 LONGEST = 1 << 12
@@ -54,9 +54,9 @@ class Drawn(random.Random):
 class Bender(Liar):
     """Lie as `Liar` does, and bend some frames byte by byte."""
 
-    def says(self, to: str, data: bytes, assembly: Assembly) -> list[Outgoing]:
+    def says(self, to: str, data: bytes, membership: Membership) -> list[Outgoing]:
         """What goes out in place of a frame for a member."""
-        said = super().says(to, data, assembly)
+        said = super().says(to, data, membership)
         return [
             (name, self._bent(frame)) if self.rng.random() < BENT * self.rate else (name, frame) for name, frame in said
         ]
@@ -91,7 +91,7 @@ def run(drawn: Drawn) -> None:
     world.liar = Bender(LIAR, world.liar.identity, drawn)
     world.liar.rate = drawn.choice([0.0, 0.1, 0.5, 1.0])
     with world.observations.watching():
-        for me in world.charter.members:
+        for me in world.federation_spec.members:
             world.let_speak(me)
         for _ in range(STEPS):
             if world.over or (drawn.used_up and not any(world.wires.values())):

@@ -26,29 +26,29 @@ from zmq.utils import z85  # noqa: E402
 from cgd.federation.data_schema import Data, Model  # noqa: E402
 from cgd.federation.keys import PRIVATE, Keys, _public  # noqa: E402
 from cgd.federation.state import record_head  # noqa: E402
-from cgd.secagg.certificates import Mark  # noqa: E402
+from cgd.secagg.certificates import PendingReveal  # noqa: E402
 from cgd.secagg.codec import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
-from cgd.secagg.journal import Ledger  # noqa: E402
+from cgd.secagg.journal import Journal  # noqa: E402
 from cgd.secagg.messages import (  # noqa: E402
     Abort,
-    Again,
-    Ask,
     Deposit,
-    Farewell,
-    Gathered,
+    Goodbye,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
     Leave,
-    Piece,
+    PositionsGathered,
     Ready,
     Reason,
-    Seen,
-    Standing,
+    ResendRequest,
+    SignedEvidence,
     Total,
 )
 from cgd.tabular.federated_stats import Category, Number, Target  # noqa: E402
 from cgd.tabular.model import ConfinedModel  # noqa: E402
 from cgd.tabular.models import build  # noqa: E402
-from cgd.tabular.preprocessing import Preparation  # noqa: E402
-from cgd.transport.link import Datagram, Kind  # noqa: E402
+from cgd.tabular.preprocessing import Preprocessing  # noqa: E402
+from cgd.transport.link import Datagram, DatagramKind  # noqa: E402
 from support import dishonest, runs  # noqa: E402
 from support.dishonest import World  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402
@@ -78,7 +78,7 @@ class Recorded(World):
     def finish(self) -> None:
         """Run until all have all sums; nobody is disturbed."""
         with self.observations.watching():
-            for me in self.charter.members:
+            for me in self.federation_spec.members:
                 self.let_speak(me)
             while not self.over:
                 wires: dict[tuple[str, str], deque[bytes]] = {ends: wire for ends, wire in self.wires.items() if wire}
@@ -111,36 +111,36 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
         *(
             Abort(Reason.RANGE),
             Leave(),
-            Again(),
-            Ask("everyone", 1, True),
+            ResendRequest(),
+            JournalRequest("everyone", 1, True),
             Total(0, words),
-            Seen("ready", bytes(32), said),
-            Gathered(bytes(32)),
+            SignedEvidence("ready", bytes(32), said),
+            PositionsGathered(bytes(32)),
         ),
         *(
-            Piece(0, "everyone", 8, words),
+            JournalChunk(0, "everyone", 8, words),
             Deposit(0, "everyone", 32, words),
-            Farewell(True, (("everyone", 1, bytes(32)),)),
+            Goodbye(True, (("everyone", 1, bytes(32)),)),
         ),
     )
     for message in others:
         add(f"frame-{type(message).__name__.lower()}", frames.read_frame, to_bytes(Frame(SESSION, 1, message)))
-    for told in Kind:
-        body = struct.pack("<QQ", 1, 1) if told is Kind.ACK else b"name"
+    for told in DatagramKind:
+        body = struct.pack("<QQ", 1, 1) if told is DatagramKind.ACK else b"name"
         datagram = Datagram(told, b"incoming", b"outgoing", 0, body)
         add(f"datagram-{told.name.lower()}", frames.read_datagram, datagram.to_bytes())
-    standing = from_bytes(world.frames["Standing"][-1], "a").message
+    standing = from_bytes(world.frames["JournalPosition"][-1], "a").message
     ready = from_bytes(world.frames["Ready"][-1], "a").message
-    assert isinstance(standing, Standing)
+    assert isinstance(standing, JournalPosition)
     assert isinstance(ready, Ready)
     add("report", frames.read_report, standing.content)
     add("terms", frames.read_terms, ready.terms)
     content = ready_content(ready.spec, ready.seal, ready.terms)
     add("ready", frames.read_ready, content)
-    entry = world.programs["a"].ledger.entries[-1]
+    entry = world.programs["a"].journal.entries[-1]
     assert entry.certificate is not None
     certificate = entry.certificate.to_json()
-    mark = Mark(1, ("a", "b", "c"), bytes(32))
+    mark = PendingReveal(1, ("a", "b", "c"), bytes(32))
     for name, reader, value in zip(
         ("certificate", "mark"), frames.READERS[5:7], (certificate, mark.to_json()), strict=True
     ):
@@ -165,21 +165,21 @@ def file_seeds(world: Recorded) -> dict[str, bytes]:
     def add(name: str, reader: Any, content: bytes) -> None:
         made[name] = bytes([files.READERS.index(reader)]) + content
 
-    ledger = Ledger.from_bytes(world.programs["a"].ledger.to_bytes())
-    ledger.mark = Mark(2, ("a", "b", "c"), bytes(32))
-    whole = ledger.to_bytes()[32:]
-    entries = [b"".join(ledger.entry(place)) for place in range(len(ledger))]
-    records = [*entries, b"".join(ledger.mark_record())]
-    places = (*range(len(ledger)), len(ledger))
-    journal = b"".join(record_head(place, [each]) + each for place, each in zip(places, records, strict=True))
+    journal = Journal.from_bytes(world.programs["a"].journal.to_bytes())
+    journal.mark = PendingReveal(2, ("a", "b", "c"), bytes(32))
+    whole = journal.to_bytes()[32:]
+    entries = [b"".join(journal.entry(place)) for place in range(len(journal))]
+    records = [*entries, b"".join(journal.mark_record())]
+    places = (*range(len(journal)), len(journal))
+    segment = b"".join(record_head(place, [each]) + each for place, each in zip(places, records, strict=True))
     add("ledger", files.read_ledger, whole)
-    add("ledger-empty", files.read_ledger, Ledger().to_bytes()[32:])
+    add("ledger-empty", files.read_ledger, Journal().to_bytes()[32:])
     add("record", files.read_record, entries[-1])
     add("record-mark", files.read_record, records[-1])
-    add("takeover", files.take_over, bytes([10, 100, 200, 0]) + ledger.gift(0, states=True)[32:])
-    add("takeover-whole", files.take_over, bytes([0, 0, 0, 0]) + ledger.gift(0, states=True)[32:])
+    add("takeover", files.take_over, bytes([10, 100, 200, 0]) + journal.gift(0, states=True)[32:])
+    add("takeover-whole", files.take_over, bytes([0, 0, 0, 0]) + journal.gift(0, states=True)[32:])
     add("state", files.read_state, two(whole, b""))
-    add("state-journal", files.read_state, two(b"", journal))
+    add("state-journal", files.read_state, two(b"", segment))
     for name, text in federations().items():
         add(f"federation-{name}", files.read_federation, text.encode())
     keys = keys_of("a")
@@ -242,7 +242,7 @@ def federations() -> dict[str, str]:
 def model(data: Data) -> bytes:
     """Make a small model."""
     columns = (Number("age", 3, 1, 60.0, 12.0), Number("dose", 4, 0, 0.0, 3.0), Category("ward", ("A", "B"), (2, 1), 0))
-    preparation = Preparation(columns, Target(("ill", "well"), (1, 2)) if data.task == "classification" else Target())
+    preparation = Preprocessing(columns, Target(("ill", "well"), (1, 2)) if data.task == "classification" else Target())
     described = Model("mlp", (2,))
     torch.manual_seed(0)
     network = build(described, len(preparation.features), preparation.outputs)

@@ -23,7 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 from cgd import local_peers  # noqa: E402
 from cgd.federation.keys import Keys  # noqa: E402
-from support.federations import NAMES, Colony  # noqa: E402
+from support.federations import NAMES, ProcessFederation  # noqa: E402
 
 
 def undisturbed(folder: Path, steps: int) -> str:
@@ -40,17 +40,17 @@ def undisturbed(folder: Path, steps: int) -> str:
     return digest
 
 
-def disturb(colony: Colony, rng: random.Random) -> str:
+def disturb(federation_of_processes: ProcessFederation, rng: random.Random) -> str:
     """Kill a participant, with or without its state, or stop it for a while; says which."""
     victim = rng.choice(NAMES)
     kind = rng.choice(["kill", "kill", "wipe", "stop"])
     if kind == "stop":
-        colony.processes[victim].send_signal(signal.SIGSTOP)
+        federation_of_processes.processes[victim].send_signal(signal.SIGSTOP)
         time.sleep(rng.uniform(0, 1))
-        colony.processes[victim].send_signal(signal.SIGCONT)
+        federation_of_processes.processes[victim].send_signal(signal.SIGCONT)
     else:
-        colony.kill(victim, lose_state=kind == "wipe")
-        colony.start(victim, PAUSE="0.05", LOOP="steps")
+        federation_of_processes.kill(victim, lose_state=kind == "wipe")
+        federation_of_processes.start(victim, PAUSE="0.05", LOOP="steps")
     return kind
 
 
@@ -64,20 +64,23 @@ def main() -> None:
     rng = random.Random(arguments.seed)
     counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="cgd-soak-") as name:
-        colony = Colony(Path(name), steps=arguments.steps)
+        federation_of_processes = ProcessFederation(Path(name), steps=arguments.steps)
         try:
-            colony.start_all(PAUSE="0.05", LOOP="steps")
+            federation_of_processes.start_all(PAUSE="0.05", LOOP="steps")
             while sum(counts.values()) < arguments.disturbances:
                 time.sleep(rng.uniform(0, 2))
-                if any(process.poll() is not None for process in colony.processes.values()):
-                    sys.exit(f"somebody has ended after {counts}: give more --steps\n" + colony.said(NAMES[0]))
-                kind = disturb(colony, rng)
+                if any(process.poll() is not None for process in federation_of_processes.processes.values()):
+                    sys.exit(
+                        f"somebody has ended after {counts}: give more --steps\n"
+                        + federation_of_processes.said(NAMES[0])
+                    )
+                kind = disturb(federation_of_processes, rng)
                 counts[kind] = counts.get(kind, 0) + 1
-            codes = colony.wait(seconds=1200)
-            bits = set(colony.bits().values())
+            codes = federation_of_processes.wait(seconds=1200)
+            bits = set(federation_of_processes.bits().values())
         finally:
-            colony.close()
-        expected = undisturbed(colony.folder, arguments.steps)
+            federation_of_processes.close()
+        expected = undisturbed(federation_of_processes.folder, arguments.steps)
         if set(codes.values()) != {0} or bits != {expected}:
             sys.exit(f"after {counts}: exit codes {codes}, bits {bits}, undisturbed {expected}")
     print(f"{sum(counts.values())} disturbances ({counts}), {arguments.steps} steps: the bits of an undisturbed run")

@@ -16,7 +16,7 @@ import pytest
 from cgd.cli.display import EventFile
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
-from support.federations import Colony
+from support.federations import ProcessFederation
 from support.ports import free_port
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_from_keys_to_a_file_that_changes(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    Colony(tmp_path, NAMES)
+    ProcessFederation(tmp_path, NAMES)
     finished = run(*arguments, cwd=tmp_path)
     assert finished.returncode == 2
     assert says in finished.stderr
@@ -102,7 +102,7 @@ def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], says: str, tmp_
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    Colony(tmp_path, NAMES)
+    ProcessFederation(tmp_path, NAMES)
     (tmp_path / "ada.key").chmod(0o644)
     finished = run("join", "federation.toml", "--as", "ada", "--run", "json:dumps", cwd=tmp_path)
     assert finished.returncode == 2
@@ -138,43 +138,43 @@ def test_a_public_key_of_before_signatures_is_made_anew_from_the_private_one(tmp
 
 def test_who_is_at_fault_ends_as_for_bad_input(tmp_path: Path) -> None:
     """So that a service manager does not start it again, and the others wait for it."""
-    colony = Colony(tmp_path, NAMES)
+    federation_of_processes = ProcessFederation(tmp_path, NAMES)
     (tmp_path / "nan.py").write_text(
         "import sys, numpy as np\n\ndef main(peers):\n    peers.sum(np.array([np.nan if peers.me == 'bob' else 1.0]))\n"
     )
     try:
         for name in NAMES:
-            colony.start(name, run="nan:main")
-        assert colony.wait(seconds=90) == {"ada": 1, "bob": 2, "cleo": 1}
-        assert "Traceback" not in colony.said("bob")
+            federation_of_processes.start(name, run="nan:main")
+        assert federation_of_processes.wait(seconds=90) == {"ada": 1, "bob": 2, "cleo": 1}
+        assert "Traceback" not in federation_of_processes.said("bob")
     finally:
-        colony.close()
+        federation_of_processes.close()
 
 
 def test_check_says_who_answers(tmp_path: Path) -> None:
-    colony = Colony(tmp_path, NAMES)
+    federation_of_processes = ProcessFederation(tmp_path, NAMES)
     try:
-        colony.start("bob", run="time:sleep")  # anything that is connected answers
+        federation_of_processes.start("bob", run="time:sleep")  # anything that is connected answers
         checked = run("federation", "check", "federation.toml", "--as", "ada", "--wait", "8", cwd=tmp_path)
         assert checked.returncode == 3
         rows = {line.split()[1]: line for line in checked.stdout.splitlines() if line.startswith("│")}
         assert "missing" in rows["cleo"]
         assert "nobody answers" in checked.stdout
-        assert Federation.load(colony.path).digest in checked.stdout
+        assert Federation.load(federation_of_processes.path).digest in checked.stdout
     finally:
-        colony.close()
+        federation_of_processes.close()
 
 
 def test_a_peer_that_never_comes_is_named_and_events_are_json(tmp_path: Path) -> None:
-    colony = Colony(tmp_path, NAMES)
+    federation_of_processes = ProcessFederation(tmp_path, NAMES)
     try:
         for name in ("ada", "bob"):
-            colony.start(name, "--timeout", "4", "--log", f"{name}.jsonl")
-        assert set(colony.wait(("ada", "bob"), seconds=60).values()) == {3}
-        assert "no word from cleo for 4 s" in colony.said("ada")
-        assert "nobody answers there" in colony.said("ada")
+            federation_of_processes.start(name, "--timeout", "4", "--log", f"{name}.jsonl")
+        assert set(federation_of_processes.wait(("ada", "bob"), seconds=60).values()) == {3}
+        assert "no word from cleo for 4 s" in federation_of_processes.said("ada")
+        assert "nobody answers there" in federation_of_processes.said("ada")
     finally:
-        colony.close()
+        federation_of_processes.close()
     events = [json.loads(line) for line in (tmp_path / "ada.jsonl").read_text().splitlines()]
     assert {"time", "level", "text"} <= events[0].keys()
     assert any(each.get("peer") == "bob" and each.get("state") == "here" for each in events)
@@ -187,20 +187,20 @@ def test_a_peer_that_never_comes_is_named_and_events_are_json(tmp_path: Path) ->
 
 
 def test_a_failing_function_is_its_own_error_and_the_others_wait(tmp_path: Path) -> None:
-    colony = Colony(tmp_path, NAMES)
+    federation_of_processes = ProcessFederation(tmp_path, NAMES)
     (tmp_path / "broken.py").write_text("def main(peers):\n    raise ValueError('no such column')\n")
     try:
-        colony.start("bob")
-        assert colony.start("ada", run="broken:main").wait(60) == 1
-        assert colony.said("ada").endswith(
+        federation_of_processes.start("bob")
+        assert federation_of_processes.start("ada", run="broken:main").wait(60) == 1
+        assert federation_of_processes.said("ada").endswith(
             "ValueError: no such column\ncgd: broken:main failed: ValueError: no such column\n"
         )
-        assert "typer" not in colony.said("ada")  # where our code called theirs is of no interest
-        colony.start("cleo")
-        colony.start("ada")
-        assert set(colony.wait(seconds=90).values()) == {0}
+        assert "typer" not in federation_of_processes.said("ada")  # where our code called theirs is of no interest
+        federation_of_processes.start("cleo")
+        federation_of_processes.start("ada")
+        assert set(federation_of_processes.wait(seconds=90).values()) == {0}
     finally:
-        colony.close()
+        federation_of_processes.close()
     assert os.path.exists(tmp_path / "bob.bits")
 
 

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from cgd.errors import LocalProtocolError
-from cgd.secagg.certificates import Mark, acceptable
+from cgd.secagg.certificates import PendingReveal, acceptable
 from cgd.secagg.group import Group
-from cgd.secagg.journal import Ledger
+from cgd.secagg.journal import Journal
 from cgd.secagg.positions import GroupRow
-from cgd.secagg.view_change import CatchingUp
+from cgd.secagg.view_change import ViewChange
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "models"))
@@ -82,10 +82,10 @@ def test_a_report_speaks_against_an_attempt_in_the_model_as_in_the_code() -> Non
 def test_a_mark_binds_members_in_the_model_as_in_the_code() -> None:
     code: Values = {}
     for marked, members, present in product((0, 1), range(1, 8), range(1, 8)):
-        ledger = Ledger()
-        ledger.mark = Mark(PLACE, names(members), digest("attempt", 1)) if marked else None
+        journal = Journal()
+        journal.mark = PendingReveal(PLACE, names(members), digest("attempt", 1)) if marked else None
         try:
-            Group(GROUP, names(present), ledger)._check_mark()
+            Group(GROUP, names(present), journal)._check_mark()
         except LocalProtocolError:
             code[marked, members, present] = False
         else:
@@ -97,13 +97,13 @@ def test_a_certificate_is_taken_in_the_model_as_in_the_code() -> None:
     code: Values = {}
     for members, mark, past, length, other, head in product(range(1, 4), range(3), (0, 1), range(3), range(3), (1, 2)):
         ours, peers = row(past, 0, mark), {"b": row(length, head, other)}
-        side = cast("Any", object.__new__(CatchingUp))
+        side = cast("Any", object.__new__(ViewChange))
         side._me, side.reports = "a", SimpleNamespace(rows=lambda _, peers=peers: peers)
         signers = frozenset(names(members))
-        takeover = SimpleNamespace(
+        journal_transfer = SimpleNamespace(
             holder="c", members=signers, signers=signers, claim=row(PLACE + 1), opening=digest("attempt", 1)
         )
-        against = side._speaks_against(SimpleNamespace(name=GROUP), takeover, ours)
+        against = side._speaks_against(SimpleNamespace(name=GROUP), journal_transfer, ours)
         code[members, mark, past, length, other, head] = not against
     compare("ACCEPTS", code)
 

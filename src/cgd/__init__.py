@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from cgd.secagg.fixed_point import FixedPoint as FixedPoint
     from cgd.secagg.secret_sharing import reconstruct as reconstruct
     from cgd.secagg.secret_sharing import split as split
-    from cgd.simulation.colony import Colony as Colony
+    from cgd.simulation.colony import SimulationResult as SimulationResult
     from cgd.simulation.module_engine import Ring as Ring
     from cgd.simulation.population import participant_seed as participant_seed
     from cgd.simulation.result import Evaluation as Evaluation
@@ -95,7 +95,7 @@ _HOME = {
     "tabular.model": ("ConfinedModel", "load_model"),
     "secagg.fixed_point": ("FixedPoint",),
     "secagg.secret_sharing": ("reconstruct", "split"),
-    "simulation.colony": ("Colony",),
+    "simulation.colony": ("SimulationResult",),
     "simulation.result": ("Evaluation", "History", "Spread"),
     "simulation.module_engine": ("Ring",),
     "simulation.population": ("participant_seed",),

@@ -16,9 +16,9 @@ from cgd.secagg.masking import KEY_BYTES
 from cgd.secagg.messages import SESSION_BYTES, Opening, PeerId, Sharing
 from cgd.secagg.partition import check_members
 from cgd.secagg.session import Session
-from cgd.transport.driver import FAREWELL_SECONDS, Forgetful, SessionDriver, Traffic
+from cgd.transport.driver import FAREWELL_SECONDS, NoRecovery, SessionDriver, Traffic
 from cgd.transport.memory import connect
-from cgd.transport.tap import RecordingTransport
+from cgd.transport.tap import TappedTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,7 +172,7 @@ def local_peers(
     for one, other in combinations(names, 2):
         keys[one][other] = keys[other][one] = secrets.token_bytes(KEY_BYTES)
     transports: list[Transport] = [
-        RecordingTransport(each, sinks[each.me]) if sinks and each.me in sinks else each for each in connect(names)
+        TappedTransport(each, sinks[each.me]) if sinks and each.me in sinks else each for each in connect(names)
     ]
     return LocalPeers(
         Peers(SessionDriver(transport, Session(name, names, session, keys[name]), timeout), settings)
@@ -198,7 +198,7 @@ def solo_peers(seed: bytes | None = None, name: PeerId = "alone", **settings: An
     return Peers(_Solo(name), SumSettings(**settings), seed=seed)
 
 
-class _Solo(Forgetful):
+class _Solo(NoRecovery):
     """Drives sums of one addend; see `cgd.transport.driver.Driver`."""
 
     def __init__(self, me: PeerId) -> None:

@@ -13,20 +13,20 @@ from torch import nn
 
 from cgd.audit.attacks import dropout, gram, membership, traps
 from cgd.audit.attacks import records as analytic
-from cgd.audit.embedded import digit_colony
+from cgd.audit.embedded import digit_scenario
 from cgd.audit.schemes import observe
 from cgd.optim import privacy_warnings
 from cgd.optim.privacy_warnings import FirstLayer
 
 if TYPE_CHECKING:
-    from cgd.optim.privacy_warnings import Caution
+    from cgd.optim.privacy_warnings import PrivacyWarning
 
 PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 TUMOUR = 30
 """Measurements."""
 
 
-def the_one(found: tuple[Caution, ...], kind: str) -> Caution:
+def the_one(found: tuple[PrivacyWarning, ...], kind: str) -> PrivacyWarning:
     return next(each for each in found if each.kind == kind)
 
 
@@ -94,7 +94,7 @@ def test_as_many_records_as_the_remedy_asks_for_are_enough() -> None:
 
 def test_the_figure_of_few_records() -> None:
     def recovered(records: int, units: int) -> float:
-        return analytic.analytic_recovery(*observe(digit_colony(records, rounds=3, hidden=units), "cgd")).value
+        return analytic.analytic_recovery(*observe(digit_scenario(records, rounds=3, hidden=units), "cgd")).value
 
     assert [recovered(each, 256) for each in range(1, privacy_warnings.FEW_RECORDS + 1)] == [
         1.0

@@ -14,16 +14,16 @@ import torch
 from cgd.audit.attacks import dropout
 from cgd.audit.schemes import observe
 from cgd.errors import InputError, LocalProtocolError, MembersChangedError
-from cgd.secagg.federation_spec import Charter
-from cgd.secagg.journal import Ledger, Step
-from cgd.secagg.membership import Assembly
+from cgd.secagg.federation_spec import FederationSpec
+from cgd.secagg.journal import Journal, Step
+from cgd.secagg.membership import Membership
 from support.identities import identity, public_keys
 from support.wire import spec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cgd.audit.schemes import Colony
+    from cgd.audit.schemes import Scenario
     from cgd.audit.view import Scheme
 
 ALL, REST = ("a", "b", "c", "d"), ("a", "b", "c")
@@ -74,7 +74,7 @@ def test_somebody_must_have_left() -> None:
         dropout.departure(observe(dropout.colony(leaves=0), "cgd")[0])
 
 
-def without(*dropouts: tuple[int, tuple[str, ...]], lr: float = 0.1) -> Colony:
+def without(*dropouts: tuple[int, tuple[str, ...]], lr: float = 0.1) -> Scenario:
     return replace(dropout.colony(lr=lr), dropouts=dict(dropouts))
 
 
@@ -135,23 +135,25 @@ def total(members: tuple[str, ...], epoch: int) -> bytes:
     return np.sum([addend(member, epoch) for member in members], axis=0, dtype=np.uint32).tobytes()
 
 
-def charter(members: tuple[str, ...], epoch: int) -> Charter:
-    return Charter("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", public_keys(members))
+def federation_spec(members: tuple[str, ...], epoch: int) -> FederationSpec:
+    return FederationSpec(
+        "trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", public_keys(members)
+    )
 
 
 class Member:
     """A process that wants the first step's sum, and says whenever its addend is asked for."""
 
-    def __init__(self, me: str, held: Charter, ledger: Ledger | None = None) -> None:
+    def __init__(self, me: str, held: FederationSpec, journal: Journal | None = None) -> None:
         self.me = me
-        self.assembly = Assembly(me, identity(me), held, {} if ledger is None else {"everyone": ledger})
+        self.membership = Membership(me, identity(me), held, {} if journal is None else {"everyone": journal})
         self.opened: set[bytes] = set()
         self.shared: list[int] = []
         self.handed_back = False
         self.refused = False
 
     def advance(self) -> None:
-        group = self.assembly.group("everyone")
+        group = self.membership.group("everyone")
         pending = group.pending
         if pending is not None and pending.total is not None:
             self.opened.add(pending.total.tobytes())
@@ -170,7 +172,7 @@ class Member:
                 self.shared.append(epoch)
                 return addend(self.me, epoch)
 
-            self.assembly.start("everyone", spec(SIZE), encode, epoch, Step(0, 0))
+            self.membership.start("everyone", spec(SIZE), encode, epoch, Step(0, 0))
 
 
 class Wires:
@@ -183,12 +185,12 @@ class Wires:
     def step(self) -> None:
         for me, member in self.members.items():
             member.advance()
-            while (outgoing := member.assembly.next_outgoing()) is not None:
+            while (outgoing := member.membership.next_outgoing()) is not None:
                 self.wires.setdefault((me, outgoing[0]), deque()).append(outgoing[1])
         loaded = [ends for ends, wire in self.wires.items() if wire and ends[1] in self.members]
         if loaded:
             sender, to = self.rng.choice(loaded)
-            self.members[to].assembly.receive(sender, self.wires[sender, to].popleft())
+            self.members[to].membership.receive(sender, self.wires[sender, to].popleft())
 
     def lose(self, me: str) -> None:
         del self.members[me]
@@ -207,13 +209,13 @@ def test_one_step_is_never_opened_over_two_sets_of_members() -> None:
     outcomes = set()
     for seed in range(60):
         rng = random.Random(seed)
-        members = {me: Member(me, charter(ALL, 1)) for me in ALL}
+        members = {me: Member(me, federation_spec(ALL, 1)) for me in ALL}
         world = Wires(members, rng)
         world.run(rng.randrange(20, 110))
         known = set().union(*(members[me].opened for me in REST))
         world.lose("d")
         for me in REST:
-            members[me].assembly.adopt(charter(REST, 2))
+            members[me].membership.adopt(federation_spec(REST, 2))
         world.run(250)
         opened = set().union(*(members[me].opened for me in REST))
         refused = any(members[me].refused for me in REST)
@@ -227,11 +229,11 @@ def test_one_step_is_never_opened_over_two_sets_of_members() -> None:
 
 def test_who_asks_for_a_step_again_is_given_the_sum_that_was_opened() -> None:
     """All start anew without d and want the first step once more: no addend is made for it, nothing new is opened."""
-    members = {me: Member(me, charter(ALL, 1)) for me in ALL}
+    members = {me: Member(me, federation_spec(ALL, 1)) for me in ALL}
     Wires(members, random.Random(1)).run(400)
     assert all(member.opened == {total(ALL, 1)} for member in members.values())
-    ledgers = {me: members[me].assembly.group("everyone").ledger.to_bytes() for me in REST}
-    again = {me: Member(me, charter(REST, 2), Ledger.from_bytes(ledgers[me])) for me in REST}
+    journals = {me: members[me].membership.group("everyone").journal.to_bytes() for me in REST}
+    again = {me: Member(me, federation_spec(REST, 2), Journal.from_bytes(journals[me])) for me in REST}
     Wires(again, random.Random(2)).run(300)
     for member in again.values():
         assert member.opened == {total(ALL, 1)}
@@ -240,7 +242,7 @@ def test_who_asks_for_a_step_again_is_given_the_sum_that_was_opened() -> None:
 
 def test_a_sum_that_nobody_opened_is_weighted_anew() -> None:
     """d goes before its key does: what was sealed stays so, and the others begin with other addends."""
-    members = {me: Member(me, charter(ALL, 1)) for me in ALL}
+    members = {me: Member(me, federation_spec(ALL, 1)) for me in ALL}
     world = Wires(members, random.Random(3))
     while any(1 not in members[me].shared for me in ALL):
         world.step()
@@ -248,7 +250,7 @@ def test_a_sum_that_nobody_opened_is_weighted_anew() -> None:
     world.run(200)
     assert not any(members[me].opened for me in REST)
     for me in REST:
-        members[me].assembly.adopt(charter(REST, 2))
+        members[me].membership.adopt(federation_spec(REST, 2))
     world.run(300)
     for me in REST:
         assert members[me].handed_back

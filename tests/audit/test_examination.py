@@ -15,7 +15,7 @@ from cgd.audit.attacks import dropout, gram, membership
 from cgd.audit.embedded import samples
 from cgd.audit.examination import described, examine
 from cgd.audit.registry import CATALOGUE
-from cgd.audit.schemes import Colony, Sample, observe
+from cgd.audit.schemes import Sample, Scenario, observe
 from cgd.audit.view import Finding, Inapplicable, Truth, View
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_a_network_that_begins_with_a_convolution_is_spared_what_needs_a_first_l
 
     x, y = samples("digits", 2)
     data = {name: (x[place * 9 : place * 9 + 9], y[place * 9 : place * 9 + 9]) for place, name in enumerate("abc")}
-    view, truth = observe(Colony(data, build, ["c"], rounds=2), "cgd")
+    view, truth = observe(Scenario(data, build, ["c"], rounds=2), "cgd")
     why = reasons(view, truth)
     assert "begins with Conv2d" in why["membership"]
     assert "begins with Conv2d" in why["records"]

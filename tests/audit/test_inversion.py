@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from cgd.audit.attacks.inversion import CLEARLY, inversion, invert, shown
-from cgd.audit.embedded import digit_colony
+from cgd.audit.embedded import digit_scenario
 from cgd.audit.schemes import observe
 from cgd.errors import InputError
 
@@ -75,17 +75,17 @@ def weighted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_loss_with_weights_is_no_hindrance() -> None:
-    colony = digit_colony(1, hidden=16, smooth=True, lr=0.5)
+    colony = digit_scenario(1, hidden=16, smooth=True, lr=0.5)
     found = inversion(*observe(replace(colony, loss=weighted), "secure"), steps=150)
     assert found.succeeds
 
 
 def test_the_guess_is_the_same_again() -> None:
-    view, _ = observe(digit_colony(1, hidden=8, smooth=True), "secure")
+    view, _ = observe(digit_scenario(1, hidden=8, smooth=True), "secure")
     assert torch.equal(invert(view, "known", steps=5), invert(view, "known", steps=5, restarts=1))
 
 
 def test_a_model_that_is_not_there_cannot_be_known() -> None:
-    view, _ = observe(digit_colony(1, hidden=8, smooth=True), "cgd")
+    view, _ = observe(digit_scenario(1, hidden=8, smooth=True), "cgd")
     with pytest.raises(InputError, match="no common one"):
         invert(view, "known")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cgd.audit.embedded import digit_colony, samples
+from cgd.audit.embedded import digit_scenario, samples
 from cgd.audit.matching import ALIKE, match, own_records, value_range
 from cgd.audit.schemes import observe
 
@@ -43,7 +43,7 @@ def test_digits_of_other_people_are_not_taken_for_recovered() -> None:
 
 
 def test_pictures_are_grey_squares_of_both_in_one_order() -> None:
-    view, truth = observe(digit_colony(9, hidden=8), "secure")
+    view, truth = observe(digit_scenario(9, hidden=8), "secure")
     images = match(own_records(view), truth.all_x, value_range(view)).images()
     assert set(images) == {"recovered", "real"}
     assert images["real"].shape == images["recovered"].shape == (16, 8, 8)

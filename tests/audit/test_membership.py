@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from cgd.audit.attacks import membership
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import Truth
 from cgd.errors import InputError
 
@@ -128,6 +128,6 @@ def test_a_model_without_a_fully_connected_first_layer_is_refused() -> None:
         return nn.Sequential(nn.Identity(), nn.Tanh(), nn.Linear(4, 2))
 
     data = {name: (torch.ones(2, 4), torch.tensor([0, 1])) for name in "abc"}
-    view, _ = observe(Colony(data, build, ["a"]), "cgd")
+    view, _ = observe(Scenario(data, build, ["a"]), "cgd")
     with pytest.raises(InputError, match="begins with Tanh"):
         membership.spanned(view)

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 
 
-def colony() -> Colony:
+def colony() -> Scenario:
     random = torch.Generator().manual_seed(1)
     data = {
         name: (torch.randn(count, 50, generator=random).double(), torch.randint(0, 40, (count,), generator=random))
         for name, count in (("a", 3), ("b", 5), ("c", 8))
     }
-    return Colony(data, lambda: nn.Linear(50, 40, dtype=torch.float64), ["c"], clip=1e6)
+    return Scenario(data, lambda: nn.Linear(50, 40, dtype=torch.float64), ["c"], clip=1e6)
 
 
 def test_of_the_ring() -> None:

@@ -16,15 +16,15 @@ from cgd.audit.runner import run
 from cgd.audit.sources import RecordingPart, plan_for
 from cgd.errors import InputError
 from cgd.federation.data_schema import Model
-from cgd.tabular.trace_writer import Recorder
+from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import train
-from support.audits import WHEN, Watch
+from support.audits import WHEN, ProgressListener
 from support.practice import NUMBER, records, setting, table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.tabular.training import Trained
+    from cgd.tabular.training import TrainingResult
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("recorded")
     what = setting(NUMBER, Model("linear"), optimizer="sgd", lr=0.1, steps=12, validate_every=4)
 
-    def one(peers: cgd.Peers, content: dict[str, list[Any]]) -> Trained:
+    def one(peers: cgd.Peers, content: dict[str, list[Any]]) -> TrainingResult:
         return train(peers, what, records(content, what.data), recorder=recorders[peers.me])
 
     with ExitStack() as open_files:
-        made = {name: Recorder(there / name, name, "trial") for name in NAMES}
+        made = {name: TraceWriter(there / name, name, "trial") for name in NAMES}
         recorders = {name: open_files.enter_context(each) for name, each in made.items()}
         with cgd.local_peers(NAMES, sinks={name: each.frame for name, each in recorders.items()}) as colony:
             colony.run(one, [table(60, 1), table(40, 2), table(30, 3)])
@@ -51,7 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_recorded_run_is_attacked_and_the_page_is_confidential(recorded: Path, tmp_path: Path) -> None:
     plan = plan_for([recorded / name for name in NAMES], ("ada", "cleo"))
     assert [each.id for each in plan.attacks] == list(EXAMINED)
-    outcome = run(plan, seed=0, jobs=2, watch=Watch())
+    outcome = run(plan, seed=0, jobs=2, watch=ProgressListener())
     said, pictures = results.content(plan, outcome, 0, WHEN)
     page = folder.write(tmp_path, said, pictures).read_text()
     found = {each["id"]: each for each in results.load(tmp_path)["attacks"]}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cgd.audit.attacks.records import analytic_recovery, recover, shown
-from cgd.audit.embedded import digit_colony
+from cgd.audit.embedded import digit_scenario
 from cgd.audit.matching import match
 from cgd.audit.schemes import observe
 from cgd.errors import InputError
@@ -29,7 +29,7 @@ def test_few_records_come_out_with_confinement_as_without(scheme: Scheme, record
 
 def test_one_round_of_cgd_is_enough_and_the_records_are_exact() -> None:
     """The only error is the rounding of the ring, 2⁻²⁷ beside gradients of 10⁻³ and more."""
-    view, truth = observe(digit_colony(3), "cgd")
+    view, truth = observe(digit_scenario(3), "cgd")
     assert match(recover(view), truth.all_x, 1.0).psnr.min() > 60
 
 
@@ -49,26 +49,26 @@ def test_noise_is_a_protection(records: int) -> None:
 
 
 def test_records_of_strangers_do_not_come_out() -> None:
-    view, _ = observe(digit_colony(2), "cgd")
-    _, strangers = observe(digit_colony(2, seed=7), "cgd")
+    view, _ = observe(digit_scenario(2), "cgd")
+    _, strangers = observe(digit_scenario(2, seed=7), "cgd")
     assert not analytic_recovery(view, strangers).succeeds
 
 
 def test_the_guess_is_the_same_again_and_no_larger_than_there_are_records() -> None:
-    view, _ = observe(digit_colony(4), "cgd")
+    view, _ = observe(digit_scenario(4), "cgd")
     guesses = recover(view)
     assert torch.equal(guesses, recover(view))
     assert len(guesses) <= view.honest_samples == 8
 
 
 def test_other_units_are_refused() -> None:
-    view, _ = observe(digit_colony(1, smooth=True), "cgd")
+    view, _ = observe(digit_scenario(1, smooth=True), "cgd")
     with pytest.raises(InputError, match="no ReLU units"):
         recover(view)
 
 
 def test_a_layer_without_bias_is_refused() -> None:
-    colony = replace(digit_colony(1), build_model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 10, bias=False)))
+    colony = replace(digit_scenario(1), build_model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 10, bias=False)))
     view, _ = observe(colony, "cgd")
     with pytest.raises(InputError, match="first layer has no bias"):
         recover(view)

@@ -9,7 +9,7 @@ import pytest
 from cgd.audit.runner import Measured, run
 from cgd.audit.view import Inapplicable
 from cgd.errors import InputError
-from support.audits import Part, Watch, plan
+from support.audits import Part, ProgressListener, plan
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def test_a_failure_or_a_death_loses_nothing_else() -> None:
         Part("e", does="count threads"),
         Part("f", value=0.2),
     )
-    watch = Watch()
+    watch = ProgressListener()
     outcome = run(plan(*parts), seed=2, jobs=2, watch=watch)
     assert sorted(outcome.done) == list(range(6))
     for place, value in ((0, 2.1), (5, 2.2)):
@@ -45,7 +45,7 @@ def test_a_failure_or_a_death_loses_nothing_else() -> None:
 
 def test_an_interrupt_keeps_what_is_done_and_leaves_no_process() -> None:
     parts = (Part("a"), Part("b", does="wait"), Part("c"), Part("d"), Part("e"))
-    outcome = run(plan(*parts), seed=0, jobs=2, watch=Watch(interrupt_after=2))
+    outcome = run(plan(*parts), seed=0, jobs=2, watch=ProgressListener(interrupt_after=2))
     assert len(outcome.done) == 2
     assert 1 not in outcome.done
     assert not multiprocessing.active_children()

@@ -12,7 +12,7 @@ from cgd.audit.runner import run
 from cgd.audit.sources import plan_for
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
-from support.audits import WHEN, Watch
+from support.audits import WHEN, ProgressListener
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_few_records_of_ones_own_setting_leak_and_the_page_can_be_made_again(spe
     assert plan.source.about.startswith("five clinics: breast-cancer, split over 5 participants, of whom 2 are honest")
     assert plan.command(1) == f"cgd audit {spec} --rounds 3 --seed 1"
     assert [(each.scheme, each.attack) for each in plan.parts] == [(one, two) for one in SCHEMES for two in EXAMINED]
-    outcome = run(plan.choose(["membership", "labels"]), seed=0, jobs=2, watch=Watch())
+    outcome = run(plan.choose(["membership", "labels"]), seed=0, jobs=2, watch=ProgressListener())
     said, _ = results.content(plan.choose(["membership", "labels"]), outcome, 0, WHEN)
     assert not said["failed"]
     membership = said["attacks"][0]["findings"]

@@ -22,7 +22,7 @@ from cgd.audit.view import Finding, flat, unflat
 from cgd.errors import InputError
 from cgd.federation.data_schema import Model
 from cgd.secagg.fixed_point import FixedPoint
-from cgd.tabular.trace_writer import FILE, FRAMES, STEPS, Recorder, bytes_per_parameter, read_frames
+from cgd.tabular.trace_writer import FILE, FRAMES, STEPS, TraceWriter, bytes_per_parameter, read_frames
 from cgd.tabular.training import train
 from support.practice import DATA, NUMBER, records, setting, table
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
     from cgd.audit.trace_view import Recording
     from cgd.audit.view import Truth, View
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.training import Trained
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import TrainingResult
 
 NAMES = ("ada", "bob", "cleo", "dan")
 COALITION = ("ada", "cleo")
 TABLES = [table(60, 1), table(40, 2, ("B", "C")), table(30, 3), table(20, 4)]
 BALANCED = replace(DATA, class_weights="balanced")
-SETTINGS: dict[str, Setting] = {
+SETTINGS: dict[str, TabularSettings] = {
     "sgd": setting(optimizer="sgd", lr=0.5, steps=12, validate_every=4),
     "shrinking steps": setting(optimizer="sgd", lr=0.5, mu=0.1, steps=12, validate_every=4),
     "momentum": setting(optimizer="sgd", lr=0.2, momentum=0.9, steps=12, validate_every=4),
@@ -57,21 +57,21 @@ def seed_of(name: str) -> bytes:
 
 
 def run(
-    what: Setting,
+    what: TabularSettings,
     folder: Path | None = None,
-    wrap: Callable[[Recorder], Recorder] = lambda recorder: recorder,
+    wrap: Callable[[TraceWriter], TraceWriter] = lambda recorder: recorder,
     **options: Any,
-) -> tuple[list[Trained], dict[str, cgd.Peers]]:
+) -> tuple[list[TrainingResult], dict[str, cgd.Peers]]:
     """A run of four participants in one process; recorded, if there is a folder for it."""
-    recorders: dict[str, Recorder] = {}
+    recorders: dict[str, TraceWriter] = {}
 
-    def one(peers: cgd.Peers, content: dict[str, list[Any]]) -> Trained:
+    def one(peers: cgd.Peers, content: dict[str, list[Any]]) -> TrainingResult:
         peers.seed = seed_of(peers.me)
         return train(peers, what, records(content, what.data), recorder=recorders.get(peers.me))
 
     with ExitStack() as open_files:
         if folder is not None:
-            made = {name: Recorder(folder / name, name, "trial") for name in NAMES}
+            made = {name: TraceWriter(folder / name, name, "trial") for name in NAMES}
             recorders |= {name: wrap(open_files.enter_context(each)) for name, each in made.items()}
         sinks = {name: each.frame for name, each in recorders.items()}
         with cgd.local_peers(NAMES, sinks=sinks, **options) as colony:
@@ -204,7 +204,7 @@ def test_a_total_that_was_not_recorded_is_told_from_the_states_around_it(name: s
     """As after a kill: one has it from the members before the next step."""
     kept: dict[str, Any] = {}
 
-    class Noting(Recorder):
+    class Noting(TraceWriter):
         def resume(self, optimizer: Any) -> None:
             kept.setdefault(self.folder.name, (self, optimizer))
 
@@ -215,7 +215,7 @@ def test_a_total_that_was_not_recorded_is_told_from_the_states_around_it(name: s
                 super().resume(optimizer)
             super().entering(addend)
 
-    def noting(recorder: Recorder) -> Recorder:
+    def noting(recorder: TraceWriter) -> TraceWriter:
         recorder.__class__ = Noting
         return recorder
 
@@ -299,38 +299,38 @@ def test_attacks_work_on_what_was_recorded(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_was_cut_off_is_read_and_goes_on(tmp_path: Path) -> None:
-    def frames(recorder: Recorder, *contents: bytes) -> None:
+    def frames(recorder: TraceWriter, *contents: bytes) -> None:
         for content in contents:
             recorder.frame("bob", memoryview(content))
         recorder.close()
 
-    frames(Recorder(tmp_path / "ada", "ada", "trial"), b"one", b"", b"three")
+    frames(TraceWriter(tmp_path / "ada", "ada", "trial"), b"one", b"", b"three")
     path = tmp_path / "ada" / FRAMES
     content = path.read_bytes()
     for cut in range(1, 18):  # within the last frame or its head
         path.write_bytes(content[:-cut])
         assert list(read_frames(path)) == [("bob", b"one"), ("bob", b"")]
-    frames(Recorder(tmp_path / "ada", "ada", "trial"), b"again")
+    frames(TraceWriter(tmp_path / "ada", "ada", "trial"), b"again")
     assert list(read_frames(path)) == [("bob", b"one"), ("bob", b""), ("bob", b"again")]
     with pytest.raises(InputError, match="cannot be written"):
-        frames(closed := Recorder(tmp_path / "ada", "ada", "trial"), b"more")
+        frames(closed := TraceWriter(tmp_path / "ada", "ada", "trial"), b"more")
         closed.frame("bob", b"too late")
 
 
 def test_a_folder_of_something_else_is_not_written_to(tmp_path: Path) -> None:
-    Recorder(tmp_path / "ada", "ada", "trial").close()
+    TraceWriter(tmp_path / "ada", "ada", "trial").close()
     with pytest.raises(InputError, match="holds the recording of ada of trial, which is never overwritten"):
-        Recorder(tmp_path / "ada", "bob", "trial")
+        TraceWriter(tmp_path / "ada", "bob", "trial")
     with pytest.raises(InputError, match="holds the recording of ada of trial"):
-        Recorder(tmp_path / "ada", "ada", "another")
-    with Recorder(tmp_path / "ada", "ada", "trial"), pytest.raises(InputError, match="written by another process"):
-        Recorder(tmp_path / "ada", "ada", "trial")
+        TraceWriter(tmp_path / "ada", "ada", "another")
+    with TraceWriter(tmp_path / "ada", "ada", "trial"), pytest.raises(InputError, match="written by another process"):
+        TraceWriter(tmp_path / "ada", "ada", "trial")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(InputError, match="no recording; name an empty folder"):
-        Recorder(tmp_path / "mine", "ada", "trial")
+        TraceWriter(tmp_path / "mine", "ada", "trial")
     with pytest.raises(InputError, match="cannot be used"):
-        Recorder(tmp_path / "mine" / "thesis.txt", "ada", "trial")
+        TraceWriter(tmp_path / "mine" / "thesis.txt", "ada", "trial")
 
 
 def test_two_runs_do_not_mix(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_damaged_recording_is_told(damage: Callable[[Path], None], match: str,
 
 
 def test_a_recording_whose_training_has_not_begun_is_told(tmp_path: Path) -> None:
-    Recorder(tmp_path / "ada", "ada", "trial").close()
+    TraceWriter(tmp_path / "ada", "ada", "trial").close()
     with pytest.raises(InputError, match="no step was taken in the recording"):
         load(tmp_path / "ada")
 
@@ -427,7 +427,7 @@ def test_recordings_must_be_of_all_and_the_coalition_of_some(rehearsal: Path) ->
 def test_a_federation_by_columns_is_not_recorded(tmp_path: Path) -> None:
     what = replace(setting(), columns=3)
     network = torch.nn.Linear(2, 2)
-    recorder = Recorder(tmp_path / "ada", "ada", "trial")
+    recorder = TraceWriter(tmp_path / "ada", "ada", "trial")
     recorder.close()
     with pytest.raises(InputError, match="cut into 3 columns.*join without --record"):
         recorder.begin(None, what, None, network, 0.1, None, None)  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ def test_files_in_mnists_layout_become_samples_and_classes(tmp_path: Path, monke
         content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
         (tmp_path / "mnist" / f"{file}.gz").write_bytes(gzip.compress(content))
         sums[file] = hashlib.md5(content).hexdigest()
-    monkeypatch.setitem(idx.SOURCES, "mnist", idx.Source("mnist", ("mnist",), (), sums))
+    monkeypatch.setitem(idx.SOURCES, "mnist", idx.DownloadSource("mnist", ("mnist",), (), sums))
     one, other = (datasets.load("mnist", seed, tmp_path) for seed in (0, 1))
     assert torch.equal(one.x, torch.arange(24, dtype=torch.uint8).reshape(4, 6))
     assert torch.equal(one.held_out_x, torch.arange(200, 212, dtype=torch.uint8).reshape(2, 6))

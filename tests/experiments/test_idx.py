@@ -45,7 +45,9 @@ PACKED = {file: gzip.compress(content, mtime=0) for file, content in PLAIN.items
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
-    source = idx.Source("tiny", ("tiny", "Tiny/raw"), mirrors, {file: md5(content) for file, content in PLAIN.items()})
+    source = idx.DownloadSource(
+        "tiny", ("tiny", "Tiny/raw"), mirrors, {file: md5(content) for file, content in PLAIN.items()}
+    )
     monkeypatch.setitem(idx.SOURCES, "tiny", source)
 
 
@@ -211,7 +213,7 @@ def test_nobody_is_told_to_delete_the_files_of_another_data_set(
 ) -> None:
     """All data sets name their files alike, so CGD_DATA=.../fashion-mnist must not spoil mnist."""
     others = {file: packed_idx(255 - array) for file, array in ARRAYS.items()}
-    other = idx.Source("other", ("other",), (), {file: md5(content) for file, content in others.items()})
+    other = idx.DownloadSource("other", ("other",), (), {file: md5(content) for file, content in others.items()})
     monkeypatch.setitem(idx.SOURCES, "other", other)
     monkeypatch.setenv("CGD_DATA", str(tmp_path / "other"))
     put(tmp_path / "other", others, "")

@@ -9,13 +9,13 @@ import pytest
 
 from cgd import InputError
 from cgd.experiments import reproduce, spec, tables
-from cgd.experiments.runner import Result, Store, execute
+from cgd.experiments.runner import Result, ResultStore, execute
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.experiments.spec import Entry, Experiment
+    from cgd.experiments.spec import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -70,15 +70,15 @@ def experiment(folder: Path, show: str = "table") -> Experiment:
     return spec.read(path)
 
 
-def unwatched(entry: Entry) -> OnStep:
+def unwatched(entry: RunEntry) -> OnStep:
     return lambda *_: None
 
 
 def test_from_a_file_to_a_table(tmp_path: Path) -> None:
-    study, store = experiment(tmp_path), Store(tmp_path / "results")
+    study, store = experiment(tmp_path), ResultStore(tmp_path / "results")
     steps: dict[str, int] = {}
 
-    def watch(entry: Entry) -> OnStep:
+    def watch(entry: RunEntry) -> OnStep:
         def on_step(step: int, history: History) -> None:
             steps[entry.label] = step
 
@@ -106,12 +106,12 @@ def test_from_a_file_to_a_table(tmp_path: Path) -> None:
 
 
 def test_nothing_is_trained_twice(tmp_path: Path) -> None:
-    study, store = experiment(tmp_path), Store(tmp_path / "results")
+    study, store = experiment(tmp_path), ResultStore(tmp_path / "results")
     reproduce.run(study, "quick", store, None, unwatched)
     before = {path.name: path.read_bytes() for path in store.folder.glob("*.json")}
     assert len(before) == 4
 
-    def refuse(entry: Entry) -> OnStep:
+    def refuse(entry: RunEntry) -> OnStep:
         def on_step(step: int, history: History) -> None:
             raise AssertionError(f"{entry.label} was trained again")
 
@@ -130,7 +130,7 @@ def test_nothing_is_trained_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("show", ["curves", "sweep"])
 def test_plots(show: str, tmp_path: Path) -> None:
-    outcome = reproduce.run(experiment(tmp_path, show), "quick", Store(tmp_path / "results"), None, unwatched)
+    outcome = reproduce.run(experiment(tmp_path, show), "quick", ResultStore(tmp_path / "results"), None, unwatched)
     picture = outcome.plot(tmp_path)
     assert picture is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -138,7 +138,7 @@ def test_plots(show: str, tmp_path: Path) -> None:
 
 
 def test_the_result_is_plain_and_holds_what_is_needed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     run = RunSpec(data="iris", rows=4, hidden=(5,), steps=12, evaluations=4)
     result = store.run(run)
     content = json.loads(store.path(run).read_text())
@@ -152,7 +152,7 @@ def test_the_result_is_plain_and_holds_what_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     run = RunSpec(data="iris", steps=2)
     for content in ("", "{}", '{"format": "other"}', "[1]"):
         store.path(run).write_text(content)
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        Store(tmp_path / "file").run(RunSpec(data="iris", steps=2))
+        ResultStore(tmp_path / "file").run(RunSpec(data="iris", steps=2))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_all_experiments_of_the_paper_are_there() -> None:
 
 def test_theorem_1_on_a_small_run(tmp_path: Path) -> None:
     """The regret, the bound and the page's sentences; R must lie below the bound."""
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     study = reproduce.get("theory")
     outcome = reproduce.run(study, "quick", store, None, unwatched)
     for entry, result in outcome.done:

@@ -10,7 +10,7 @@ import pytest
 
 from cgd import JOINT_REVEALS_RECORDS
 from cgd.experiments import reproduce
-from cgd.experiments.runner import Result, Store
+from cgd.experiments.runner import Result, ResultStore
 from cgd.experiments.spec import RunSpec
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[2] / "results" / "paper"
 def test_the_page_is_the_one_the_results_give(tmp_path: Path) -> None:
     for path in RESULTS.glob("*.json"):
         shutil.copy(path, tmp_path)
-    page = reproduce.report("paper", Store(tmp_path))
+    page = reproduce.report("paper", ResultStore(tmp_path))
     assert page.read_text() == (RESULTS / "report.md").read_text(), "run `cgd reproduce report --scale paper`"
 
 
@@ -36,6 +36,6 @@ def test_a_result_is_whole_and_belongs_to_an_experiment(path: Path) -> None:
 
 def test_a_thousand_participants_reach_what_the_paper_reports() -> None:
     accepted = RunSpec(data="mnist", rows=1000, mode="joint", accept=JOINT_REVEALS_RECORDS, bias=False, steps=2000)
-    result = Store(RESULTS).get(accepted)
+    result = ResultStore(RESULTS).get(accepted)
     assert result is not None
     assert fmean(result.last.accuracy) == pytest.approx(0.937, abs=0.004)

@@ -304,7 +304,7 @@ def test_the_scale_changes_what_is_common_and_the_run_has_the_last_word(tmp_path
 def test_the_smallest_file(scale: str, tmp_path: Path) -> None:
     found = spec.read(write(tmp_path, f"{scale}[[run]]"))
     assert (found.name, found.title, found.about, found.show) == ("mine", "mine", "", "curves")
-    assert found.entries == {"paper": (spec.Entry("run 1", RunSpec()),)}
+    assert found.entries == {"paper": (spec.RunEntry("run 1", RunSpec()),)}
 
 
 BROKEN = {

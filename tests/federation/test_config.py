@@ -15,7 +15,7 @@ from cgd.federation.config_edit import new, with_participant, without
 from cgd.federation.keys import public_keys
 from cgd.optim.grid import Cell, Grid
 from cgd.peers import SumSettings
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -275,7 +275,9 @@ def test_the_charter(tmp_path: Path) -> None:
     nine = Federation("nine", 4, Training(), grid(3, 3), tmp_path)
     keys = {name: public_keys(key) for name, key in zip("abcdefghi", KEYS, strict=False)}
     sections = nine.sections()
-    assert nine.charter("1.2") == Charter("nine", 4, tuple("abcdefghi"), nine.groups(), sections, "1.2", keys)
+    assert nine.federation_spec("1.2") == FederationSpec(
+        "nine", 4, tuple("abcdefghi"), nine.groups(), sections, "1.2", keys
+    )
 
 
 # Writing. Comments stay, and stay where they belong.

@@ -13,7 +13,7 @@ from cgd.federation.config import Federation, Training
 from cgd.federation.data_schema import MISSING, Column, Data, Model
 from cgd.federation.keys import Keys, Participant
 from cgd.optim.grid import Cell
-from cgd.tabular.settings import Setting
+from cgd.tabular.settings import TabularSettings
 
 KEYS = [Keys.generate(f"p{number}").public for number in range(9)]
 TARGET = 'target = "y"\n'
@@ -111,7 +111,7 @@ THIRD = 'sex = { type = "category", categories = ["f", "m"], held_by = 2 }\n'
 
 def test_a_table_cut_into_columns() -> None:
     federation = Federation.parse(text('target = "y"\nid = "no"\n', HELD + THIRD, cells=(3, 3)), Path("f.toml"))
-    setting = Setting.of(federation, "p4")
+    setting = TabularSettings.of(federation, "p4")
     assert (setting.column, setting.columns) == (1, 3)
     assert setting.own_columns == (Column("ward", "category", held_by=1),)
 
@@ -138,7 +138,7 @@ def test_two_columns_are_too_few_for_predictions(tmp_path: Path) -> None:
     schema = f'[data]\ntarget = "y"\nid = "no"\n[data.columns]\n{HELD}{MODEL}'
     federation = config_edit.new(tmp_path / "f.toml", "t", people, schema=schema)
     with pytest.raises(InputError, match=r"the grid has 2 columns; .* a sum over fewer than 3 hides nothing"):
-        Setting.of(federation, "p0")
+        TabularSettings.of(federation, "p0")
 
 
 def test_a_schema_that_cannot_be_used_is_not_written(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_running_participants_do_not_take_over_another_schema(section: str) -> N
     assert before.data is not None
     assert before.model is not None
     changed = {"data": replace(before.data, validation=0.5), "model": replace(before.model, delta=0.5)}[section]
-    membership = object.__new__(member.Membership)
+    membership = object.__new__(member.FederationMember)
     membership.federation, membership.me, membership._doubted = before, "p0", False
     with pytest.raises(InputError, match=rf"its \[{section}\] has changed, which running participants cannot"):
         membership._take_over(replace(before, epoch=2, **{section: changed}))  # type: ignore[arg-type]

@@ -18,14 +18,14 @@ from cgd.federation.hub_server import FederationHub
 from cgd.federation.keys import Keys, Participant
 from cgd.optim.grid import Cell, Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, late_fusion
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.group import Group
-from cgd.secagg.journal import Ledger
-from cgd.secagg.membership import Assembly
-from cgd.secagg.position_reports import Reports
-from cgd.secagg.statements import Dossier, Notary
+from cgd.secagg.journal import Journal
+from cgd.secagg.membership import Membership
+from cgd.secagg.position_reports import PositionReports
+from cgd.secagg.statements import StatementLog, StatementSigner
 from cgd.tabular.predict import row_of
-from cgd.tabular.settings import Setting
+from cgd.tabular.settings import TabularSettings
 from cgd.tabular.wide_sums import wide_sum
 from support.identities import identity, public_keys
 from support.lives import Village, found
@@ -82,26 +82,26 @@ def test_whatever_is_summed_in_a_row_is_summed_by_three() -> None:
 
 @pytest.mark.parametrize("group", ["everyone", "column-0", "row-0"])
 def test_a_group_of_two_is_refused_when_it_is_founded_and_when_it_shrinks(tmp_path: Path, group: str) -> None:
-    whole = federation(tmp_path, Grid(3, 3)).charter("1")
+    whole = federation(tmp_path, Grid(3, 3)).federation_spec("1")
     two = {**whole.groups, group: whole.groups[group][:2]}
     me = two[group][0]
     with pytest.raises(MembershipError, match=TOO_FEW):
-        Assembly(me, identity(me), replace(whole, groups=two))
-    running = Assembly(me, identity(me), whole)
+        Membership(me, identity(me), replace(whole, groups=two))
+    running = Membership(me, identity(me), whole)
     with pytest.raises(MembershipError, match=TOO_FEW):
         running.adopt(replace(whole, epoch=2, groups=two))
-    assert running.charter == whole
+    assert running.federation_spec == whole
     assert running.group(group).members == whole.groups[group]
 
 
 def test_no_session_is_opened_for_two() -> None:
     """Should a group of two come about all the same: its sums need a session, and a session refuses."""
     two = ("a", "b")
-    held = Charter("trial", 1, two, {"row-0": two}, {}, "1.0", public_keys(two))
-    dossier = Dossier("a", identity("a"), held.keys, bytes(32), lambda _: None)
-    reports = Reports("a", held, {}, dossier)
+    held = FederationSpec("trial", 1, two, {"row-0": two}, {}, "1.0", public_keys(two))
+    statement_log = StatementLog("a", identity("a"), held.keys, bytes(32), lambda _: None)
+    reports = PositionReports("a", held, {}, statement_log)
     with pytest.raises(MembershipError, match=TOO_FEW):
-        Group("row-0", ("a", "b"), Ledger()).enter_view("a", bytes(32), {"b": bytes(16)}, Notary(), reports)
+        Group("row-0", ("a", "b"), Journal()).enter_view("a", bytes(32), {"b": bytes(16)}, StatementSigner(), reports)
 
 
 # Over a network.
@@ -134,7 +134,7 @@ def test_rows_of_two_sum_nothing(tmp_path: Path) -> None:
     two = federation(tmp_path, Grid(3, 2), columns=True)
     assert set(two.groups()) == {"everyone", "column-0", "column-1"}
     with pytest.raises(InputError, match="a sum over fewer than 3 hides nothing"):
-        Setting.of(two, "r0c0")
+        TabularSettings.of(two, "r0c0")
     with pytest.raises(InputError, match="there are 2 participants, and at least 3 are needed"):
         row_of(two, "r0c0")
 
@@ -147,7 +147,7 @@ def test_a_minimum_of_the_members_own_holds_for_rows_and_columns_too(tmp_path: P
     narrow = federation(tmp_path, Grid(4, 3), minimum=4, columns=True)
     assert all(len(members) >= 4 for members in narrow.groups().values())
     with pytest.raises(InputError, match=r"a sum over fewer than 4 is ruled out by minimum in \[training\]"):
-        Setting.of(narrow, "r0c0")
+        TabularSettings.of(narrow, "r0c0")
     with pytest.raises(InputError, match="there are 3 participants, and at least 4 are needed"):
         row_of(narrow, "r0c0")
     wide = federation(tmp_path, Grid(4, 4), minimum=4, columns=True)
@@ -181,7 +181,7 @@ def test_a_file_that_leaves_two_is_not_taken_over_and_nothing_is_summed(
             life.go_on()
         village.until(lambda: caplog.text.count("there are 2 participants, and at least 3 are needed") == 2)
         village.until(lambda: all(life.waits_for("Ready", "cleo") for life in village))
-        assert [len(life.ledger()) for life in village] == [1, 1]
+        assert [len(life.journal()) for life in village] == [1, 1]
         assert all(life.membership.federation.epoch == 1 for life in village)
         village.path.write_text(text)
         village.start("cleo", sum_twice)

@@ -21,7 +21,7 @@ from cgd.federation import Federation, HubSite, Keys, Participant, Training, con
 from cgd.federation import hub_server as module
 from cgd.federation.hub_server import FederationHub
 from cgd.secagg.messages import HUB
-from support.federations import Colony
+from support.federations import ProcessFederation
 from support.hubs import eventually
 from support.ports import free_port
 
@@ -106,8 +106,10 @@ def test_a_bad_hub_section(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_in_a_grid_smaller_groups_sum_through_the_hub_too(tmp_path: Path) -> None:
-    colony = Colony(tmp_path, [f"r{i}" for i in range(3)], [Cell(i, 0) for i in range(3)], ["r0"], opening="hub")
-    membership = member.Membership(colony.path, "r0")
+    federation_of_processes = ProcessFederation(
+        tmp_path, [f"r{i}" for i in range(3)], [Cell(i, 0) for i in range(3)], ["r0"], opening="hub"
+    )
+    membership = member.FederationMember(federation_of_processes.path, "r0")
     try:
         assert membership.peers.settings.opening == "hub"
         assert membership.peers.groups["column"].settings.opening == "hub"
@@ -122,17 +124,17 @@ class Village:
     """Memberships inside this process, and a hub by the federation file."""
 
     def __init__(self, folder: Path, dialers: Collection[str] = NAMES, opening: str = "hub") -> None:
-        self.colony = Colony(folder, NAMES, dialers=dialers, opening=opening)
-        self.path = self.colony.path
+        self.federation_of_processes = ProcessFederation(folder, NAMES, dialers=dialers, opening=opening)
+        self.path = self.federation_of_processes.path
         self.hubs: list[FederationHub] = []
-        self.joined: dict[str, member.Membership] = {}
+        self.joined: dict[str, member.FederationMember] = {}
 
     def hub(self, **options: Any) -> FederationHub:
         self.hubs.append(FederationHub(self.path, **options))
         return self.hubs[-1]
 
-    def join(self, name: str, **options: Any) -> member.Membership:
-        self.joined[name] = member.Membership(self.path, name, **{"linger": 0.0, "timeout": 60.0} | options)
+    def join(self, name: str, **options: Any) -> member.FederationMember:
+        self.joined[name] = member.FederationMember(self.path, name, **{"linger": 0.0, "timeout": 60.0} | options)
         return self.joined[name]
 
     def sum_all(self) -> set[float]:
@@ -142,7 +144,7 @@ class Village:
 
     def close(self) -> None:
         for each in self.joined.values():
-            each.conductor.transport.close()
+            each.runtime.transport.close()
             each.peers.close()
         for hub in self.hubs:
             hub.close()
@@ -157,8 +159,8 @@ def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Village
     made.close()
 
 
-def notes(membership: member.Membership) -> dict[str, str]:
-    return {report.name: f"{report.state}: {report.note}" for report in membership.conductor.report()}
+def notes(membership: member.FederationMember) -> dict[str, str]:
+    return {report.name: f"{report.state}: {report.note}" for report in membership.runtime.report()}
 
 
 def test_a_hub_that_is_not_there_is_where_it_hangs(village: Village) -> None:
@@ -185,7 +187,7 @@ def test_members_may_know_of_a_new_epoch_before_the_hub_does(village: Village, m
     village.joined.pop("bob").peers.close()
 
     def all_deposited() -> bool:
-        tallies = list(hub.hub._adder._tallies.values())
+        tallies = list(hub.hub._aggregator._tallies.values())
         return any(len(givers) == 3 for tally in tallies for _, givers in tally.slices.values())
 
     def catch_up() -> None:
@@ -214,9 +216,9 @@ def test_the_file_is_followed_and_whoever_is_removed_is_heard_no_more(village: V
     config_edit.without(village.path, "bob")
     bob = village.joined.pop("bob")
     assert village.sum_all() == {3.0}
-    eventually(lambda: hub.hub.refusals.counts.get(("a former participant", "a message"), 0) > 0)
+    eventually(lambda: hub.hub.rejections.counts.get(("a former participant", "a message"), 0) > 0)
     assert "bob" not in [report.name for report in hub.hub.report()]
-    bob.conductor.transport.close()
+    bob.runtime.transport.close()
     bob.peers.close()
 
 
@@ -235,7 +237,7 @@ def test_a_hub_with_an_old_file_refuses_the_new_key(village: Village) -> None:
     config_edit.with_participant(village.path, Participant("dan", "", keys.public))
     dan = village.join("dan")
     eventually(lambda: "it refuses our key: our key is not in its federation file" in notes(dan)[HUB])
-    eventually(lambda: hub.hub.refusals.counts.get(("a stranger", "a connection"), 0) > 0)
+    eventually(lambda: hub.hub.rejections.counts.get(("a stranger", "a connection"), 0) > 0)
 
 
 def test_a_second_process_with_the_same_key_is_not_let_in(village: Village) -> None:
@@ -243,7 +245,7 @@ def test_a_second_process_with_the_same_key_is_not_let_in(village: Village) -> N
     for name in NAMES:
         village.join(name)
     assert village.sum_all() == {3.0}
-    copy = member.Membership(village.path, "ada", state=village.path.parent / "copy", timeout=60.0, linger=0.0)
+    copy = member.FederationMember(village.path, "ada", state=village.path.parent / "copy", timeout=60.0, linger=0.0)
     try:
         eventually(lambda: "another process with this key is connected" in notes(copy)[HUB])
         assert village.sum_all() == {3.0}
@@ -373,21 +375,23 @@ def quiet_bits(folder: Path, steps: int) -> str:
 def test_kills_of_real_processes_change_nothing(tmp_path: Path) -> None:
     """The hub's among them, with state and without; ada and bob only dial out, cleo has an address."""
     rng = random.Random(1)
-    colony = Colony(tmp_path, NAMES, dialers=("ada", "bob"), opening="hub", steps=30)
+    federation_of_processes = ProcessFederation(tmp_path, NAMES, dialers=("ada", "bob"), opening="hub", steps=30)
     try:
-        colony.start_all(PAUSE="0.1")  # before the hub is
-        colony.start_hub()
-        colony.until_step(2)
+        federation_of_processes.start_all(PAUSE="0.1")  # before the hub is
+        federation_of_processes.start_hub()
+        federation_of_processes.until_step(2)
         for victim in ("hub", "ada", "hub", "cleo"):
             time.sleep(rng.uniform(0, 0.5))
-            colony.kill(victim, lose_state=rng.random() < 0.5)
+            federation_of_processes.kill(victim, lose_state=rng.random() < 0.5)
             if victim == "hub":
-                colony.start_hub()
+                federation_of_processes.start_hub()
             else:
-                colony.start(victim, PAUSE="0.1")
-        assert set(colony.wait(NAMES, seconds=200).values()) == {0}
-        assert set(colony.bits().values()) == {quiet_bits(tmp_path, 30)}
+                federation_of_processes.start(victim, PAUSE="0.1")
+        assert set(federation_of_processes.wait(NAMES, seconds=200).values()) == {0}
+        assert set(federation_of_processes.bits().values()) == {quiet_bits(tmp_path, 30)}
         for name in NAMES:
-            assert not any(word in colony.said(name) for word in ("altered", "swapped", "repeated or", "loses"))
+            assert not any(
+                word in federation_of_processes.said(name) for word in ("altered", "swapped", "repeated or", "loses")
+            )
     finally:
-        colony.close()
+        federation_of_processes.close()

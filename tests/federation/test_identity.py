@@ -16,8 +16,8 @@ import cgd
 from cgd.errors import InputError, PeerTimeoutError, TransportError
 from cgd.federation import config
 from cgd.federation.keys import Keys
-from cgd.federation.member import Membership
-from support.federations import Colony
+from cgd.federation.member import FederationMember
+from support.federations import ProcessFederation
 from support.ports import free_port
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def many(peers):
 """
 
 
-class Town(Colony):
+class Town(ProcessFederation):
     """Participants as objects in this process, or as processes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, NAMES)
         (folder / "summing.py").write_text(SUMMING)
-        self._joined: list[Membership] = []
+        self._joined: list[FederationMember] = []
 
     def join(
         self,
@@ -58,11 +58,11 @@ class Town(Colony):
         key: str = "",
         timeout: float | None = None,
         listen: str | None = None,
-    ) -> Membership:
+    ) -> FederationMember:
         """Take part as `name`, by a federation file of one's own and with somebody's key, if they are told."""
         state = self.folder / f"state-{len(self._joined)}"
         keys = self.folder / f"{key or name}.key"
-        membership = Membership(path or self.path, name, key=keys, listen=listen, state=state, timeout=timeout)
+        membership = FederationMember(path or self.path, name, key=keys, listen=listen, state=state, timeout=timeout)
         self._joined.append(membership)
         return self._joined[-1]
 
@@ -85,7 +85,7 @@ class Town(Colony):
     def close(self) -> None:
         super().close()
         for membership in self._joined:
-            membership.conductor.close(done=False)
+            membership.runtime.close(done=False)
 
 
 @pytest.fixture
@@ -102,12 +102,12 @@ def eventually(condition: Callable[[], object], otherwise: Callable[[], object],
         time.sleep(0.05)
 
 
-def reported(membership: Membership, peer: str) -> tuple[str, str]:
-    (report,) = [each for each in membership.conductor.report() if each.name == peer]
+def reported(membership: FederationMember, peer: str) -> tuple[str, str]:
+    (report,) = [each for each in membership.runtime.report() if each.name == peer]
     return report.state, report.note
 
 
-def expect(membership: Membership, peer: str, state: str, note: str) -> None:
+def expect(membership: FederationMember, peer: str, state: str, note: str) -> None:
     """The membership comes to report this of a peer."""
     eventually(lambda: reported(membership, peer) == (state, note), lambda: reported(membership, peer))
 

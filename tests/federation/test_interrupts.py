@@ -131,17 +131,17 @@ def test_who_is_done_and_waits_for_the_others_leaves_as_done(tmp_path: Path, num
     with Village(found(tmp_path, NAMES), tmp_path / "state") as village:
         for name in NAMES:
             village.start(name, lambda _: None)
-        conductor, bob = (village[name].membership.conductor for name in ("ada", "bob"))
-        village.until(lambda: conductor.assembly.current)
-        conductor._linger = None  # for ever
+        runtime, bob = (village[name].membership.runtime for name in ("ada", "bob"))
+        village.until(lambda: runtime.membership.current)
+        runtime._linger = None  # for ever
         with Interruption() as interruption:
             interruption.defer()
-            interruption.attach(conductor)
+            interruption.attach(runtime)
             interruption.left = True
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-            conductor.close(done=True)
+            runtime.close(done=True)
         assert interruption.stopped
-        village.until(lambda: bob.assembly.left("ada") is True)
+        village.until(lambda: bob.membership.left("ada") is True)
         del village.lives["ada"]  # it has ended by itself
     assert signal.getsignal(number) is before
 
@@ -156,8 +156,8 @@ def test_a_signal_before_there_is_a_conductor_stops_it_when_there_is_one(tmp_pat
         signal.raise_signal(signal.SIGINT)
         village.until(lambda: interruption.stopped)
         ada = village.start("ada", lambda life: life.peers.sum(np.ones(1)))
-        interruption.attach(ada.membership.conductor)
+        interruption.attach(ada.membership.runtime)
         assert isinstance(village.errors("ada")["ada"], StoppedError)
         interruption.left = True
-        ada.membership.conductor.close(done=False)
+        ada.membership.runtime.close(done=False)
         del village.lives["ada"]

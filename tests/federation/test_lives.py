@@ -37,8 +37,8 @@ from cgd.errors import (
 from cgd.federation import config_edit, member
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
-from cgd.secagg.journal import Ledger
-from cgd.secagg.messages import Confirm, Message, Piece, Ready, Total, Unseal
+from cgd.secagg.journal import Journal
+from cgd.secagg.messages import Confirm, JournalChunk, Message, Ready, RevealKey, Total
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport import runtime
 from support.lives import DEADLINE_SECONDS, FEDERATION, Life, Training, Village, found, stranger, undisturbed, until
@@ -122,7 +122,7 @@ def a_weighted_ready(message: Message) -> bool:
 
 
 def an_unseal(message: Message) -> bool:
-    return isinstance(message, Unseal)
+    return isinstance(message, RevealKey)
 
 
 def stays(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
@@ -143,7 +143,7 @@ def killed_and_back_with_more(village: Village, moment: str, lose_state: bool) -
     if moment == "before the first weighted sum":
         hold = village.network.hold("ada", {"cleo"}, a_weighted_ready)
         village.start_all(Training())
-        village.until(lambda: hold.reached and len(village["cleo"].ledger()) == 1)
+        village.until(lambda: hold.reached and len(village["cleo"].journal()) == 1)
         village.kill("cleo", lose_state=lose_state)
         village.network.release(hold)
     else:
@@ -207,7 +207,7 @@ def test_samples_may_be_others_until_they_are_counted(village: Village) -> None:
     village.start("cleo", Training(more=1), halt=1)
     for life in village:
         life.until(1)
-        assert len(life.ledger()) == 2
+        assert len(life.journal()) == 2
 
 
 # Those who die together.
@@ -216,7 +216,7 @@ def test_samples_may_be_others_until_they_are_counted(village: Village) -> None:
 def whole_save(village: Village, name: str, group: str) -> int | None:
     """After how many steps a participant has saved its whole ledger; None if it has not."""
     path = village.folder(name) / f"{FEDERATION}+{group}.ledger"
-    return Ledger.from_bytes(path.read_bytes()).states[0].steps if path.exists() else None
+    return Journal.from_bytes(path.read_bytes()).states[0].steps if path.exists() else None
 
 
 def stop_and_start(village: Village, name: str, step: int, program: Training, *, halt: int | None) -> None:
@@ -247,11 +247,11 @@ def test_a_column_killed_at_once_goes_on_from_its_folders(
     else:
         grid.until(lambda: all(waits_for_everyone(grid[name], steps=7) for name in COLUMN))
     if moment == "when only the others have opened everyone's":
-        made = len(grid["r0c0"].ledger())
+        made = len(grid["r0c0"].journal())
         hold = grid.network.hold("r0c1", COLUMN, an_unseal)
         grid["r0c1"].go_on()
-        grid.until(lambda: all(len(grid[name].ledger()) == made + 1 for name in GRID if name not in COLUMN))
-        assert {len(grid[name].ledger()) for name in COLUMN} == {made}
+        grid.until(lambda: all(len(grid[name].journal()) == made + 1 for name in GRID if name not in COLUMN))
+        assert {len(grid[name].journal()) for name in COLUMN} == {made}
     grid.kill(*COLUMN)
     if moment == "when only the others have opened everyone's":
         grid.network.release(hold)
@@ -265,7 +265,7 @@ def test_a_column_killed_at_once_goes_on_from_its_folders(
 
 def waits_for_everyone(life: Life, steps: int) -> bool:
     """Whether it has made its column's sums of so many steps, and is in the sum with everyone that comes after."""
-    return len(life.ledger("column-0")) == 1 + steps and life.waiting_for()[0] == "Ready"
+    return len(life.journal("column-0")) == 1 + steps and life.waiting_for()[0] == "Ready"
 
 
 def test_a_column_that_has_lost_everything_says_so_and_sums_nothing(grid: Village) -> None:
@@ -278,7 +278,7 @@ def test_a_column_that_has_lost_everything_says_so_and_sums_nothing(grid: Villag
     for error in grid.errors(*COLUMN).values():
         assert isinstance(error, InputError), error
         assert "step 0 was taken with other members, and those of this group have lost their part of it" in str(error)
-    assert {len(grid[name].ledger("column-0")) for name in COLUMN} == {0}
+    assert {len(grid[name].journal("column-0")) for name in COLUMN} == {0}
 
 
 @pytest.mark.usefixtures("seldom_saved")
@@ -292,7 +292,7 @@ def test_all_members_killed_at_once_go_on_from_their_folders(
     stop_and_start(village, "ada", 2, program, halt=5)
     for life in village:
         life.until(5)
-    made = len(village["ada"].ledger())
+    made = len(village["ada"].journal())
     village.kill(*NAMES)
     assert [whole_save(village, name, EVERYONE) for name in NAMES] == [2, None, None]
     for name in NAMES:
@@ -311,7 +311,7 @@ def test_who_was_caught_up_has_all_of_it_in_its_folder(village: Village, quiet: 
     village.start("cleo", Training(), halt=5)
     for life in village:
         life.until(5)
-    made = len(village["cleo"].ledger())
+    made = len(village["cleo"].journal())
     village.kill("cleo")
     village.kill("ada", "bob", lose_state=True)
     assert len(StateFolder(village.folder("cleo"), FEDERATION).load([EVERYONE])[EVERYONE]) == made
@@ -325,13 +325,13 @@ def test_a_total_that_one_of_the_dead_had_opened_is_not_summed_again(village: Vi
     village.network.hold("cleo", {"ada", "bob"}, an_unseal)
     village.start_all(Summing([1, 2]), halt=1)
     village["cleo"].until(1)
-    assert [len(village[name].ledger()) for name in NAMES] == [0, 0, 1]
+    assert [len(village[name].journal()) for name in NAMES] == [0, 0, 1]
     village.kill(*NAMES)
     village.start_all(Summing([100, 2]))
     assert village.results() == dict.fromkeys(NAMES, (3, 6))
 
 
-def kept(village: Village, name: str) -> Ledger:
+def kept(village: Village, name: str) -> Journal:
     return StateFolder(village.folder(name), FEDERATION).load([EVERYONE])[EVERYONE]
 
 
@@ -339,12 +339,12 @@ def test_that_the_first_sum_may_have_been_opened_is_known_after_a_kill(village: 
     for name in NAMES:
         village.network.hold(name, set(NAMES) - {name}, an_unseal)
     village.start_all(Summing([1, 2]))
-    village.until(lambda: all(life.ledger().mark is not None for life in village))
+    village.until(lambda: all(life.journal().mark is not None for life in village))
     village.kill(*NAMES)
     for name in NAMES:
-        ledger = kept(village, name)
-        assert ledger.mark is not None
-        assert (len(ledger), ledger.mark.place, ledger.mark.members) == (0, 0, NAMES)
+        journal = kept(village, name)
+        assert journal.mark is not None
+        assert (len(journal), journal.mark.place, journal.mark.members) == (0, 0, NAMES)
     village.start_all(Summing([100, 2]))  # nobody has opened it: the same members run it again
     assert village.results() == dict.fromkeys(NAMES, (300, 6))
 
@@ -366,11 +366,11 @@ def test_that_a_sum_may_have_been_opened_is_known_with_a_past_that_others_gave(v
     for life in village:
         life.go_on()
     ada = village.start("ada", jumping)
-    village.until(lambda: ada.ledger().mark is not None)
-    mark = ada.ledger().mark
+    village.until(lambda: ada.journal().mark is not None)
+    mark = ada.journal().mark
     village.kill("ada")
-    ledger = kept(village, "ada")
-    assert (len(ledger), ledger.mark) == (2, mark)
+    journal = kept(village, "ada")
+    assert (len(journal), journal.mark) == (2, mark)
 
 
 # A state folder that cannot be written.
@@ -400,7 +400,7 @@ def test_a_full_disk_stops_nothing(
     for life in village:
         life.until(4)
     ada = village["ada"]
-    saved = ada.membership.conductor._saved
+    saved = ada.membership.runtime._saved
     village.until(lambda: saved.get(EVERYONE, (0,))[0] == -1 or not ada.alive)  # it did not work
     for life in village:
         life.go_on()
@@ -418,7 +418,7 @@ def lost_all(village: Village, *spoilt: PeerId, timeout: float | None = None) ->
         life.until(2)
 
     def spoil(sender: PeerId, _to: PeerId, frame: Frame) -> Frame:
-        if not isinstance(frame.message, Piece) or sender not in spoilt:
+        if not isinstance(frame.message, JournalChunk) or sender not in spoilt:
             return frame
         return replace(frame, message=replace(frame.message, words=bytes(len(frame.message.words))))
 
@@ -443,7 +443,7 @@ def test_if_nobodys_past_can_be_used_it_is_named(village: Village) -> None:
     assert "the past" in str(error)
     assert ada.waiting_for() == ("the past", frozenset({"bob", "cleo"}))
     assert not village["bob"].over  # and nothing was summed in the meantime
-    assert len(village["bob"].ledger()) == 2
+    assert len(village["bob"].journal()) == 2
 
 
 # What one member does, all hear of.
@@ -533,11 +533,11 @@ def test_a_digest_that_is_not_signed_fails_the_sum_for_all(village: Village) -> 
         error = errors[name]
         assert isinstance(error, PeerAbortedError), errors
         assert error.peer == "bob"
-    assert {len(life.ledger()) for life in village} == {0}
+    assert {len(life.journal()) for life in village} == {0}
 
 
-def convicts(trouble: Callable[[], dict[PeerId, str]]) -> bool:
-    return "dishonest" in trouble().get("ada", "")
+def convicts(problems: Callable[[], dict[PeerId, str]]) -> bool:
+    return "dishonest" in problems().get("ada", "")
 
 
 def test_who_signs_another_digest_for_one_member_is_convicted_by_all(village: Village) -> None:
@@ -546,7 +546,7 @@ def test_who_signs_another_digest_for_one_member_is_convicted_by_all(village: Vi
     def lie(sender: PeerId, to: PeerId, frame: Frame) -> Frame:
         if (sender, to) != ("ada", "bob") or not isinstance(frame.message, Confirm):
             return frame
-        view = village["ada"].membership.conductor.assembly._view
+        view = village["ada"].membership.runtime.membership._view
         assert view is not None
         said = statement("confirm", slot_of(view.digest, EVERYONE, frame.number), sha256(bytes(32)).digest())
         return replace(frame, message=Confirm(bytes(32), identity.sign(said)))
@@ -558,9 +558,9 @@ def test_who_signs_another_digest_for_one_member_is_convicted_by_all(village: Vi
     assert isinstance(errors["cleo"], EquivocationError), errors
     assert errors["cleo"].peer == "ada"
     for name in ("bob", "cleo"):
-        trouble = village[name].membership.conductor.assembly.trouble
-        village.until(partial(convicts, trouble))
-    assert {len(life.ledger()) for life in village} == {0}
+        problems = village[name].membership.runtime.membership.problems
+        village.until(partial(convicts, problems))
+    assert {len(life.journal()) for life in village} == {0}
 
 
 def test_a_value_out_of_range_is_told_to_all_and_mended_by_a_restart(village: Village) -> None:
@@ -585,8 +585,8 @@ def test_who_leaves_in_order_is_heard_to_leave(village: Village) -> None:
     village["cleo"].until(1)
     village.until(lambda: all(village[name].waits_for("Ready", "cleo") for name in ("ada", "bob")))
     village["cleo"].stop()
-    assemblies = [village[name].membership.conductor.assembly for name in ("ada", "bob")]
-    village.until(lambda: all(assembly.left("cleo") is False for assembly in assemblies))
+    memberships = [village[name].membership.runtime.membership for name in ("ada", "bob")]
+    village.until(lambda: all(membership.left("cleo") is False for membership in memberships))
 
 
 def test_who_waits_for_long_says_for_whom(
@@ -626,10 +626,10 @@ def test_nobody_stays_when_the_last_one_is_done(village: Village) -> None:
     for name in NAMES:
         village.start(name, program, halt=0 if name == "cleo" else None)
     cleo = village["cleo"]
-    village.until(lambda: cleo.step == 0 and cleo.membership.conductor.assembly.all_done)
+    village.until(lambda: cleo.step == 0 and cleo.membership.runtime.membership.all_done)
     cleo.go_on()
     village.results()
-    assert all(life.membership.conductor.assembly.all_done for life in village)  # and did not give up waiting
+    assert all(life.membership.runtime.membership.all_done for life in village)  # and did not give up waiting
 
 
 # Sums that our program does not wait for.
@@ -642,13 +642,13 @@ def waiting(village: Village) -> Village:
     village.start("bob", Summing([1, 2, 3]))
     village.start("cleo", Summing([1, 2, 3]), halt=0)
     village.until(lambda: village["bob"].waits_for("Ready", "ada", "cleo"))
-    village.until(lambda: village["ada"].membership.conductor.assembly.current)
+    village.until(lambda: village["ada"].membership.runtime.membership.current)
     return village
 
 
 def timed_out(life: Life, values: Any) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(PeerTimeoutError) as caught:
-        patch.setattr(life.membership.conductor, "_timeout", 0.2)
+        patch.setattr(life.membership.runtime, "_timeout", 0.2)
         life.peers.sum(values)
     assert caught.value.peers == {"cleo"}
 
@@ -661,8 +661,8 @@ def interrupted(life: Life, values: Any) -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
     def in_the_sum() -> bool:
-        with life.membership.conductor.holding() as assembly:  # the sum holds it but while it waits
-            pending = assembly.group(EVERYONE).pending
+        with life.membership.runtime.holding() as membership:  # the sum holds it but while it waits
+            pending = membership.group(EVERYONE).pending
             return pending is not None and not pending.abandoned
 
     main = threading.get_ident()
@@ -686,7 +686,7 @@ def test_a_sum_that_was_given_up_goes_on_and_is_there_when_asked_for_again(waiti
     give_up(ada, values)
     values[0] = 1000  # what may have been shared is what counts
     waiting["cleo"].go_on()
-    waiting.until(lambda: len(ada.ledger()) == 1)
+    waiting.until(lambda: len(ada.journal()) == 1)
     assert [ada.peers.sum(values).item(), *(ada.peers.sum(np.array([k])).item() for k in (2, 3))] == [3, 6, 9]
     waiting.errors("bob", "cleo")
     assert [waiting[name].result for name in ("bob", "cleo")] == [(3, 6, 9)] * 2
@@ -708,7 +708,7 @@ def test_a_sum_that_was_given_up_begins_again_with_what_it_was(waiting: Village)
     values[0] = 1000
     waiting.kill("cleo")
     waiting.start("cleo", Summing([1]))
-    waiting.until(lambda: len(ada.ledger()) == 1)
+    waiting.until(lambda: len(ada.journal()) == 1)
     assert ada.peers.sum(values).item() == 3
 
 
@@ -718,7 +718,7 @@ def test_another_sum_is_not_begun_while_one_that_was_given_up_runs(waiting: Vill
     with pytest.raises(LocalProtocolError, match="a sum is still running"):
         ada.peers.sum(np.array([1, 2]))
     waiting["cleo"].go_on()
-    waiting.until(lambda: len(ada.ledger()) == 1)
+    waiting.until(lambda: len(ada.journal()) == 1)
     assert ada.peers.sum(np.array([1])).item() == 3
 
 
@@ -798,13 +798,15 @@ def test_steps_begin_when_all_groups_know_where_they_are(rectangle: Path, tmp_pa
             life.until(4)
         village.kill("r0c0", lose_state=True)
         late = [
-            village.network.hold(peer, {"r0c0"}, lambda message: isinstance(message, Piece) and "col" in message.group)
+            village.network.hold(
+                peer, {"r0c0"}, lambda message: isinstance(message, JournalChunk) and "col" in message.group
+            )
             for peer in COLUMN[1:]
         ]
         back = village.start("r0c0", program)
         village.until(lambda: any(hold.reached for hold in late))
-        with back.membership.conductor.holding() as assembly:
-            groups = assembly.group(EVERYONE), assembly.group("column-0")
+        with back.membership.runtime.holding() as membership:
+            groups = membership.group(EVERYONE), membership.group("column-0")
         village.until(lambda: groups[0].current)
         assert stays(lambda: back.step < 0 and not groups[1].current)
         for hold in late:
@@ -873,7 +875,7 @@ def add(village: Village, name: str) -> None:
 
 
 def all_in_epoch(village: Village, epoch: int) -> bool:
-    return all(life.membership.conductor.assembly.charter.epoch == epoch for life in village)
+    return all(life.membership.runtime.membership.federation_spec.epoch == epoch for life in village)
 
 
 def test_a_late_joiner_reads_old_totals_as_they_were_written(own: Village) -> None:
@@ -895,18 +897,18 @@ def test_a_step_that_was_opened_before_a_new_epoch_is_the_same_for_who_opened_it
     own.start("bob", Training())
     own.start("cleo", Training())
     own["ada"].until(2)
-    made = len(own["ada"].ledger())
+    made = len(own["ada"].journal())
     own.until(lambda: all(own[name].waits_for("Ready", "ada") for name in ("bob", "cleo")))
     hold = own.network.hold("bob", {"ada"}, an_unseal)
     own["ada"].go_on()
-    own.until(lambda: hold.reached and [len(own[name].ledger()) - made for name in NAMES] == [0, 1, 1])
+    own.until(lambda: hold.reached and [len(own[name].journal()) - made for name in NAMES] == [0, 1, 1])
     add(own, "dan")
     own.until(lambda: all_in_epoch(own, 2))
     own.network.release(hold)
     own.start("dan", Training())
     assert len(set(own.results().values())) == 1
-    assert [entry.epoch for entry in own["ada"].ledger().entries][made : made + 2] == [1, 2]
-    assert [entry.addends for entry in own["dan"].ledger().entries][made : made + 2] == [3, 4]
+    assert [entry.epoch for entry in own["ada"].journal().entries][made : made + 2] == [1, 2]
+    assert [entry.addends for entry in own["dan"].journal().entries][made : made + 2] == [3, 4]
 
 
 def test_a_count_that_was_under_way_is_made_anew_with_the_members_that_are_left(own: Village) -> None:
@@ -922,7 +924,7 @@ def test_a_count_that_was_under_way_is_made_anew_with_the_members_that_are_left(
     results = own.results()
     assert set(results) == {"ada", "bob", "cleo", "eve"}
     assert len(set(results.values())) == 1
-    assert {entry.addends for entry in own["ada"].ledger().entries} == {4}
+    assert {entry.addends for entry in own["ada"].journal().entries} == {4}
 
 
 @pytest.mark.usefixtures("watched")
@@ -944,7 +946,7 @@ def test_a_file_that_moves_a_running_participant_is_refused_with_a_warning(
         ]
         village.until(lambda: all(line in caplog.text for line in lines))
         for name in moved:
-            assert village[name].membership.conductor.assembly.charter.epoch == 1
+            assert village[name].membership.runtime.membership.federation_spec.epoch == 1
             assert not village[name].over
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cgd.errors import InputError
 from cgd.federation.state import StateFolder
-from cgd.secagg.journal import Ledger
+from cgd.secagg.journal import Journal
 from support.wire import spec
 
 if TYPE_CHECKING:
@@ -21,23 +21,23 @@ FEDERATION = "trial"
 EVERYONE = "everyone"
 
 
-def entries(count: int) -> Ledger:
+def entries(count: int) -> Journal:
     """A ledger with so many sums; the total of each is its place, twice."""
-    ledger = Ledger()
+    journal = Journal()
     for place in range(count):
-        ledger.append(spec(2), np.full(2, place, dtype="<u4"), epoch=1)
-    return ledger
+        journal.append(spec(2), np.full(2, place, dtype="<u4"), epoch=1)
+    return journal
 
 
-def keep(state: StateFolder, ledger: Ledger, *places: int) -> None:
+def keep(state: StateFolder, journal: Journal, *places: int) -> None:
     for place in places:
-        state.append(EVERYONE, place, ledger.entry(place))
+        state.append(EVERYONE, place, journal.entry(place))
 
 
 def kept(folder: Path) -> list[int]:
     """The totals that a new life finds."""
-    ledger = StateFolder(folder, FEDERATION).load([EVERYONE]).get(EVERYONE, Ledger())
-    return [int(ledger.total(place, spec(2))[0]) for place in range(len(ledger))]
+    journal = StateFolder(folder, FEDERATION).load([EVERYONE]).get(EVERYONE, Journal())
+    return [int(journal.total(place, spec(2))[0]) for place in range(len(journal))]
 
 
 def lock(folder: Path) -> None:
@@ -54,29 +54,29 @@ def files(folder: Path) -> set[str]:
 
 
 def test_entries_are_there_at_once_and_in_the_next_life_too(tmp_path: Path) -> None:
-    ledger = entries(5)
+    journal = entries(5)
     for life in range(5):  # of one entry each, and killed
         assert kept(tmp_path) == list(range(life))
         state = StateFolder(tmp_path, FEDERATION)
-        keep(state, ledger, life)
+        keep(state, journal, life)
         assert kept(tmp_path) == list(range(life + 1))
         state.close()
 
 
 def test_a_last_entry_that_was_cut_off_is_ignored_and_made_again(tmp_path: Path) -> None:
-    ledger = entries(3)
+    journal = entries(3)
     state = StateFolder(tmp_path, FEDERATION)
-    keep(state, ledger, 0, 1)
-    (journal,) = tmp_path.iterdir()
-    before = journal.stat().st_size
-    keep(state, ledger, 2)
+    keep(state, journal, 0, 1)
+    (segment,) = tmp_path.iterdir()
+    before = segment.stat().st_size
+    keep(state, journal, 2)
     state.close()
-    whole = journal.read_bytes()
+    whole = segment.read_bytes()
     for size in range(before, len(whole)):
-        journal.write_bytes(whole[:size])
+        segment.write_bytes(whole[:size])
         assert kept(tmp_path) == [0, 1]
     again = StateFolder(tmp_path, FEDERATION)
-    keep(again, ledger, 2)
+    keep(again, journal, 2)
     assert kept(tmp_path) == [0, 1, 2]
     again.close()
 
@@ -92,18 +92,18 @@ def test_a_damaged_ledger_is_left_out_with_a_warning(tmp_path: Path, caplog: pyt
 
 def test_what_comes_while_a_ledger_is_saved_is_not_lost(tmp_path: Path) -> None:
     """Nor if the process is killed at any moment of it."""
-    ledger = entries(4)
+    journal = entries(4)
     state = StateFolder(tmp_path, FEDERATION)
-    keep(state, ledger, 0, 1)
+    keep(state, journal, 0, 1)
     state.turn(EVERYONE)
     content = entries(2).to_bytes()
     assert kept(tmp_path) == [0, 1]
-    keep(state, ledger, 2)
+    keep(state, journal, 2)
     assert kept(tmp_path) == [0, 1, 2]  # killed before the save
     old = next(tmp_path.glob("*.0.entries")).read_bytes()
     state.save(EVERYONE, 2, content)
     assert kept(tmp_path) == [0, 1, 2]
-    keep(state, ledger, 3)
+    keep(state, journal, 3)
     assert kept(tmp_path) == [0, 1, 2, 3]
     (tmp_path / f"{FEDERATION}+{EVERYONE}.0.entries").write_bytes(old)  # killed before it was removed
     assert kept(tmp_path) == [0, 1, 2, 3]
@@ -111,20 +111,20 @@ def test_what_comes_while_a_ledger_is_saved_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_entries_that_a_saved_ledger_has_vanish(tmp_path: Path) -> None:
-    ledger = entries(6)
+    journal = entries(6)
     state = StateFolder(tmp_path, FEDERATION)
-    keep(state, ledger, 0, 1)
+    keep(state, journal, 0, 1)
     state.turn(EVERYONE)
-    keep(state, ledger, 2, 3)
+    keep(state, journal, 2, 3)
     assert files(tmp_path) == {"0.entries", "2.entries"}
     state.turn(EVERYONE)
-    keep(state, ledger, 4)
+    keep(state, journal, 4)
     state.save(EVERYONE, 4, entries(4).to_bytes())
     assert files(tmp_path) == {"ledger", "4.entries"}
     state.turn(EVERYONE)
     state.save(EVERYONE, 5, entries(5).to_bytes())
     assert files(tmp_path) == {"ledger"}
-    keep(state, ledger, 5)
+    keep(state, journal, 5)
     assert kept(tmp_path) == [0, 1, 2, 3, 4, 5]
     state.close()
 
@@ -224,7 +224,7 @@ def test_groups_with_similar_names_share_nothing_either(tmp_path: Path) -> None:
         for place in range(count):
             state.append(group, place, entries(count).entry(place))
     state.close()
-    assert [len(ledger) for ledger in StateFolder(tmp_path, FEDERATION).load(groups).values()] == [1, 2, 3, 4]
+    assert [len(journal) for journal in StateFolder(tmp_path, FEDERATION).load(groups).values()] == [1, 2, 3, 4]
 
 
 def test_a_damaged_entry_ends_the_replay_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -235,14 +235,14 @@ def test_a_damaged_entry_ends_the_replay_with_a_warning(tmp_path: Path, caplog: 
         keep(state, entries(3), place)
         sizes.append(next(tmp_path.iterdir()).stat().st_size)
     state.close()
-    (journal,) = tmp_path.iterdir()
-    whole = journal.read_bytes()
+    (segment,) = tmp_path.iterdir()
+    whole = segment.read_bytes()
     for at in range(sizes[0], sizes[1]):
         caplog.clear()
-        journal.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        segment.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
         assert kept(tmp_path) == [0], at
-        assert f"{journal} is damaged and not used" in caplog.text
-    journal.write_bytes(whole)
+        assert f"{segment} is damaged and not used" in caplog.text
+    segment.write_bytes(whole)
     assert kept(tmp_path) == [0, 1, 2]
 
 
@@ -250,9 +250,9 @@ def test_an_entry_that_was_cut_off_is_nothing_to_warn_of(tmp_path: Path, caplog:
     state = StateFolder(tmp_path, FEDERATION)
     keep(state, entries(1), 0)
     state.close()
-    (journal,) = tmp_path.iterdir()
-    whole = journal.read_bytes()
+    (segment,) = tmp_path.iterdir()
+    whole = segment.read_bytes()
     for size in range(len(whole)):
-        journal.write_bytes(whole[:size])
+        segment.write_bytes(whole[:size])
         assert kept(tmp_path) == []
     assert caplog.text == ""

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cgd.optim.privacy_warnings import Caution
+    from cgd.optim.privacy_warnings import PrivacyWarning
     from support.lives import Life
 
 WIDE = FirstLayer(inputs=30, units=8)
 
 
-def kinds(all_found: tuple[Caution, ...]) -> list[str]:
+def kinds(all_found: tuple[PrivacyWarning, ...]) -> list[str]:
     return [each.kind for each in all_found]
 
 
@@ -260,11 +260,11 @@ def test_a_departure_before_the_first_step_shows_nothing(village: Village, caplo
     hold = village.network.hold("dan", others, lambda message: isinstance(message, Ready) and message.spec.weighted)
     village.start_all(Sharing(21))
     village.until(lambda: all(village[name].waits_for("Ready", "dan") for name in others) and hold.reached)
-    assert [len(village[name].ledger()) for name in others] == [1, 1, 1]  # the count
+    assert [len(village[name].journal()) for name in others] == [1, 1, 1]  # the count
     village.kill("dan")
     config_edit.without(village.path, "dan")
     assert village.results() == {"ada": [], "bob": [], "cleo": []}
-    assert {entry.addends for entry in village["ada"].ledger().entries} == {4, 3}
+    assert {entry.addends for entry in village["ada"].journal().entries} == {4, 3}
     assert told(caplog) == []
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from cgd.errors import InputError
-from cgd.secagg.certificates import GENESIS, Certificate, Mark, Terms, acceptable, link
+from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, Terms, acceptable, link
 from cgd.secagg.codec import spec_bytes
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.group import Group
-from cgd.secagg.journal import FORMAT, Ledger, Step
-from cgd.secagg.journal_transfer import Takeover
-from cgd.secagg.messages import Piece
+from cgd.secagg.journal import FORMAT, Journal, Step
+from cgd.secagg.journal_transfer import JournalTransfer
+from cgd.secagg.messages import JournalChunk
 from cgd.secagg.positions import GroupRow
 from support.histories import enter
 from support.identities import public_keys
@@ -39,11 +39,11 @@ def total(number: int) -> npt.NDArray[Any]:
     return np.arange(SIZE, dtype="<u4") + 10 * number
 
 
-def past(count: int, step: bool = False, members: Sequence[str] = MEMBERS) -> Ledger:
-    ledger = Ledger()
+def past(count: int, step: bool = False, members: Sequence[str] = MEMBERS) -> Journal:
+    journal = Journal()
     for number in range(count):
-        enter(ledger, spec(SIZE), total(number), members, step=Step(0, number) if step else None)
-    return ledger
+        enter(journal, spec(SIZE), total(number), members, step=Step(0, number) if step else None)
+    return journal
 
 
 def certificate() -> Certificate:
@@ -56,13 +56,13 @@ def certificate() -> Certificate:
 
 
 def test_a_certificate_fits_its_entry_its_total_and_its_signers_also_after_a_round_trip() -> None:
-    ledger = past(3)
-    for place, entry in enumerate(ledger.entries):
+    journal = past(3)
+    for place, entry in enumerate(journal.entries):
         assert entry.certificate is not None
         proof = Certificate.from_json(json.loads(json.dumps(entry.certificate.to_json())))
         assert proof == entry.certificate
         assert proof.signers(GROUP, KEYS) == set(MEMBERS)
-        proof.check_entry(ledger.heads[place], entry.fields)
+        proof.check_entry(journal.heads[place], entry.fields)
         proof.check_entry(None, entry.fields)
         proof.check_total(total(place).data)
 
@@ -147,17 +147,17 @@ def test_who_has_not_signed_is_no_signer() -> None:
     [(0, "float32[6] in 32 bits"), (1, 2), (2, 1), (3, [0, 0]), (4, 4 * SIZE + 4), (5, 4), (6, bytes(32).hex())],
 )
 def test_another_entry_is_refused(place: int, value: Any) -> None:
-    ledger = past(1)
-    fields = ledger.entries[0].fields
+    journal = past(1)
+    fields = journal.entries[0].fields
     fields[place] = value
     with pytest.raises(ValueError, match="than was signed|that was signed"):
         certificate().check_entry(GENESIS, fields)
 
 
 def test_another_place_in_history_is_refused() -> None:
-    ledger = past(2)
+    journal = past(2)
     with pytest.raises(ValueError, match="a sum is not the one that was signed"):
-        certificate().check_entry(ledger.heads[1], ledger.entries[0].fields)
+        certificate().check_entry(journal.heads[1], journal.entries[0].fields)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_the_chain_goes_on_from_what_was_saved_or_given() -> None:
     whole = past(4)
     assert whole.heads[0] == GENESIS
     assert len(set(whole.heads)) == 5
-    saved = Ledger.from_bytes(whole.to_bytes())
+    saved = Journal.from_bytes(whole.to_bytes())
     assert saved.heads == whole.heads
     part = past(1)
-    part.catch_up(Ledger.from_bytes(whole.gift(1, states=True)))
+    part.catch_up(Journal.from_bytes(whole.gift(1, states=True)))
     assert part.heads == whole.heads
-    by_records = Ledger()
+    by_records = Journal()
     for place in range(4):
         by_records.add_record(b"".join(bytes(piece) for piece in whole.entry(place)))
     assert by_records.heads == whole.heads
@@ -209,16 +209,16 @@ def test_the_chain_goes_on_from_what_was_saved_or_given() -> None:
 
 
 def test_a_certificate_is_forgotten_with_its_total_and_the_last_one_never() -> None:
-    ledger = past(3, step=True)
-    ledger.remember(0, 3, lambda: b"state")
-    assert [entry.certificate is not None for entry in Ledger.from_bytes(ledger.gift(0, states=True)).entries] == [
+    journal = past(3, step=True)
+    journal.remember(0, 3, lambda: b"state")
+    assert [entry.certificate is not None for entry in Journal.from_bytes(journal.gift(0, states=True)).entries] == [
         False,
         False,
         True,
     ]
-    enter(ledger, spec(SIZE), total(3), MEMBERS, step=Step(0, 3))
-    assert [entry.certificate is not None for entry in ledger.entries] == [False, False, False, True]
-    assert [entry.words is not None for entry in ledger.entries] == [False, False, False, True]
+    enter(journal, spec(SIZE), total(3), MEMBERS, step=Step(0, 3))
+    assert [entry.certificate is not None for entry in journal.entries] == [False, False, False, True]
+    assert [entry.words is not None for entry in journal.entries] == [False, False, False, True]
 
 
 # Terms.
@@ -256,40 +256,40 @@ def test_terms_tell_what_differs() -> None:
 # Marks.
 
 OPENING = sha256(b"an opening").digest()
-MARK = Mark(2, MEMBERS, OPENING)
+MARK = PendingReveal(2, MEMBERS, OPENING)
 
 
 def test_a_mark_survives_a_round_trip_and_is_saved_and_not_given() -> None:
     mark = MARK
-    assert Mark.from_json(json.loads(json.dumps(mark.to_json()))) == mark
-    ledger = past(2)
-    ledger.mark = mark
-    assert Ledger.from_bytes(ledger.to_bytes()).mark == mark
-    assert Ledger.from_bytes(ledger.gift(0, states=True)).mark is None
+    assert PendingReveal.from_json(json.loads(json.dumps(mark.to_json()))) == mark
+    journal = past(2)
+    journal.mark = mark
+    assert Journal.from_bytes(journal.to_bytes()).mark == mark
+    assert Journal.from_bytes(journal.gift(0, states=True)).mark is None
     again = past(2)
-    again.add_record(b"".join(bytes(piece) for piece in ledger.mark_record()))
+    again.add_record(b"".join(bytes(piece) for piece in journal.mark_record()))
     assert again.mark == mark
-    assert again.heads == ledger.heads
+    assert again.heads == journal.heads
 
 
 def test_a_mark_of_the_first_sum_is_saved() -> None:
-    ledger = Ledger()
-    ledger.mark = replace(MARK, place=0)
-    assert Ledger.from_bytes(ledger.to_bytes()).mark == ledger.mark
+    journal = Journal()
+    journal.mark = replace(MARK, place=0)
+    assert Journal.from_bytes(journal.to_bytes()).mark == journal.mark
 
 
 def test_a_mark_is_over_when_its_sum_is_finished() -> None:
     for place, over in ((2, True), (3, False)):
-        ledger = past(2)
-        ledger.mark = replace(MARK, place=place)
-        enter(ledger, spec(SIZE), total(2), MEMBERS)
-        assert (ledger.mark is None) == over
+        journal = past(2)
+        journal.mark = replace(MARK, place=place)
+        enter(journal, spec(SIZE), total(2), MEMBERS)
+        assert (journal.mark is None) == over
 
 
 @pytest.mark.parametrize("value", [None, [], [1, ["a"]], ["1", ["a"], ""], [1, [2], ""], [1, 2, ""], [1, ["a"], "x"]])
 def test_a_malformed_mark_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        Mark.from_json(value)
+        PendingReveal.from_json(value)
 
 
 # Whose report speaks against a history.
@@ -330,58 +330,60 @@ def test_who_took_no_part_waits_for_those_who_did() -> None:
 # What a member gives of its past.
 
 
-def charter(epoch: int = 1) -> Charter:
-    return Charter("trial", epoch, MEMBERS, {GROUP: MEMBERS}, {}, "1.0", KEYS)
+def federation_spec(epoch: int = 1) -> FederationSpec:
+    return FederationSpec("trial", epoch, MEMBERS, {GROUP: MEMBERS}, {}, "1.0", KEYS)
 
 
-def claim_of(ledger: Ledger, states: bool = True) -> GroupRow:
-    return GroupRow(len(ledger), ledger.head, None, bytes(32), ledger.state_rows() if states else None)
+def claim_of(journal: Journal, states: bool = True) -> GroupRow:
+    return GroupRow(len(journal), journal.head, None, bytes(32), journal.state_rows() if states else None)
 
 
-def takeover(ledger: Ledger, own: Ledger | None = None, states: bool = True, **claimed: Any) -> Takeover:
-    """We hold `own` and are about to be given what `ledger` has more."""
-    group = Group(GROUP, MEMBERS, own or Ledger())
-    return Takeover("b", group, replace(claim_of(ledger), **claimed), charter(), states=states)
+def journal_transfer(
+    journal: Journal, own: Journal | None = None, states: bool = True, **claimed: Any
+) -> JournalTransfer:
+    """We hold `own` and are about to be given what `journal` has more."""
+    group = Group(GROUP, MEMBERS, own or Journal())
+    return JournalTransfer("b", group, replace(claim_of(journal), **claimed), federation_spec(), states=states)
 
 
-def give(to: Takeover, content: bytes, size: int | None = None, piece_bytes: int = 100) -> None:
+def give(to: JournalTransfer, content: bytes, size: int | None = None, piece_bytes: int = 100) -> None:
     whole = len(content) if size is None else size
     for start in range(0, len(content), piece_bytes):
-        to.take(Piece(start, GROUP, whole, content[start : start + piece_bytes]))
+        to.take(JournalChunk(start, GROUP, whole, content[start : start + piece_bytes]))
 
 
-def remembering(count: int) -> Ledger:
-    ledger = past(count, step=True)
-    ledger.remember(0, count - 2, lambda: b"a state")
-    ledger.remember(1, 1, lambda: b"the best model", fixed=True)
-    return ledger
+def remembering(count: int) -> Journal:
+    journal = past(count, step=True)
+    journal.remember(0, count - 2, lambda: b"a state")
+    journal.remember(1, 1, lambda: b"the best model", fixed=True)
+    return journal
 
 
 @pytest.mark.parametrize("since", [0, 2])
 @pytest.mark.parametrize("states", [True, False])
 def test_a_past_is_taken_over_in_pieces_of_any_size(since: int, states: bool) -> None:
-    ledger, own = remembering(4), past(since, step=True)
-    content = ledger.gift(since, states=states)
+    journal, own = remembering(4), past(since, step=True)
+    content = journal.gift(since, states=states)
     for piece_bytes in (1, 39, 1000, 1 << 20):
-        taken = takeover(ledger, own, states)
+        taken = journal_transfer(journal, own, states)
         give(taken, content, piece_bytes=piece_bytes)
         assert taken.given is not None
         assert len(taken.given) == 4 - since
         assert taken.signers == set(MEMBERS)
-        assert taken.opening == ledger.entries[-1].opening
-        assert taken.given.states.keys() == (ledger.states.keys() if states else set())
+        assert taken.opening == journal.entries[-1].opening
+        assert taken.given.states.keys() == (journal.states.keys() if states else set())
 
 
 def test_copies_of_pieces_and_pieces_out_of_order_change_nothing() -> None:
-    ledger = remembering(3)
-    content = ledger.gift(0, states=True)
-    taken = takeover(ledger)
-    taken.take(Piece(5, GROUP, len(content), content[5:]))
+    journal = remembering(3)
+    content = journal.gift(0, states=True)
+    taken = journal_transfer(journal)
+    taken.take(JournalChunk(5, GROUP, len(content), content[5:]))
     for _ in range(2):
-        taken.take(Piece(0, GROUP, len(content), content[:50]))
-    taken.take(Piece(50, GROUP, len(content), content[50:]))
+        taken.take(JournalChunk(0, GROUP, len(content), content[:50]))
+    taken.take(JournalChunk(50, GROUP, len(content), content[50:]))
     assert taken.given is not None
-    taken.take(Piece(0, GROUP, len(content), content))
+    taken.take(JournalChunk(0, GROUP, len(content), content))
     assert len(taken.given) == 3
 
 
@@ -453,64 +455,64 @@ def drop_states(header: dict[str, Any]) -> None:
 )
 def test_a_past_that_is_not_proved_is_refused_by_its_header(change: Callable[[Any], None], says: str) -> None:
     """Before a single byte of totals and states is taken in."""
-    ledger = remembering(3)
-    content = rewritten(ledger.gift(0, states=True), change)
+    journal = remembering(3)
+    content = rewritten(journal.gift(0, states=True), change)
     header = content[: 40 + int.from_bytes(content[32:40], "little")]
-    taken = takeover(ledger)
+    taken = journal_transfer(journal)
     with pytest.raises(InputError, match=says):
         give(taken, header, len(content))
     assert taken.given is None
 
 
 def test_totals_that_states_contain_need_no_certificate_but_their_entries_are_in_the_chain() -> None:
-    ledger = remembering(4)
-    content = ledger.gift(0, states=True)
+    journal = remembering(4)
+    content = journal.gift(0, states=True)
     header = json.loads(content[40 : 40 + int.from_bytes(content[32:40], "little")])
     assert [row[2] is None for row in header["entries"]] == [True, True, False, False]
     with pytest.raises(InputError, match="a sum is not the one that was signed"):
-        give(takeover(ledger), rewritten(content, partial(other_field, 2, 9)))
+        give(journal_transfer(journal), rewritten(content, partial(other_field, 2, 9)))
 
 
 def test_another_head_than_was_told_of_is_refused() -> None:
-    ledger = remembering(3)
+    journal = remembering(3)
     with pytest.raises(InputError, match="do not lead from our history to the one it told of"):
-        give(takeover(ledger, head=bytes(32)), ledger.gift(0, states=True))
+        give(journal_transfer(journal, head=bytes(32)), journal.gift(0, states=True))
 
 
 def test_what_does_not_continue_our_history_is_refused() -> None:
-    ledger = remembering(3)
-    own = Ledger()
+    journal = remembering(3)
+    own = Journal()
     enter(own, spec(SIZE), total(9), MEMBERS, step=Step(0, 0))
     with pytest.raises(InputError, match="a sum is not the one that was signed|do not lead from our history"):
-        give(takeover(ledger, own), ledger.gift(1, states=True))
+        give(journal_transfer(journal, own), journal.gift(1, states=True))
 
 
 def test_a_sum_that_a_member_of_today_has_not_signed_is_refused() -> None:
-    ledger = past(2, members=("a", "b", "d"))
+    journal = past(2, members=("a", "b", "d"))
     with pytest.raises(InputError, match="its last sum is not signed by c"):
-        give(takeover(ledger), ledger.gift(0, states=True))
+        give(journal_transfer(journal), journal.gift(0, states=True))
     fewer = past(2, members=("a", "b"))
     with pytest.raises(InputError, match="its last sum has 2 members; none has fewer than 3"):
-        give(takeover(fewer), fewer.gift(0, states=True))
+        give(journal_transfer(fewer), fewer.gift(0, states=True))
 
 
 def test_what_is_longer_than_its_entries_say_is_refused() -> None:
-    ledger = remembering(3)
-    content = ledger.gift(0, states=True)
+    journal = remembering(3)
+    content = journal.gift(0, states=True)
     for longer in (content + b"x", content[:-1]):
         with pytest.raises(InputError, match=f"it has {len(longer)} bytes and its entries {len(content)}"):
-            give(takeover(ledger), longer)
+            give(journal_transfer(journal), longer)
     for piece_bytes in (100, 1 << 20):
-        taken = takeover(ledger)
+        taken = journal_transfer(journal)
         with pytest.raises(InputError, match="it is longer than its entries say"):
             give(taken, content[:-1] + bytes(1000), len(content), piece_bytes)
         assert taken.given is None
 
 
 def test_a_header_that_is_too_long_is_refused_before_it_is_here() -> None:
-    ledger = remembering(3)
+    journal = remembering(3)
     for length in (1 << 20, 1 << 40, 2**64 - 1):
-        taken = takeover(ledger)
+        taken = journal_transfer(journal)
         with pytest.raises(InputError, match=f"a header of {length} bytes is too long for its entries"):
             give(taken, bytes(32) + length.to_bytes(8, "little") + bytes(100), 1 << 60, 10)
         assert len(taken._received) <= 50
@@ -519,18 +521,18 @@ def test_a_header_that_is_too_long_is_refused_before_it_is_here() -> None:
 @pytest.mark.parametrize("header", [b"[" * 1000, b"7", b"\xff", b"{}", b'{"format": "x"}'])
 def test_a_header_that_is_none_is_refused(header: bytes) -> None:
     with pytest.raises(InputError):
-        give(takeover(remembering(3)), bytes(32) + len(header).to_bytes(8, "little") + header)
+        give(journal_transfer(remembering(3)), bytes(32) + len(header).to_bytes(8, "little") + header)
 
 
 def test_another_total_or_state_than_was_told_of_is_refused() -> None:
-    ledger = remembering(3)
-    content = ledger.gift(0, states=True)
+    journal = remembering(3)
+    content = journal.gift(0, states=True)
     for change, says in ((-60, "a total is not"), (-1, "its states are not those"), (-16, "its states are not those")):
         body = bytearray(content[32:])
         body[change if change != -60 else len(body) - len(b"a statethe best model") - 1] ^= 1
-        taken = takeover(ledger)
+        taken = journal_transfer(journal)
         with pytest.raises(InputError, match=says):
             give(taken, sha256(body).digest() + bytes(body))
         assert taken.given is None
     with pytest.raises(InputError, match="its digest is wrong"):
-        give(takeover(ledger), bytes(32) + content[32:])
+        give(journal_transfer(journal), bytes(32) + content[32:])

@@ -13,27 +13,27 @@ import pytest
 from cgd.errors import EquivocationError, LocalProtocolError, PeerLeftError, RemoteProtocolError
 from cgd.secagg.certificates import Terms
 from cgd.secagg.codec import Frame, from_bytes, hello_content, ready_content, to_bytes
-from cgd.secagg.journal import Ledger
-from cgd.secagg.key_agreement import Ephemeral, View, pair
+from cgd.secagg.journal import Journal
+from cgd.secagg.key_agreement import EphemeralKey, MembershipView, pair
 from cgd.secagg.messages import (
     NO_SIGNATURE,
-    Ask,
     Confirm,
-    Farewell,
+    Goodbye,
     Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
     Message,
-    Piece,
     Ready,
-    Seen,
-    Standing,
+    RevealKey,
+    SignedEvidence,
     Subtotal,
     Total,
-    Unseal,
 )
-from cgd.secagg.positions import Report
+from cgd.secagg.positions import PositionReport
 from cgd.secagg.statements import slot_of, statement
 from support import dishonest
-from support.dishonest import LIAR, World, charter
+from support.dishonest import LIAR, World, federation_spec
 from support.ideal import ideal_cryptography
 from support.wire import spec
 
@@ -62,7 +62,7 @@ class Directed(World):
         """Deliver everything."""
         with self.observations.watching():
             for _ in range(30):  # programs may want the next sum
-                for me in self.charter.members:
+                for me in self.federation_spec.members:
                     self.let_speak(me)
                 rounds = 0
                 while any(self.wires.values()):
@@ -78,7 +78,7 @@ class Directed(World):
             return
         program = self.programs[me]
         self.guarded(me, program.advance)
-        while (outgoing := program.assembly.next_outgoing()) is not None:
+        while (outgoing := program.membership.next_outgoing()) is not None:
             to, data = outgoing
             if me == LIAR:
                 frame = from_bytes(data, me)
@@ -96,7 +96,7 @@ class Directed(World):
                 self.errors[me].append(error)
 
     def group(self, me: str) -> Group:
-        return self.programs[me].assembly.group("everyone")
+        return self.programs[me].membership.group("everyone")
 
     def totals(self) -> list[list[bytes]]:
         return [self.programs[me].totals for me in self.honest]
@@ -106,7 +106,7 @@ class Directed(World):
 
     @property
     def view(self) -> bytes:
-        view = self.programs[LIAR].assembly._view
+        view = self.programs[LIAR].membership._view
         return b"" if view is None else view.digest
 
     def inject(self, to: str, session: bytes, message: Message, number: int = 0) -> None:
@@ -130,7 +130,7 @@ def test_honest_members_finish() -> None:
 @pytest.mark.parametrize("top_bit", [False, True])
 def test_a_copied_ephemeral_key_is_refused_before_anything_is_shared(top_bit: bool) -> None:
     world = Directed()
-    stolen = world.programs["b"].assembly._greetings.ephemeral.public
+    stolen = world.programs["b"].membership._hellos.ephemeral.public
     key = bytes([*stolen[:31], stolen[31] ^ (0x80 if top_bit else 0)])
 
     def copied(_: str, frame: Frame) -> Message:
@@ -143,15 +143,15 @@ def test_a_copied_ephemeral_key_is_refused_before_anything_is_shared(top_bit: bo
     world.settle()
     assert not world.observations.attempts
     for me in ("a", "b"):
-        program = world.programs[me].assembly
+        program = world.programs[me].membership
         assert program.waiting_for("everyone") == ("its report", frozenset({LIAR}))
 
 
 def test_who_copies_a_key_and_forms_the_view_cannot_prove_that_it_is_its_own() -> None:
     """The dishonest member knows everything but the secret half of the key that it announces."""
     world = Directed()
-    stolen = world.programs["b"].assembly._greetings.ephemeral.public
-    world.programs[LIAR].assembly._greetings.ephemeral.public = stolen
+    stolen = world.programs["b"].membership._hellos.ephemeral.public
+    world.programs[LIAR].membership._hellos.ephemeral.public = stolen
     world.settle()
     assert not world.observations.attempts
     assert [str(error) for error in world.errors["a"]] == [
@@ -162,14 +162,14 @@ def test_who_copies_a_key_and_forms_the_view_cannot_prove_that_it_is_its_own() -
 def test_the_keys_of_a_pair_depend_on_names_keys_and_view() -> None:
     """Two names for one key, as in the finding, give streams that have nothing in common."""
     members = ("a", "b", "c")
-    held = charter(members, 1)
-    lives = {name: Ephemeral() for name in members}
+    held = federation_spec(members, 1)
+    lives = {name: EphemeralKey() for name in members}
     keys = {name: lives[name].public for name in members}
-    view = View.of(held, keys)
+    view = MembershipView.of(held, keys)
     mine = pair("a", dishonest._identity("a"), lives["a"], "b", held, view)
     theirs = pair("b", dishonest._identity("b"), lives["b"], "a", held, view)
     assert (mine.mask_key, mine.own_tag, mine.peer_tag) == (theirs.mask_key, theirs.peer_tag, theirs.own_tag)
-    copied = View.of(held, keys | {"c": keys["b"]})
+    copied = MembershipView.of(held, keys | {"c": keys["b"]})
     same_statics = replace(held, keys={**held.keys, "c": held.keys["b"]})
     others = [
         pair("a", dishonest._identity("a"), lives["a"], "b", held, copied),
@@ -184,15 +184,15 @@ def test_the_keys_of_a_pair_depend_on_names_keys_and_view() -> None:
 
 def claims_more(world: Directed, total: dict[str, bytes]) -> None:
     """Let the dishonest member come back with one more sum than there was, another one for each member."""
-    world.says = withhold(Unseal)
+    world.says = withhold(RevealKey)
     world.settle()
     assert world.totals() == [[], []]
-    ledger = Ledger.from_bytes(world.programs[LIAR].ledger.to_bytes())
+    journal = Journal.from_bytes(world.programs[LIAR].journal.to_bytes())
     world.says = lambda _, frame: frame.message
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 2, ledger))
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 2, journal))
 
     def told(to: str, frame: Frame) -> Message:
-        if not isinstance(frame.message, Piece) or to not in total:
+        if not isinstance(frame.message, JournalChunk) or to not in total:
             return frame.message
         content = bytearray(frame.message.words)
         content[-12:] = total[to]
@@ -224,43 +224,43 @@ def test_another_total_than_the_one_that_was_signed_is_refused(told: dict[str, b
 def test_a_certificate_without_the_others_signatures_is_refused() -> None:
     world = Directed(sums=1)
     world.settle()
-    ledger = Ledger.from_bytes(world.programs[LIAR].ledger.to_bytes())
+    journal = Journal.from_bytes(world.programs[LIAR].journal.to_bytes())
     world.liar.rng.seed(1)
-    while len(ledger) < 2:
-        world.liar._certify_another_total(ledger)
+    while len(journal) < 2:
+        world.liar._certify_another_total(journal)
     for me in world.honest:
         world.programs[me].sums = 2
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 2, ledger))
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 2, journal))
     world.settle()
     for me in world.honest:
-        assert len(world.programs[me].ledger) == 1
+        assert len(world.programs[me].journal) == 1
         assert any("the signature of" in str(error) for error in world.errors[me])
 
 
 def test_who_has_lost_everything_takes_over_what_all_others_hold_and_not_what_one_claims() -> None:
     world = Directed(sums=1)
     world.settle()
-    forged = Ledger.from_bytes(world.programs[LIAR].ledger.to_bytes())
+    forged = Journal.from_bytes(world.programs[LIAR].journal.to_bytes())
     forged.remember(0, 1, lambda: b"another displacement")
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 0, forged))
-    world.replace("b", dishonest.Program("b", world.charter, 1))
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 0, forged))
+    world.replace("b", dishonest.Program("b", world.federation_spec, 1))
     world.settle()
-    assert len(world.programs["b"].ledger) == 0  # a and c remember different states
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1, Ledger()))
+    assert len(world.programs["b"].journal) == 0  # a and c remember different states
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 1, Journal()))
     world.settle()
     assert world.totals()[0] == world.totals()[1]
-    assert world.programs["b"].ledger.states[0].content() == world.programs["a"].ledger.states[0].content()
+    assert world.programs["b"].journal.states[0].content() == world.programs["a"].journal.states[0].content()
 
 
 def test_what_members_end_with_is_compared_after_the_last_step() -> None:
     world = Directed(sums=1)
     world.settle()
-    world.programs[LIAR].ledger.remember(0, 1, lambda: b"another displacement")
+    world.programs[LIAR].journal.remember(0, 1, lambda: b"another displacement")
     for program in world.programs.values():
-        program.assembly.farewell(True)
+        program.membership.farewell(True)
     world.settle()
-    assert set(world.programs["a"].assembly.differences()) == {LIAR}
-    assert set(world.programs["b"].assembly.differences()) == {LIAR}
+    assert set(world.programs["a"].membership.differences()) == {LIAR}
+    assert set(world.programs["b"].membership.differences()) == {LIAR}
 
 
 # Finding 5: messages out of place.
@@ -269,7 +269,7 @@ def test_what_members_end_with_is_compared_after_the_last_step() -> None:
 def test_a_piece_in_place_of_a_report_is_refused() -> None:
     world = Directed()
     world.says = lambda _, frame: (
-        Piece(0, "everyone", 8, bytes(8)) if isinstance(frame.message, Standing) else frame.message
+        JournalChunk(0, "everyone", 8, bytes(8)) if isinstance(frame.message, JournalPosition) else frame.message
     )
     world.settle()
     assert [str(error) for error in world.errors["a"]] == ["c: gave us a piece of the ledger of 'everyone', unasked"]
@@ -280,22 +280,22 @@ def test_a_piece_in_place_of_a_report_is_refused() -> None:
 
 def selectively_opened(world: Directed, to: str) -> None:
     """Run a sum whose key the dishonest member shows to one member only, while it opens it itself."""
-    world.says = lambda name, frame: None if isinstance(frame.message, Unseal) and name != to else frame.message
+    world.says = lambda name, frame: None if isinstance(frame.message, RevealKey) and name != to else frame.message
     world.settle()
 
 
 def test_a_sum_that_somebody_may_have_opened_is_not_opened_with_other_members() -> None:
     world = Directed(honest=3, sums=1)
-    world.says = withhold(Unseal)
+    world.says = withhold(RevealKey)
     world.settle()
-    assert len(world.programs[LIAR].ledger) == 1  # it alone has opened the sum
-    world.charter = charter(("a", "b", LIAR), 2)
+    assert len(world.programs[LIAR].journal) == 1  # it alone has opened the sum
+    world.federation_spec = federation_spec(("a", "b", LIAR), 2)
     world.honest = ("a", "b")
     world.replace("d", world.programs["d"])
     del world.programs["d"]
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1))
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 1))
     for me in world.honest:
-        world.programs[me].assembly.adopt(world.charter)
+        world.programs[me].membership.adopt(world.federation_spec)
     world.settle()
     for me in world.honest:
         stopped = world.programs[me].stopped
@@ -305,11 +305,11 @@ def test_a_sum_that_somebody_may_have_opened_is_not_opened_with_other_members() 
 
 def test_the_mark_of_a_key_that_was_shown_outlives_the_process() -> None:
     world = Directed(honest=3, sums=1)
-    world.says = withhold(Unseal)
+    world.says = withhold(RevealKey)
     world.settle()
     world.keeper = "a"
     world.kill("a")
-    mark = world.programs["a"].ledger.mark
+    mark = world.programs["a"].journal.mark
     assert mark is not None
     assert mark.members == ("a", "b", "c", "d")
 
@@ -319,7 +319,7 @@ def test_a_sum_that_one_member_was_shown_is_finished_by_all() -> None:
     selectively_opened(world, "a")
     assert [len(totals) for totals in world.totals()] == [1, 0]
     world.says = lambda _, frame: frame.message
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1))  # it has lost everything, it says
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 1))  # it has lost everything, it says
     world.settle()
     assert world.totals()[0] == world.totals()[1] != []
 
@@ -327,33 +327,35 @@ def test_a_sum_that_one_member_was_shown_is_finished_by_all() -> None:
 def test_an_attempt_that_was_followed_by_another_cannot_finish_the_sum_later() -> None:
     """Else a would have the total of the first attempt, and b that of the second."""
     world = Directed(sums=1)
-    world.says = withhold(Unseal)
+    world.says = withhold(RevealKey)
     world.settle()
-    first = Ledger.from_bytes(world.programs[LIAR].ledger.to_bytes())
+    first = Journal.from_bytes(world.programs[LIAR].journal.to_bytes())
     assert len(first) == 1
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1))  # it denies to have opened it: all run it again
+    world.replace(
+        LIAR, dishonest.Program(LIAR, world.federation_spec, 1)
+    )  # it denies to have opened it: all run it again
     world.settle()
-    marks = [world.group(me).ledger.mark for me in ("a", "b")]
+    marks = [world.group(me).journal.mark for me in ("a", "b")]
     assert all(mark is not None and mark.opening != first.entries[0].opening for mark in marks)
     world.says = lambda _, frame: frame.message
-    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 1, first))
+    world.replace(LIAR, dishonest.Program(LIAR, world.federation_spec, 1, first))
     world.settle()
     for me in ("a", "b"):
         assert world.programs[me].totals == []
-        assert world.programs[me].assembly.waiting_for("everyone")[0] == "an agreement about the past"
-        assert LIAR in world.programs[me].assembly.doubts()
+        assert world.programs[me].membership.waiting_for("everyone")[0] == "an agreement about the past"
+        assert LIAR in world.programs[me].membership.doubts()
 
 
 def test_reports_that_a_member_made_before_it_went_on_in_another_view_are_not_used() -> None:
     """The dishonest member leads a and b through two views, in the opposite order; the model found this."""
     world = Directed(sums=1)
-    world.says = withhold(Unseal)
+    world.says = withhold(RevealKey)
     world.settle()
-    opened = Ledger.from_bytes(world.programs[LIAR].ledger.to_bytes())
-    one = dishonest.Program(LIAR, world.charter, 1, opened)  # claims the sum
-    other = dishonest.Program(LIAR, world.charter, 1)  # denies it
-    a, b = world.programs["a"].assembly, world.programs["b"].assembly
-    outboxes = {each: list(iter(each.assembly.next_outgoing, None)) for each in (one, other)}
+    opened = Journal.from_bytes(world.programs[LIAR].journal.to_bytes())
+    one = dishonest.Program(LIAR, world.federation_spec, 1, opened)  # claims the sum
+    other = dishonest.Program(LIAR, world.federation_spec, 1)  # denies it
+    a, b = world.programs["a"].membership, world.programs["b"].membership
+    outboxes = {each: list(iter(each.membership.next_outgoing, None)) for each in (one, other)}
     hello = {each: dict(outboxes[each]) for each in outboxes}
     for each, to in ((one, a), (other, a), (other, b), (one, b)):
         to.receive(LIAR, hello[each][to.me])
@@ -362,20 +364,20 @@ def test_reports_that_a_member_made_before_it_went_on_in_another_view_are_not_us
                 if recipient == receiver.me:
                     receiver.receive(sender.me, data)
                 else:
-                    one.assembly.receive(sender.me, data)
+                    one.membership.receive(sender.me, data)
     # b is in the view with `one` now, and has the report that a made in it; but a is in the view with `other`.
-    assert b.view == one.assembly.view != a.view
+    assert b.view == one.membership.view != a.view
     for _ in range(
         10
     ):  # `one` proves to b that the sum is finished, and a, which is in that view no more, says nothing
-        for recipient, data in list(iter(one.assembly.next_outgoing, None)):
+        for recipient, data in list(iter(one.membership.next_outgoing, None)):
             if recipient == "b":
                 b.receive(LIAR, data)
         for recipient, data in list(iter(b.next_outgoing, None)):
             if recipient == LIAR:
-                one.assembly.receive("b", data)
+                one.membership.receive("b", data)
     assert b.waiting_for("everyone")[0] in ("its report", "all reports")
-    assert len(b.group("everyone").ledger) == 0
+    assert len(b.group("everyone").journal) == 0
 
 
 # Finding 11: a farewell followed by readiness.
@@ -387,11 +389,11 @@ def test_who_said_farewell_is_ready_for_nothing() -> None:
     for me in (*world.honest, LIAR):
         world.programs[me].sums = 2
     for me in world.honest:
-        world.inject(me, bytes(16), Farewell(True))
+        world.inject(me, bytes(16), Goodbye(True))
     world.settle()
     for me in world.honest:
         assert isinstance(world.programs[me].stopped, PeerLeftError)
-        assert len(world.programs[me].ledger) == 1
+        assert len(world.programs[me].journal) == 1
         assert not world.group(me).session.running  # type: ignore[union-attr]
 
 
@@ -402,9 +404,9 @@ def test_who_reports_different_things_is_convicted_by_all_before_anything_is_sha
     world = Directed()
 
     def differs(to: str, frame: Frame) -> Message:
-        if not isinstance(frame.message, Standing) or to == "a":
+        if not isinstance(frame.message, JournalPosition) or to == "a":
             return frame.message
-        report = Report.from_bytes(frame.message.content)
+        report = PositionReport.from_bytes(frame.message.content)
         row = replace(report.groups["everyone"], mark=bytes(32))
         content = replace(report, groups={"everyone": row}).to_bytes()
         return replace(frame.message, content=content, signature=world.sign("standing", slot_of(report.view), content))
@@ -413,7 +415,7 @@ def test_who_reports_different_things_is_convicted_by_all_before_anything_is_sha
     world.settle()
     assert not world.observations.attempts
     for me in world.honest:
-        conviction = world.programs[me].assembly.conviction
+        conviction = world.programs[me].membership.conviction
         assert isinstance(conviction, EquivocationError)
         assert conviction.peer == LIAR
 
@@ -438,7 +440,7 @@ def test_who_is_ready_with_different_things_is_convicted_by_all_before_anything_
     world.settle()
     assert not any(each.shown for attempt in world.observations.attempts.values() for each in attempt.values())
     for me in world.honest:
-        conviction = world.programs[me].assembly.conviction
+        conviction = world.programs[me].membership.conviction
         assert conviction is not None
         assert conviction.peer == LIAR
 
@@ -489,7 +491,7 @@ def test_terms_that_nobody_can_read_crash_nobody() -> None:
 
 def test_who_greets_with_different_keys_is_named_by_all() -> None:
     world = Directed()
-    other = dishonest.Program(LIAR, world.charter, 2).assembly._greetings.ephemeral.public
+    other = dishonest.Program(LIAR, world.federation_spec, 2).membership._hellos.ephemeral.public
 
     def differs(to: str, frame: Frame) -> Message:
         if not isinstance(frame.message, Hello) or to == "a":
@@ -501,9 +503,9 @@ def test_who_greets_with_different_keys_is_named_by_all() -> None:
     world.settle()
     assert not world.observations.attempts
     for me in world.honest:
-        assembly = world.programs[me].assembly
-        assert assembly.waiting_for("everyone") == ("the same greeting for all", frozenset({LIAR}))
-        assert "with another key than us" in assembly.doubts()[LIAR]
+        membership = world.programs[me].membership
+        assert membership.waiting_for("everyone") == ("the same greeting for all", frozenset({LIAR}))
+        assert "with another key than us" in membership.doubts()[LIAR]
 
 
 def test_nobody_is_convicted_by_made_up_statements() -> None:
@@ -511,9 +513,9 @@ def test_nobody_is_convicted_by_made_up_statements() -> None:
     slot = slot_of(world.view, "everyone", 1)
     forged = [("b", os.urandom(32), world.sign("ready", slot, each)) for each in (b"1", b"2")]
     world.settle()
-    world.inject("a", bytes(16), Seen("ready", slot, tuple(forged)))
+    world.inject("a", bytes(16), SignedEvidence("ready", slot, tuple(forged)))
     world.settle()
-    assert world.programs["a"].assembly.conviction is None
+    assert world.programs["a"].membership.conviction is None
 
 
 def test_a_lying_reducer_is_not_blamed_on_the_member_that_it_lied_to() -> None:
@@ -536,15 +538,15 @@ def test_greetings_of_two_epochs_convict_nobody() -> None:
     """An honest member that lived through a change of the file has signed two greetings with one ephemeral key."""
     world = Directed(honest=3, sums=1)
     world.settle()
-    b = world.programs["b"].assembly._greetings
+    b = world.programs["b"].membership._hellos
     greetings = [b.greeting("a")]
-    world.programs["b"].assembly.adopt(charter(world.charter.members, 2))
+    world.programs["b"].membership.adopt(federation_spec(world.federation_spec.members, 2))
     greetings.append(b.greeting("a"))
     said = tuple(("b", sha256(hello_content(each)).digest(), each.signature) for each in greetings)
     for slot in (slot_of(each.ephemeral, "hello", each.epoch) for each in greetings):
-        world.inject("a", bytes(16), Seen("hello", slot, said))
+        world.inject("a", bytes(16), SignedEvidence("hello", slot, said))
     world.settle()
-    assert world.programs["a"].assembly.conviction is None
+    assert world.programs["a"].membership.conviction is None
 
 
 def test_who_was_told_a_made_up_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,24 +572,24 @@ def test_a_report_for_a_view_to_come_does_not_keep_a_new_file_from_being_adopted
     """The dishonest member knows all keys, and so the view that the new file will make."""
     world = Directed(honest=3, sums=1)
     world.settle()
-    later = charter(world.charter.members, 2)
-    a = world.programs["a"].assembly
+    later = federation_spec(world.federation_spec.members, 2)
+    a = world.programs["a"].membership
     for me in ("b", "d", LIAR):
-        world.programs[me].assembly.adopt(later)
+        world.programs[me].membership.adopt(later)
     world.settle()
-    coming = View.of(later, a._greetings.keys(a.others))
-    a.receive(LIAR, to_bytes(Frame(coming.digest[:16], 0, Standing(b"[]", bytes(64)))))
+    coming = MembershipView.of(later, a._hellos.keys(a.others))
+    a.receive(LIAR, to_bytes(Frame(coming.digest[:16], 0, JournalPosition(b"[]", bytes(64)))))
     a.adopt(later)
-    assert a.charter.epoch == 2
+    assert a.federation_spec.epoch == 2
 
 
 def test_who_asks_again_and_again_does_not_fill_our_memory() -> None:
     world = Directed(sums=1)
     world.settle()
-    a = world.programs["a"].assembly
+    a = world.programs["a"].membership
     for number in range(200):
-        world.programs["a"].ledger.remember(0, number, lambda: bytes(1 << 16))
-        a.receive(LIAR, to_bytes(Frame(a.view, 0, Ask("everyone", 0, number % 2 == 0))))
+        world.programs["a"].journal.remember(0, number, lambda: bytes(1 << 16))
+        a.receive(LIAR, to_bytes(Frame(a.view, 0, JournalRequest("everyone", 0, number % 2 == 0))))
     waiting = sum(len(data) for _, data in iter(a.next_outgoing, None))
     assert waiting < 1 << 20
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cgd.errors import DisagreementError, LocalProtocolError, PeerAbortedError, PeerLeftError, RemoteProtocolError
 from cgd.secagg import partition as cutting
 from cgd.secagg.codec import from_bytes
-from cgd.secagg.messages import OPENINGS, SHARINGS, Confirm, Total, Unseal
+from cgd.secagg.messages import OPENINGS, SHARINGS, Confirm, RevealKey, Total
 from support.wire import MEMBER_OPENINGS, Wire, random_secrets, ring_total, sessions, spec
 
 if TYPE_CHECKING:
@@ -150,14 +150,14 @@ def test_a_reducer_that_tells_two_stories_is_caught_by_everybody(sharing: Sharin
         differ = "p0, p1, p2, p4" if name == "p3" else "p3"
         assert str(error).startswith(f"{differ} and we have different totals of sum 1")
     # No key was shown, so nobody has opened anything.
-    assert not any(isinstance(from_bytes(data, by).message, Unseal) for by, _, data in wire.delivered)
+    assert not any(isinstance(from_bytes(data, by).message, RevealKey) for by, _, data in wire.delivered)
 
 
 def _is_total(flying: tuple[str, str, bytes], by: str, to: str) -> bool:
     return flying[:2] == (by, to) and isinstance(from_bytes(flying[2], by).message, Total)
 
 
-@pytest.mark.parametrize("kind", [Confirm, Unseal])
+@pytest.mark.parametrize("kind", [Confirm, RevealKey])
 def test_nobody_has_a_total_before_all_digests_agree_and_all_seals_are_open(kind: type[Message]) -> None:
     rng = random.Random(2)
     colony = sessions(3)

@@ -19,7 +19,7 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.messages import Abort, Leave, Message, Ready, Reason, Share, Subtotal, Total, Unseal
+from cgd.secagg.messages import Abort, Leave, Message, Ready, Reason, RevealKey, Share, Subtotal, Total
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.session import Session
 from cgd.secagg.states import EXPECTED, TRANSITIONS, Event, State
@@ -128,7 +128,7 @@ def test_an_abort_that_comes_early_waits_for_its_sum() -> None:
 def test_a_fault_after_our_key_was_shown_ends_the_session_for_all() -> None:
     colony = started()
     wire = Wire(colony, random.Random(0))
-    wire.run(until=lambda: any(kind_of(frame) is Unseal and sender == "p0" for sender, _, frame in wire.flying))
+    wire.run(until=lambda: any(kind_of(frame) is RevealKey and sender == "p0" for sender, _, frame in wire.flying))
     with pytest.raises(FrameError, match="p2: sent .* truncated"):
         colony["p0"].receive("p2", b"CGD")
     with pytest.raises(LocalProtocolError, match=r"this session has ended \(p2: sent"):

@@ -11,9 +11,9 @@ import pytest
 from cgd.errors import CGDError, HubError, InputError, PeerAbortedError, ProtocolError, RemoteProtocolError
 from cgd.secagg import hub_aggregator, partition, reduction
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.hub_aggregator import Adder
+from cgd.secagg.hub_aggregator import HubAggregator
 from cgd.secagg.mac import TAGS
-from cgd.secagg.messages import HUB, Confirm, Deposit, Leave, Reason, Total, Unseal
+from cgd.secagg.messages import HUB, Confirm, Deposit, Leave, Reason, RevealKey, Total
 from cgd.secagg.reduction import AHEAD
 from support.wire import Wire, names, random_secrets, ring_total, sessions, spec
 
@@ -39,7 +39,7 @@ def deposit(value: int = 1, start: int = 0, group: str = "everyone", bits: int =
     return Deposit(start, group, bits, np.full(size, value, dtype=f"<u{bits // 8}").tobytes())
 
 
-class BentAdder(Adder):
+class TamperingAggregator(HubAggregator):
     """Adds up and then changes what it tells; `only`: to one member."""
 
     def __init__(self, count: int, bend: Bend, bits: int, only: str = "") -> None:
@@ -59,7 +59,7 @@ def run(bend: Bend, bits: int = 32, only: str = "") -> tuple[dict[str, Session],
     rng = random.Random(1)
     colony = sessions(4)
     wire = Wire(colony, rng)
-    adder = BentAdder(4, bend, bits, only)
+    adder = TamperingAggregator(4, bend, bits, only)
     wire.adder = adder
     for session, secret in zip(colony.values(), random_secrets(rng, 4, SIZE, bits), strict=True):
         session.start(spec(SIZE, opening="hub", ring_bits=bits), secret)
@@ -129,7 +129,7 @@ def test_a_hub_that_adds_wrongly_is_caught_and_nothing_is_opened(kind: str, only
     if only:
         assert len(told) == 1
     said = [type(from_bytes(data, sender).message) for sender, _, data in wire.delivered]
-    assert Unseal not in said
+    assert RevealKey not in said
     assert only or Confirm not in said
 
 
@@ -178,7 +178,7 @@ def test_a_total_of_a_sum_that_we_have_refused_is_not_heard() -> None:
 
 
 def test_a_slice_is_told_to_all_when_it_has_come_from_all() -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     assert adder.receive("p0", frame(deposit(1))) is None
     assert adder.receive("p0", frame(deposit(9))) is None  # a copy changes nothing
     assert adder.receive("p1", frame(deposit(2))) is None
@@ -192,7 +192,7 @@ def test_a_slice_is_told_to_all_when_it_has_come_from_all() -> None:
 
 
 def test_groups_sums_and_sessions_are_kept_apart() -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     for member in ("p0", "p1"):
         adder.receive(member, frame(deposit()))
         assert adder.receive(member, frame(deposit(group="column"))) is None
@@ -202,7 +202,7 @@ def test_groups_sums_and_sessions_are_kept_apart() -> None:
 
 
 def test_what_is_late_of_another_session_does_not_disturb_the_present_one() -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     adder.receive("p0", frame(deposit(), session=b"n" * 16))
     adder.receive("p1", frame(deposit(start=4), session=b"o" * 16))
     adder.receive("p1", frame(deposit(), session=b"n" * 16))
@@ -210,7 +210,7 @@ def test_what_is_late_of_another_session_does_not_disturb_the_present_one() -> N
 
 
 def test_there_are_never_more_sums_than_members() -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     for number in range(1, 500):
         for member in ("p0", "p1"):
             adder.receive(member, frame(deposit(), session=random.Random(number).randbytes(16), number=number))
@@ -232,7 +232,7 @@ def test_there_are_never_more_sums_than_members() -> None:
     ],
 )
 def test_what_may_not_be_deposited_is_refused(sender: str, message: Any, says: str) -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     adder.receive("p1", frame(deposit()))
     with pytest.raises(RemoteProtocolError, match=says):
         adder.receive(sender, frame(message))
@@ -242,7 +242,7 @@ def test_what_may_not_be_deposited_is_refused(sender: str, message: Any, says: s
 
 
 def test_nobody_fills_the_memory() -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     for start in range(2 * AHEAD):
         adder.receive("p0", frame(deposit(start=start)))
     with pytest.raises(RemoteProtocolError, match=f"p0: deposits more than {2 * AHEAD} slices ahead of the others"):
@@ -271,7 +271,7 @@ def test_members_do_not_deposit_too_far_ahead(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_group_that_changes_begins_anew_and_the_others_go_on() -> None:
-    adder = Adder(GROUPS)
+    adder = HubAggregator(GROUPS)
     for member in ("p0", "p1"):
         adder.receive(member, frame(deposit()))
         adder.receive(member, frame(deposit(group="column")))
@@ -284,4 +284,4 @@ def test_a_group_that_changes_begins_anew_and_the_others_go_on() -> None:
 def test_nonsense_is_an_error_that_names_its_sender() -> None:
     for nonsense in (b"", bytes(60), frame(deposit())[:-1], frame(deposit())[:-2] + b"\xff\x20"):
         with pytest.raises(CGDError, match="p0: sent"):
-            Adder(GROUPS).receive("p0", nonsense)
+            HubAggregator(GROUPS).receive("p0", nonsense)

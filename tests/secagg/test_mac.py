@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cgd.secagg import mac as module
-from cgd.secagg.mac import TAGS, Tagging
+from cgd.secagg.mac import TAGS, LinearMac
 from cgd.secagg.masking import keystream
 
 MEMBERS = ("a", "b", "c")
@@ -30,7 +30,7 @@ def vectors(size: int, dtype: np.dtype[Any], seed: int = 0) -> dict[str, npt.NDA
     return {name: np.frombuffer(rng.bytes(size * dtype.itemsize), dtype=dtype) for name in MEMBERS}
 
 
-def tagged_total(tagging: Tagging, of: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def tagged_total(tagging: LinearMac, of: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
     tagged = [np.concatenate([words, tagging.tags(name, words)]) for name, words in of.items()]
     total: npt.NDArray[Any] = np.sum(tagged, axis=0, dtype=tagged[0].dtype)
     return total
@@ -49,18 +49,18 @@ def test_the_products_are_the_sums_of_the_definition(size: int, dtype: np.dtype[
 @settings(deadline=None, max_examples=40)
 @given(sizes, types, st.integers(0, 2**32))
 def test_a_right_total_holds(size: int, dtype: np.dtype[Any], seed: int) -> None:
-    tagging = Tagging(KEY, 3, MEMBERS)
+    tagging = LinearMac(KEY, 3, MEMBERS)
     total = tagged_total(tagging, vectors(size, dtype, seed))
     assert tagging.holds(total)
-    assert not Tagging(KEY, 4, MEMBERS).holds(total)
-    assert not Tagging(b"K" * 16, 3, MEMBERS).holds(total)
+    assert not LinearMac(KEY, 4, MEMBERS).holds(total)
+    assert not LinearMac(b"K" * 16, 3, MEMBERS).holds(total)
 
 
 @settings(deadline=None, max_examples=40)
 @given(sizes, types, st.data())
 def test_a_wrong_total_does_not(size: int, dtype: np.dtype[Any], data: st.DataObject) -> None:
     """Wherever it is wrong, in the vector or in its tags; the chance that it passes is 2^-64."""
-    tagging = Tagging(KEY, 1, MEMBERS)
+    tagging = LinearMac(KEY, 1, MEMBERS)
     total = tagged_total(tagging, vectors(size, dtype))
     places = data.draw(st.lists(st.integers(0, total.size - 1), min_size=1, max_size=3, unique=True))
     for place in places:
@@ -87,7 +87,7 @@ def test_each_tag_catches_even_a_top_bit_half_of_the_time(dtype: np.dtype[Any]) 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_tags_of_known_vectors_are_uniform_to_whoever_lacks_the_key(dtype: np.dtype[Any]) -> None:
     ones = np.ones(10, dtype=dtype)
-    tags = np.concatenate([Tagging(KEY, position, MEMBERS).tags("b", ones) for position in range(200)])
+    tags = np.concatenate([LinearMac(KEY, position, MEMBERS).tags("b", ones) for position in range(200)])
     top = np.bincount((tags >> dtype.type(8 * dtype.itemsize - 4)).astype(np.int64), minlength=16)
     assert stats.chisquare(top).pvalue > FALSE_ALARM
     bare = np.concatenate([module._shifted_sums(ones, keystream(KEY, position)) for position in range(200)])
@@ -95,4 +95,4 @@ def test_tags_of_known_vectors_are_uniform_to_whoever_lacks_the_key(dtype: np.dt
 
 
 def test_nothing_secret_is_shown() -> None:
-    assert "kkkk" not in repr(Tagging(KEY, 1, MEMBERS))
+    assert "kkkk" not in repr(LinearMac(KEY, 1, MEMBERS))

@@ -14,7 +14,7 @@ from scipy import stats
 from cgd import InputError, reconstruct, split
 from cgd.errors import LocalProtocolError
 from cgd.secagg.fixed_point import CHUNK
-from cgd.secagg.masking import ExpandedShares
+from cgd.secagg.masking import PairwiseMasks
 from support.wire import names, pair_keys
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def test_expanded_shares_cancel(count: int, size: int, dtype: type, position: in
     keys = pair_keys(members)
     masked: list[npt.NDArray[Any]] = [np.zeros(size, dtype=dtype) for _ in members]
     for me, words in zip(members, masked, strict=True):
-        ExpandedShares(me, keys[me]).add_to(words, position)
+        PairwiseMasks(me, keys[me]).add_to(words, position)
     assert not reconstruct(masked).any()
     assert all(words.any() for words in masked)
 
@@ -80,8 +80,8 @@ def test_expanded_shares_cancel(count: int, size: int, dtype: type, position: in
 def test_expanded_shares_do_not_depend_on_the_chunk() -> None:
     keys = pair_keys(["a", "b", "c"])["a"]
     long, short = np.zeros(3 * CHUNK + 5, dtype=np.uint32), np.zeros(CHUNK + 3, dtype=np.uint32)
-    ExpandedShares("a", keys).add_to(long, 1)
-    ExpandedShares("a", keys).add_to(short, 1)
+    PairwiseMasks("a", keys).add_to(long, 1)
+    PairwiseMasks("a", keys).add_to(short, 1)
     assert np.array_equal(long[: short.size], short)
 
 
@@ -90,13 +90,13 @@ def test_masked_values_of_m_minus_1_members_look_uniform() -> None:
     keys = pair_keys(members)
     masked = [np.full(WORDS, i, dtype=np.uint32) for i in range(4)]
     for me, words in zip(members, masked, strict=True):
-        ExpandedShares(me, keys[me]).add_to(words, 1)
+        PairwiseMasks(me, keys[me]).add_to(words, 1)
     assert looks_uniform(masked[1:])
     assert not looks_uniform(masked)
 
 
 def test_a_position_is_spent_once() -> None:
-    shares = ExpandedShares("a", pair_keys(["a", "b", "c"])["a"])
+    shares = PairwiseMasks("a", pair_keys(["a", "b", "c"])["a"])
     shares.add_to(np.zeros(1, dtype=np.uint32), 5)
     for position in (5, 4):
         with pytest.raises(LocalProtocolError, match="may be spent already"):
@@ -104,7 +104,7 @@ def test_a_position_is_spent_once() -> None:
 
 
 def test_positions_have_different_shares() -> None:
-    shares = ExpandedShares("a", pair_keys(["a", "b", "c"])["a"])
+    shares = PairwiseMasks("a", pair_keys(["a", "b", "c"])["a"])
     first, second = np.zeros(1000, dtype=np.uint32), np.zeros(1000, dtype=np.uint32)
     shares.add_to(first, 1)
     shares.add_to(second, 2)
@@ -114,7 +114,7 @@ def test_positions_have_different_shares() -> None:
 @pytest.mark.parametrize("peers", [2, 40])
 def test_extra_memory_is_bounded(peers: int) -> None:
     words = np.zeros(4_000_000, dtype=np.uint32)
-    shares = ExpandedShares("p", {f"q{i}": bytes(16) for i in range(peers)})
+    shares = PairwiseMasks("p", {f"q{i}": bytes(16) for i in range(peers)})
     tracemalloc.start()
     shares.add_to(words, 1)
     _, peak = tracemalloc.get_traced_memory()
@@ -125,14 +125,14 @@ def test_extra_memory_is_bounded(peers: int) -> None:
 def test_sessions_have_different_shares() -> None:
     keys = pair_keys(["a", "b", "c"])["a"]
     first, second = np.zeros(1000, dtype=np.uint32), np.zeros(1000, dtype=np.uint32)
-    ExpandedShares("a", keys, b"one").add_to(first, 1)
-    ExpandedShares("a", keys, b"two").add_to(second, 1)
+    PairwiseMasks("a", keys, b"one").add_to(first, 1)
+    PairwiseMasks("a", keys, b"two").add_to(second, 1)
     assert np.count_nonzero(first == second) <= 2
 
 
 def test_keys_are_not_shown() -> None:
     key = b"0123456789abcdef"
-    assert "0123456789abcdef" not in repr(ExpandedShares("a", {"b": key}))
+    assert "0123456789abcdef" not in repr(PairwiseMasks("a", {"b": key}))
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
@@ -146,4 +146,4 @@ def test_what_cannot_be_shared_is_refused() -> None:
     with pytest.raises(InputError, match="shares of one secret are alike"):
         reconstruct([ring, np.zeros(3, dtype=np.uint32)])
     with pytest.raises(InputError, match="has 3 bytes"):
-        ExpandedShares("a", {"b": b"abc"})
+        PairwiseMasks("a", {"b": b"abc"})

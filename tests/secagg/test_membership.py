@@ -25,14 +25,25 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.secagg import hello as greetings
-from cgd.secagg.certificates import Mark, kind_of
+from cgd.secagg.certificates import PendingReveal, kind_of
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.federation_spec import Charter
-from cgd.secagg.hub_aggregator import Adder
-from cgd.secagg.journal import FORMAT, Ledger, Step
-from cgd.secagg.membership import Assembly
-from cgd.secagg.messages import HUB, Abort, Again, Ask, Hello, Message, Piece, Reason, Standing, Unseal
-from cgd.secagg.positions import Report
+from cgd.secagg.federation_spec import FederationSpec
+from cgd.secagg.hub_aggregator import HubAggregator
+from cgd.secagg.journal import FORMAT, Journal, Step
+from cgd.secagg.membership import Membership
+from cgd.secagg.messages import (
+    HUB,
+    Abort,
+    Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
+    Message,
+    Reason,
+    ResendRequest,
+    RevealKey,
+)
+from cgd.secagg.positions import PositionReport
 from cgd.secagg.statements import slot_of, statement
 from support.histories import history
 from support.identities import identity, public_keys
@@ -43,16 +54,16 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.group import Pending
+    from cgd.secagg.group import PendingSum
     from cgd.secagg.messages import Opening
 
 MEMBERS = ("a", "b", "c", "d")
 SIZE = 5
 
 
-def charter(members: tuple[str, ...] = MEMBERS, epoch: int = 1, **changes: Any) -> Charter:
+def federation_spec(members: tuple[str, ...] = MEMBERS, epoch: int = 1, **changes: Any) -> FederationSpec:
     groups, sections = {"everyone": members}, {"training": "x", "participants": "y"}
-    return replace(Charter("trial", epoch, members, groups, sections, "1.0", public_keys(members)), **changes)
+    return replace(FederationSpec("trial", epoch, members, groups, sections, "1.0", public_keys(members)), **changes)
 
 
 def addend(member: str, number: int) -> npt.NDArray[Any]:
@@ -68,24 +79,24 @@ class Program:
     """A participant's process: an assembly, and a program that wants one sum after the other."""
 
     def __init__(
-        self, me: str, held: Charter, sums: int, ledger: Ledger | None = None, opening: Opening = "mesh"
+        self, me: str, held: FederationSpec, sums: int, journal: Journal | None = None, opening: Opening = "mesh"
     ) -> None:
         self.me, self.sums, self.opening = me, sums, opening
-        self.assembly = Assembly(me, identity(me), held, {} if ledger is None else {"everyone": ledger})
+        self.membership = Membership(me, identity(me), held, {} if journal is None else {"everyone": journal})
         self.totals: list[bytes] = []
 
     def advance(self) -> None:
-        pending = self.assembly.group("everyone").pending
+        pending = self.membership.group("everyone").pending
         if pending is not None and pending.fault is not None and not isinstance(pending.fault, MembersChangedError):
             raise pending.fault
         if pending is not None and pending.total is not None and len(self.totals) < pending.step.number + 1:  # type: ignore[union-attr]
             self.totals.append(pending.total.tobytes())
         waits = pending is not None and not pending.over
-        if len(self.totals) < self.sums and not waits and self.assembly.group("everyone").ready:
+        if len(self.totals) < self.sums and not waits and self.membership.group("everyone").ready:
             number = len(self.totals)
-            epoch = self.assembly.group("everyone").next_epoch
+            epoch = self.membership.group("everyone").next_epoch
             described = spec(SIZE, opening=self.opening)
-            self.assembly.start("everyone", described, lambda: addend(self.me, number), epoch, Step(0, number))
+            self.membership.start("everyone", described, lambda: addend(self.me, number), epoch, Step(0, number))
 
 
 class World:
@@ -94,20 +105,22 @@ class World:
     What is for the hub survives its death, as links keep what it has not consumed.
     """
 
-    def __init__(self, seed: int, sums: int, held: Charter | None = None, opening: Opening = "mesh") -> None:
+    def __init__(self, seed: int, sums: int, held: FederationSpec | None = None, opening: Opening = "mesh") -> None:
         self.rng = random.Random(seed)
         self.sums = sums
-        self.charter = held or charter()
+        self.federation_spec = held or federation_spec()
         self.opening = opening
-        self.adder = Adder(self.charter.groups)
-        self.programs = {me: Program(me, self.charter, sums, opening=opening) for me in self.charter.members}
+        self.adder = HubAggregator(self.federation_spec.groups)
+        self.programs = {
+            me: Program(me, self.federation_spec, sums, opening=opening) for me in self.federation_spec.members
+        }
         self.wires: dict[tuple[str, str], deque[bytes]] = {}
         self.opened: dict[bytes, set[str]] = {}
 
     def step(self) -> None:
         program = self.rng.choice(list(self.programs.values()))
         program.advance()
-        while (outgoing := program.assembly.next_outgoing()) is not None:
+        while (outgoing := program.membership.next_outgoing()) is not None:
             self.wires.setdefault((program.me, outgoing[0]), deque()).append(outgoing[1])
         loaded = [ends for ends, wire in self.wires.items() if wire]
         if loaded:
@@ -118,16 +131,16 @@ class World:
                 for member in members:
                     self.wires.setdefault((HUB, member), deque()).append(total)
             elif to in self.programs:
-                self.programs[to].assembly.receive(sender, frame)
+                self.programs[to].membership.receive(sender, frame)
                 self.programs[to].advance()
 
     def kill(self, me: str, *, keep: bool) -> None:
-        ledger = self.programs[me].assembly.group("everyone").ledger if keep else None
-        saved = Ledger.from_bytes(ledger.to_bytes()) if ledger is not None else None
+        journal = self.programs[me].membership.group("everyone").journal if keep else None
+        saved = Journal.from_bytes(journal.to_bytes()) if journal is not None else None
         for ends in list(self.wires):
             if me in ends:
                 del self.wires[ends]
-        self.programs[me] = Program(me, self.charter, self.sums, saved, self.opening)
+        self.programs[me] = Program(me, self.federation_spec, self.sums, saved, self.opening)
 
     def remove(self, me: str) -> None:
         del self.programs[me]
@@ -137,16 +150,16 @@ class World:
 
     def kill_hub(self) -> None:
         """Another hub, which has nothing, takes its place."""
-        self.adder = Adder(self.charter.groups)
+        self.adder = HubAggregator(self.federation_spec.groups)
         for me in self.programs:
-            self.wires[HUB, me] = deque([to_bytes(Frame(bytes(16), 0, Again()))])
+            self.wires[HUB, me] = deque([to_bytes(Frame(bytes(16), 0, ResendRequest()))])
 
     def run(self, steps: int = 100_000) -> None:
         for _ in range(steps):
             if all(len(program.totals) == self.sums for program in self.programs.values()):
                 return
             self.step()
-        raise AssertionError({me: program.assembly.waiting_for("everyone") for me, program in self.programs.items()})
+        raise AssertionError({me: program.membership.waiting_for("everyone") for me, program in self.programs.items()})
 
 
 def test_an_undisturbed_life() -> None:
@@ -192,11 +205,11 @@ def test_the_hub_has_no_business_to_say_anything_else() -> None:
     world = World(3, sums=2, opening="hub")
     for _ in range(100):
         world.step()
-    assembly = world.programs["a"].assembly
-    for message in (Ask("everyone"), Abort(Reason.RANGE), Unseal(bytes(16))):
-        for session in (bytes(16), assembly.view):
+    membership = world.programs["a"].membership
+    for message in (JournalRequest("everyone"), Abort(Reason.RANGE), RevealKey(bytes(16))):
+        for session in (bytes(16), membership.view):
             with pytest.raises(RemoteProtocolError, match="the hub: sent .* no business to say"):
-                assembly.receive(HUB, to_bytes(Frame(session, 0, message)))
+                membership.receive(HUB, to_bytes(Frame(session, 0, message)))
     world.run()
     assert world.programs["a"].totals == [expected(0), expected(1)]
 
@@ -216,13 +229,13 @@ def test_a_total_that_one_member_finished_is_taken_over_and_not_opened_again() -
         lost = world.rng.choice([me for me in MEMBERS if me != first])
         world.kill(lost, keep=False)
         world.programs[lost].me = lost
-        world.programs[lost].assembly.me = lost
+        world.programs[lost].membership.me = lost
         altered = world.programs[lost]
         altered.advance = lambda: None  # type: ignore[method-assign]
         settled(world, 500)
-        altered.assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1, Step(0, 0))
+        altered.membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1, Step(0, 0))
         settled(world)
-        pending = altered.assembly.group("everyone").pending
+        pending = altered.membership.group("everyone").pending
         assert pending is not None
         assert pending.total is not None
         assert pending.total.tobytes() == expected(0)
@@ -232,12 +245,12 @@ def test_a_total_that_one_member_finished_is_taken_over_and_not_opened_again() -
 
 def marked(world: World) -> bool:
     """Whether a key has left somebody in a sum that is not finished: with other members it is not run again."""
-    return any(program.assembly.group("everyone").ledger.mark for program in world.programs.values())
+    return any(program.membership.group("everyone").journal.mark for program in world.programs.values())
 
 
 def between_sums(world: World, last: str) -> bool:
     """Whether no key has left anybody in the sum that comes next, nor can before `last` is ready for it."""
-    waiting = [program.assembly.waiting_for("everyone") for me, program in world.programs.items() if me != last]
+    waiting = [program.membership.waiting_for("everyone") for me, program in world.programs.items() if me != last]
     return not marked(world) and any(what == "Ready" and last in missing for what, missing in waiting)
 
 
@@ -254,11 +267,11 @@ def test_a_new_epoch_begins_when_all_remaining_members_hold_it() -> None:
     assert max(done.values()) < 20
     rest = ("a", "b", "c")
     for me in ("a", "b"):
-        world.programs[me].assembly.adopt(charter(rest, epoch=2))
+        world.programs[me].membership.adopt(federation_spec(rest, epoch=2))
     settled(world)
     assert {me: len(program.totals) for me, program in world.programs.items()} == done  # c has not agreed
-    assert "it needs the new federation file" in world.programs["a"].assembly.trouble()["c"]
-    world.programs["c"].assembly.adopt(charter(rest, epoch=2))
+    assert "it needs the new federation file" in world.programs["a"].membership.problems()["c"]
+    world.programs["c"].membership.adopt(federation_spec(rest, epoch=2))
     world.run()
     totals = [program.totals for program in world.programs.values()]
     assert totals[0] == totals[1] == totals[2]
@@ -272,7 +285,7 @@ def test_a_sum_that_may_have_been_opened_is_not_run_again_with_others() -> None:
     world = still()
     exchange(world)
     start_all(world)
-    exchange(world, lambda _, __, message: None if isinstance(message, Unseal) else message)
+    exchange(world, lambda _, __, message: None if isinstance(message, RevealKey) else message)
     assert set(finished(world).values()) == {0}
     assert marked(world)
     world.remove("d")
@@ -280,17 +293,17 @@ def test_a_sum_that_may_have_been_opened_is_not_run_again_with_others() -> None:
     for me in rest:
         world.kill(me, keep=True)
         world.programs[me].advance = lambda: None  # type: ignore[method-assign]
-        world.programs[me].assembly.adopt(charter(rest, epoch=2))
+        world.programs[me].membership.adopt(federation_spec(rest, epoch=2))
     exchange(world)
     for me in rest:
-        pending = world.programs[me].assembly.start("everyone", spec(SIZE), partial(addend, me, 0), 2)
+        pending = world.programs[me].membership.start("everyone", spec(SIZE), partial(addend, me, 0), 2)
         with pytest.raises(LocalProtocolError, match="sum 1 may have been opened with a, b, c, d, and the members are"):
             raise pending.fault or AssertionError
     assert exchange(world) == []
     assert set(finished(world).values()) == {0}
     for me in rest:  # all of before are there again
-        world.programs[me].assembly.adopt(charter(epoch=3))
-    world.programs["d"] = Program("d", charter(epoch=3), 0)
+        world.programs[me].membership.adopt(federation_spec(epoch=3))
+    world.programs["d"] = Program("d", federation_spec(epoch=3), 0)
     exchange(world)
     again = start_all(world, epoch=3)
     assert exchange(world) == []
@@ -303,12 +316,12 @@ def test_a_sum_that_has_to_run_again_with_others_is_handed_back() -> None:
     world = World(2, sums=1)
     del world.programs["d"]
     for program in world.programs.values():
-        program.assembly.start("everyone", spec(SIZE), lambda: addend("a", 0), 1)
-        program.assembly.adopt(charter(("a", "b", "c"), epoch=2))
+        program.membership.start("everyone", spec(SIZE), lambda: addend("a", 0), 1)
+        program.membership.adopt(federation_spec(("a", "b", "c"), epoch=2))
         program.advance = lambda: None  # type: ignore[method-assign]
     settled(world, 500)
     for program in world.programs.values():
-        pending = program.assembly.group("everyone").pending
+        pending = program.membership.group("everyone").pending
         assert pending is not None
         with pytest.raises(MembersChangedError, match="epoch 2 began during a sum of epoch 1; the members are a, b, c"):
             raise pending.fault or AssertionError
@@ -321,8 +334,8 @@ def test_a_late_joiner_gets_the_past() -> None:
     world.sums = 3
     for program in world.programs.values():
         program.sums = 3
-        program.assembly.adopt(charter(five, epoch=2))
-    world.programs["e"] = Program("e", charter(five, epoch=2), 3)
+        program.membership.adopt(federation_spec(five, epoch=2))
+    world.programs["e"] = Program("e", federation_spec(five, epoch=2), 3)
     world.run()
     for program in world.programs.values():
         assert program.totals == [expected(0), expected(1), expected(2, five)]
@@ -340,44 +353,46 @@ def test_a_late_joiner_gets_the_past() -> None:
 )
 def test_another_charter_is_told_in_words_and_nothing_is_summed(changes: dict[str, Any], says: str) -> None:
     world = World(4, sums=1)
-    world.programs["c"] = Program("c", charter(**changes), 1)
+    world.programs["c"] = Program("c", federation_spec(**changes), 1)
     settled(world, 1000)
     for me in ("a", "b", "d"):
-        assert set(world.programs[me].assembly.trouble()) == {"c"}
+        assert set(world.programs[me].membership.problems()) == {"c"}
         with pytest.raises(AssertionError, match=says):
-            raise AssertionError(world.programs[me].assembly.trouble()["c"])
-        assert world.programs[me].assembly.waiting_for("everyone") == ("to be here", frozenset({"c"}))
-    assert set(world.programs["c"].assembly.trouble()) == {"a", "b", "d"}
+            raise AssertionError(world.programs[me].membership.problems()["c"])
+        assert world.programs[me].membership.waiting_for("everyone") == ("to be here", frozenset({"c"}))
+    assert set(world.programs["c"].membership.problems()) == {"a", "b", "d"}
     assert not any(program.totals for program in world.programs.values())
 
 
 def test_an_epoch_only_goes_up_and_needs_members() -> None:
-    assembly = Assembly("a", identity("a"), charter(epoch=3))
+    membership = Membership("a", identity("a"), federation_spec(epoch=3))
     with pytest.raises(InputError, match="an epoch only goes up"):
-        assembly.adopt(charter(epoch=3))
+        membership.adopt(federation_spec(epoch=3))
     with pytest.raises(InputError, match="at least 3"):
-        assembly.adopt(charter(("a", "b"), epoch=4))
+        membership.adopt(federation_spec(("a", "b"), epoch=4))
 
 
 def test_who_asks_for_another_groups_past_gets_nothing() -> None:
     groups = {"everyone": MEMBERS, "column-1": ("a", "b", "c")}
-    world = World(5, sums=1, held=charter(groups=groups))
+    world = World(5, sums=1, held=federation_spec(groups=groups))
     world.run()
-    assembly = world.programs["a"].assembly
-    frame = to_bytes(Frame(assembly.view, 0, Ask("column-1")))
+    membership = world.programs["a"].membership
+    frame = to_bytes(Frame(membership.view, 0, JournalRequest("column-1")))
     with pytest.raises(RemoteProtocolError, match="d: asked for the ledger of 'column-1', which it is not a member of"):
-        assembly.receive("d", frame)
+        membership.receive("d", frame)
 
 
 def test_whoever_asks_again_is_given_nothing_more() -> None:
     world = World(5, sums=1)
     world.run()
     settled(world, 300)
-    assembly = world.programs["a"].assembly
+    membership = world.programs["a"].membership
     for _ in range(3):
-        assembly.receive("b", to_bytes(Frame(assembly.view, 0, Ask("everyone"))))
+        membership.receive("b", to_bytes(Frame(membership.view, 0, JournalRequest("everyone"))))
     pieces = [
-        to for to, frame in iter(assembly.next_outgoing, None) if isinstance(from_bytes(frame, "a").message, Piece)
+        to
+        for to, frame in iter(membership.next_outgoing, None)
+        if isinstance(from_bytes(frame, "a").message, JournalChunk)
     ]
     assert pieces == ["b"]
 
@@ -390,20 +405,20 @@ def test_a_refusal_fails_the_sum_for_all_and_the_next_one_works() -> None:
     settled(world, 400)
     for me, program in world.programs.items():
         if me == "b":
-            program.assembly.group("everyone").refuse(Reason.RANGE)
+            program.membership.group("everyone").refuse(Reason.RANGE)
         else:
-            program.assembly.start("everyone", spec(SIZE), lambda me=me: addend(me, 0), 1)  # type: ignore[misc]
+            program.membership.start("everyone", spec(SIZE), lambda me=me: addend(me, 0), 1)  # type: ignore[misc]
     settled(world, 400)
     for me in ("a", "c", "d"):
-        pending = world.programs[me].assembly.group("everyone").pending
+        pending = world.programs[me].membership.group("everyone").pending
         assert pending is not None
         assert isinstance(pending.fault, PeerAbortedError)
         assert pending.fault.peer == "b"
     for me, program in world.programs.items():
-        program.assembly.start("everyone", spec(SIZE), lambda me=me: addend(me, 0), 1)  # type: ignore[misc]
+        program.membership.start("everyone", spec(SIZE), lambda me=me: addend(me, 0), 1)  # type: ignore[misc]
     settled(world, 600)
     for program in world.programs.values():
-        pending = program.assembly.group("everyone").pending
+        pending = program.membership.group("everyone").pending
         assert pending is not None
         assert pending.total is not None
         assert pending.total.tobytes() == expected(0)
@@ -413,12 +428,12 @@ def test_strangers_and_nonsense_are_refused_and_change_nothing() -> None:
     world = World(7, sums=2)
     for _ in range(200):
         world.step()
-    assembly = world.programs["a"].assembly
+    membership = world.programs["a"].membership
     with pytest.raises(RemoteProtocolError, match="mallory: is not a member"):
-        assembly.receive("mallory", b"")
-    for nonsense in (b"", b"CGD", bytes(100), to_bytes(Frame(bytes(16), 0, Ask("x")))[:-1]):
+        membership.receive("mallory", b"")
+    for nonsense in (b"", b"CGD", bytes(100), to_bytes(Frame(bytes(16), 0, JournalRequest("x")))[:-1]):
         with pytest.raises(RemoteProtocolError, match="b: sent"):
-            assembly.receive("b", nonsense)
+            membership.receive("b", nonsense)
     world.run()
     assert world.programs["a"].totals == [expected(0), expected(1)]
 
@@ -427,19 +442,19 @@ def test_a_program_that_asks_for_something_else_than_before_is_told() -> None:
     world = World(8, sums=1)
     world.run()
     world.kill("b", keep=True)
-    assembly = world.programs["b"].assembly
-    assembly.start("everyone", spec(SIZE + 1), lambda: addend("b", 0), 1)
-    pending = assembly.group("everyone").pending
+    membership = world.programs["b"].membership
+    membership.start("everyone", spec(SIZE + 1), lambda: addend("b", 0), 1)
+    pending = membership.group("everyone").pending
     assert pending is not None
     with pytest.raises(LocalProtocolError, match="sum 1 was of float32.5. in 32 bits when it was made"):
         raise pending.fault or AssertionError
 
 
 def test_hello_is_repeated_to_whoever_does_not_know_us() -> None:
-    one = Assembly("a", identity("a"), charter())
+    one = Membership("a", identity("a"), federation_spec())
     while one.next_outgoing() is not None:
         pass
-    other = Assembly("b", identity("b"), charter())
+    other = Membership("b", identity("b"), federation_spec())
     frames = dict(iter(other.next_outgoing, None))
     one.receive("b", frames["a"])
     to, answer = one.next_outgoing() or ("", b"")
@@ -456,15 +471,15 @@ def test_hello_is_repeated_to_whoever_does_not_know_us() -> None:
 
 def still(sums: dict[str, int] | None = None, **changes: Any) -> World:
     """Members that have finished so many sums each, none if it is not told, and want no other."""
-    world = World(0, sums=0, held=charter(**changes))
+    world = World(0, sums=0, held=federation_spec(**changes))
     for me, count in (sums or {}).items():
-        world.programs[me] = Program(me, world.charter, 0, past(count))
+        world.programs[me] = Program(me, world.federation_spec, 0, past(count))
     for program in world.programs.values():
         program.advance = lambda: None  # type: ignore[method-assign]
     return world
 
 
-def past(count: int) -> Ledger:
+def past(count: int) -> Journal:
     return history(spec(SIZE), map(expected, range(count)), MEMBERS)
 
 
@@ -477,7 +492,7 @@ def exchange(
         frames = [
             (me, to, data)
             for me, program in world.programs.items()
-            for to, data in iter(program.assembly.next_outgoing, None)
+            for to, data in iter(program.membership.next_outgoing, None)
         ]
         if not frames:
             return refused
@@ -487,25 +502,25 @@ def exchange(
             if message is None or to not in world.programs:
                 continue
             try:
-                world.programs[to].assembly.receive(sender, to_bytes(replace(frame, message=message)))
+                world.programs[to].membership.receive(sender, to_bytes(replace(frame, message=message)))
             except RemoteProtocolError as error:
                 refused.append(error)
 
 
-def start_all(world: World, number: int = 0, epoch: int = 1) -> dict[str, Pending]:
+def start_all(world: World, number: int = 0, epoch: int = 1) -> dict[str, PendingSum]:
     """Everybody's program wants its next sum."""
     return {
-        me: program.assembly.start("everyone", spec(SIZE), partial(addend, me, number), epoch)
+        me: program.membership.start("everyone", spec(SIZE), partial(addend, me, number), epoch)
         for me, program in world.programs.items()
     }
 
 
 def finished(world: World) -> dict[str, int]:
-    return {me: len(program.assembly.group("everyone").ledger) for me, program in world.programs.items()}
+    return {me: len(program.membership.group("everyone").journal) for me, program in world.programs.items()}
 
 
 def is_current(world: World, me: str) -> bool:
-    return world.programs[me].assembly.group("everyone").current
+    return world.programs[me].membership.group("everyone").current
 
 
 NONSENSE = b"nothing of the kind".center(100)
@@ -515,9 +530,9 @@ def from_b(content: bytes) -> Callable[[str, str, Message], Message]:
     """Instead of its ledger, b gives this."""
 
     def bend(sender: str, _to: str, message: Message) -> Message:
-        if sender != "b" or not isinstance(message, Piece):
+        if sender != "b" or not isinstance(message, JournalChunk):
             return message
-        return Piece(0, message.group, len(content), content)
+        return JournalChunk(0, message.group, len(content), content)
 
     return bend
 
@@ -541,7 +556,7 @@ def test_if_only_a_shorter_past_is_sound_the_other_is_named_and_waited_for() -> 
     assert finished(world) == {"a": 2, "b": 6, "c": 5, "d": 0}
     for me in "acd":
         assert not is_current(world, me)
-        assert world.programs[me].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+        assert world.programs[me].membership.waiting_for("everyone") == ("the past", frozenset({"b"}))
     world.kill("b", keep=False)
     world.programs["b"].advance = lambda: None  # type: ignore[method-assign]
     assert exchange(world) == []  # now the shorter one is the longest that anybody tells of, and proved
@@ -554,12 +569,12 @@ def test_a_past_that_nobody_can_give_is_named() -> None:
     refused = exchange(world, from_b(NONSENSE))
     assert [error.peer for error in refused] == ["b"] * 3
     for me in "acd":
-        assert world.programs[me].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+        assert world.programs[me].membership.waiting_for("everyone") == ("the past", frozenset({"b"}))
 
 
-def reported(me: str, standing: Standing, **changes: Any) -> Standing:
+def reported(me: str, standing: JournalPosition, **changes: Any) -> JournalPosition:
     """What a member would say if it reported something else, signed by itself."""
-    report = Report.from_bytes(standing.content)
+    report = PositionReport.from_bytes(standing.content)
     number = changes.pop("number", report.number)
     rows = {name: replace(row, **changes) for name, row in report.groups.items()}
     content = replace(report, number=number, groups=rows).to_bytes()
@@ -569,21 +584,21 @@ def reported(me: str, standing: Standing, **changes: Any) -> Standing:
 
 def test_who_says_that_it_has_more_than_it_has_is_caught_and_the_rest_is_had_from_others() -> None:
     world = still({"a": 5, "b": 5, "c": 6, "d": 6})
-    group = world.programs["b"].assembly.group("everyone")
+    group = world.programs["b"].membership.group("everyone")
     honest = group.row
     group.row = lambda *_, **__: replace(honest(bytes(32), states=False), **boast)  # type: ignore[method-assign]
     boast: dict[str, Any] = {"length": 99, "commitment": hashlib.sha256(bytes(32)).digest(), "states": ()}
     contributed = {"everyone": bytes(32)}
 
     def contribute(sender: str, _to: str, message: Message) -> Message:
-        if sender == "b" and isinstance(message, Standing):
+        if sender == "b" and isinstance(message, JournalPosition):
             return replace(message, contributions=tuple(contributed.items()) if message.contributions else ())
         return message
 
     refused = exchange(world, contribute)
     assert "b: gave us its past, and it has 5 sums, not the 99 it told of" in {str(error) for error in refused}
     assert finished(world)["a"] == 5
-    assert world.programs["a"].assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+    assert world.programs["a"].membership.waiting_for("everyone") == ("the past", frozenset({"b"}))
     world.kill("b", keep=True)
     world.programs["b"].advance = lambda: None  # type: ignore[method-assign]
     assert exchange(world) == []
@@ -592,21 +607,21 @@ def test_who_says_that_it_has_more_than_it_has_is_caught_and_the_rest_is_had_fro
 
 
 def test_who_tells_twice_where_it_stands_is_refused_and_the_sum_goes_on() -> None:
-    standings: list[Standing] = []
+    standings: list[JournalPosition] = []
 
     def overhear(sender: str, to: str, message: Message) -> Message:
-        if (sender, to) == ("b", "a") and isinstance(message, Standing):
+        if (sender, to) == ("b", "a") and isinstance(message, JournalPosition):
             standings.append(message)
         return message
 
     world = still()
     exchange(world, overhear)
     pending = start_all(world)
-    assembly = world.programs["a"].assembly
+    membership = world.programs["a"].membership
     (first,) = standings
 
-    def tell(standing: Standing) -> None:
-        assembly.receive("b", to_bytes(Frame(assembly.view, 0, standing)))
+    def tell(standing: JournalPosition) -> None:
+        membership.receive("b", to_bytes(Frame(membership.view, 0, standing)))
 
     for again in (first, reported("b", first, length=7), reported("b", first, number=2)):
         with pytest.raises(RemoteProtocolError, match="b: sent its report . out of order"):
@@ -683,26 +698,26 @@ NO_LEDGERS = {
 
 def test_what_these_differ_from_is_a_ledger() -> None:
     rows = [entry(4, 8, kept=True), ENTRY], [[0, 1, 8, False]]
-    ledger = Ledger.from_bytes(ledger_bytes(*rows, mark=[2, ["a"], OPENING], rest=2 * TOTAL))
-    assert [bytes(each.words or b"") for each in ledger.entries] == [TOTAL, b""]
-    assert ledger.states[0].content() == TOTAL
-    assert ledger.mark == Mark(2, ("a",), bytes(32))
+    journal = Journal.from_bytes(ledger_bytes(*rows, mark=[2, ["a"], OPENING], rest=2 * TOTAL))
+    assert [bytes(each.words or b"") for each in journal.entries] == [TOTAL, b""]
+    assert journal.states[0].content() == TOTAL
+    assert journal.mark == PendingReveal(2, ("a",), bytes(32))
 
 
 @pytest.mark.parametrize("content", NO_LEDGERS.values(), ids=NO_LEDGERS)
 def test_what_is_not_a_ledger_is_refused_whatever_it_is(content: bytes) -> None:
     with pytest.raises(InputError, match="this is not a ledger that cgd made"):
-        Ledger.from_bytes(content)
+        Journal.from_bytes(content)
 
 
 def test_pieces_that_nobody_asked_for_or_that_do_not_fit_change_nothing() -> None:
     world = still({"b": 3})
-    assembly = world.programs["a"].assembly
-    exchange(world, lambda _, to, message: None if to == "a" and isinstance(message, Piece) else message)
-    assert assembly.waiting_for("everyone") == ("the past", frozenset({"b"}))
+    membership = world.programs["a"].membership
+    exchange(world, lambda _, to, message: None if to == "a" and isinstance(message, JournalChunk) else message)
+    assert membership.waiting_for("everyone") == ("the past", frozenset({"b"}))
 
     def give(sender: str, start: int, words: bytes, size: int) -> None:
-        assembly.receive(sender, to_bytes(Frame(assembly.view, 0, Piece(start, "everyone", size, words))))
+        membership.receive(sender, to_bytes(Frame(membership.view, 0, JournalChunk(start, "everyone", size, words))))
 
     def unwanted(sender: str, content: bytes) -> None:
         with pytest.raises(RemoteProtocolError, match=f"{sender}: gave us a piece of .*, unasked"):
@@ -727,17 +742,17 @@ def test_a_member_that_is_started_again_and_again_does_not_fill_our_memory() -> 
     """It asks for the past each time, and reads nothing; another one is away."""
     world = still({"a": 3})
     exchange(world)
-    assembly = world.programs["a"].assembly
+    membership = world.programs["a"].membership
     for _ in range(50):
         world.kill("b", keep=False)
-        for to, data in iter(world.programs["b"].assembly.next_outgoing, None):
+        for to, data in iter(world.programs["b"].membership.next_outgoing, None):
             if to == "a":
-                assembly.receive("b", data)
-        assembly.receive("b", to_bytes(Frame(assembly.view, 0, Ask("everyone"))))
-        while assembly.next_outgoing({"b", "d"}) is not None:
+                membership.receive("b", data)
+        membership.receive("b", to_bytes(Frame(membership.view, 0, JournalRequest("everyone"))))
+        while membership.next_outgoing({"b", "d"}) is not None:
             pass
-    waiting = [from_bytes(data, "a").message for to, data in iter(assembly.next_outgoing, None) if to == "b"]
-    assert [type(each) for each in waiting] == [Hello, Standing, Piece]
+    waiting = [from_bytes(data, "a").message for to, data in iter(membership.next_outgoing, None) if to == "b"]
+    assert [type(each) for each in waiting] == [Hello, JournalPosition, JournalChunk]
 
 
 def test_who_is_started_too_often_is_refused_and_the_rest_goes_on_when_we_are_started_again(
@@ -754,7 +769,7 @@ def test_who_is_started_too_often_is_refused_and_the_rest_goes_on_when_we_are_st
     world.kill("b", keep=False)
     refused = exchange(world)
     assert {str(error) for error in refused} == {"b: was started more than 3 times; start us again, too"}
-    assert set(world.programs["b"].assembly.trouble()) == {"a", "c", "d"}
+    assert set(world.programs["b"].membership.problems()) == {"a", "c", "d"}
     for me in "acd":
         world.kill(me, keep=True)
     for program in world.programs.values():
@@ -773,7 +788,7 @@ def test_a_member_that_goes_back_to_an_old_life_is_refused_until_it_is_started_a
     world.kill("b", keep=False)
     exchange(world)
     world.programs["b"] = old
-    old.assembly.receive("a", to_bytes(Frame(bytes(16), 0, hello_of(world, "a"))))
+    old.membership.receive("a", to_bytes(Frame(bytes(16), 0, hello_of(world, "a"))))
     refused = exchange(world)
     assert {str(error) for error in refused} == {"b: goes back to an ephemeral key of before; it must be started again"}
     world.kill("b", keep=False)
@@ -786,7 +801,7 @@ def test_a_member_that_goes_back_to_an_old_life_is_refused_until_it_is_started_a
 def hello_of(world: World, me: str) -> Hello:
     """What a member says to one that it does not know."""
     other = next(peer for peer in world.programs if peer != me)
-    hello = world.programs[other].assembly.hello(me)
+    hello = world.programs[other].membership.hello(me)
     assert hello is not None
     return replace(hello, knows=bytes(32))
 
@@ -796,13 +811,13 @@ def test_who_is_not_of_a_group_cannot_disturb_its_sums() -> None:
     world = still(groups={"everyone": MEMBERS, "column-0": column})
     exchange(world)
     pending = {
-        me: world.programs[me].assembly.start("column-0", spec(SIZE), partial(addend, me, 0), 1) for me in column
+        me: world.programs[me].membership.start("column-0", spec(SIZE), partial(addend, me, 0), 1) for me in column
     }
-    assembly = world.programs["a"].assembly
-    session = assembly.group("column-0").session
+    membership = world.programs["a"].membership
+    session = membership.group("column-0").session
     assert session is not None
     with pytest.raises(RemoteProtocolError, match="d: is not a member of this group"):
-        assembly.receive("d", to_bytes(Frame(session.session, 1, Abort(Reason.PEER))))
+        membership.receive("d", to_bytes(Frame(session.session, 1, Abort(Reason.PEER))))
     assert exchange(world) == []
     assert {each.total.tobytes() for each in pending.values() if each.total is not None} == {expected(0, column)}
 
@@ -818,7 +833,7 @@ def test_other_settings_are_told_to_everybody_whoever_is_last(last: str) -> None
             exchange(world)
         wanted = odd if me == "c" else spec(SIZE)
         program = world.programs[me]
-        pending[me] = program.assembly.start("everyone", wanted, partial(addend, me, 0), 1)
+        pending[me] = program.membership.start("everyone", wanted, partial(addend, me, 0), 1)
     exchange(world)
     for each in pending.values():
         assert isinstance(each.fault, SettingsError), each.fault
@@ -830,9 +845,11 @@ def test_other_settings_are_told_to_everybody_whoever_is_last(last: str) -> None
 
 def test_a_refusal_before_we_know_where_we_are_is_told_when_we_do() -> None:
     world = still()
-    world.programs["b"].assembly.group("everyone").refuse(Reason.STOPPED)
+    world.programs["b"].membership.group("everyone").refuse(Reason.STOPPED)
     exchange(world)
-    pending = {me: world.programs[me].assembly.start("everyone", spec(SIZE), partial(addend, me, 0), 1) for me in "acd"}
+    pending = {
+        me: world.programs[me].membership.start("everyone", spec(SIZE), partial(addend, me, 0), 1) for me in "acd"
+    }
     exchange(world)
     for each in pending.values():
         assert isinstance(each.fault, PeerAbortedError)
@@ -844,15 +861,15 @@ def test_a_refusal_before_we_know_where_we_are_is_told_when_we_do() -> None:
 
 def test_a_refusal_of_a_sum_that_turns_out_to_be_of_the_past_is_not_told() -> None:
     world = still({"a": 1, "c": 1, "d": 1})
-    world.programs["b"].assembly.group("everyone").refuse(Reason.STOPPED)
+    world.programs["b"].membership.group("everyone").refuse(Reason.STOPPED)
     exchange(world)
     for me in "acd":
-        world.programs[me].assembly.group("everyone").place = 1
+        world.programs[me].membership.group("everyone").place = 1
     assert exchange(world) == []
     (first,) = (start_all(world, 1)[me] for me in "b")
     assert first.total is not None
     assert first.total.tobytes() == expected(0)
-    second = world.programs["b"].assembly.start("everyone", spec(SIZE), lambda: addend("b", 1), 1)
+    second = world.programs["b"].membership.start("everyone", spec(SIZE), lambda: addend("b", 1), 1)
     exchange(world)
     assert second.total is not None
     assert second.total.tobytes() == expected(1)
@@ -863,17 +880,17 @@ def test_a_sum_that_was_abandoned_is_the_next_one_that_is_asked_for(finished_bef
     world = still()
     exchange(world)
     pending = start_all(world)
-    group = world.programs["a"].assembly.group("everyone")
+    group = world.programs["a"].membership.group("everyone")
     if finished_before:
         exchange(world)
     group.abandon()
     exchange(world)
     assert all(each.total is not None for each in pending.values())
-    assert (len(group.ledger), group.place) == (1, 0)
-    asked = world.programs["a"].assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert (len(group.journal), group.place) == (1, 0)
+    asked = world.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
     assert asked.total is not None
     assert asked.total.tobytes() == expected(0)
-    assert (len(group.ledger), group.place) == (1, 1)
+    assert (len(group.journal), group.place) == (1, 1)
 
 
 def test_a_sum_that_was_abandoned_and_that_others_finished_is_the_next_one_that_is_asked_for() -> None:
@@ -881,17 +898,17 @@ def test_a_sum_that_was_abandoned_and_that_others_finished_is_the_next_one_that_
     world = still()
     exchange(world)
     start_all(world)
-    exchange(world, lambda _, to, message: None if to == "a" and isinstance(message, Unseal) else message)
+    exchange(world, lambda _, to, message: None if to == "a" and isinstance(message, RevealKey) else message)
     assert finished(world) == {"a": 0, "b": 1, "c": 1, "d": 1}
-    group = world.programs["a"].assembly.group("everyone")
+    group = world.programs["a"].membership.group("everyone")
     group.abandon()
     world.kill("b", keep=True)
     exchange(world)
-    assert (len(group.ledger), group.place) == (1, 0)
-    asked = world.programs["a"].assembly.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert (len(group.journal), group.place) == (1, 0)
+    asked = world.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
     assert asked.total is not None
     assert asked.total.tobytes() == expected(0)
-    assert (len(group.ledger), group.place) == (1, 1)
+    assert (len(group.journal), group.place) == (1, 1)
 
 
 def test_an_abandoned_sum_shares_the_same_addend_in_the_next_view() -> None:
@@ -899,22 +916,22 @@ def test_an_abandoned_sum_shares_the_same_addend_in_the_next_view() -> None:
     world = still()
     exchange(world)
     values = addend("a", 0)
-    world.programs["a"].assembly.start("everyone", spec(SIZE), values.copy, 1)
-    world.programs["a"].assembly.group("everyone").abandon()
+    world.programs["a"].membership.start("everyone", spec(SIZE), values.copy, 1)
+    world.programs["a"].membership.group("everyone").abandon()
     values[:] = 0
     world.kill("b", keep=False)
     exchange(world)
     for me in "bcd":
-        world.programs[me].assembly.start("everyone", spec(SIZE), partial(addend, me, 0), 1)
+        world.programs[me].membership.start("everyone", spec(SIZE), partial(addend, me, 0), 1)
     exchange(world)
-    assert bytes(world.programs["c"].assembly.group("everyone").ledger.entries[0].words or b"") == expected(0)
+    assert bytes(world.programs["c"].membership.group("everyone").journal.entries[0].words or b"") == expected(0)
 
 
 def test_no_other_sum_is_begun_while_an_abandoned_one_runs() -> None:
     world = still()
     exchange(world)
-    assembly = world.programs["a"].assembly
-    assembly.start("everyone", spec(SIZE), lambda: addend("a", 0), 1)
-    assembly.group("everyone").abandon()
+    membership = world.programs["a"].membership
+    membership.start("everyone", spec(SIZE), lambda: addend("a", 0), 1)
+    membership.group("everyone").abandon()
     with pytest.raises(LocalProtocolError, match="a sum is still running"):
-        assembly.start("everyone", spec(SIZE + 1), lambda: addend("a", 0), 1)
+        membership.start("everyone", spec(SIZE + 1), lambda: addend("a", 0), 1)

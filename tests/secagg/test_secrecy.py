@@ -18,8 +18,8 @@ import pytest
 from scipy import stats
 
 from cgd.secagg.codec import Frame, to_bytes
-from cgd.secagg.masking import ExpandedShares, unseal
-from cgd.secagg.messages import SHARINGS, Share, Subtotal, Unseal
+from cgd.secagg.masking import PairwiseMasks, unseal
+from cgd.secagg.messages import SHARINGS, RevealKey, Share, Subtotal
 from cgd.secagg.partition import parts
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
@@ -42,7 +42,7 @@ SIZE = 12
 FALSE_ALARM = 1e-6
 
 
-class TapeShares(ExpandedShares):
+class TapeShares(PairwiseMasks):
     """Expanded shares with the stream of some pairs read from a tape instead of from AES."""
 
     def __init__(self, me: str, keys: dict[str, bytes], tape: dict[frozenset[str], Words]) -> None:
@@ -165,11 +165,11 @@ def residue(inputs: dict[str, Words], sharing: Sharing, opening: Opening, *, bro
         elif isinstance(message, Subtotal) and sender == "p4" and to in COALITION:
             seen[cut[to]] += np.frombuffer(message.words, dtype="<u4")
             visible[cut[to]] = True
-        elif isinstance(message, Unseal) and sender == "p4" and to == "p0":
+        elif isinstance(message, RevealKey) and sender == "p4" and to == "p0":
             unseal(seen, [message.key])
     if sharing == "expanded":
         known = np.zeros(SIZE, dtype="<u4")
-        ExpandedShares("p4", {peer: key for peer, key in keys["p4"].items() if peer in COALITION}).add_to(known, 1)
+        PairwiseMasks("p4", {peer: key for peer, key in keys["p4"].items() if peer in COALITION}).add_to(known, 1)
         seen -= known
     return seen[visible]
 

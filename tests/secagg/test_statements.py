@@ -11,14 +11,14 @@ import pytest
 
 from cgd.errors import EquivocationError, RemoteProtocolError
 from cgd.secagg import noise
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.group import Group
-from cgd.secagg.journal import Ledger
-from cgd.secagg.key_agreement import Ephemeral, Pairing, View, common_key, pair
-from cgd.secagg.masking import ExpandedShares
-from cgd.secagg.messages import NO_SIGNATURE, Seen
-from cgd.secagg.position_reports import Reports
-from cgd.secagg.statements import MAX_REPORTED_SLOTS, MAX_SLOTS, Dossier, Notary, slot_of, statement
+from cgd.secagg.journal import Journal
+from cgd.secagg.key_agreement import EphemeralKey, MembershipView, PairKeys, common_key, pair
+from cgd.secagg.masking import PairwiseMasks
+from cgd.secagg.messages import NO_SIGNATURE, SignedEvidence
+from cgd.secagg.position_reports import PositionReports
+from cgd.secagg.statements import MAX_REPORTED_SLOTS, MAX_SLOTS, StatementLog, StatementSigner, slot_of, statement
 from support.identities import identity, public_keys
 
 if TYPE_CHECKING:
@@ -29,25 +29,25 @@ VIEW = sha256(b"a view").digest()
 SLOT = slot_of(VIEW, "everyone", 1)
 
 
-def dossier(me: str = "a", told: list[Seen] | None = None) -> Dossier:
-    return Dossier(me, identity(me), public_keys(MEMBERS), VIEW, (told if told is not None else []).append)
+def statement_log(me: str = "a", told: list[SignedEvidence] | None = None) -> StatementLog:
+    return StatementLog(me, identity(me), public_keys(MEMBERS), VIEW, (told if told is not None else []).append)
 
 
 def signed(name: str, content: bytes, kind: str = "ready", slot: bytes = SLOT) -> tuple[str, bytes, bytes]:
-    """What a member has signed, as a `Seen` tells it."""
+    """What a member has signed, as a `SignedEvidence` tells it."""
     digest = sha256(content).digest()
     return name, digest, identity(name).sign(statement(kind, slot, digest))
 
 
-def take(dossier: Dossier, name: str, content: bytes, kind: Kind = "ready", slot: bytes = SLOT) -> None:
-    dossier.take(name, kind, slot, content, signed(name, content, kind, slot)[2])
+def take(statement_log: StatementLog, name: str, content: bytes, kind: Kind = "ready", slot: bytes = SLOT) -> None:
+    statement_log.take(name, kind, slot, content, signed(name, content, kind, slot)[2])
 
 
 # Who tells two stories.
 
 
 def test_what_was_signed_is_taken_and_a_copy_changes_nothing() -> None:
-    one, other = dossier("a"), dossier("b")
+    one, other = statement_log("a"), statement_log("b")
     signature = one.sign("ready", SLOT, b"content")
     for _ in range(2):
         other.take("a", "ready", SLOT, b"content", signature)
@@ -59,7 +59,7 @@ def test_a_statement_that_its_sender_has_not_signed_is_refused() -> None:
         with pytest.raises(
             RemoteProtocolError, match="b: sent a confirm statement without a valid signature"
         ) as caught:
-            dossier().take("b", "confirm", SLOT, b"content", signature)
+            statement_log().take("b", "confirm", SLOT, b"content", signature)
         assert not isinstance(caught.value, EquivocationError)
 
 
@@ -69,35 +69,35 @@ def test_a_statement_that_its_sender_has_not_signed_is_refused() -> None:
 def test_a_signature_is_for_one_kind_and_one_slot(elsewhere: tuple[str, bytes]) -> None:
     _, _, signature = signed("b", b"content", *elsewhere)
     with pytest.raises(RemoteProtocolError, match="without a valid signature"):
-        dossier().take("b", "confirm", SLOT, b"content", signature)
+        statement_log().take("b", "confirm", SLOT, b"content", signature)
 
 
 UNSIGNED = "b: sent a ready statement without a valid signature"
 
 
 def test_an_unsigned_readiness_is_noticed_in_a_dispute_and_not_told_to_others() -> None:
-    told: list[Seen] = []
-    ours = dossier("a", told)
+    told: list[SignedEvidence] = []
+    ours = statement_log("a", told)
     ours.take("b", "ready", SLOT, b"content", NO_SIGNATURE)
     take(ours, "c", b"content")
     with pytest.raises(RemoteProtocolError, match=UNSIGNED):
         ours.dispute("ready", SLOT)
-    assert told == [Seen("ready", SLOT, (signed("c", b"content"),))]
+    assert told == [SignedEvidence("ready", SLOT, (signed("c", b"content"),))]
 
 
 def test_an_unsigned_readiness_that_differs_from_a_signed_one_is_refused() -> None:
-    ours = dossier()
-    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
+    ours = statement_log()
+    ours.compare("c", SignedEvidence("ready", SLOT, (signed("b", b"one"),)))
     with pytest.raises(RemoteProtocolError, match=UNSIGNED):
         ours.take("b", "ready", SLOT, b"two", NO_SIGNATURE)
 
 
 def test_an_unsigned_readiness_is_no_evidence_and_hides_none() -> None:
-    ours = dossier()
+    ours = statement_log()
     ours.take("b", "ready", SLOT, b"unsigned", NO_SIGNATURE)
-    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
+    ours.compare("c", SignedEvidence("ready", SLOT, (signed("b", b"one"),)))
     with pytest.raises(EquivocationError) as error:
-        ours.compare("d", Seen("ready", SLOT, (signed("b", b"two"),)))
+        ours.compare("d", SignedEvidence("ready", SLOT, (signed("b", b"two"),)))
     convicted(error, "b")
 
 
@@ -110,14 +110,14 @@ def test_slots_are_told_apart() -> None:
 def convicted(error: pytest.ExceptionInfo[EquivocationError], name: str) -> None:
     """The proof convinces somebody who knows nothing else."""
     assert error.value.peer == name
-    assert isinstance(error.value.proof, Seen)
+    assert isinstance(error.value.proof, SignedEvidence)
     with pytest.raises(EquivocationError) as again:
-        dossier("d").compare("a", error.value.proof)
+        statement_log("d").compare("a", error.value.proof)
     assert again.value.peer == name
 
 
 def test_who_tells_us_two_things_is_convicted() -> None:
-    ours = dossier()
+    ours = statement_log()
     take(ours, "b", b"one")
     with pytest.raises(EquivocationError, match="b: has signed two different ready statements") as error:
         take(ours, "b", b"two")
@@ -126,8 +126,8 @@ def test_who_tells_us_two_things_is_convicted() -> None:
 
 def test_who_tells_another_member_something_else_is_convicted_whatever_comes_first() -> None:
     for seen_first in (True, False):
-        ours = dossier()
-        seen = Seen("ready", SLOT, (signed("b", b"two"),))
+        ours = statement_log()
+        seen = SignedEvidence("ready", SLOT, (signed("b", b"two"),))
         with pytest.raises(EquivocationError) as error:
             if seen_first:
                 ours.compare("c", seen)
@@ -138,29 +138,29 @@ def test_who_tells_another_member_something_else_is_convicted_whatever_comes_fir
 
 @pytest.mark.parametrize("second", ["c", "d"])
 def test_two_reports_convict_even_if_we_were_told_nothing(second: str) -> None:
-    ours = dossier()
-    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
+    ours = statement_log()
+    ours.compare("c", SignedEvidence("ready", SLOT, (signed("b", b"one"),)))
     with pytest.raises(EquivocationError) as error:
-        ours.compare(second, Seen("ready", SLOT, (signed("b", b"two"),)))
+        ours.compare(second, SignedEvidence("ready", SLOT, (signed("b", b"two"),)))
     convicted(error, "b")
 
 
 def test_one_report_with_both_statements_convicts() -> None:
     with pytest.raises(EquivocationError) as error:
-        dossier().compare("c", Seen("ready", SLOT, (signed("b", b"one"), signed("b", b"two"))))
+        statement_log().compare("c", SignedEvidence("ready", SLOT, (signed("b", b"one"), signed("b", b"two"))))
     convicted(error, "b")
 
 
 def test_who_contradicts_itself_against_our_own_name_is_not_us() -> None:
     """Only our key can convict us."""
-    ours = dossier()
+    ours = statement_log()
     ours.sign("ready", SLOT, b"one")
     name, digest, _ = signed("b", b"two")
-    ours.compare("c", Seen("ready", SLOT, (("a", digest, signed(name, b"two")[2]),)))
+    ours.compare("c", SignedEvidence("ready", SLOT, (("a", digest, signed(name, b"two")[2]),)))
 
 
 def test_what_is_not_signed_or_of_strangers_convicts_nobody() -> None:
-    ours = dossier()
+    ours = statement_log()
     take(ours, "b", b"one")
     name, digest, signature = signed("b", b"two")
     stranger = ("mallory", *signed("mallory", b"one")[1:]), ("mallory", *signed("mallory", b"two")[1:])
@@ -173,20 +173,20 @@ def test_what_is_not_signed_or_of_strangers_convicts_nobody() -> None:
         (signed("b", b"two", slot=slot_of(VIEW, "everyone", 2)),),
         stranger,
     ):
-        ours.compare("c", Seen("ready", SLOT, said))
+        ours.compare("c", SignedEvidence("ready", SLOT, said))
     take(ours, "b", b"one")
 
 
 def test_the_same_content_under_other_signatures_convicts_nobody() -> None:
-    ours = dossier()
+    ours = statement_log()
     take(ours, "b", b"one")
-    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
-    ours.compare("d", Seen("ready", SLOT, (signed("b", b"one"),)))
+    ours.compare("c", SignedEvidence("ready", SLOT, (signed("b", b"one"),)))
+    ours.compare("d", SignedEvidence("ready", SLOT, (signed("b", b"one"),)))
 
 
 def test_a_dispute_tells_once_what_everybody_has_said() -> None:
-    told: list[Seen] = []
-    ours = dossier("a", told)
+    told: list[SignedEvidence] = []
+    ours = statement_log("a", told)
     ours.dispute("ready", SLOT)
     assert told == []
     signature = ours.sign("ready", SLOT, b"content")
@@ -194,72 +194,72 @@ def test_a_dispute_tells_once_what_everybody_has_said() -> None:
     for _ in range(3):
         ours.dispute("ready", SLOT)
     own = ("a", sha256(b"content").digest(), signature)
-    assert told == [Seen("ready", SLOT, (own, signed("c", b"content")))]
+    assert told == [SignedEvidence("ready", SLOT, (own, signed("c", b"content")))]
 
 
 def test_spam_does_not_push_out_what_others_report() -> None:
-    ours = dossier()
-    ours.compare("c", Seen("ready", SLOT, (signed("b", b"one"),)))
+    ours = statement_log()
+    ours.compare("c", SignedEvidence("ready", SLOT, (signed("b", b"one"),)))
     for number in range(4 * MAX_SLOTS):
         slot = slot_of(VIEW, "everyone", 100 + number)
-        ours.compare("d", Seen("ready", slot, (signed("d", b"spam", slot=slot), ("b", bytes(32), bytes(64)))))
+        ours.compare("d", SignedEvidence("ready", slot, (signed("d", b"spam", slot=slot), ("b", bytes(32), bytes(64)))))
     assert all(len(slots) <= MAX_REPORTED_SLOTS for slots in ours._reported.values())
     with pytest.raises(EquivocationError):
         take(ours, "b", b"two")
 
 
 def test_spam_does_not_push_out_what_we_were_told() -> None:
-    ours = dossier()
+    ours = statement_log()
     take(ours, "b", b"one")
     for number in range(4 * MAX_SLOTS):
         slot = slot_of(VIEW, "everyone", 100 + number)
-        ours.compare("d", Seen("ready", slot, (signed("d", b"spam", slot=slot),)))
+        ours.compare("d", SignedEvidence("ready", slot, (signed("d", b"spam", slot=slot),)))
         ours.dispute("ready", slot)
     with pytest.raises(EquivocationError):
-        ours.compare("c", Seen("ready", SLOT, (signed("b", b"two"),)))
+        ours.compare("c", SignedEvidence("ready", SLOT, (signed("b", b"two"),)))
 
 
 def test_what_is_long_over_is_forgotten() -> None:
-    ours = dossier()
+    ours = statement_log()
     for number in range(2 * MAX_SLOTS):
         ours.sign("ready", slot_of(VIEW, "everyone", number), b"content")
     assert len(ours._said) == MAX_SLOTS
 
 
 def test_without_a_dossier_nothing_is_signed_or_checked() -> None:
-    notary = Notary()
-    assert notary.sign("ready", 1, b"content") == NO_SIGNATURE
-    notary.take("b", "ready", 1, b"content", b"nothing")
-    notary.dispute("ready", 1)
+    statement_signer = StatementSigner()
+    assert statement_signer.sign("ready", 1, b"content") == NO_SIGNATURE
+    statement_signer.take("b", "ready", 1, b"content", b"nothing")
+    statement_signer.dispute("ready", 1)
 
 
 def test_a_notary_disputes_what_was_said_of_a_sum() -> None:
-    told: list[Seen] = []
-    ours = dossier("a", told)
-    notary = Notary(ours, "everyone")
-    notary.sign("ready", 1, b"content")
-    notary.dispute("ready", 1)
+    told: list[SignedEvidence] = []
+    ours = statement_log("a", told)
+    statement_signer = StatementSigner(ours, "everyone")
+    statement_signer.sign("ready", 1, b"content")
+    statement_signer.dispute("ready", 1)
     assert [(seen.kind, seen.slot) for seen in told] == [("ready", SLOT)]
 
 
 # Keys of pairs.
 
 
-def charter(**changes: object) -> Charter:
+def federation_spec(**changes: object) -> FederationSpec:
     held = {"federation": "trial", "epoch": 1, "sections": {"training": "x"}, "version": "1.0", **changes}
-    return Charter(members=MEMBERS, groups={"everyone": MEMBERS}, keys=public_keys(MEMBERS), **held)  # type: ignore[arg-type]
+    return FederationSpec(members=MEMBERS, groups={"everyone": MEMBERS}, keys=public_keys(MEMBERS), **held)  # type: ignore[arg-type]
 
 
-def ephemerals() -> dict[str, Ephemeral]:
-    return {name: Ephemeral() for name in MEMBERS}
+def ephemerals() -> dict[str, EphemeralKey]:
+    return {name: EphemeralKey() for name in MEMBERS}
 
 
-def view_of(keys: dict[str, Ephemeral], **announced: bytes) -> View:
-    return View.of(charter(), {name: each.public for name, each in keys.items()} | announced)
+def view_of(keys: dict[str, EphemeralKey], **announced: bytes) -> MembershipView:
+    return MembershipView.of(federation_spec(), {name: each.public for name, each in keys.items()} | announced)
 
 
-def pairing(me: str, peer: str, keys: dict[str, Ephemeral], view: View) -> Pairing:
-    return pair(me, identity(me), keys[me], peer, charter(), view)
+def pairing(me: str, peer: str, keys: dict[str, EphemeralKey], view: MembershipView) -> PairKeys:
+    return pair(me, identity(me), keys[me], peer, federation_spec(), view)
 
 
 def test_both_sides_of_a_pair_agree_and_no_other_pair_has_the_same() -> None:
@@ -308,22 +308,22 @@ def test_a_view_is_another_one_if_anything_is_different() -> None:
     strangers = public_keys(("e", "f", "g", "h"))
     other_keys = dict(zip(MEMBERS, strangers.values(), strict=True))
     charters = [
-        charter(),
-        charter(federation="other"),
-        charter(epoch=2),
-        charter(version="1.1"),
-        charter(sections={"training": "y"}),
+        federation_spec(),
+        federation_spec(federation="other"),
+        federation_spec(epoch=2),
+        federation_spec(version="1.1"),
+        federation_spec(sections={"training": "y"}),
     ]
-    others = Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", other_keys)
-    digests = {View.of(each, keys).digest for each in (*charters, others)}
-    digests.add(View.of(charter(), keys | {"a": with_top_bit(keys["a"])}).digest)
+    others = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", other_keys)
+    digests = {MembershipView.of(each, keys).digest for each in (*charters, others)}
+    digests.add(MembershipView.of(federation_spec(), keys | {"a": with_top_bit(keys["a"])}).digest)
     assert len(digests) == len(charters) + 2
 
 
 def test_a_pair_has_another_key_when_one_of_the_two_is_started_again() -> None:
     keys = ephemerals()
     one = pairing("a", "b", keys, view_of(keys))
-    keys["b"] = Ephemeral()
+    keys["b"] = EphemeralKey()
     other = pairing("a", "b", keys, view_of(keys))
     assert len({one.mask_key, other.mask_key}) == len({one.own_tag, other.own_tag}) == 2
 
@@ -332,15 +332,15 @@ def test_a_pair_has_other_tags_and_masks_when_a_third_member_is_started_again() 
     keys = ephemerals()
     tags, masks = set(), set()
     for _ in range(2):
-        keys["c"] = Ephemeral()
+        keys["c"] = EphemeralKey()
         view = view_of(keys)
         made = pairing("a", "b", keys, view)
-        group = Group("everyone", MEMBERS, Ledger())
-        reports = Reports("a", charter(), {}, dossier())
-        group.enter_view("a", view.digest, dict.fromkeys("bcd", made.mask_key), Notary(), reports)
+        group = Group("everyone", MEMBERS, Journal())
+        reports = PositionReports("a", federation_spec(), {}, statement_log())
+        group.enter_view("a", view.digest, dict.fromkeys("bcd", made.mask_key), StatementSigner(), reports)
         assert group.session is not None
         words = np.zeros(8, dtype=np.uint32)
-        ExpandedShares("a", {"b": made.mask_key}, group.session.session).add_to(words, 1)
+        PairwiseMasks("a", {"b": made.mask_key}, group.session.session).add_to(words, 1)
         tags |= {made.own_tag, made.peer_tag}
         masks.add(words.tobytes())
     assert (len(tags), len(masks)) == (4, 2)
@@ -356,4 +356,4 @@ def test_the_key_for_all_depends_on_everybodys_part_and_on_the_session() -> None
 @pytest.mark.parametrize("key", [b"", bytes(32), bytes([1]) + bytes(31), bytes(31), with_top_bit(bytes(32))])
 def test_a_key_of_small_order_is_none(key: bytes) -> None:
     with pytest.raises(ValueError, match="."):
-        Ephemeral().check(key)
+        EphemeralKey().check(key)

@@ -17,7 +17,7 @@ from cgd.experiments.datasets import load
 from cgd.optim.grid import Cell
 from cgd.simulation import loop
 from cgd.simulation.baselines.dp_sgd import PrivatelyTrained, dp_sgd
-from cgd.simulation.baselines.setting import Setting
+from cgd.simulation.baselines.setting import BaselineSettings
 from cgd.simulation.population import participant_seed
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def network(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 32), *(layers or (nn.ReLU(),)), nn.Linear(32, 10))
 
 
-def setting_of(samples: int = SAMPLES, rows: int = 1, **changes: Any) -> Setting:
+def setting_of(samples: int = SAMPLES, rows: int = 1, **changes: Any) -> BaselineSettings:
     blocks = Grid(rows).split(DIGITS.x[:samples], DIGITS.y[:samples], seed=0)
-    return Setting(**{"build_model": network, "blocks": blocks, "steps": 10, "lr": 1.0, **changes})
+    return BaselineSettings(**{"build_model": network, "blocks": blocks, "steps": 10, "lr": 1.0, **changes})
 
 
-def start_of(setting: Setting) -> nn.Module:
+def start_of(setting: BaselineSettings) -> nn.Module:
     """Where the run starts."""
     model = setting.build_model()
     assert isinstance(setting.delta, float)
@@ -193,7 +193,7 @@ def test_no_sample_moves_the_model_further_than_the_norm() -> None:
 
 def test_regression_works_too() -> None:
     diabetes = load("diabetes").scaled()
-    setting = Setting(
+    setting = BaselineSettings(
         lambda: nn.Linear(10, 1),
         Grid(2, 2).split(diabetes.x, diabetes.y, seed=0),
         steps=100,

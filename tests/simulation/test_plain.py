@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, confine, participant_seed
 from cgd.optim.vertical import narrow
-from cgd.simulation.baselines import Setting, centralised, federated_sgd, local
+from cgd.simulation.baselines import BaselineSettings, centralised, federated_sgd, local
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ build = fully_connected(FEATURES, 8, CLASSES)
 TEST = samples(50, seed=7)
 
 
-def setting(rows: int = 4, columns: int = 1, **changes: Any) -> Setting:
+def setting(rows: int = 4, columns: int = 1, **changes: Any) -> BaselineSettings:
     given = {"steps": 15, "lr": 0.3, "test": TEST, "evaluate_every": 5, **changes}
-    return Setting(build, blocks(rows, columns), **given)
+    return BaselineSettings(build, blocks(rows, columns), **given)
 
 
 def by_hand(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 15) -> torch.nn.Module:

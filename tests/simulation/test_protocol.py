@@ -21,7 +21,7 @@ from cgd import (
     participant_seed,
     simulate,
 )
-from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.vertical import JointFirstLayer, late_fusion, narrow
 from support.networks import CLASSES, FEATURES, blocks, fully_connected
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd import Block, ConfinedOptimizer, LocalPeers, Peers
-    from cgd.optim.displacement import Rule
+    from cgd.optim.displacement import UpdateRule
 
 STEPS, LR, DELTA, SEED = 6, 0.3, 0.2, 4
 build = fully_connected(FEATURES, 8, CLASSES)
@@ -48,10 +48,10 @@ def test_rows(rule: str, dtype: torch.dtype) -> None:
         "momentum": partial(ConfinedSGD, lr=LR, momentum=0.9),
         "adam": partial(ConfinedAdam, lr=LR),
     }
-    rules: dict[str, Callable[[float], Rule]] = {
-        "sgd": Descent,
-        "momentum": partial(Descent, momentum=0.9),
-        "adam": AdamDescent,
+    rules: dict[str, Callable[[float], UpdateRule]] = {
+        "sgd": SGDRule,
+        "momentum": partial(SGDRule, momentum=0.9),
+        "adam": AdamRule,
     }
     make_model = fully_connected(FEATURES, 8, CLASSES, dtype=dtype)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd import JOINT_REVEALS_RECORDS
-from cgd.experiments.runner import Store
+from cgd.experiments.runner import ResultStore
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def start(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
 )
 def test_killed_at_random_steps_and_resumed(settings: dict[str, Any], tmp_path: Path) -> None:
     spec = RunSpec(data="iris", hidden=(8,), steps=60, evaluations=10, **settings)
-    undisturbed = Store(tmp_path / "undisturbed")
+    undisturbed = ResultStore(tmp_path / "undisturbed")
     undisturbed.run(spec)
-    disturbed = Store(tmp_path / "disturbed")
+    disturbed = ResultStore(tmp_path / "disturbed")
     choice = random.Random(1)
     steps_seen: list[int] = []
     for _ in range(2):

@@ -23,20 +23,20 @@ from cgd import (
     participant_seed,
     simulate,
 )
-from cgd.optim.displacement import Descent
+from cgd.optim.displacement import SGDRule
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd import Colony
+    from cgd import SimulationResult
 
 pytestmark = pytest.mark.slow
 
 build = fully_connected(FEATURES, 8, CLASSES)
 
 
-def run(split: Any = None, model: Any = build, **settings: Any) -> Colony:
+def run(split: Any = None, model: Any = build, **settings: Any) -> SimulationResult:
     given = {"steps": 5, "lr": 0.5, "progress": False, **settings}
     return simulate(model, blocks(4) if split is None else split, **given)
 
@@ -290,7 +290,7 @@ def test_rows_fuse_in_towers_only() -> None:
     [
         {},
         {"arithmetic": "ring"},
-        {"rule": lambda lr: Descent(lr, 0.9)},
+        {"rule": lambda lr: SGDRule(lr, 0.9)},
         {"mode": "joint", "accept": JOINT_REVEALS_RECORDS},
     ],
 )

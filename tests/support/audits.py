@@ -14,7 +14,7 @@ import torch
 from cgd.audit import results
 from cgd.audit.attacks import gram
 from cgd.audit.pictures import strip
-from cgd.audit.plan import Plan, Source
+from cgd.audit.plan import AuditSource, Plan
 from cgd.audit.registry import Attack
 from cgd.audit.runner import Done, Measured, Outcome
 from cgd.audit.view import Finding, Inapplicable
@@ -65,7 +65,7 @@ class Part:
 
 
 @dataclass
-class Watch:
+class ProgressListener:
     """Notes what it sees, and interrupts as Ctrl-C does after so many parts."""
 
     interrupt_after: int = 10**9
@@ -83,7 +83,7 @@ class Watch:
 def plan(*parts: Part, kind: Literal["embedded", "spec", "recording"] = "embedded") -> Plan:
     """A plan of these parts."""
     ids = dict.fromkeys(part.attack for part in parts)
-    source = Source(kind, "a test", "Data of nobody.", () if kind == "embedded" else ("mine.toml",))
+    source = AuditSource(kind, "a test", "Data of nobody.", () if kind == "embedded" else ("mine.toml",))
     return Plan(source, tuple(attack(each) for each in ids), parts)
 
 

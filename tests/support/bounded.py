@@ -111,8 +111,8 @@ class Target:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._receiver = threading.Thread(target=self._read)
+        self._receiver.start()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._opened: list[ZeroMQTransport] = []
@@ -131,7 +131,7 @@ class Target:
         self._context.destroy(linger=0)
         self._process.kill()
         self._process.communicate()
-        self._reader.join()
+        self._receiver.join()
 
     @property
     def port(self) -> int:

@@ -37,11 +37,11 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.secagg import secure_sum
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.identity import Identity
-from cgd.secagg.journal import Ledger, Step
-from cgd.secagg.masking import ExpandedShares
-from cgd.secagg.membership import Assembly
+from cgd.secagg.journal import Journal, Step
+from cgd.secagg.masking import PairwiseMasks
+from cgd.secagg.membership import Membership
 from support.liar import Liar
 from support.wire import spec
 
@@ -68,9 +68,9 @@ def _identity(name: str) -> Identity:
     return Identity(sha256(f"agreement {name}".encode()).digest(), sha256(f"signing {name}".encode()).digest())
 
 
-def charter(members: tuple[str, ...], epoch: int) -> Charter:
+def federation_spec(members: tuple[str, ...], epoch: int) -> FederationSpec:
     keys = {name: _identity(name).public for name in members}
-    return Charter("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", keys)
+    return FederationSpec("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", keys)
 
 
 def addend(member: str, place: int) -> npt.NDArray[Any]:
@@ -122,7 +122,7 @@ class Observations:
     def watching(self) -> Iterator[None]:
         """Watch every sum of honest members."""
         add_to, start, share, unseal = (
-            ExpandedShares.add_to,
+            PairwiseMasks.add_to,
             secure_sum.SecureSum.start,
             secure_sum.SecureSum._share,
             secure_sum.SecureSum._unseal,
@@ -141,12 +141,12 @@ class Observations:
         def watched_share(this: SecureSum) -> None:
             observation = getattr(this, "observation", None)
             if observation is not None:
-                self.attempts.setdefault((this.said._notary.slot(0), this.number), {})[this.me] = observation
+                self.attempts.setdefault((this.said._statement_signer.slot(0), this.number), {})[this.me] = observation
                 current[:] = [observation]
             share(this)
             current.clear()
 
-        def watched_add(this: ExpandedShares, words: npt.NDArray[Any], position: int) -> None:
+        def watched_add(this: PairwiseMasks, words: npt.NDArray[Any], position: int) -> None:
             if this._me == LIAR:
                 self.known |= set(this._keys.values())
             if current:
@@ -160,7 +160,7 @@ class Observations:
             unseal(this)
 
         with (
-            patch.object(ExpandedShares, "add_to", watched_add),
+            patch.object(PairwiseMasks, "add_to", watched_add),
             patch.object(secure_sum.SecureSum, "start", watched_start),
             patch.object(secure_sum.SecureSum, "_share", watched_share),
             patch.object(secure_sum.SecureSum, "_unseal", watched_unseal),
@@ -198,24 +198,24 @@ class Observations:
 class Program:
     """A participant's process: an assembly, and a program that wants one sum after the other."""
 
-    def __init__(self, me: str, held: Charter, sums: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, me: str, held: FederationSpec, sums: int, journal: Journal | None = None) -> None:
         self.me, self.sums = me, sums
-        self.assembly = Assembly(me, _identity(me), held, {} if ledger is None else {"everyone": ledger})
-        self.kept = ledger.to_bytes() if ledger is not None else Ledger().to_bytes()
-        self.assembly.on_mark = lambda _: self.keep()
+        self.membership = Membership(me, _identity(me), held, {} if journal is None else {"everyone": journal})
+        self.kept = journal.to_bytes() if journal is not None else Journal().to_bytes()
+        self.membership.on_mark = lambda _: self.keep()
         self.totals: list[bytes] = []
         self.stopped: CGDError | None = None
 
     @property
-    def ledger(self) -> Ledger:
-        return self.assembly.group("everyone").ledger
+    def journal(self) -> Journal:
+        return self.membership.group("everyone").journal
 
     def keep(self) -> None:
         """What is on disk: written before our key leaves us, and before our program has a total."""
-        self.kept = self.ledger.to_bytes()
+        self.kept = self.journal.to_bytes()
 
     def advance(self) -> None:
-        group = self.assembly.group("everyone")
+        group = self.membership.group("everyone")
         pending = group.pending
         if pending is not None and pending.fault is not None:
             if isinstance(pending.fault, MembersChangedError | PeerAbortedError | DisagreementError):
@@ -226,12 +226,12 @@ class Program:
         if pending is not None and pending.total is not None and len(self.totals) <= pending.step.number:  # type: ignore[union-attr]
             self.keep()
             self.totals.append(pending.total.tobytes())
-            self.ledger.remember(0, len(self.totals), lambda total=self.totals[-1]: total)  # type: ignore[misc]
-            self.assembly.remembered()
+            self.journal.remember(0, len(self.totals), lambda total=self.totals[-1]: total)  # type: ignore[misc]
+            self.membership.remembered()
         pending = group.pending
         if len(self.totals) < self.sums and (pending is None or pending.over) and group.ready:
             number = len(self.totals)
-            self.assembly.start(
+            self.membership.start(
                 "everyone", spec(SIZE), lambda: addend(self.me, number), group.next_epoch, Step(0, number)
             )
 
@@ -249,21 +249,21 @@ class World:
         self.rng = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.sums = sums
         self.honest = HONEST[:honest]
-        self.charter = charter(tuple(sorted((*self.honest, LIAR))), 1)
-        self.programs = {me: Program(me, self.charter, sums) for me in self.charter.members}
+        self.federation_spec = federation_spec(tuple(sorted((*self.honest, LIAR))), 1)
+        self.programs = {me: Program(me, self.federation_spec, sums) for me in self.federation_spec.members}
         self.liar = Liar(LIAR, _identity(LIAR), self.rng)
         # One honest member keeps its state and stays: if all who remember are gone, the dishonest one's word is taken.
         self.keeper = self.rng.choice(self.honest)
         self.wires: dict[tuple[str, str], deque[bytes]] = {}
         self.observations = Observations()
         self.finished: dict[int, dict[str, set[bytes]]] = {}
-        self.past = {Ledger().head: Ledger().to_bytes()}
+        self.past = {Journal().head: Journal().to_bytes()}
         """Every history that the dishonest member ever had."""
 
     def run(self, steps: int) -> None:
         """Take that many random steps, fewer if nothing can happen any more, then check the laws."""
         with self.observations.watching():
-            for me in self.charter.members:
+            for me in self.federation_spec.members:
                 self.let_speak(me)
             for _ in range(steps):
                 self.step()
@@ -295,7 +295,7 @@ class World:
             self.kill(self.rng.choice(self.honest))
         else:
             self.change_members()
-        for me in self.charter.members:
+        for me in self.federation_spec.members:
             self.let_speak(me)
 
     def let_speak(self, me: str) -> None:
@@ -303,14 +303,14 @@ class World:
             return
         program = self.programs[me]
         self.guarded(me, program.advance)
-        while (outgoing := program.assembly.next_outgoing()) is not None:
-            frames = [outgoing] if me != LIAR else self.liar.says(*outgoing, self.programs[LIAR].assembly)
+        while (outgoing := program.membership.next_outgoing()) is not None:
+            frames = [outgoing] if me != LIAR else self.liar.says(*outgoing, self.programs[LIAR].membership)
             for to, frame in frames:
                 self.wires.setdefault((me, to), deque()).append(frame)
         if me == LIAR:
-            if program.ledger.head not in self.past:
-                self.past[program.ledger.head] = program.ledger.to_bytes()
-            for to, frame in self.liar.injects(self.honest, program.assembly):
+            if program.journal.head not in self.past:
+                self.past[program.journal.head] = program.journal.to_bytes()
+            for to, frame in self.liar.injects(self.honest, program.membership):
                 self.wires.setdefault((me, to), deque()).append(frame)
         else:
             for place, total in enumerate(program.totals):
@@ -321,7 +321,7 @@ class World:
             return
         if to == LIAR:
             self.liar.hears(sender, frame)
-        self.guarded(to, lambda: self.programs[to].assembly.receive(sender, frame))
+        self.guarded(to, lambda: self.programs[to].membership.receive(sender, frame))
         self.let_speak(to)
 
     def guarded(self, me: str, action: Any) -> None:
@@ -351,12 +351,12 @@ class World:
         if not keep:  # what it finished is forgotten, and may come out otherwise if nobody else had finished it
             for totals in self.finished.values():
                 totals.pop(me, None)
-        saved = Ledger.from_bytes(self.programs[me].kept) if keep else None
-        self.replace(me, Program(me, self.charter, self.sums, saved))
+        saved = Journal.from_bytes(self.programs[me].kept) if keep else None
+        self.replace(me, Program(me, self.federation_spec, self.sums, saved))
 
     def restart_liar(self) -> None:
-        saved = Ledger.from_bytes(self.rng.choice(list(self.past.values())))
-        self.replace(LIAR, Program(LIAR, self.charter, self.sums, self.liar.forges(saved)))
+        saved = Journal.from_bytes(self.rng.choice(list(self.past.values())))
+        self.replace(LIAR, Program(LIAR, self.federation_spec, self.sums, self.liar.forges(saved)))
 
     def replace(self, me: str, program: Program) -> None:
         for ends in list(self.wires):
@@ -366,7 +366,7 @@ class World:
 
     def change_members(self) -> None:
         """Remove or add an honest member, at all others at once; each of them may die before it knows."""
-        known = set(self.charter.members) - {LIAR}
+        known = set(self.federation_spec.members) - {LIAR}
         gone = [name for name in HONEST if name not in known]
         if len(known) > 2 and (not gone or self.rng.random() < 0.7):
             known.remove(self.rng.choice(sorted(known - {self.keeper})))
@@ -374,17 +374,17 @@ class World:
             known.add(gone[0])
         else:
             return
-        self.charter = charter(tuple(sorted((*known, LIAR))), self.charter.epoch + 1)
+        self.federation_spec = federation_spec(tuple(sorted((*known, LIAR))), self.federation_spec.epoch + 1)
         self.honest = tuple(sorted(known))
         for me in list(self.programs):
-            if me not in self.charter.members:
+            if me not in self.federation_spec.members:
                 self.replace(me, self.programs[me])
                 del self.programs[me]
             else:
-                self.guarded(me, lambda me=me: self.programs[me].assembly.adopt(self.charter))
+                self.guarded(me, lambda me=me: self.programs[me].membership.adopt(self.federation_spec))
         for me in self.honest:
             if me not in self.programs:
-                self.replace(me, Program(me, self.charter, self.sums))
+                self.replace(me, Program(me, self.federation_spec, self.sums))
 
     def check_laws(self) -> None:
         """Laws 1 and 2.
@@ -395,9 +395,9 @@ class World:
         for place, totals in self.finished.items():
             if len(set().union(*totals.values())) > 1:
                 raise LawBrokenError(f"sum {place} has several totals: {totals}")
-        ledgers = [self.programs[me].ledger for me in self.honest]
-        for one in ledgers:
-            for other in ledgers:
+        journals = [self.programs[me].journal for me in self.honest]
+        for one in journals:
+            for other in journals:
                 common = min(len(one), len(other))
                 if one.heads[common] != other.heads[common]:
                     raise LawBrokenError(f"honest members have different histories of {common} sums")

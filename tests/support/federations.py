@@ -97,7 +97,7 @@ def main(peers):
 """
 
 
-class Colony:
+class ProcessFederation:
     """Participants as processes, each with its key, in one folder with the federation file.
 
     Args:
@@ -199,8 +199,8 @@ class Colony:
 
     def sums(self, name: str) -> int:
         """How many sums a participant has finished, by its state on disk."""
-        ledgers = StateFolder(self.folder / "state" / name, "trial").load(["everyone"])
-        return len(ledgers.get("everyone", ()))
+        journals = StateFolder(self.folder / "state" / name, "trial").load(["everyone"])
+        return len(journals.get("everyone", ()))
 
     def bits(self) -> dict[str, str]:
         return {name: (self.folder / f"{name}.bits").read_text() for name in self.names}

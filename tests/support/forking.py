@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from support.federations import Colony
+from support.federations import ProcessFederation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class Forked:
         self._process.kill()
 
 
-class ForkedColony(Colony):
+class ForkedColony(ProcessFederation):
     """A colony whose processes are forked."""
 
     def _run(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:

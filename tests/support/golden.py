@@ -39,11 +39,11 @@ from zmq.utils import z85
 import cgd
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
-from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.vertical import JointFirstLayer, narrow
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.tabular.loading import read
-from cgd.tabular.settings import Setting
+from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import train as train_on_table
 from support import golden_program
 from support.federations import NAMES
@@ -285,7 +285,7 @@ def grid(mode: str) -> Digests:
 def simulated(columns: int = 1, mode: Any = "towers", adam: bool = False) -> Digests:
     """Simulate a colony in the ring, one module after the other; of a grid, the digests are those of `grid`."""
     split = blocks(ROWS, columns)
-    rule = AdamDescent if adam else partial(Descent, momentum=0.5) if columns == 1 else Descent
+    rule = AdamRule if adam else partial(SGDRule, momentum=0.5) if columns == 1 else SGDRule
     with Roundings().watching():
         colony = cgd.simulate(
             build,
@@ -397,7 +397,7 @@ def tables_in_threads() -> Digests:
             peers.seed = fixed_keys(peers.me).federation_seed(FEDERATION)
             if peers.me == SMALL[0]:
                 peers.observer = contexts
-            setting = Setting.of(federation, peers.me)
+            setting = TabularSettings.of(federation, peers.me)
             records, _ = read(folder / f"{peers.me}.csv", setting.data, setting.own_columns)
             return train_on_table(peers, setting, records)
 

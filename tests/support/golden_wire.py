@@ -17,40 +17,40 @@ from cgd.federation import config_edit
 from cgd.federation.config import Federation
 from cgd.federation.keys import HubSite, Participant, curve_key
 from cgd.federation.state import record_head
-from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.recovery import common_state
 from cgd.optim.sample_count import _pledge
-from cgd.secagg.certificates import Mark, Terms
+from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.codec import KINDS, Frame, to_bytes
-from cgd.secagg.journal import Ledger, Step
-from cgd.secagg.key_agreement import Ephemeral, View, common_key, pair
-from cgd.secagg.mac import Tagging
-from cgd.secagg.masking import ExpandedShares, seal
+from cgd.secagg.journal import Journal, Step
+from cgd.secagg.key_agreement import EphemeralKey, MembershipView, common_key, pair
+from cgd.secagg.mac import LinearMac
+from cgd.secagg.masking import PairwiseMasks, seal
 from cgd.secagg.messages import (
     Abort,
-    Again,
-    Ask,
     Confirm,
     Deposit,
-    Farewell,
-    Gathered,
+    Goodbye,
     Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
     Leave,
-    Piece,
+    PositionsGathered,
     Ready,
     Reason,
-    Seen,
+    ResendRequest,
+    RevealKey,
     Share,
-    Standing,
+    SignedEvidence,
     Subtotal,
     SumSpec,
     Total,
-    Unseal,
 )
-from cgd.secagg.positions import GroupRow, Report, StateRow, digest_of_reports
+from cgd.secagg.positions import GroupRow, PositionReport, StateRow, digest_of_reports
 from cgd.secagg.statements import slot_of, statement
-from cgd.transport.channel import Sealing
-from cgd.transport.link import Datagram, Kind
+from cgd.transport.channel import ChannelFactory
+from cgd.transport.link import Datagram, DatagramKind
 from support.histories import enter
 from support.identities import identity, public_keys
 
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.federation.keys import Keys
-    from cgd.optim.displacement import Rule
-    from cgd.secagg.federation_spec import Charter
+    from cgd.optim.displacement import UpdateRule
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.messages import Message
 
 MEMBERS = ("ada", "bob", "cleo")
@@ -86,7 +86,7 @@ def made(label: str, size: int = 32) -> bytes:
 
 def wire(fixed_keys: Callable[[str], Keys]) -> dict[str, str]:
     """Digest everything of fixed content; `fixed_keys` gives the keys of a participant."""
-    parts = messages() | ledgers() | secrets() | states() | federations(fixed_keys)
+    parts = messages() | journals() | secrets() | states() | federations(fixed_keys)
     return {name: sha256(content).hexdigest() for name, content in parts.items()}
 
 
@@ -94,7 +94,9 @@ def messages() -> dict[str, bytes]:
     """Encode a frame of every kind, by its number on the wire, and a datagram of every kind."""
     signature, tag = made("signature", 64), made("tag", 16)
     rows = GroupRow(3, made("head"), made("mark"), made("commitment"), (StateRow(0, 3, 80, True, made("state")),))
-    report = Report(made("view"), 1, {"everyone": rows, "column-0": GroupRow(0, made("head"), None, made("other"))})
+    report = PositionReport(
+        made("view"), 1, {"everyone": rows, "column-0": GroupRow(0, made("head"), None, made("other"))}
+    )
     terms = Terms(2, 7, made("head"), 5, (0, 6), made("kept")).to_bytes()
     examples: dict[str, Message] = {
         "ready": Ready(SPEC, made("seal"), terms, signature),
@@ -102,20 +104,20 @@ def messages() -> dict[str, bytes]:
         "subtotal": Subtotal(6, made("words", 24)),
         "total": Total(9, made("words", 24)),
         "confirm": Confirm(made("digest"), signature),
-        "unseal": Unseal(made("key", 16)),
+        "unseal": RevealKey(made("key", 16)),
         "abort": Abort(Reason.RANGE),
         "leave": Leave(),
         "hello": Hello(made("ours"), made("yours"), "1.0", "trial", 2, (("training", "ab"), ("é", "c")), signature),
-        "standing": Standing(
+        "standing": JournalPosition(
             report.to_bytes(), signature, tag, (("everyone", made("part")),), (("bob", made("key"), signature),)
         ),
-        "ask": Ask("everyone", 4, False),
-        "piece": Piece(2, "everyone", 30, made("words", 24)),
-        "farewell": Farewell(True, (("everyone", 7, made("end")),)),
+        "ask": JournalRequest("everyone", 4, False),
+        "piece": JournalChunk(2, "everyone", 30, made("words", 24)),
+        "farewell": Goodbye(True, (("everyone", 7, made("end")),)),
         "deposit": Deposit(4, "everyone", 64, made("words", 24)),
-        "again": Again(),
-        "seen": Seen("ready", made("slot"), (("ada", made("said"), signature),)),
-        "gathered": Gathered(made("all")),
+        "again": ResendRequest(),
+        "seen": SignedEvidence("ready", made("slot"), (("ada", made("said"), signature),)),
+        "gathered": PositionsGathered(made("all")),
     }
     assert len({type(each) for each in examples.values()}) == len(KINDS)
     frames = {name: to_bytes(Frame(made("session", 16), 7, message)) for name, message in examples.items()}
@@ -123,40 +125,40 @@ def messages() -> dict[str, bytes]:
     named["frame of another ready"] = to_bytes(Frame(made("session", 16), 8, Ready(OTHER_SPEC, made("seal"))))
     named["every reason"] = b"".join(to_bytes(Frame(bytes(16), 1, Abort(reason))) for reason in sorted(Reason))
     named["every datagram"] = b"".join(
-        Datagram(kind, made("sender", 8), made("recipient", 8), 5, b"body").to_bytes() for kind in sorted(Kind)
+        Datagram(kind, made("sender", 8), made("recipient", 8), 5, b"body").to_bytes() for kind in sorted(DatagramKind)
     )
     named["reports"] = digest_of_reports({name: report.to_bytes() for name in MEMBERS})
     return named
 
 
-def ledgers() -> dict[str, bytes]:
+def journals() -> dict[str, bytes]:
     """Encode a ledger with three sums, a state and a mark, as it is saved, given away and written entry by entry."""
-    ledger = Ledger()
+    journal = Journal()
     for number, step in enumerate((None, Step(0, 0), Step(0, 1))):
         words = np.frombuffer(made(f"total {number}", 4 * SPEC.size), dtype="<u4").copy()
-        enter(ledger, SPEC, words, MEMBERS, epoch=2, step=step)
+        enter(journal, SPEC, words, MEMBERS, epoch=2, step=step)
         if step is not None:
-            ledger.remember(0, step.number + 1, lambda: b"a state")
-    ledger.remember(1, 1, lambda: b"a fixed state", fixed=True)
-    ledger.mark = Mark(3, MEMBERS, made("opening"))
+            journal.remember(0, step.number + 1, lambda: b"a state")
+    journal.remember(1, 1, lambda: b"a fixed state", fixed=True)
+    journal.mark = PendingReveal(3, MEMBERS, made("opening"))
     return {
-        "ledger": ledger.to_bytes(),
-        "ledger, given away": ledger.gift(1, states=True),
-        "ledger, an entry": record_head(2, ledger.entry(2)) + b"".join(map(bytes, ledger.entry(2))),
-        "ledger, a mark": b"".join(map(bytes, ledger.mark_record())),
-        "ledger, its ends": ledger.head + ledger.kept_digest() + ledger.end(),
+        "ledger": journal.to_bytes(),
+        "ledger, given away": journal.gift(1, states=True),
+        "ledger, an entry": record_head(2, journal.entry(2)) + b"".join(map(bytes, journal.entry(2))),
+        "ledger, a mark": b"".join(map(bytes, journal.mark_record())),
+        "ledger, its ends": journal.head + journal.kept_digest() + journal.end(),
     }
 
 
 def secrets() -> dict[str, bytes]:
     """Derive shares, seals, tags and signatures from fixed keys."""
-    shares = ExpandedShares("bob", {"ada": made("one", 16), "cleo": made("other", 16)}, made("session", 16))
+    shares = PairwiseMasks("bob", {"ada": made("one", 16), "cleo": made("other", 16)}, made("session", 16))
     words, wide = np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint64)
     shares.add_to(words, 3)
     shares.add_to(wide, 4)
     sealed = np.arange(100, dtype=np.uint32)
     seal(sealed, made("seal", 16))
-    tagging = Tagging(made("tags", 16), 5, MEMBERS)
+    tagging = LinearMac(made("tags", 16), 5, MEMBERS)
     said = statement("confirm", slot_of(made("view"), "everyone", 3), made("content"))
     return {
         "expanded shares": words.tobytes() + wide.tobytes(),
@@ -172,7 +174,7 @@ def secrets() -> dict[str, bytes]:
 def states() -> dict[str, bytes]:
     """Encode what optimisers leave with the members, and an origin as it is kept."""
     kept = {}
-    rules: dict[str, Rule] = {"momentum": Descent(0.5, 0.5), "adam": AdamDescent(0.5)}
+    rules: dict[str, UpdateRule] = {"momentum": SGDRule(0.5, 0.5), "adam": AdamRule(0.5)}
     for name, rule in rules.items():
         parameter = torch.arange(6.0).reshape(2, 3)
         state = {"origin": torch.ones(2, 3), "displacement": torch.zeros(2, 3)}
@@ -212,21 +214,21 @@ def federations(fixed_keys: Callable[[str], Keys]) -> dict[str, bytes]:
         parts[f"{which} federation"] = f"{federation.digest} {federation.settings.bound!r}".encode()
         parts[f"{which} federation, groups"] = repr(sorted(federation.groups().items())).encode()
     parts["seed for a federation"] = keys["ada"].federation_seed("trial")
-    sealing = Sealing("ada", keys["ada"].secret, {name: curve_key(each.public) for name, each in keys.items()})
+    sealing = ChannelFactory("ada", keys["ada"].secret, {name: curve_key(each.public) for name, each in keys.items()})
     parts["fingerprint of a relayed pair"] = sealing.fingerprint("ada", "bob")
-    return parts | views(full.charter("1.0"))
+    return parts | views(full.federation_spec("1.0"))
 
 
-def views(charter: Charter) -> dict[str, bytes]:
+def views(federation_spec: FederationSpec) -> dict[str, bytes]:
     """Name a view, and derive the keys of a pair of its members."""
     ephemerals = {}
     for name in MEMBERS:
-        ephemerals[name] = Ephemeral()
+        ephemerals[name] = EphemeralKey()
         ephemerals[name].private = X25519PrivateKey.from_private_bytes(made(f"ephemeral {name}"))
         ephemerals[name].public = ephemerals[name].private.public_key().public_bytes_raw()
-    charter = replace(charter, keys=public_keys(MEMBERS))
-    view = View.of(charter, {name: each.public for name, each in ephemerals.items()})
-    one = pair("ada", identity("ada"), ephemerals["ada"], "bob", charter, view)
-    other = pair("bob", identity("bob"), ephemerals["bob"], "ada", charter, view)
+    federation_spec = replace(federation_spec, keys=public_keys(MEMBERS))
+    view = MembershipView.of(federation_spec, {name: each.public for name, each in ephemerals.items()})
+    one = pair("ada", identity("ada"), ephemerals["ada"], "bob", federation_spec, view)
+    other = pair("bob", identity("bob"), ephemerals["bob"], "ada", federation_spec, view)
     assert (one.mask_key, one.own_tag, one.peer_tag) == (other.mask_key, other.peer_tag, other.own_tag)
     return {"view": view.digest, "keys of a pair": one.mask_key + one.own_tag + one.peer_tag}

@@ -9,7 +9,7 @@ import numpy as np
 
 from cgd.secagg.certificates import Certificate, Terms, opening_digest
 from cgd.secagg.codec import spec_bytes
-from cgd.secagg.journal import Ledger
+from cgd.secagg.journal import Journal
 from cgd.secagg.masking import seal
 from cgd.secagg.statements import slot_of, statement
 from support.identities import identity
@@ -51,7 +51,7 @@ def certify(
 
 
 def enter(
-    ledger: Ledger,
+    journal: Journal,
     spec: SumSpec,
     total: npt.NDArray[Any],
     members: Sequence[str],
@@ -60,17 +60,17 @@ def enter(
     group: str = "everyone",
 ) -> Certificate:
     """Enter a sum that these members have finished, with its proof."""
-    place = len(ledger)
+    place = len(journal)
     placed = None if step is None else (step.slot, step.number)
-    terms = Terms(epoch, place, ledger.head, 0, placed, ledger.kept_digest())
+    terms = Terms(epoch, place, journal.head, 0, placed, journal.kept_digest())
     certificate = certify(spec, total, terms, members, place + 1, group)
-    ledger.append(spec, total, epoch, 0, step, len(members), certificate)
+    journal.append(spec, total, epoch, 0, step, len(members), certificate)
     return certificate
 
 
-def history(spec: SumSpec, totals: Iterable[bytes], members: Sequence[str]) -> Ledger:
+def history(spec: SumSpec, totals: Iterable[bytes], members: Sequence[str]) -> Journal:
     """The ledger of members that have finished these sums."""
-    ledger = Ledger()
+    journal = Journal()
     for total in totals:
-        enter(ledger, spec, np.frombuffer(total, dtype="<u4").copy(), members)
-    return ledger
+        enter(journal, spec, np.frombuffer(total, dtype="<u4").copy(), members)
+    return journal

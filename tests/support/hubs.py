@@ -11,14 +11,14 @@ import zmq
 
 from cgd.errors import HubError
 from cgd.peers import Peers, SumSettings
-from cgd.secagg.federation_spec import Charter
-from cgd.secagg.journal import Ledger
-from cgd.secagg.membership import Assembly
+from cgd.secagg.federation_spec import FederationSpec
+from cgd.secagg.journal import Journal
+from cgd.secagg.membership import Membership
 from cgd.secagg.messages import HUB
 from cgd.transport.connections import Contact
 from cgd.transport.group_driver import GroupDriver
-from cgd.transport.hub import Hub, Visitor
-from cgd.transport.runtime import Conductor
+from cgd.transport.hub import Hub, HubClient
+from cgd.transport.runtime import FederationRuntime
 from cgd.transport.zeromq import ZeroMQTransport
 from support.identities import identity, public_keys
 from support.ports import free_port
@@ -56,18 +56,18 @@ class View:
 class Participant:
     """One life of a participant, without a program: whoever has it asks for sums."""
 
-    def __init__(self, town: Town, name: str, ledgers: Mapping[str, Ledger] | None, timeout: float) -> None:
+    def __init__(self, town: Town, name: str, journals: Mapping[str, Journal] | None, timeout: float) -> None:
         self.transport = ZeroMQTransport(name, town.contacts, town.pairs[name][1])
-        self.assembly = Assembly(name, identity(name), town.charter, ledgers)
-        self.conductor = Conductor(self.transport, self.assembly, timeout)
-        self.peers = {group: Peers(GroupDriver(self.conductor, group), town.settings) for group in self.assembly.groups}
+        self.membership = Membership(name, identity(name), town.federation_spec, journals)
+        self.runtime = FederationRuntime(self.transport, self.membership, timeout)
+        self.peers = {group: Peers(GroupDriver(self.runtime, group), town.settings) for group in self.membership.groups}
 
     def kill(self) -> dict[str, bytes]:
         """Stop it without a word to anybody; what its ledgers were."""
         self.transport.close()
-        self.conductor._thread.join()
-        self.conductor.fail(RuntimeError("killed"))
-        return {name: self.assembly.group(name).ledger.to_bytes() for name in self.assembly.groups}
+        self.runtime._thread.join()
+        self.runtime.fail(RuntimeError("killed"))
+        return {name: self.membership.group(name).journal.to_bytes() for name in self.membership.groups}
 
 
 class Town:
@@ -94,7 +94,9 @@ class Town:
         self.contacts = {name: Contact(addresses[name], public) for name, (public, _) in self.pairs.items()}
         self.settings = settings or SumSettings(opening="hub")
         named = {name: tuple(each) for name, each in (groups or {EVERYONE: MEMBERS}).items()}
-        self.charter = Charter("trial", 1, members, named, {"training": "x"}, "1.0", public_keys(members))
+        self.federation_spec = FederationSpec(
+            "trial", 1, members, named, {"training": "x"}, "1.0", public_keys(members)
+        )
         self.view = View()
         self.hub: Hub | None = None
         self._kind = hub
@@ -112,7 +114,7 @@ class Town:
     def start_hub(self) -> Hub:
         participants = {name: contact for name, contact in self.contacts.items() if name != HUB}
         self.hub = self._kind(
-            participants, self.charter.groups, self.pairs[HUB][1], self.contacts[HUB].address, self.view.record
+            participants, self.federation_spec.groups, self.pairs[HUB][1], self.contacts[HUB].address, self.view.record
         )
         return self.hub
 
@@ -121,9 +123,9 @@ class Town:
             self.hub.close()
             self.hub = None
 
-    def start(self, *names: str, ledgers: Mapping[str, bytes] | None = None) -> None:
-        for name in names or self.charter.members:
-            kept = {group: Ledger.from_bytes(content) for group, content in (ledgers or {}).items()}
+    def start(self, *names: str, journals: Mapping[str, bytes] | None = None) -> None:
+        for name in names or self.federation_spec.members:
+            kept = {group: Journal.from_bytes(content) for group, content in (journals or {}).items()}
             self.lives[name] = Participant(self, name, kept, self._timeout)
 
     def sums(
@@ -180,9 +182,9 @@ class BentHub(Hub):
         lambda sender, to, payload: [(sender, to, payload)]
     )
 
-    def _relay(self, visitor: Visitor, to: bytes, payload: bytes) -> None:
-        for sender, recipient, content in self.bend(visitor.peer, to.decode(), payload):
-            super()._relay(self._visitors[sender], recipient.encode(), content)
+    def _relay(self, client: HubClient, to: bytes, payload: bytes) -> None:
+        for sender, recipient, content in self.bend(client.peer, to.decode(), payload):
+            super()._relay(self._clients[sender], recipient.encode(), content)
 
 
 class Worker:
@@ -194,8 +196,8 @@ class Worker:
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, ledgers: Mapping[str, bytes] | None = None) -> None:
-        self.town.start(self.name, ledgers=ledgers)
+    def begin(self, journals: Mapping[str, bytes] | None = None) -> None:
+        self.town.start(self.name, journals=journals)
         self.totals, self.error = [], None
         life = self.town.lives[self.name]
         self._thread = threading.Thread(target=self._work, args=(life, self.totals))
@@ -211,11 +213,11 @@ class Worker:
                 self.error = error
 
     def kill(self) -> dict[str, bytes]:
-        ledgers = self.town.lives[self.name].kill()
+        journals = self.town.lives[self.name].kill()
         assert self._thread is not None
         self._thread.join()
         self.error = None
-        return ledgers
+        return journals
 
     @property
     def done(self) -> bool:

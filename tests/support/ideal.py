@@ -58,7 +58,7 @@ def _expand(chaining_key: bytes, secret: bytes) -> tuple[bytes, bytes]:
     return digest[:32], digest[32:]
 
 
-def _ephemeral(self: key_agreement.Ephemeral) -> None:
+def _ephemeral(self: key_agreement.EphemeralKey) -> None:
     self.private = Private()  # type: ignore[assignment]
     self.public = self.private.public  # type: ignore[attr-defined]
 
@@ -72,6 +72,6 @@ def ideal_cryptography() -> Iterator[None]:
         patch.object(PublicKeys, "verify", _verify),
         patch.object(noise, "agree", agree),
         patch.object(noise, "_expand", _expand),
-        patch.object(key_agreement.Ephemeral, "__init__", _ephemeral),
+        patch.object(key_agreement.EphemeralKey, "__init__", _ephemeral),
     ):
         yield

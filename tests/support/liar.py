@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import FrameError
-from cgd.secagg.certificates import Mark, Terms
+from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.codec import KINDS, Frame, from_bytes, hello_content, ready_content, to_bytes
-from cgd.secagg.journal import Ledger, Step
+from cgd.secagg.journal import Journal, Step
 from cgd.secagg.masking import seal
 from cgd.secagg.messages import (
     NO_SIGNATURE,
     Abort,
-    Ask,
     Confirm,
-    Farewell,
-    Gathered,
+    Goodbye,
     Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
     Leave,
     Message,
-    Piece,
+    PositionsGathered,
     Ready,
     Reason,
-    Seen,
+    RevealKey,
     Share,
-    Standing,
+    SignedEvidence,
     Subtotal,
     Total,
-    Unseal,
 )
-from cgd.secagg.positions import GroupRow, Report, StateRow
+from cgd.secagg.positions import GroupRow, PositionReport, StateRow
 from cgd.secagg.statements import slot_of, statement
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cgd.secagg.identity import Identity
-    from cgd.secagg.membership import Assembly
+    from cgd.secagg.membership import Membership
 
 Outgoing = tuple[str, bytes]
 
@@ -72,11 +72,11 @@ class Liar:
     def hears(self, sender: str, frame: bytes) -> None:
         self._heard.append((sender, frame))
 
-    def says(self, to: str, data: bytes, assembly: Assembly) -> list[Outgoing]:
+    def says(self, to: str, data: bytes, membership: Membership) -> list[Outgoing]:
         """What goes out in place of a frame for a member."""
         self._sent.append((to, data))
         frame = from_bytes(data, self.me)
-        if isinstance(frame.message, Unseal) and self.withholds and self.rng.random() < 0.4:
+        if isinstance(frame.message, RevealKey) and self.withholds and self.rng.random() < 0.4:
             self._late.append((to, data))
             return []
         if self.rng.random() >= self.rate:
@@ -89,11 +89,11 @@ class Liar:
             case 2:
                 self._late.append((to, data))
                 return []
-        self.view = assembly._view.digest if assembly._view is not None else bytes(32)
+        self.view = membership._view.digest if membership._view is not None else bytes(32)
         lie = self._lie(frame.message, frame)
         return [(to, to_bytes(replace(frame, message=lie)))]
 
-    def injects(self, honest: Collection[str], assembly: Assembly) -> list[Outgoing]:
+    def injects(self, honest: Collection[str], membership: Membership) -> list[Outgoing]:
         """What goes out besides: late frames, copies of others' frames, and what it makes up."""
         if self.rng.random() >= max(0.02, self.rate / 2):
             return []
@@ -107,47 +107,47 @@ class Liar:
             return [(to, self.rng.choice(self._sent)[1])]
         if kind == 3:
             return [(to, self.rng.randbytes(self.rng.choice([0, 10, 48, 60, 200])))]
-        sessions = [bytes(16), assembly.view]
-        group = assembly.group("everyone")
+        sessions = [bytes(16), membership.view]
+        group = membership.group("everyone")
         if group.session is not None:
             sessions += [group.session.session] * 3
         number = group.session.number if group.session is not None else 0
         number = max(0, number + self.rng.choice([-1, 0, 0, 0, 1, 2]))
         return [(to, to_bytes(Frame(self.rng.choice(sessions), number, self._invention(honest))))]
 
-    def forges(self, ledger: Ledger) -> Ledger:
+    def forges(self, journal: Journal) -> Journal:
         """The past that it comes back with."""
         match self.rng.randrange(8):
             case 0:
-                return Ledger()
-            case 5 | 6 if len(ledger):
-                self._certify_another_total(ledger)
-            case 1 if len(ledger):  # one more sum than there was, or another total
-                entry = ledger.entries[-1]
+                return Journal()
+            case 5 | 6 if len(journal):
+                self._certify_another_total(journal)
+            case 1 if len(journal):  # one more sum than there was, or another total
+                entry = journal.entries[-1]
                 words = self.rng.randbytes(entry.size)
                 forged = replace(entry, words=memoryview(words), opening=self.rng.randbytes(32))
-                ledger._enter(forged)
-            case 2 if len(ledger):
-                entry = ledger.entries[-1]
-                ledger.entries[-1] = replace(entry, words=memoryview(self.rng.randbytes(entry.size)))
+                journal._enter(forged)
+            case 2 if len(journal):
+                entry = journal.entries[-1]
+                journal.entries[-1] = replace(entry, words=memoryview(self.rng.randbytes(entry.size)))
             case 3:
-                ledger.mark = Mark(len(ledger), ("a", "b", self.me), self.rng.randbytes(32))
-            case 4 if len(ledger):
+                journal.mark = PendingReveal(len(journal), ("a", "b", self.me), self.rng.randbytes(32))
+            case 4 if len(journal):
                 steps = self.rng.randrange(4)
                 content = self.rng.randbytes(12)
-                ledger.remember(0, steps, lambda: content)
-        return ledger
+                journal.remember(0, steps, lambda: content)
+        return journal
 
-    def _certify_another_total(self, ledger: Ledger) -> None:
+    def _certify_another_total(self, journal: Journal) -> None:
         """Put another total in the place of the last, or behind it, with a certificate that only lacks signatures."""
-        last = ledger.entries[-1]
+        last = journal.entries[-1]
         if last.certificate is None:
             return
         behind = self.rng.random() < 0.5
         terms = Terms.from_bytes(last.certificate.terms)
         if behind:
             step = None if terms.step is None else (terms.step[0], terms.step[1] + 1)
-            terms = replace(terms, place=terms.place + 1, head=ledger.head, step=step)
+            terms = replace(terms, place=terms.place + 1, head=journal.head, step=step)
         words = self.rng.randbytes(last.size)
         keys = {name: self.rng.randbytes(16) for name in last.certificate.keys}
         sealed = np.frombuffer(words, dtype="<u4").copy()
@@ -160,11 +160,11 @@ class Liar:
         }
         forged = replace(forged, signatures=signatures)
         if not behind:
-            ledger.entries.pop()
-            ledger.heads.pop()
+            journal.entries.pop()
+            journal.heads.pop()
         made = None if terms.step is None else Step(*terms.step)
         entry = replace(last, step=made, words=memoryview(words), opening=forged.opening, certificate=forged)
-        ledger._enter(entry)
+        journal._enter(entry)
 
     # Lies about what is said.
 
@@ -172,28 +172,28 @@ class Liar:
         match message:
             case Hello():
                 return self._other_hello(message)
-            case Standing():
+            case JournalPosition():
                 return self._other_standing(message)
             case Ready(spec, commitment, terms, _):
                 return self._other_ready(spec, commitment, terms, frame.number)
             case Confirm():
                 digest = self.rng.randbytes(32)
                 return Confirm(digest, self._sign("confirm", slot_of(self.view, "everyone", frame.number), digest))
-            case Unseal(key):
-                return Unseal(bytes([key[0] ^ 1]) + key[1:])
+            case RevealKey(key):
+                return RevealKey(bytes([key[0] ^ 1]) + key[1:])
             case Share(start, words) | Subtotal(start, words) | Total(start, words):
                 bent = bytearray(words)
                 if bent:
                     bent[self.rng.randrange(len(bent))] ^= 1 << self.rng.randrange(8)
                 return type(message)(start, bytes(bent))
-            case Piece(start, group, size, words):
+            case JournalChunk(start, group, size, words):
                 return self._other_piece(start, group, size, bytes(words))
-            case Gathered():
-                return Gathered(self.rng.randbytes(32))
-            case Farewell(done, ends):
-                return Farewell(not done, ends)
-            case Seen(kind, slot, said):
-                return Seen(
+            case PositionsGathered():
+                return PositionsGathered(self.rng.randbytes(32))
+            case Goodbye(done, ends):
+                return Goodbye(not done, ends)
+            case SignedEvidence(kind, slot, said):
+                return SignedEvidence(
                     kind, slot, said[:1] + tuple((name, self.rng.randbytes(32), sign) for name, _, sign in said)
                 )
         return self._invention(("a", "b"))
@@ -211,8 +211,8 @@ class Liar:
             lie, signature=self._sign("hello", slot_of(lie.ephemeral, "hello", lie.epoch), hello_content(lie))
         )
 
-    def _other_standing(self, standing: Standing) -> Standing:
-        report = Report.from_bytes(standing.content)
+    def _other_standing(self, standing: JournalPosition) -> JournalPosition:
+        report = PositionReport.from_bytes(standing.content)
         row = report.groups["everyone"]
         other = self.rng.choice(
             [
@@ -228,7 +228,7 @@ class Liar:
             ]
         )
         number = report.number if self.rng.random() < 0.8 else report.number + 1
-        content = Report(report.view, number, {"everyone": other}).to_bytes()
+        content = PositionReport(report.view, number, {"everyone": other}).to_bytes()
         signature = self._sign("standing", slot_of(report.view, "", number), content)
         return replace(standing, content=content, signature=signature)
 
@@ -256,21 +256,21 @@ class Liar:
         signature = self._sign("ready", slot_of(self.view, "everyone", number), content)
         return Ready(spec, commitment, terms, signature if self.rng.random() < 0.8 else NO_SIGNATURE)
 
-    def _other_piece(self, start: int, group: str, size: int, words: bytes) -> Piece:
+    def _other_piece(self, start: int, group: str, size: int, words: bytes) -> JournalChunk:
         match self.rng.randrange(4):
             case 0:
-                return Piece(start, group, size + 100, words)
+                return JournalChunk(start, group, size + 100, words)
             case 1 if start == 0 and size == len(words):  # a ledger that is well-formed, with another total
                 body = bytearray(words[32:])
                 body[-1] ^= 1
-                return Piece(0, group, size, sha256(body).digest() + bytes(body))
+                return JournalChunk(0, group, size, sha256(body).digest() + bytes(body))
             case 2 if start == 0 and size == len(words):
                 return self._other_ledger(group, words)
         bent = bytearray(words)
         bent[self.rng.randrange(len(bent))] ^= 1
-        return Piece(start, group, size, bytes(bent))
+        return JournalChunk(start, group, size, bytes(bent))
 
-    def _other_ledger(self, group: str, words: bytes) -> Piece:
+    def _other_ledger(self, group: str, words: bytes) -> JournalChunk:
         length = int.from_bytes(words[32:40], "little")
         header = json.loads(words[40 : 40 + length])
         if header["entries"]:
@@ -281,7 +281,7 @@ class Liar:
         text = json.dumps(header).encode()
         body = len(text).to_bytes(8, "little") + text + words[40 + length :]
         content = sha256(body).digest() + body
-        return Piece(0, group, len(content), content)
+        return JournalChunk(0, group, len(content), content)
 
     # What it makes up.
 
@@ -290,33 +290,33 @@ class Liar:
         inventions: list[Message] = [
             Abort(rng.choice(list(Reason))),
             Leave(),
-            Unseal(rng.randbytes(16)),
+            RevealKey(rng.randbytes(16)),
             Confirm(rng.randbytes(32), rng.randbytes(64)),
-            Ask("everyone", rng.choice([0, 1, 2, 2**40]), rng.random() < 0.5),
-            Ask("column-0"),
-            Piece(0, "everyone", 8, bytes(8)),
-            Piece(0, "nobody", 8, bytes(8)),
-            Farewell(rng.random() < 0.5, (("everyone", 1, rng.randbytes(32)),)),
+            JournalRequest("everyone", rng.choice([0, 1, 2, 2**40]), rng.random() < 0.5),
+            JournalRequest("column-0"),
+            JournalChunk(0, "everyone", 8, bytes(8)),
+            JournalChunk(0, "nobody", 8, bytes(8)),
+            Goodbye(rng.random() < 0.5, (("everyone", 1, rng.randbytes(32)),)),
             Share(0, rng.randbytes(12)),
             Subtotal(rng.choice([0, 1, 2]), rng.randbytes(4)),
             Total(rng.choice([0, 1, 2]), rng.randbytes(4)),
-            Standing(b"[]", rng.randbytes(64)),
-            Gathered(rng.randbytes(32)),
+            JournalPosition(b"[]", rng.randbytes(64)),
+            PositionsGathered(rng.randbytes(32)),
             self._accusation(honest),
         ]
         return rng.choice(inventions)
 
-    def _accusation(self, honest: Collection[str]) -> Seen:
+    def _accusation(self, honest: Collection[str]) -> SignedEvidence:
         """What would convict an honest member if its signatures were not checked."""
         victim = self.rng.choice(sorted(honest))
         slot = self.rng.randbytes(32)
         twice = tuple((victim, self.rng.randbytes(32), self._sign("ready", slot, b"")) for _ in range(2))
-        heard = [from_bytes(frame, sender).message for sender, frame in self._heard if self._is(frame, Seen)]
+        heard = [from_bytes(frame, sender).message for sender, frame in self._heard if self._is(frame, SignedEvidence)]
         if heard and self.rng.random() < 0.5:
             seen = self.rng.choice(heard)
-            if isinstance(seen, Seen):
+            if isinstance(seen, SignedEvidence):
                 return replace(seen, slot=slot)
-        return Seen("ready", slot, twice)
+        return SignedEvidence("ready", slot, twice)
 
     def _sign(self, kind: str, slot: bytes, content: bytes) -> bytes:
         return self.identity.sign(statement(kind, slot, sha256(content).digest()))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from cgd import Peers
     from cgd.optim.grid import Cell
-    from cgd.secagg.journal import Ledger
+    from cgd.secagg.journal import Journal
     from cgd.secagg.messages import Message, PeerId
 
     Program = Callable[["Life"], Any]
@@ -139,7 +139,7 @@ class Network:
 
 
 class Connection:
-    """The transport of one life; see `StandingTransport`.
+    """The transport of one life; see `ReconnectingTransport`.
 
     Attributes:
         sent: how many messages of each kind it has sent.
@@ -210,7 +210,7 @@ class Connection:
         """Whoever lives is connected."""
         with self._network.lock:
             here = set(self._network.live) if self.live else set()
-        return {peer: PeerStatus(peer in here, trouble="away") for peer in self.members if peer != self.me}
+        return {peer: PeerStatus(peer in here, problem="away") for peer in self.members if peer != self.me}
 
     def backlog(self, *, connected: bool) -> int:
         """Frames are there at once."""
@@ -234,10 +234,10 @@ class Life:
         error: what it raised.
     """
 
-    def __init__(self, membership: member.Membership, program: Program, halt: int | None = None) -> None:
-        assert isinstance(membership.conductor.transport, Connection)
+    def __init__(self, membership: member.FederationMember, program: Program, halt: int | None = None) -> None:
+        assert isinstance(membership.runtime.transport, Connection)
         self.membership = membership
-        self.connection = membership.conductor.transport
+        self.connection = membership.runtime.transport
         self.step = -1
         self.result: Any = None
         self.error: BaseException | None = None
@@ -263,14 +263,14 @@ class Life:
     @property
     def alive(self) -> bool:
         """Whether it is driven: nobody killed it, and nothing has stopped its conductor."""
-        return self.membership.conductor._thread.is_alive()
+        return self.membership.runtime._thread.is_alive()
 
-    def ledger(self, group: str = "everyone") -> Ledger:
-        return self.membership.conductor.assembly.group(group).ledger
+    def journal(self, group: str = "everyone") -> Journal:
+        return self.membership.runtime.membership.group(group).journal
 
     def waiting_for(self, group: str = "everyone") -> tuple[str, frozenset[PeerId]]:
-        with self.membership.conductor.holding() as assembly:
-            return assembly.waiting_for(group)
+        with self.membership.runtime.holding() as membership:
+            return membership.waiting_for(group)
 
     def waits_for(self, what: str, *peers: PeerId) -> bool:
         """Whether the program is in a sum with everyone that waits for this, from these peers."""
@@ -306,10 +306,10 @@ class Life:
 
     def bury(self) -> BaseException | None:
         """The second half: it does nothing any more, and nothing more is saved. If it was dead already, of what."""
-        conductor = self.membership.conductor
-        conductor._thread.join()
-        failure = conductor._failure
-        conductor.fail(KilledError(f"{self.name} was killed"))
+        runtime = self.membership.runtime
+        runtime._thread.join()
+        failure = runtime._failure
+        runtime.fail(KilledError(f"{self.name} was killed"))
         self._end()
         with suppress(OSError):
             self.membership._close()  # the files; nothing waits to be written to them
@@ -392,7 +392,7 @@ class Village:
         """Begin a life; `path` and `state` are a federation file and a state folder of its own, if it has some."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(member, "ZeroMQTransport", self.network.connect)
-            membership = member.Membership(
+            membership = member.FederationMember(
                 path or self.path,
                 name,
                 key=self.path.parent / f"{name}.key",

@@ -14,7 +14,7 @@ from cgd.federation.config import Training
 from cgd.federation.data_schema import Column, Data, Model
 from cgd.federation.keys import HubSite, Keys, Participant
 from cgd.tabular.loading import from_frame
-from cgd.tabular.settings import Setting
+from cgd.tabular.settings import TabularSettings
 from support.ports import free_port
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cgd.local import LocalPeers
     from cgd.optim.grid import Cell
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 COLUMNS = (Column("age", "number"), Column("dose", "number"), Column("ward", "category"))
 DATA = Data("outcome", COLUMNS)
@@ -59,9 +59,9 @@ layers = [6]
 """Sections of a federation file by columns."""
 
 
-def setting(data: Data = DATA, model: Model | None = None, **training: Any) -> Setting:
+def setting(data: Data = DATA, model: Model | None = None, **training: Any) -> TabularSettings:
     how = Training(**{**{name: getattr(TRAINING, name) for name in TRAINING.__dataclass_fields__}, **training})
-    return Setting(data, model or Model("mlp", (8,)), how)
+    return TabularSettings(data, model or Model("mlp", (8,)), how)
 
 
 def table(rows: int, seed: int, wards: Sequence[str] = ("A", "B"), *, rare: float = 0.0) -> dict[str, list[Any]]:
@@ -81,7 +81,7 @@ def table(rows: int, seed: int, wards: Sequence[str] = ("A", "B"), *, rare: floa
     }
 
 
-def records(content: dict[str, list[Any]], data: Data = DATA) -> Records:
+def records(content: dict[str, list[Any]], data: Data = DATA) -> TabularDataset:
     """A table as records; in a regression the score is the outcome."""
     if data.task == "regression":
         content = {**content, "outcome": content["score"]}

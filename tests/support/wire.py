@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import DisagreementError, RemoteProtocolError
-from cgd.secagg.hub_aggregator import Adder
+from cgd.secagg.hub_aggregator import HubAggregator
 from cgd.secagg.messages import HUB, SumSpec
-from cgd.secagg.reduction import HubSide
+from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def sessions(count: int, session: bytes = b"s" * 16) -> dict[str, Session]:
     keys = pair_keys(members)
     made = {me: Session(me, members, session, keys[me]) for me in members}
     for each in made.values():
-        each.hub = HubSide("everyone", b"h" * 16)
+        each.hub = HubKeys("everyone", b"h" * 16)
     return made
 
 
@@ -68,7 +68,7 @@ class Wire:
 
     def __init__(self, members: dict[str, Session], rng: random.Random, copies: float = 0.0) -> None:
         self.members = members
-        self.adder = Adder({"everyone": list(members)})
+        self.adder = HubAggregator({"everyone": list(members)})
         self.rng = rng
         self.copies = copies
         self.flying: list[tuple[str, str, bytes]] = []

@@ -14,13 +14,13 @@ from cgd.federation.data_schema import Column, Data, Model
 from cgd.tabular.alignment import align, kept_back_together, row_key
 from cgd.tabular.loading import from_frame
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.settings import Setting
+from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import train
 from support.practice import TRAINING, in_columns, records, table, together
 
 if TYPE_CHECKING:
     import cgd
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 COLUMNS = (
     Column("age", "number", held_by=0),
@@ -30,7 +30,7 @@ COLUMNS = (
 DATA = Data("outcome", COLUMNS, id="id", validation=0.25)
 
 
-def ids_only(ids: list[str]) -> Records:
+def ids_only(ids: list[str]) -> TabularDataset:
     data = Data("y", (Column("x", "number"),), "regression", id="id")
     return from_frame({"x": list(range(len(ids))), "id": ids}, data, data.columns, ids=True)[0]
 
@@ -88,12 +88,12 @@ def test_nothing_that_a_stranger_could_compare_is_made_of_the_ids_alone() -> Non
     assert {len(each.removeprefix("records ")) for each in digests} == {64}
 
 
-def setting(column: int, data: Data = DATA, model: Model | None = None, **training: Any) -> Setting:
+def setting(column: int, data: Data = DATA, model: Model | None = None, **training: Any) -> TabularSettings:
     how = replace(TRAINING, **{"steps": 30, **training})
-    return Setting(data, model or Model("mlp", (6,)), how, column, 3)
+    return TabularSettings(data, model or Model("mlp", (6,)), how, column, 3)
 
 
-def own_part(row: int, what: Setting, rows: int = 60) -> Records:
+def own_part(row: int, what: TabularSettings, rows: int = 60) -> TabularDataset:
     """A participant's own columns of its row's records, in an order of its own."""
     content = table(rows, row)
     if what.data.task == "regression":

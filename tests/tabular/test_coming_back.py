@@ -12,8 +12,8 @@ from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.reporting.run_file import load_run
 from cgd.secagg.messages import Message, Ready
-from cgd.tabular.run import RunFolder, Source, run
-from cgd.tabular.training import Look, Trained, train
+from cgd.tabular.run import DataSource, RunFolder, run
+from cgd.tabular.training import EvalRecord, TrainingResult, train
 from support.lives import Life, Village, found
 from support.practice import federation_file, records, setting, table, write_csv
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cgd.tabular.settings import Setting
+    from cgd.tabular.settings import TabularSettings
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +41,10 @@ class Tabular:
 
     rows: int = 30
     seed: int = 1
-    setting: Setting = SETTING
-    looks: list[Look] = field(default_factory=list)
+    setting: TabularSettings = SETTING
+    looks: list[EvalRecord] = field(default_factory=list)
 
-    def __call__(self, life: Life) -> Trained:
+    def __call__(self, life: Life) -> TrainingResult:
         return train(life.peers, self.setting, records(table(self.rows, self.seed)), progress=self.looks.append)
 
 
@@ -133,7 +133,7 @@ class Running:
 
     def __call__(self, life: Life) -> dict[str, Any]:
         name, federation = life.name, Federation.load(self.path)
-        source = Source(f"{name}.csv", records(table(30, len(name))))
+        source = DataSource(f"{name}.csv", records(table(30, len(name))))
         folder = RunFolder(self.folder / name, federation, name)
         return run(life.peers, federation, name, source, folder, say=self.said.append)
 

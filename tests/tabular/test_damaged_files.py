@@ -32,12 +32,12 @@ from cgd.federation.state import StateFolder
 from cgd.local import solo_peers
 from cgd.reporting.run_file import load_run
 from cgd.reporting.training_report import render
-from cgd.secagg.journal import Ledger
+from cgd.secagg.journal import Journal
 from cgd.simulation import checkpoint
 from cgd.tabular.model import ConfinedModel, load_model
 from cgd.tabular.predict import answers, questions
 from cgd.tabular.run import RunFolder
-from cgd.tabular.trace_writer import Recorder
+from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import train
 from support import audits, runs
 from support.practice import federation_file, records, setting, table, write_csv
@@ -174,14 +174,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint.save(there / "checkpoint" / "run.pt", CHECKPOINT, {"displacement": torch.zeros(3), "history": {}})
     shutil.copy(next(RESULTS.glob("iris-*.json")), there / "result" / "result.json")
     (there / "data set" / "idx").write_bytes(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + bytes(6))
-    ledger = Ledger()
+    journal = Journal()
     state = StateFolder(there / "state", "trial")
     for place in range(4):
-        ledger.append(spec(2), np.full(2, place, dtype="<u4"), epoch=1)
+        journal.append(spec(2), np.full(2, place, dtype="<u4"), epoch=1)
         if place == 1:
-            state.save("everyone", 2, ledger.to_bytes())
+            state.save("everyone", 2, journal.to_bytes())
         if place > 1:
-            state.append("everyone", place, ledger.entry(place))
+            state.append("everyone", place, journal.entry(place))
     state.close()
     return there
 
@@ -197,7 +197,7 @@ def record(there: Path) -> None:
         train(peers, what, records(content), recorder=recorders[peers.me])
 
     with ExitStack() as open_files:
-        recorders = {name: open_files.enter_context(Recorder(there / name, name, "trial")) for name in NAMES}
+        recorders = {name: open_files.enter_context(TraceWriter(there / name, name, "trial")) for name in NAMES}
         sinks = {name: each.frame for name, each in recorders.items()}
         with cgd.local_peers(NAMES, sinks=sinks) as colony:
             colony.run(one, [table(20, 1), table(20, 2), table(20, 3)])

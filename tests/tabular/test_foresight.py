@@ -15,7 +15,7 @@ from support.practice import NUMBER, federation_file, records, setting, table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.tabular.settings import Setting
+    from cgd.tabular.settings import TabularSettings
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def federation(tmp_path: Path) -> Federation:
         (3, setting(model=Model("custom", function="nowhere:none")), []),
     ],
 )
-def test_what_is_foreseen(federation: Federation, rows: int, what: Setting, kinds: list[str]) -> None:
+def test_what_is_foreseen(federation: Federation, rows: int, what: TabularSettings, kinds: list[str]) -> None:
     found = foreseen(federation, what, records(table(rows, 1), what.data))
     assert [each.kind for each in found] == kinds
     assert all("each of the other two members, alone," in each.fact for each in found if each.kind == "span")

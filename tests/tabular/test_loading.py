@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cgd.federation.data_schema import MISSING, Column, Data
 from cgd.tabular import csv_reader
 from cgd.tabular.columns import canonical
-from cgd.tabular.dataset import Categorical, Records
+from cgd.tabular.dataset import Categorical, TabularDataset
 from cgd.tabular.loading import from_frame, read
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def values(column: Categorical) -> list[str | None]:
     return [None if code < 0 else column.names[code] for code in column.codes]
 
 
-def from_text(folder: Path, text: str | bytes, data: Data | None = None, **options: Any) -> tuple[Records, Any]:
+def from_text(folder: Path, text: str | bytes, data: Data | None = None, **options: Any) -> tuple[TabularDataset, Any]:
     path = folder / "table.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     data = data or made()
     return read(path, data, data.columns, label=options.pop("label", None), **options)
 
 
-def check(records: Records) -> None:
+def check(records: TabularDataset) -> None:
     """The records of TEXT."""
     assert records.rows == 3
     np.testing.assert_array_equal(records.numbers["age"], [41, np.nan, 63.5])

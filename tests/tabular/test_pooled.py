@@ -21,35 +21,35 @@ import cgd
 from cgd.federation.data_schema import Column, Data
 from cgd.tabular.federated_stats import Number
 from cgd.tabular.loading import from_frame, read
-from cgd.tabular.preprocessing import Preparation, fit
+from cgd.tabular.preprocessing import Preprocessing, fit
 from support import pooled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 Table = dict[str, list[Any]]
 
 
-def fitted(members: Sequence[Records], data: Data) -> Preparation:
+def fitted(members: Sequence[TabularDataset], data: Data) -> Preprocessing:
     with cgd.local_peers(len(members)) as colony:
         first, *others = colony.run(lambda peers, own: fit(own, data, data.columns, peers), members)
     assert all(each == first for each in others)  # to the last bit
-    assert Preparation.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    assert Preprocessing.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     return first
 
 
-def records_of(table: Table, data: Data) -> Records:
+def records_of(table: Table, data: Data) -> TabularDataset:
     return from_frame(table, data, data.columns, target=True)[0]
 
 
-def split(records: Records, sizes: Sequence[int]) -> list[Records]:
+def split(records: TabularDataset, sizes: Sequence[int]) -> list[TabularDataset]:
     places = np.split(np.arange(records.rows), np.cumsum(sizes)[:-1])
     return [records.take(each) for each in places]
 
 
-def check(preparation: Preparation, records: Records, table: Table, data: Data, off: float = 1e-9) -> None:
+def check(preparation: Preprocessing, records: TabularDataset, table: Table, data: Data, off: float = 1e-9) -> None:
     """Features are single precision: off by half its step. What doubles lose in the statistics is `off`."""
     features, notes = preparation.transform(records)
     expected = pooled.matrix(table, data.columns)
@@ -127,7 +127,7 @@ ADULT = [
 ADULT_NUMBERS = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours"}
 
 
-def read_twice(path: Path, data: Data) -> tuple[Records, Table]:
+def read_twice(path: Path, data: Data) -> tuple[TabularDataset, Table]:
     """The records, and what Python's own reader makes of the file."""
     records, _ = read(path, data, data.columns, label=None)
     with path.open(newline="") as file:

@@ -12,32 +12,32 @@ from cgd import InputError, Peers
 from cgd.federation.data_schema import Column, Data
 from cgd.tabular.federated_stats import Category, Number, Target
 from cgd.tabular.loading import from_frame
-from cgd.tabular.preprocessing import BLOCK_ROWS, Preparation, fit, fit_columns, fit_target
+from cgd.tabular.preprocessing import BLOCK_ROWS, Preprocessing, fit, fit_columns, fit_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 AGE, WARD = Column("age", "number"), Column("ward", "category")
 DATA = Data("outcome", (AGE, WARD))
 
 
-def records_of(data: Data = DATA, **table: Sequence[Any]) -> Records:
+def records_of(data: Data = DATA, **table: Sequence[Any]) -> TabularDataset:
     return from_frame(table, data, data.columns, target="outcome" in table)[0]
 
 
-def fitted(members: Sequence[Records], data: Data = DATA) -> Preparation:
+def fitted(members: Sequence[TabularDataset], data: Data = DATA) -> Preprocessing:
     with cgd.local_peers(len(members)) as colony:
         first, *others = colony.run(lambda peers, own: fit(own, data, data.columns, peers), members)
     assert all(each == first for each in others)
     return first
 
 
-def refused(members: Sequence[Records], data: Data = DATA) -> str:
+def refused(members: Sequence[TabularDataset], data: Data = DATA) -> str:
     """What every member is told: all of them the same, and none by way of another."""
 
-    def attempt(peers: Peers, own: Records) -> str:
+    def attempt(peers: Peers, own: TabularDataset) -> str:
         with pytest.raises(InputError) as error:
             fit(own, data, data.columns, peers)
         return str(error.value)
@@ -100,7 +100,7 @@ def test_every_member_makes_the_same_sums_whatever_it_has() -> None:
     """A member that comes back replays the sums of the past: their settings must not depend on its records."""
     contexts: dict[str, list[tuple[Any, ...]]] = {}
 
-    def attempt(peers: Peers, own: Records) -> None:
+    def attempt(peers: Peers, own: TabularDataset) -> None:
         real = peers.sum
 
         def listening(values: Any, **options: Any) -> Any:
@@ -255,9 +255,9 @@ def test_classes_have_no_unit() -> None:
 def test_it_survives_json() -> None:
     for preparation in (
         fitted(MEMBERS),
-        Preparation((Number("x", 3, 0, 1 / 3, 5e-324),), Target(mean=1e300, deviation=2 / 3)),
+        Preprocessing((Number("x", 3, 0, 1 / 3, 5e-324),), Target(mean=1e300, deviation=2 / 3)),
     ):
-        again = Preparation.from_dict(json.loads(json.dumps(preparation.to_dict())))
+        again = Preprocessing.from_dict(json.loads(json.dumps(preparation.to_dict())))
         assert again == preparation
         assert hash(again) == hash(preparation)
 
@@ -276,7 +276,7 @@ def test_it_survives_json() -> None:
 )
 def test_what_is_no_preparation(content: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Preparation.from_dict(content)
+        Preprocessing.from_dict(content)
 
 
 # In a grid
@@ -297,7 +297,7 @@ def test_in_a_grid_a_column_learns_of_its_own_features_and_of_every_record_once(
             assert preparation.features == features
 
 
-def own_column(records: Records) -> Column:
+def own_column(records: TabularDataset) -> Column:
     return AGE if records.numbers else WARD
 
 

@@ -21,11 +21,11 @@ from cgd.audit.view import flat
 from cgd.cli import app
 from cgd.errors import InputError
 from cgd.federation.config import Federation
-from cgd.federation.member import Membership
+from cgd.federation.member import FederationMember
 from cgd.optim.grid import Cell
 from cgd.tabular.loading import read
-from cgd.tabular.settings import Setting
-from cgd.tabular.trace_writer import FRAMES, STEPS, Recorder
+from cgd.tabular.settings import TabularSettings
+from cgd.tabular.trace_writer import FRAMES, STEPS, TraceWriter
 from cgd.tabular.training import train
 from support.practice import IN_COLUMNS, federation_file, table, write_csv
 
@@ -47,7 +47,7 @@ class Killed(BaseException):
     """Stands for the end of a process."""
 
 
-class Mortal(Recorder):
+class Mortal(TraceWriter):
     """Dies when step 7 was opened, before it is written down."""
 
     def opened(self, addend: Any, total: Any) -> None:
@@ -56,7 +56,7 @@ class Mortal(Recorder):
         super().opened(addend, total)
 
 
-class Patient(Recorder):
+class Patient(TraceWriter):
     """Takes step 8 when it is told to."""
 
     go = threading.Event()
@@ -82,17 +82,17 @@ def models(path: Path) -> dict[str, torch.Tensor]:
     return {name: model for name, (model, _) in in_threads(lambda name: take_part(path, name, "plain")).items()}
 
 
-def take_part(path: Path, name: str, life: str, recorder: Recorder | None = None) -> tuple[torch.Tensor, Traffic]:
+def take_part(path: Path, name: str, life: str, recorder: TraceWriter | None = None) -> tuple[torch.Tensor, Traffic]:
     """One life of a participant; its model, flat, and what it received."""
-    setting = Setting.of(Federation.load(path), name)
+    setting = TabularSettings.of(Federation.load(path), name)
     records, _ = read(path.parent / f"{name}.csv", setting.data, setting.own_columns)
     sink = None if recorder is None else recorder.frame
-    membership = Membership(path, name, state=path.parent / f"{life}-state" / name, linger=10.0, sink=sink)
+    membership = FederationMember(path, name, state=path.parent / f"{life}-state" / name, linger=10.0, sink=sink)
     try:
         trained = train(membership.peers, setting, records, recorder=recorder)
-        membership.conductor.close(done=True)
+        membership.runtime.close(done=True)
     finally:
-        membership.conductor.close(done=False)
+        membership.runtime.close(done=False)
         if recorder is not None:
             recorder.close()
     return flat(list(trained.network.parameters())), membership.peers.traffic
@@ -148,7 +148,7 @@ def test_a_recorded_run_over_sockets_has_the_same_bits_and_who_dies_loses_one_to
             with pytest.raises(Killed):
                 take_part(path, name, "recorded", Mortal(folder / name, name, "trial"))
             shutil.rmtree(path.parent / "recorded-state" / name)
-        return take_part(path, name, "recorded", Recorder(folder / name, name, "trial"))
+        return take_part(path, name, "recorded", TraceWriter(folder / name, name, "trial"))
 
     results = in_threads(work)
     assert all(torch.equal(results[name][0], models[name]) for name in NAMES)
@@ -220,7 +220,7 @@ def test_a_full_disk_stops_the_participant_in_words(path: Path) -> None:
     state = path.parent / "full-state"
     sinks = {"ada": full}
     memberships = {
-        name: Membership(path, name, state=state / name, linger=0.0, timeout=60.0, sink=sinks.get(name))
+        name: FederationMember(path, name, state=state / name, linger=0.0, timeout=60.0, sink=sinks.get(name))
         for name in NAMES
     }
     try:
@@ -228,7 +228,7 @@ def test_a_full_disk_stops_the_participant_in_words(path: Path) -> None:
             memberships["ada"].peers.sum(torch.ones(2))
     finally:
         for membership in memberships.values():
-            membership.conductor.close(done=False)
+            membership.runtime.close(done=False)
 
 
 def test_what_cannot_be_recorded_is_refused_before_anybody_hears_of_us(path: Path, tmp_path: Path) -> None:

@@ -21,15 +21,15 @@ import cgd
 from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.federation.hub_server import FederationHub
-from cgd.federation.member import Membership
+from cgd.federation.member import FederationMember
 from cgd.optim.grid import Cell
 from cgd.reporting.run_file import load_run
 from cgd.tabular.loading import read
 from cgd.tabular.metrics_log import FILE as HISTORY
 from cgd.tabular.predict import answers, questions, row_of
-from cgd.tabular.run import RunFolder, Source, run, summary
-from cgd.tabular.settings import Setting
-from cgd.tabular.training import Look
+from cgd.tabular.run import DataSource, RunFolder, run, summary
+from cgd.tabular.settings import TabularSettings
+from cgd.tabular.training import EvalRecord
 from support.practice import IN_COLUMNS, federation_file, table, write_csv
 
 if TYPE_CHECKING:
@@ -143,12 +143,12 @@ def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path
 
     def train(name: str) -> dict[str, Any]:
         federation = Federation.load(path)
-        setting = Setting.of(federation, name)
+        setting = TabularSettings.of(federation, name)
         records, notes = read(tmp_path / f"{name}.csv", setting.data, setting.own_columns, ids=True)
-        membership = Membership(path, name, linger=10.0)
+        membership = FederationMember(path, name, linger=10.0)
         with membership.peers as peers:
             folder = RunFolder(tmp_path / "runs" / name, federation, name)
-            return run(peers, federation, name, Source(f"{name}.csv", records, notes), folder)
+            return run(peers, federation, name, DataSource(f"{name}.csv", records, notes), folder)
 
     results = in_threads({name: lambda name=name: train(name) for name in names})  # type: ignore[misc]
     for row in range(3):
@@ -161,7 +161,7 @@ def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path
     def ask(name: str) -> Any:
         model = cgd.load_model(tmp_path / "runs" / name)
         asked = questions(model, tmp_path / f"{name}-test.csv")
-        membership = Membership(row_of(Federation.load(path), name), name, state=tmp_path / "asking" / name)
+        membership = FederationMember(row_of(Federation.load(path), name), name, state=tmp_path / "asking" / name)
         with membership.peers as peers:
             return answers(model, asked, peers)
 
@@ -216,11 +216,11 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatc
         plain(before, after)
 
     def one(peers: cgd.Peers, name: str) -> bool:
-        setting = Setting.of(federation, name)
+        setting = TabularSettings.of(federation, name)
         records, _ = read(write_csv(tmp_path / f"{name}.csv", table(20, 1)), setting.data, setting.own_columns)
         folder = RunFolder(tmp_path / "runs" / name, federation, name)
         before = folder.finished
-        run(peers, federation, name, Source("x.csv", records), folder, say=said.append)
+        run(peers, federation, name, DataSource("x.csv", records), folder, say=said.append)
         return not before and folder.finished
 
     monkeypatch.setattr(os, "replace", full)
@@ -259,12 +259,12 @@ def test_a_history_that_cannot_be_written_does_not_end_a_run(
 
     def one(peers: cgd.Peers, name: str) -> dict[str, Any]:
         nonlocal begun
-        setting = Setting.of(federation, name)
+        setting = TabularSettings.of(federation, name)
         records, _ = read(write_csv(tmp_path / f"{name}.csv", table(20, 1)), setting.data, setting.own_columns)
         folder = RunFolder(tmp_path / "runs" / name, federation, name)
         peers.sum(np.zeros(1))  # all have their folder
         begun = True
-        return run(peers, federation, name, Source("x.csv", records), folder)
+        return run(peers, federation, name, DataSource("x.csv", records), folder)
 
     with cgd.local_peers(NAMES) as colony:
         contents = colony.run(one, NAMES)
@@ -316,13 +316,13 @@ def test_a_full_disk_is_told_once_a_minute(
     full = os.open("/dev/full", os.O_WRONLY)
     room, folder.history._descriptor = folder.history._descriptor, full
     for step in range(4):
-        folder.note(Look(step, 0.5, step, training_loss=0.7))
+        folder.note(EvalRecord(step, 0.5, step, training_loss=0.7))
         clock += 31
     assert caplog.text.count("No space left on device") == 2
     with pytest.raises(InputError, match="cannot be written .*make room"):
         folder.history.complete()
     folder.history._descriptor = room
-    folder.note(Look(4, 0.5, 4, training_loss=0.7))
+    folder.note(EvalRecord(4, 0.5, 4, training_loss=0.7))
     rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()[1:]]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     os.close(full)
@@ -340,17 +340,21 @@ def test_the_folder_of_another_run_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_history_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     federation = Federation.load(federation_file(tmp_path, NAMES))
-    look = Look(5, 0.5, 5, training_loss=0.7, validation_loss=0.6, score=0.8)
+    look = EvalRecord(5, 0.5, 5, training_loss=0.7, validation_loss=0.6, score=0.8)
     RunFolder(tmp_path / "run", federation, "ada").note(look)
     with (tmp_path / "run" / HISTORY).open("a") as file:
         file.write('{"step": 10, "every')
     folder = RunFolder(tmp_path / "run", federation, "ada")
-    assert folder.note(Look(5, 0.5, 5)) == look
-    assert folder.note(Look(10, 0.4, 10)) == Look(10, 0.4, 10)
-    late = Look(15, 0.3, 15, training_loss=0.6)
+    assert folder.note(EvalRecord(5, 0.5, 5)) == look
+    assert folder.note(EvalRecord(10, 0.4, 10)) == EvalRecord(10, 0.4, 10)
+    late = EvalRecord(15, 0.3, 15, training_loss=0.6)
     folder.note(late)
     again = RunFolder(tmp_path / "run", federation, "ada")
-    assert again.history.looks == {5: look, 10: Look(10, 0.4, 10), 15: late}  # nothing was added to the cut-off row
+    assert again.history.looks == {
+        5: look,
+        10: EvalRecord(10, 0.4, 10),
+        15: late,
+    }  # nothing was added to the cut-off row
 
 
 def test_a_run_in_a_sentence() -> None:
@@ -382,11 +386,11 @@ def test_what_the_file_of_a_run_says_can_be_read_again(tmp_path: Path) -> None:
     federation = Federation.load(path)
 
     def one(peers: cgd.Peers, name: str) -> dict[str, Any]:
-        setting = Setting.of(federation, name)
+        setting = TabularSettings.of(federation, name)
         data = write_csv(tmp_path / f"{name}.csv", table(30, len(name)))
         records, notes = read(data, setting.data, setting.own_columns)
         return run(
-            peers, federation, name, Source("x.csv", records, notes), RunFolder(tmp_path / name, federation, name)
+            peers, federation, name, DataSource("x.csv", records, notes), RunFolder(tmp_path / name, federation, name)
         )
 
     with cgd.local_peers(NAMES) as colony:

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import cgd
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.training import Trained
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import TrainingResult
 
 SEEDS = [bytes([number]) * 32 for number in range(3)]
 
 
-def trained(what: Setting, *tables: dict[str, list[Any]], seeds: list[bytes] = SEEDS) -> list[Trained]:
-    def one(peers: cgd.Peers, content: dict[str, list[Any]], seed: bytes) -> Trained:
+def trained(what: TabularSettings, *tables: dict[str, list[Any]], seeds: list[bytes] = SEEDS) -> list[TrainingResult]:
+    def one(peers: cgd.Peers, content: dict[str, list[Any]], seed: bytes) -> TrainingResult:
         peers.seed = seed
         return train(peers, what, records(content, what.data))
 
     return together(one, tables, seeds)
 
 
-def displacement(result: Trained, seed: bytes, delta: float) -> torch.Tensor:
+def displacement(result: TrainingResult, seed: bytes, delta: float) -> torch.Tensor:
     """What the members have in common: the model without its origin."""
     shapes = {name: tuple(each.shape) for name, each in result.network.named_parameters()}
     origin = dict(Origin(delta, shapes, seed).draw())

@@ -12,7 +12,7 @@ import zmq
 from cgd.errors import ClosedError, MembershipError
 from cgd.transport import memory
 from cgd.transport.connections import Contact
-from cgd.transport.tap import RecordingStandingTransport, RecordingTransport
+from cgd.transport.tap import TappedReconnectingTransport, TappedTransport
 from cgd.transport.zeromq import ZeroMQTransport
 from support.ports import free_port
 
@@ -30,12 +30,12 @@ def connect_sockets(members: Sequence[str]) -> list[ZeroMQTransport]:
     return [ZeroMQTransport(member, contacts, pairs[member][1]) for member in members]
 
 
-def connect_recorded(members: Sequence[str]) -> list[RecordingTransport]:
-    return [RecordingTransport(each, lambda sender, frame: None) for each in memory.connect(members)]
+def connect_recorded(members: Sequence[str]) -> list[TappedTransport]:
+    return [TappedTransport(each, lambda sender, frame: None) for each in memory.connect(members)]
 
 
-def connect_recorded_sockets(members: Sequence[str]) -> list[RecordingStandingTransport]:
-    return [RecordingStandingTransport(each, lambda sender, frame: None) for each in connect_sockets(members)]
+def connect_recorded_sockets(members: Sequence[str]) -> list[TappedReconnectingTransport]:
+    return [TappedReconnectingTransport(each, lambda sender, frame: None) for each in connect_sockets(members)]
 
 
 connectors: dict[str, Callable[[Sequence[str]], Sequence[Transport]]] = {

@@ -13,7 +13,7 @@ from cgd.errors import HubError, PeerTimeoutError
 from cgd.peers import SumSettings
 from cgd.secagg import hub_aggregator, partition
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.hub_aggregator import Adder
+from cgd.secagg.hub_aggregator import HubAggregator
 from cgd.secagg.messages import HUB, Deposit, Total
 from cgd.transport import channel
 from cgd.transport.channel import PREFIX_BYTES
@@ -51,7 +51,7 @@ def from_the_twentieth(change: Callable[[str, str, bytes], Passed]) -> Callable[
 
     def bend(sender: str, to: str, payload: bytes) -> Passed:
         nonlocal seen
-        if (sender, to) != ("a", "b") or payload[5] != channel.Kind.TRANSPORT:
+        if (sender, to) != ("a", "b") or payload[5] != channel.PacketKind.TRANSPORT:
             return [(sender, to, payload)]
         seen += 1
         return [(sender, to, payload)] if seen != 20 else change(sender, to, payload)
@@ -91,7 +91,7 @@ def test_what_a_hub_does_to_a_message_is_found_out(
     lives = dict(town.lives)
     with pytest.raises(AssertionError, match=says):
         raise AssertionError(str(town.blamed(VALUES, count=1000)))
-    assert all(len(life.assembly.group(EVERYONE).ledger) < 1000 for life in lives.values())
+    assert all(len(life.membership.group(EVERYONE).journal) < 1000 for life in lives.values())
 
 
 def test_messages_in_another_order_are_found_out(town: Town) -> None:
@@ -125,11 +125,11 @@ def test_what_was_recorded_in_a_former_life_is_of_no_use(town: Town) -> None:
     town.start()
     totals, errors = town.sums(VALUES)
     assert not errors
-    ledgers = {name: life.kill() for name, life in town.lives.items()}
+    journals = {name: life.kill() for name, life in town.lives.items()}
     replay = True
     town.lives.clear()
     for name in MEMBERS:
-        town.start(name, ledgers=ledgers[name])
+        town.start(name, journals=journals[name])
     again, errors = town.sums(VALUES, count=3)
     assert not errors
     assert {each.tobytes() for each in again.values()} == {each.tobytes() for each in totals.values()}
@@ -168,7 +168,7 @@ def test_a_hub_that_drops_everything_is_where_it_hangs() -> None:
 # What it adds up.
 
 
-class BentAdder(Adder):
+class TamperingAggregator(HubAggregator):
     """Changes what it takes in, or what it tells."""
 
     def __init__(
@@ -220,10 +220,12 @@ def test_a_hub_that_adds_wrongly_is_found_out(
         town.start()
         assert not town.sums(VALUES)[1]
         lives = dict(town.lives)
-        hub._adder = BentAdder(town.charter.groups, take, tell)
+        hub._aggregator = TamperingAggregator(town.federation_spec.groups, take, tell)
         fault = town.blamed(VALUES, count=1000)
         assert "does not fit its tags: the hub added wrongly, or altered what it was given" in str(fault)
-        assert {len(life.assembly.group(EVERYONE).ledger) for life in lives.values()} == {1}  # nothing more was opened
+        assert {len(life.membership.group(EVERYONE).journal) for life in lives.values()} == {
+            1
+        }  # nothing more was opened
 
 
 def test_a_hub_that_swaps_groups_is_found_out() -> None:
@@ -241,7 +243,7 @@ def test_a_hub_that_swaps_groups_is_found_out() -> None:
     with Town(names, groups={EVERYONE: names, "column-0": column}) as town:
         hub = town.start_hub()
         town.start()
-        hub._adder = BentAdder(town.charter.groups, take, tell_rightly)
+        hub._aggregator = TamperingAggregator(town.federation_spec.groups, take, tell_rightly)
         assert not town.sums({name: np.ones(9) for name in names})[1]
         _, errors = town.sums({name: np.ones(9) for name in column}, "column-0")
         assert set(errors) == set(column)
@@ -262,6 +264,6 @@ def test_a_hub_that_swaps_slices_is_found_out(monkeypatch: pytest.MonkeyPatch) -
         return to_bytes(Frame(frame.session, frame.number, Total(frame.message.start, words)))
 
     with Town() as town:
-        town.start_hub()._adder = BentAdder(town.charter.groups, keep, swap)
+        town.start_hub()._aggregator = TamperingAggregator(town.federation_spec.groups, keep, swap)
         town.start()
         assert "does not fit its tags" in str(town.blamed(VALUES))

@@ -16,12 +16,12 @@ from cgd.errors import InputError
 from cgd.secagg.messages import HUB
 from cgd.transport import link
 from cgd.transport.addresses import new_address
-from cgd.transport.auth import Refusals
-from cgd.transport.connections import MOVE_SECONDS, Contact, Line
-from cgd.transport.hub import Visitor
-from cgd.transport.limits import MAX_FROM_A_PEER, Watch
-from cgd.transport.link import Datagram, Kind
-from cgd.transport.routes import RelayedWay
+from cgd.transport.auth import RejectionLog
+from cgd.transport.connections import MOVE_SECONDS, Connection, Contact
+from cgd.transport.hub import HubClient
+from cgd.transport.limits import MAX_FROM_A_PEER, ConnectionLimits
+from cgd.transport.link import Datagram, DatagramKind
+from cgd.transport.routes import RelayedRoute
 from cgd.transport.zeromq import ZeroMQTransport
 from support.bounded import Target, eventually
 from support.hubs import MEMBERS, Town, addend
@@ -37,7 +37,7 @@ MAX_GROWTH = 400 << 20
 
 
 def ping() -> bytes:
-    return Datagram(Kind.PING, b"m" * 8, link.NOBODY).to_bytes()
+    return Datagram(DatagramKind.PING, b"m" * 8, link.NOBODY).to_bytes()
 
 
 @pytest.mark.parametrize(("name", "begin"), [("a", []), (HUB, [b"a"])])
@@ -186,7 +186,7 @@ class Pair:
 
     def hello(self, address: str) -> None:
         caller = self.caller()
-        caller.send(Datagram(Kind.HELLO, b"m" * 8, link.NOBODY, 0, f"c\0{address}".encode()).to_bytes())
+        caller.send(Datagram(DatagramKind.HELLO, b"m" * 8, link.NOBODY, 0, f"c\0{address}".encode()).to_bytes())
         assert caller.poll(60_000)
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def test_a_peer_cannot_make_us_connect_to_somebody_else(pair: Pair, caplog: pyte
         stranger.settimeout(1.0)
         with pytest.raises(TimeoutError):
             stranger.accept()
-    assert pair.a.refusals.counts["c", "a new address"] == 1
+    assert pair.a.rejections.counts["c", "a new address"] == 1
     assert (
         f"refused a new address from c (it says that it is at {address}, and its connection comes from" in caplog.text
     )
@@ -230,17 +230,17 @@ def test_a_peer_cannot_send_us_from_port_to_port() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pair = zmq.curve_keypair()
     first, second, third = (f"tcp://127.0.0.1:{free_port()}" for _ in range(3))
-    line = Line(context, zmq.Poller(), "c", Contact(first, pair[0]), pair, Watch(Refusals()))
-    line.follow(second)
-    line.redial_if_due(100.0)
-    assert line.address == second
-    line.follow(first)
-    line.follow(third)
-    line.redial_if_due(100.0 + MOVE_SECONDS / 2)
-    assert line.address == second
-    line.redial_if_due(101.0 + MOVE_SECONDS)
-    assert line.address == third
-    line.close()
+    connection = Connection(context, zmq.Poller(), "c", Contact(first, pair[0]), pair, ConnectionLimits(RejectionLog()))
+    connection.follow(second)
+    connection.redial_if_due(100.0)
+    assert connection.address == second
+    connection.follow(first)
+    connection.follow(third)
+    connection.redial_if_due(100.0 + MOVE_SECONDS / 2)
+    assert connection.address == second
+    connection.redial_if_due(101.0 + MOVE_SECONDS)
+    assert connection.address == third
+    connection.close()
     context.destroy(linger=0)
 
 
@@ -254,15 +254,15 @@ def fail(*_: object) -> None:
 FAILED = "a message that cgd failed on"
 
 
-@pytest.mark.parametrize("where", ["take_in", "moved", "answer"])
+@pytest.mark.parametrize("where", ["on_data", "moved", "send_ack"])
 def test_a_message_that_the_program_fails_on_stops_nobody(
     pair: Pair, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vars(pair.a._ways["c"])[where] = fail
+    vars(pair.a._routes["c"])[where] = fail
     caller = pair.caller()
     for _ in range(50):
-        caller.send(Datagram(Kind.HELLO, b"m" * 8, link.NOBODY, 0, b"c\0").to_bytes())
-    eventually(lambda: pair.a.refusals.counts.get(("c", FAILED), 0) == 50)
+        caller.send(Datagram(DatagramKind.HELLO, b"m" * 8, link.NOBODY, 0, b"c\0").to_bytes())
+    eventually(lambda: pair.a.rejections.counts.get(("c", FAILED), 0) == 50)
     assert 1 <= caplog.text.count("RuntimeError: a fault in cgd") < 25  # one line in ten seconds, with its traceback
     b = ZeroMQTransport("b", pair.contacts, pair.pairs["b"][1])
     try:
@@ -273,10 +273,10 @@ def test_a_message_that_the_program_fails_on_stops_nobody(
 
 
 def test_an_answer_that_the_program_fails_on_stops_nobody(pair: Pair) -> None:
-    vars(pair.a._ways["b"])["take_answer"] = fail
+    vars(pair.a._routes["b"])["on_ack"] = fail
     b = ZeroMQTransport("b", pair.contacts, pair.pairs["b"][1])
     try:
-        eventually(lambda: pair.a.refusals.counts.get(("b", FAILED), 0) > 0)
+        eventually(lambda: pair.a.rejections.counts.get(("b", FAILED), 0) > 0)
         assert b.send("a", b"still here?")
         assert pair.a.receive(60) == ("b", b"still here?")
     finally:
@@ -284,10 +284,10 @@ def test_an_answer_that_the_program_fails_on_stops_nobody(pair: Pair) -> None:
 
 
 def test_a_peer_that_nothing_can_be_sent_to_stops_nobody(pair: Pair) -> None:
-    vars(pair.a._ways["c"])["has_room"] = fail
+    vars(pair.a._routes["c"])["has_room"] = fail
     b = ZeroMQTransport("b", pair.contacts, pair.pairs["b"][1])
     try:
-        eventually(lambda: pair.a.refusals.counts.get(("c", FAILED), 0) > 0)
+        eventually(lambda: pair.a.rejections.counts.get(("c", FAILED), 0) > 0)
         assert b.send("a", b"still here?")
         assert pair.a.receive(60) == ("b", b"still here?")
         assert pair.a.send("b", b"yes")
@@ -296,21 +296,21 @@ def test_a_peer_that_nothing_can_be_sent_to_stops_nobody(pair: Pair) -> None:
         b.close()
 
 
-@pytest.mark.parametrize("whose", [Visitor, RelayedWay])
+@pytest.mark.parametrize("whose", [HubClient, RelayedRoute])
 def test_a_few_failures_through_the_hub_cost_a_moment(
-    whose: type[Visitor | RelayedWay], monkeypatch: pytest.MonkeyPatch
+    whose: type[HubClient | RelayedRoute], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_in = whose.take_in
+    take_in = whose.on_data
     failures = 0
 
-    def sometimes(self: Visitor | RelayedWay, datagram: Datagram, channel: bytes) -> object:
+    def sometimes(self: HubClient | RelayedRoute, datagram: Datagram, channel: bytes) -> object:
         nonlocal failures
         if self.peer == "c" and failures < 5:
             failures += 1
             raise RuntimeError("a fault in cgd")
         return take_in(self, datagram, channel)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(whose, "take_in", sometimes)
+    monkeypatch.setattr(whose, "on_data", sometimes)
     with Town() as town:
         hub = town.start_hub()
         town.start()

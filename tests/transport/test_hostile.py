@@ -24,16 +24,16 @@ import zmq
 
 from cgd.peers import Peers, SumSettings
 from cgd.secagg.codec import Frame, hello_content, to_bytes
-from cgd.secagg.federation_spec import Charter
-from cgd.secagg.membership import Assembly
+from cgd.secagg.federation_spec import FederationSpec
+from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport import connections, link
 from cgd.transport import runtime as conductor_module
 from cgd.transport.connections import Contact
 from cgd.transport.group_driver import GroupDriver
-from cgd.transport.link import Datagram, Incoming, Kind, Outgoing
-from cgd.transport.runtime import Conductor
+from cgd.transport.link import Datagram, DatagramKind, Incoming, Outgoing
+from cgd.transport.runtime import FederationRuntime
 from cgd.transport.zeromq import ZeroMQTransport
 from support.identities import identity, public_keys
 from support.ports import free_port
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 MEMBERS = ("a", "b", "c")
-CHARTER = Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
+CHARTER = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
 NULL_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 
@@ -168,8 +168,8 @@ class Victim:
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._receiver = threading.Thread(target=self._read)
+        self._receiver.start()
         self._say(json.dumps({"contacts": contacts, "secret": trio.pairs["a"][1].decode()}))
 
     def _read(self) -> None:
@@ -196,7 +196,7 @@ class Victim:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
-        self._reader.join()
+        self._receiver.join()
 
 
 class Honest:
@@ -209,8 +209,8 @@ class Honest:
         self._stop = threading.Event()
         self._peers = {}
         for name in ("b", "c"):
-            conductor = Conductor(trio.open(name), Assembly(name, identity(name), CHARTER), 60.0)
-            self._peers[name] = Peers(GroupDriver(conductor, "everyone"), SumSettings())
+            runtime = FederationRuntime(trio.open(name), Membership(name, identity(name), CHARTER), 60.0)
+            self._peers[name] = Peers(GroupDriver(runtime, "everyone"), SumSettings())
         self._record(trio.opened[-1])
         self._threads = [threading.Thread(target=self._sum, args=[name]) for name in self._peers]
         for thread in self._threads:
@@ -218,15 +218,15 @@ class Honest:
 
     def _record(self, transport: ZeroMQTransport) -> None:
         """Keep what c sends to a, as whoever has c's key might have."""
-        way = transport._ways["a"]
-        post = way.post
+        route = transport._routes["a"]
+        post = route.send_data
 
         def recording(datagram: Datagram) -> None:
             if len(self.sent_by_c) < 20_000:
                 self.sent_by_c.append(datagram.to_bytes())
             post(datagram)
 
-        vars(way)["post"] = recording
+        vars(route)["send_data"] = recording
 
     def _sum(self, name: str) -> None:
         while True:
@@ -299,7 +299,7 @@ class Attack:
                 dealer.send_multipart(message if isinstance(message, list) else [message])
                 self.thrown[kind] += 1
             while heard:  # the answer to the mark is the last, if it was not dropped because we did not read
-                dealer.send(Datagram(Kind.PING, mark, link.NOBODY).to_bytes())
+                dealer.send(Datagram(DatagramKind.PING, mark, link.NOBODY).to_bytes())
                 self.thrown["mark"] += 1
                 while heard and dealer.poll(500):
                     heard = link.from_bytes(dealer.recv()).recipient != mark
@@ -321,7 +321,7 @@ class Attack:
     def incarnations(self, count: int) -> Iterator[bytes]:
         """What was valid, of another sender or for another recipient: DATA and PING."""
         for i in range(count):
-            kind = Kind.DATA if i % 2 else Kind.PING
+            kind = DatagramKind.DATA if i % 2 else DatagramKind.PING
             wrong = self._rng.randbytes(8)
             right = link.from_bytes(self._honest.sent_by_c[-1])
             ends = (right.sender, wrong) if i % 4 < 2 else (wrong, right.recipient)
@@ -331,7 +331,7 @@ class Attack:
         """One field of a valid datagram is wrong: the version, the kind, the number."""
         right = link.from_bytes(self._honest.sent_by_c[-1])
         for i in range(count):
-            data = bytearray(Datagram(Kind.DATA, right.sender, right.recipient, 2**64 - 1 - i, b"x").to_bytes())
+            data = bytearray(Datagram(DatagramKind.DATA, right.sender, right.recipient, 2**64 - 1 - i, b"x").to_bytes())
             if i % 3 == 0:
                 data[4] = 2 + i % 250
             elif i % 3 == 1:
@@ -341,12 +341,14 @@ class Attack:
     def backwards(self, count: int) -> Iterator[bytes]:
         """What only a receiver says."""
         right = link.from_bytes(self._honest.sent_by_c[-1])
-        kinds = (Kind.WELCOME, Kind.ACK, Kind.PROBE, Kind.STALE, Kind.REFUSED)
+        kinds = (DatagramKind.WELCOME, DatagramKind.ACK, DatagramKind.PROBE, DatagramKind.STALE, DatagramKind.REFUSED)
         return (Datagram(kinds[i % 5], right.sender, right.recipient, i, b"x").to_bytes() for i in range(count))
 
     def hellos(self, count: int) -> Iterator[bytes]:
         body = f"c\0{self._trio.contacts['c'].address}".encode()
-        return (Datagram(Kind.HELLO, self._rng.randbytes(8), link.NOBODY, 0, body).to_bytes() for _ in range(count))
+        return (
+            Datagram(DatagramKind.HELLO, self._rng.randbytes(8), link.NOBODY, 0, body).to_bytes() for _ in range(count)
+        )
 
     def many_parts(self, count: int, parts: int) -> Iterator[list[bytes]]:
         return ([self._valid()[:100]] * self._rng.randrange(2, parts) for _ in range(count))
@@ -430,7 +432,11 @@ def test_a_hundred_thousand_hostile_messages_change_nothing(trio: Trio) -> None:
     assert counts["a stranger", "a handshake"] > 0.5 * (thrown["garbage"] + thrown["plain text"])
 
     # A line for each kind in ten seconds, whatever its details are.
-    said = Counter(re.match(r"refused .*? from [a-z ]+", line)[0] for line in victim.lines if "refused" in line)  # type: ignore[index]
+    said = Counter(
+        re.match(r"refused .*? from [a-z ]+", line)[0]  # type: ignore[index]
+        for line in victim.lines
+        if "refused" in line
+    )
     assert len(said) == len(counts)
     assert max(said.values()) <= 3 + (time.monotonic() - begun) / 10
     assert "Traceback" not in "".join(victim.lines)
@@ -443,7 +449,7 @@ def test_a_key_that_is_listed_later_gets_in_without_a_restart(trio: Trio, caplog
     """ZeroMQ does not connect again after a key was refused; we do."""
     without_c = {name: each for name, each in trio.contacts.items() if name != "c"}
     a, c = trio.open("a", without_c), trio.open("c")
-    eventually(lambda: "it refuses our key: our key is not in its federation file" in c.status()["a"].trouble)
+    eventually(lambda: "it refuses our key: our key is not in its federation file" in c.status()["a"].problem)
     line = f"refused a connection from a stranger (key {trio.contacts['c'].public_key.decode()} at ::ffff:127.0.0.1"
     assert f"{line} is not in the federation file)" in caplog.text
     a.update(trio.contacts)
@@ -482,7 +488,7 @@ def test_a_listed_key_under_anothers_name_is_refused_and_told(trio: Trio, caplog
     a, b = trio.open("a"), trio.open("b")
     own_file = trio.contacts | {"b": Contact(f"tcp://127.0.0.1:{free_port()}", trio.pairs["c"][0])}
     impostor = trio.open("b", own_file, trio.pairs["c"][1])
-    eventually(lambda: impostor.status()["a"].trouble == "your key is that of c, and you say that you are b")
+    eventually(lambda: impostor.status()["a"].problem == "your key is that of c, and you say that you are b")
     assert not connected(impostor, "a")
     assert "refused a false name from c (it says that it is 'b', and its key is that of c)" in caplog.text
     b.send("a", b"I am b")
@@ -499,10 +505,10 @@ def test_a_second_process_with_a_key_waits_until_the_first_is_gone(
     elsewhere = trio.contacts | {"c": Contact(f"tcp://127.0.0.1:{free_port()}", trio.pairs["c"][0])}
     second = trio.open("c", elsewhere)
     refusal = "another process with this key is connected; stop it first"
-    eventually(lambda: second.status()["a"].trouble == refusal)
+    eventually(lambda: second.status()["a"].problem == refusal)
     assert second.send("a", b"second")
     time.sleep(link.SILENT_SECONDS / 2 + 0.5)  # longer than a silent one would be waited for
-    assert second.status()["a"].trouble == refusal
+    assert second.status()["a"].problem == refusal
     assert first.send("a", b"first")
     assert a.receive(5) == ("c", b"first")
     assert a.receive(0.0) is None
@@ -510,7 +516,7 @@ def test_a_second_process_with_a_key_waits_until_the_first_is_gone(
     first.close()
     assert a.receive(20) == ("c", b"second")
     eventually(lambda: connected(second, "a"))
-    assert second.status()["a"].trouble != refusal
+    assert second.status()["a"].problem != refusal
 
 
 def test_another_version_of_the_link_is_told_on_both_sides(
@@ -518,12 +524,12 @@ def test_another_version_of_the_link_is_told_on_both_sides(
 ) -> None:
     a = trio.open("a")
     later = trio.caller(context, "a", trio.pairs["c"])
-    hello = bytearray(Datagram(Kind.HELLO, b"c" * 8, link.NOBODY, 0, b"c").to_bytes())
+    hello = bytearray(Datagram(DatagramKind.HELLO, b"c" * 8, link.NOBODY, 0, b"c").to_bytes())
     hello[4] = link.VERSION + 1
     later.send(bytes(hello))
     assert later.poll(20_000)
     answer = link.from_bytes(later.recv())
-    assert answer.kind is Kind.REFUSED
+    assert answer.kind is DatagramKind.REFUSED
     says = f"version {link.VERSION + 1} of the link, we speak {link.VERSION}; install the same cgd"
     assert bytes(answer.body).decode() == says
     eventually(lambda: f"refused a foreign message from c ({says})" in caplog.text)
@@ -535,11 +541,11 @@ def test_what_is_not_cgd_is_told_apart_and_waited_for(trio: Trio) -> None:
     a = trio.open("a")
     with socket.create_server(("127.0.0.1", trio.port("b"))) as other:
         other.settimeout(20)
-        visitor, _ = other.accept()
-        with visitor:
-            visitor.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" * 10)
+        client, _ = other.accept()
+        with client:
+            client.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" * 10)
             address = trio.contacts["b"].address
-            eventually(lambda: a.status()["b"].trouble == f"something answers there that is not cgd ({address})")
+            eventually(lambda: a.status()["b"].problem == f"something answers there that is not cgd ({address})")
     b = trio.open("b")
     assert a.send("b", b"there you are")
     assert b.receive(20) == ("a", b"there you are")
@@ -552,7 +558,7 @@ def test_a_peer_with_another_key_than_listed_is_told_on_both_sides(
     a = trio.open("a")
     trio.open("b", trio.contacts | {"b": Contact(trio.contacts["b"].address, public)}, secret)
     why = "it hung up in the handshake: it has another key than our file says, or is not cgd"
-    eventually(lambda: a.status()["b"].trouble == f"{why} ({trio.contacts['b'].address})")
+    eventually(lambda: a.status()["b"].problem == f"{why} ({trio.contacts['b'].address})")
     eventually(lambda: "refused a handshake from a stranger (it does not speak CURVE, or seeks another" in caplog.text)
 
 
@@ -563,7 +569,7 @@ def test_why_a_peer_is_not_reached_is_told(trio: Trio) -> None:
         "b": f"nobody answers there ({trio.contacts['b'].address})",
         "c": f"its address is not known here: no such host, or no name service ({nowhere})",
     }
-    eventually(lambda: {peer: each.trouble for peer, each in a.status().items()} == expected)
+    eventually(lambda: {peer: each.problem for peer, each in a.status().items()} == expected)
     trio.open("b")
     eventually(lambda: connected(a, "b"))
 
@@ -608,7 +614,7 @@ def test_it_can_be_closed_in_the_middle_of_an_attack(trio: Trio, context: zmq.Co
     for thread in threads:
         thread.start()
     try:
-        eventually(lambda: len(a.refusals.counts) == 2 and min(a.refusals.counts.values()) > 100)
+        eventually(lambda: len(a.rejections.counts) == 2 and min(a.rejections.counts.values()) > 100)
         closing = threading.Thread(target=a.close)
         closing.start()
         closing.join(20)
@@ -643,11 +649,11 @@ def test_frames_that_a_dead_process_left_unread_do_not_stop_the_next_one(trio: T
 
 def test_a_receiver_keeps_no_more_than_a_window_whatever_the_sender_does() -> None:
     into = Incoming(b"t" * 8)
-    us = into.hello(Datagram(Kind.HELLO, b"m" * 8, link.NOBODY), b"1", 0.0).sender
+    us = into.hello(Datagram(DatagramKind.HELLO, b"m" * 8, link.NOBODY), b"1", 0.0).sender
 
     def taken(frame: bytes, first: int, count: int) -> int:
         numbers = range(first, first + count)
-        frames = [into.take(Datagram(Kind.DATA, b"m" * 8, us, i, frame), b"1", 0.0)[0] for i in numbers]
+        frames = [into.take(Datagram(DatagramKind.DATA, b"m" * 8, us, i, frame), b"1", 0.0)[0] for i in numbers]
         return sum(each is not None for each in frames)
 
     megabyte = bytes(1 << 20)
@@ -665,11 +671,11 @@ def test_numbers_at_the_end_of_their_range_stop_nobody(
 ) -> None:
     a, b = trio.open("a"), trio.open("b")
     caller = trio.caller(context, "a", trio.pairs["c"])
-    caller.send(Datagram(Kind.HELLO, b"c" * 8, link.NOBODY, 0, b"c\0").to_bytes())
+    caller.send(Datagram(DatagramKind.HELLO, b"c" * 8, link.NOBODY, 0, b"c\0").to_bytes())
     assert caller.poll(20_000)
     us = link.from_bytes(caller.recv()).sender
     for number in (2**64 - 1, 2**63, 2**63 + 1):
-        for kind in (Kind.DATA, Kind.PING):
+        for kind in (DatagramKind.DATA, DatagramKind.PING):
             caller.send(Datagram(kind, b"c" * 8, us, number, b"x").to_bytes())
     b.send("a", b"still here?")
     assert a.receive(20) == ("b", b"still here?")
@@ -677,7 +683,7 @@ def test_numbers_at_the_end_of_their_range_stop_nobody(
     out = Outgoing(b"m" * 8, b"a")
     for i in range(3):
         out.offer(bytes([i]))
-    out.take(Datagram(Kind.WELCOME, b"t" * 8, b"m" * 8, link.HIGHEST_NUMBER), 0.0)
+    out.take(Datagram(DatagramKind.WELCOME, b"t" * 8, b"m" * 8, link.HIGHEST_NUMBER), 0.0)
     while (datagram := out.next_datagram(1.0)) is not None:
         datagram.to_bytes()
     assert out.rest(1.0) > 0
@@ -685,10 +691,10 @@ def test_numbers_at_the_end_of_their_range_stop_nobody(
 
 def test_one_who_floods_with_hellos_does_not_make_us_flood_the_one_who_is_in() -> None:
     into = Incoming(b"t" * 8)
-    into.hello(Datagram(Kind.HELLO, b"m" * 8, link.NOBODY), b"1", 0.0)
+    into.hello(Datagram(DatagramKind.HELLO, b"m" * 8, link.NOBODY), b"1", 0.0)
     probes = 0
     for i in range(1000):
-        into.hello(Datagram(Kind.HELLO, i.to_bytes(8, "little"), link.NOBODY), b"2", 1 + i / 1000)
+        into.hello(Datagram(DatagramKind.HELLO, i.to_bytes(8, "little"), link.NOBODY), b"2", 1 + i / 1000)
         probes += into.probe() is not None
     assert 1 <= probes <= 1 + 1 / link.HELLO_SECONDS
 
@@ -696,7 +702,7 @@ def test_one_who_floods_with_hellos_does_not_make_us_flood_the_one_who_is_in() -
 def test_a_refusal_cannot_forge_lines_or_colours() -> None:
     out = Outgoing(b"m" * 8, b"a")
     forged = b"sorry\ncgd: all is well\x1b[2J"
-    out.take(Datagram(Kind.REFUSED, b"t" * 8, b"m" * 8, 0, forged), 0.0)
+    out.take(Datagram(DatagramKind.REFUSED, b"t" * 8, b"m" * 8, 0, forged), 0.0)
     assert out.refusal is not None
     assert out.refusal.isprintable()
     assert out.refusal.startswith("sorry")
@@ -707,15 +713,15 @@ def test_a_refusal_cannot_forge_lines_or_colours() -> None:
 
 
 @contextmanager
-def conducting(trio: Trio) -> Iterator[tuple[Conductor, ZeroMQTransport, ZeroMQTransport]]:
+def conducting(trio: Trio) -> Iterator[tuple[FederationRuntime, ZeroMQTransport, ZeroMQTransport]]:
     """Participant a under a conductor; b and c say what the test says."""
-    conductor = Conductor(trio.open("a"), Assembly("a", identity("a"), CHARTER))
+    runtime = FederationRuntime(trio.open("a"), Membership("a", identity("a"), CHARTER))
     b, c = trio.open("b"), trio.open("c")
     try:
         eventually(lambda: connected(b, "a") and connected(c, "a"))
-        yield conductor, b, c
+        yield runtime, b, c
     finally:
-        conductor.close(done=False)
+        runtime.close(done=False)
 
 
 def greeting(name: str, ephemeral: bytes) -> bytes:
@@ -724,13 +730,13 @@ def greeting(name: str, ephemeral: bytes) -> bytes:
     return to_bytes(Frame(bytes(16), 0, replace(hello, signature=identity(name).sign(said))))
 
 
-def here(conductor: Conductor, peer: str) -> bool:
-    return conductor.assembly.hello(peer) is not None
+def here(runtime: FederationRuntime, peer: str) -> bool:
+    return runtime.membership.hello(peer) is not None
 
 
-def goes_on(conductor: Conductor) -> bool:
-    with conductor.holding():
-        return conductor._thread.is_alive()
+def goes_on(runtime: FederationRuntime) -> bool:
+    with runtime.holding():
+        return runtime._thread.is_alive()
 
 
 def test_a_backlog_of_frames_does_not_stop_a_conductor(
@@ -738,39 +744,39 @@ def test_a_backlog_of_frames_does_not_stop_a_conductor(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     monkeypatch.setattr(conductor_module, "TURN", 1)  # so that few are enough; with 32, it takes 32,000
-    with conducting(trio) as (conductor, b, c):
-        with conductor.holding():
+    with conducting(trio) as (runtime, b, c):
+        with runtime.holding():
             for _ in range(2000):
                 assert b.send("a", b"rubbish")
             eventually(lambda: len(trio.opened[0]._inbox) > 1900)
         c.send("a", greeting("c", os.urandom(32)))
-        eventually(lambda: here(conductor, "c"), 3)
-        assert goes_on(conductor)
+        eventually(lambda: here(runtime, "c"), 3)
+        assert goes_on(runtime)
 
 
 def test_an_ephemeral_key_that_is_none_does_not_stop_a_conductor(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
-    with conducting(trio) as (conductor, b, c):
+    with conducting(trio) as (runtime, b, c):
         b.send("a", greeting("b", os.urandom(32)))
-        eventually(lambda: here(conductor, "b"))
+        eventually(lambda: here(runtime, "b"))
         c.send("a", greeting("c", bytes(32)))
         time.sleep(1)
-        assert goes_on(conductor)
+        assert goes_on(runtime)
         c.send("a", greeting("c", os.urandom(32)))
-        eventually(lambda: conductor.assembly.view != bytes(16), 5)
+        eventually(lambda: runtime.membership.view != bytes(16), 5)
 
 
 def test_a_peer_that_goes_back_to_an_old_key_does_not_stop_a_conductor(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    with conducting(trio) as (conductor, b, c):
+    with conducting(trio) as (runtime, b, c):
         b.send("a", greeting("b", os.urandom(32)))
-        eventually(lambda: here(conductor, "b"))
+        eventually(lambda: here(runtime, "b"))
         keys = os.urandom(32), os.urandom(32)
         for key in (*keys, keys[0]):
             c.send("a", greeting("c", key))
         time.sleep(1)
-        assert goes_on(conductor)
+        assert goes_on(runtime)
         c.send("a", greeting("c", os.urandom(32)))
-        eventually(lambda: not conductor.assembly.trouble(), 5)
+        eventually(lambda: not runtime.membership.problems(), 5)

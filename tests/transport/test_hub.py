@@ -16,7 +16,7 @@ from cgd.peers import SumSettings
 from cgd.secagg.messages import HUB
 from cgd.transport import hub as hub_module
 from cgd.transport import link
-from cgd.transport.link import Datagram, Kind
+from cgd.transport.link import Datagram, DatagramKind
 from support.hubs import EVERYONE, MEMBERS, Town, Worker, addend, eventually
 from support.ports import free_port
 
@@ -125,8 +125,8 @@ def test_kills_at_random_moments_change_nothing(dialers: tuple[str, ...], openin
                 time.sleep(rng.uniform(0, 0.3))
                 town.start_hub()
             else:
-                ledgers = workers[victim].kill()
-                workers[victim].begin(ledgers if keep else None)
+                journals = workers[victim].kill()
+                workers[victim].begin(journals if keep else None)
         eventually(lambda: all(worker.done for worker in workers.values()), 120)
         errors = {name: worker.error for name, worker in workers.items() if worker.error is not None}
         assert not errors
@@ -177,14 +177,14 @@ def test_whatever_is_thrown_at_the_hub_it_goes_on() -> None:
             caller.connect(town.contacts[HUB].address)
             callers.append(caller)
         rng = random.Random(1)
-        hello = Datagram(Kind.HELLO, b"i" * 8, link.NOBODY, 0, b"c").to_bytes()
-        false = Datagram(Kind.HELLO, b"i" * 8, link.NOBODY, 0, b"a").to_bytes()
+        hello = Datagram(DatagramKind.HELLO, b"i" * 8, link.NOBODY, 0, b"c").to_bytes()
+        false = Datagram(DatagramKind.HELLO, b"i" * 8, link.NOBODY, 0, b"a").to_bytes()
         for parts in ([b"", false], [b"", hello], [b""], [b"", b"", b""], [b"x", b""], [b"c", b"itself"], [b"a", b"x"]):
             callers[0].send_multipart(parts)
         for _ in range(300):
             callers[0].send_multipart([rng.choice([b"", b"a", b"b", b"\xff"]), rng.randbytes(rng.randrange(200))])
         callers[1].send_multipart([b"a", b"x"])
-        counts = hub.refusals.counts
+        counts = hub.rejections.counts
         eventually(lambda: counts.get(("c", "a malformed message"), 0) > 50 and counts.get(("c", "a message"), 0) > 50)
         eventually(lambda: ("a stranger", "a connection") in counts)
         assert ("c", "a false name") in counts
@@ -200,9 +200,9 @@ def test_nothing_of_a_participant_is_kept_that_does_not_read(monkeypatch: pytest
     monkeypatch.setattr(hub_module, "AHEAD", 2)
     with Town() as town:
         hub = town.start_hub()
-        visitor = hub._visitors["a"]
-        visitor.out.offer(bytes(link.WINDOW - len(hub_module.AGAIN)))
-        told = [visitor.tell(b"total") for _ in range(20)]
+        client = hub._clients["a"]
+        client.out.offer(bytes(link.WINDOW - len(hub_module.AGAIN)))
+        told = [client.tell(b"total") for _ in range(20)]
         assert told == [True] * 9 + [False] * 11
         hub._tell(["a"], b"total")
-        assert hub.refusals.counts["a", "a total"] == 1
+        assert hub.rejections.counts["a", "a total"] == 1

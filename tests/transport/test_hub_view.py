@@ -13,14 +13,14 @@ from cgd import FixedPoint
 from cgd.peers import SumSettings
 from cgd.secagg import secure_sum
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.hub_aggregator import Adder
-from cgd.secagg.masking import ExpandedShares, seal, unseal
+from cgd.secagg.hub_aggregator import HubAggregator
+from cgd.secagg.masking import PairwiseMasks, seal, unseal
 from cgd.secagg.messages import HUB, SHARINGS, Deposit, SumSpec, Total
-from cgd.secagg.reduction import HubSide
+from cgd.secagg.reduction import HubKeys
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
 from cgd.transport import link
-from cgd.transport.link import Kind
+from cgd.transport.link import DatagramKind
 from support.hubs import EVERYONE, MEMBERS, Town
 from support.wire import pair_keys, ring_total
 
@@ -63,7 +63,7 @@ def watched(town: Town, monkeypatch: pytest.MonkeyPatch) -> Secrets:
     _, errors = town.sums(GRADIENTS, count=SUMS)
     assert not errors
     for life in town.lives.values():
-        session = life.assembly.group(EVERYONE).session
+        session = life.membership.group(EVERYONE).session
         assert session is not None
         assert session.hub is not None
         assert session._shares is not None
@@ -79,7 +79,7 @@ def said_to_the_hub(town: Town) -> tuple[dict[tuple[str, int], Words], dict[int,
         if name != b"":
             continue
         datagram = link.from_bytes(payload)
-        if datagram.kind is not Kind.DATA:
+        if datagram.kind is not DatagramKind.DATA:
             continue
         frame = from_bytes(datagram.body, peer)
         if inward and isinstance(frame.message, Deposit):
@@ -123,7 +123,7 @@ def test_the_view_holds_no_gradient_no_sum_and_no_key(
         found = [all(piece in town.view for piece in pieces(words)) for words in secrets.sealed]
         assert len(found) == 3 * SUMS
         assert all(found) if opening == "hub" else not any(found)
-        ends = [(life.transport._sealing, name) for me, life in town.lives.items() for name in MEMBERS if name != me]
+        ends = [(life.transport._channels, name) for me, life in town.lives.items() for name in MEMBERS if name != me]
         channels = [sealing.with_peer(name) for sealing, name in ends]
         assert all(name in town.view for channel in channels for name in channel._sessions)
         assert all(channel._sessions for channel in channels)
@@ -179,13 +179,13 @@ def view_of(inputs: dict[str, Words], streams: dict[bytes, Words], monkeypatch: 
             name,
             MEMBERS,
             1,
-            ExpandedShares(name, KEYS[name]),
+            PairwiseMasks(name, KEYS[name]),
             lambda size, name=name: name.encode() * size,  # type: ignore[misc]
-            HubSide(EVERYONE, b"t" * 16),
+            HubKeys(EVERYONE, b"t" * 16),
         )
         for name in MEMBERS
     }
-    adder = Adder({EVERYONE: MEMBERS})
+    adder = HubAggregator({EVERYONE: MEMBERS})
     seen: list[bytes] = []
     for name, each in sums.items():
         each.start(spec, inputs[name].copy())

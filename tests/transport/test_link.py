@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgd.transport import link
-from cgd.transport.link import Datagram, DatagramError, Incoming, Kind, Outgoing
+from cgd.transport.link import Datagram, DatagramError, DatagramKind, Incoming, Outgoing
 
 if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer
@@ -60,7 +60,7 @@ class Channel:
 
     def _arrive(self, datagram: Datagram) -> None:
         datagram = link.from_bytes(datagram.to_bytes())
-        if datagram.kind is Kind.HELLO:
+        if datagram.kind is DatagramKind.HELLO:
             self._reply(self.into.hello(datagram, b"channel", self.now))
             return
         frame, answer = self.into.take(datagram, b"channel", self.now)
@@ -125,28 +125,28 @@ def test_a_window_is_all_that_is_under_way() -> None:
 
 
 def hello(incarnation: bytes) -> Datagram:
-    return Datagram(Kind.HELLO, incarnation, link.NOBODY, 0, b"a")
+    return Datagram(DatagramKind.HELLO, incarnation, link.NOBODY, 0, b"a")
 
 
 def test_a_second_process_is_let_in_only_when_the_first_is_silent() -> None:
     into = Incoming(THEM)
     welcome = into.hello(hello(ME), b"1", 0.0)
-    assert welcome.kind is Kind.WELCOME
+    assert welcome.kind is DatagramKind.WELCOME
     second = into.hello(hello(b"x" * 8), b"2", 1.0)
-    assert second.kind is Kind.REFUSED
+    assert second.kind is DatagramKind.REFUSED
     assert b"another process with this key" in bytes(second.body)
     probe = into.probe()
     assert probe is not None
     answer = Outgoing(ME, b"a")
     answer.take(into.hello(hello(ME), b"1", 1.0), 1.0)
-    assert answer.take(Datagram(Kind.PROBE, welcome.sender, ME), 1.1) is not None
+    assert answer.take(Datagram(DatagramKind.PROBE, welcome.sender, ME), 1.1) is not None
     for _ in range(5):  # it answers, so it stays
-        frame, ack = into.take(Datagram(Kind.PING, ME, welcome.sender), b"1", 1.2)
+        frame, ack = into.take(Datagram(DatagramKind.PING, ME, welcome.sender), b"1", 1.2)
         assert frame is None
         assert ack is not None
-    assert into.hello(hello(b"x" * 8), b"2", 1.3).kind is Kind.REFUSED
-    assert into.hello(hello(b"x" * 8), b"2", 1.2 + link.SILENT_SECONDS).kind is Kind.WELCOME
-    frame, _ = into.take(Datagram(Kind.DATA, ME, THEM, 0, b"old"), b"1", 9.0)
+    assert into.hello(hello(b"x" * 8), b"2", 1.3).kind is DatagramKind.REFUSED
+    assert into.hello(hello(b"x" * 8), b"2", 1.2 + link.SILENT_SECONDS).kind is DatagramKind.WELCOME
+    frame, _ = into.take(Datagram(DatagramKind.DATA, ME, THEM, 0, b"old"), b"1", 9.0)
     assert frame is None
     assert into.stale == 1
 
@@ -155,7 +155,7 @@ def test_a_first_process_whose_channel_is_gone_makes_room_at_once() -> None:
     into = Incoming(THEM)
     into.hello(hello(ME), b"1", 0.0)
     into.gone()
-    assert into.hello(hello(b"x" * 8), b"2", 0.1).kind is Kind.WELCOME
+    assert into.hello(hello(b"x" * 8), b"2", 0.1).kind is DatagramKind.WELCOME
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_garbage_is_never_more_than_an_error(data: bytes) -> None:
     st.lists(
         st.builds(
             Datagram,
-            st.sampled_from(Kind),
+            st.sampled_from(DatagramKind),
             st.sampled_from([ME, THEM]),
             st.sampled_from([ME, THEM]),
             st.integers(0, 2**64 - 1),
@@ -200,9 +200,9 @@ def test_no_sequence_of_datagrams_breaks_either_end(datagrams: list[Datagram]) -
     for now, datagram in enumerate(datagrams):
         out.take(datagram, float(now))
         out.next_datagram(float(now))
-        if datagram.kind is Kind.HELLO:
+        if datagram.kind is DatagramKind.HELLO:
             into.hello(datagram, b"c", float(now))
-        elif datagram.kind in (Kind.DATA, Kind.PING):
+        elif datagram.kind in (DatagramKind.DATA, DatagramKind.PING):
             into.take(datagram, b"c", float(now))
     assert out.rest(1e9) == 0.0
 
@@ -210,7 +210,7 @@ def test_no_sequence_of_datagrams_breaks_either_end(datagrams: list[Datagram]) -
 # Several processes of one peer.
 
 
-class Way:
+class Route:
     """The way from some processes of one peer to us; time is up to the test."""
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class Way:
         return arrived
 
     def _take(self, datagram: Datagram) -> tuple[bytes | None, Datagram | None]:
-        if datagram.kind is Kind.HELLO:
+        if datagram.kind is DatagramKind.HELLO:
             return None, self.into.hello(datagram, b"channel", self.now)
         frame, answer = self.into.take(datagram, b"channel", self.now)
         if frame is None:
@@ -243,26 +243,26 @@ class Way:
 
 
 def test_the_first_process_is_heard_again_when_a_second_one_is_gone() -> None:
-    way = Way()
+    route = Route()
     first, second = Outgoing(b"1" * 8, b"bob"), Outgoing(b"2" * 8, b"bob")
     for frame in (b"a", b"b"):
         first.offer(frame)
-    assert way.carry(first, 2.0) == [b"a", b"b"]
-    way.now += link.SILENT_SECONDS + 1.0
+    assert route.carry(first, 2.0) == [b"a", b"b"]
+    route.now += link.SILENT_SECONDS + 1.0
     second.offer(b"x")
-    assert way.carry(second, 2.0) == [b"x"]
-    way.now += link.SILENT_SECONDS + 1.0
+    assert route.carry(second, 2.0) == [b"x"]
+    route.now += link.SILENT_SECONDS + 1.0
     first.offer(b"c")
-    assert way.carry(first, 20.0) == [b"c"]
+    assert route.carry(first, 20.0) == [b"c"]
 
 
 def test_a_peer_is_heard_when_its_way_was_made_anew() -> None:
     """As when a new epoch has another address for it; both processes stay."""
-    way = Way()
+    route = Route()
     out = Outgoing(b"1" * 8, b"bob")
     for number in range(5):
         out.offer(bytes([number]))
-    assert len(way.carry(out, 3.0)) == 5
-    way.into = Incoming(b"u" * 8)
+    assert len(route.carry(out, 3.0)) == 5
+    route.into = Incoming(b"u" * 8)
     out.offer(b"later")
-    assert way.carry(out, 20.0)[-1:] == [b"later"]
+    assert route.carry(out, 20.0)[-1:] == [b"later"]

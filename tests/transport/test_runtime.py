@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from cgd.secagg.federation_spec import Charter
-from cgd.secagg.membership import Assembly
-from cgd.transport.runtime import Conductor
+from cgd.secagg.federation_spec import FederationSpec
+from cgd.secagg.membership import Membership
+from cgd.transport.runtime import FederationRuntime
 from support.identities import identity, public_keys
 
 if TYPE_CHECKING:
@@ -55,21 +55,21 @@ class Inbox:
 def test_an_unexpected_error_in_the_handling_of_a_frame_is_a_refused_frame_with_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = Charter("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
-    assembly, handled = Assembly("a", identity("a"), held), threading.Event()
+    held = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
+    membership, handled = Membership("a", identity("a"), held), threading.Event()
 
     def receive(sender: str, data: bytes) -> None:
         if data == b"the second":
             handled.set()
         raise KeyError("something that nobody thought of")
 
-    monkeypatch.setattr(assembly, "receive", receive)
+    monkeypatch.setattr(membership, "receive", receive)
     transport = Inbox()
     transport.frames += [("b", b"the first"), ("c", b"the second")]
     with caplog.at_level(logging.WARNING, "cgd.transport"):
-        conductor = Conductor(transport, assembly)
+        runtime = FederationRuntime(transport, membership)
         assert handled.wait(60)
-        conductor.close(done=False)
+        runtime.close(done=False)
     assert "KeyError: 'something that nobody thought of'" in caplog.text
     assert "a message that cgd failed on from b" in caplog.text
     assert "a message that cgd failed on from c" in caplog.text

@@ -12,7 +12,7 @@ from cgd import FixedPoint, local_peers
 from cgd.peers import SumSettings
 from cgd.secagg.codec import from_bytes
 from cgd.secagg.masking import seal
-from cgd.secagg.messages import SHARINGS, Unseal
+from cgd.secagg.messages import SHARINGS, RevealKey
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, BentTransport, custom_peers
 from support.wire import MEMBER_OPENINGS
@@ -45,7 +45,7 @@ def test_no_frame_contains_an_encoded_gradient(sharing: Sharing, opening: Openin
     words = np.add.reduce([fixed_point.encode(gradient) for gradient in gradients], dtype=np.uint32)
     assert np.array_equal(fixed_point.decode(words, np.float32), totals[0])
     assert not any(words[10:13].tobytes() in frame for frame in tap)  # the total itself travels under seals
-    keys = {said.key for frame in tap if isinstance(said := from_bytes(frame, "anyone").message, Unseal)}
+    keys = {said.key for frame in tap if isinstance(said := from_bytes(frame, "anyone").message, RevealKey)}
     for key in keys:
         seal(words, key)
     assert len(keys) == 3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from cgd.audit.schemes import Colony
+from cgd.audit.schemes import Scenario
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def participants(honest: int, each: int, coalition: int = 2, own: int = 30) -> t
     return counts, colluders
 
 
-def digit_colony(
+def digit_scenario(
     records: int,
     *,
     honest: int = 2,
@@ -65,7 +65,7 @@ def digit_colony(
     lr: float = 0.1,
     delta: float = 0.1,
     seed: int = 0,
-) -> Colony:
+) -> Scenario:
     """A curious participant beside honest ones, who train a network with one hidden layer.
 
     Args:
@@ -88,4 +88,4 @@ def digit_colony(
         return torch.nn.Sequential(torch.nn.Linear(64, hidden), activation, torch.nn.Linear(hidden, 10))
 
     data = dict(zip(names, parts, strict=False))
-    return Colony(data, build_model, ["curious"], rounds=rounds, lr=lr, delta=delta, seed=seed)
+    return Scenario(data, build_model, ["curious"], rounds=rounds, lr=lr, delta=delta, seed=seed)

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cgd.errors import InputError
-from cgd.secagg.masking import ExpandedShares, unseal
-from cgd.secagg.messages import Confirm, Ready, Share, Subtotal, SumSpec, Total, Unseal
+from cgd.secagg.masking import PairwiseMasks, unseal
+from cgd.secagg.messages import Confirm, Ready, RevealKey, Share, Subtotal, SumSpec, Total
 from cgd.secagg.partition import parts
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
@@ -181,8 +181,8 @@ class _Coalition:
                 self._note("Total", sender, to, _words(words))
             case Confirm(digest):
                 self._note("Confirm", sender, to, _words(digest))
-            case Unseal(key):
-                self._note("Unseal", sender, to, _words(key))
+            case RevealKey(key):
+                self._note("RevealKey", sender, to, _words(key))
                 self._unsealed[sender] = key
 
     def words(self) -> dict[str, Words]:
@@ -201,7 +201,7 @@ class _Coalition:
         return view
 
     def _note(self, kind: str, sender: str, to: str, words: Words) -> None:
-        once = kind in ("Ready", "Confirm", "Unseal", "Total")  # all members are told the same
+        once = kind in ("Ready", "Confirm", "RevealKey", "Total")  # all members are told the same
         self._seen[f"{kind} of {sender}" if once else f"{kind} of {sender} to {to}"] = words
 
 
@@ -218,7 +218,7 @@ def _exchange(
         for sender, each in sums.items():
             while (outgoing := each.next_outgoing()) is not None:
                 to, message = outgoing
-                if sender == silent and isinstance(message, Confirm | Unseal):
+                if sender == silent and isinstance(message, Confirm | RevealKey):
                     continue
                 moved = True
                 coalition.overhear(sender, to, message)
@@ -228,21 +228,21 @@ def _exchange(
         coalition.total = one.total.copy()
 
 
-class _NoMasks(ExpandedShares):
+class _NoMasks(PairwiseMasks):
     def add_to(self, words: npt.NDArray[Any], position: int) -> None:
         """Add nothing."""
 
 
-class _SameMasks(ExpandedShares):
+class _SameMasks(PairwiseMasks):
     def add_to(self, words: npt.NDArray[Any], position: int) -> None:
         """Add the shares of position 1, whatever the position is."""
         self._last_position = -1
         super().add_to(words, min(position, 1))
 
 
-def _shares(arrangement: Arrangement, me: str, keys: Mapping[str, bytes]) -> ExpandedShares:
-    kinds: dict[Flaw, type[ExpandedShares]] = {"no masks": _NoMasks, "shares reused": _SameMasks}
-    return kinds.get(arrangement.flaw, ExpandedShares)(me, keys)
+def _shares(arrangement: Arrangement, me: str, keys: Mapping[str, bytes]) -> PairwiseMasks:
+    kinds: dict[Flaw, type[PairwiseMasks]] = {"no masks": _NoMasks, "shares reused": _SameMasks}
+    return kinds.get(arrangement.flaw, PairwiseMasks)(me, keys)
 
 
 def _source(arrangement: Arrangement, random: Random, again: bytes, place: int) -> Random:

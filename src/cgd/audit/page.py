@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Glance:
+class AttackSummary:
     """An attack against a scheme, all its settings taken together.
 
     Attributes:
@@ -45,7 +45,7 @@ class Glance:
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class RecoveredImages:
     """Pictures of one finding.
 
     Attributes:
@@ -60,7 +60,7 @@ class Exhibit:
 
 
 @dataclass(frozen=True)
-class Chapter:
+class AttackSection:
     """An attack on the page.
 
     Attributes:
@@ -76,13 +76,13 @@ class Chapter:
     """
 
     attack: dict[str, Any]
-    glances: dict[str, Glance]
+    glances: dict[str, AttackSummary]
     rows: list[Row]
     controls: list[Row]
     metrics: list[tuple[str, str]]
-    exhibits: list[Exhibit]
-    more: list[Exhibit]
-    checks: list[Exhibit]
+    exhibits: list[RecoveredImages]
+    more: list[RecoveredImages]
+    checks: list[RecoveredImages]
     spoilt: dict[str, str]
 
     @property
@@ -123,12 +123,12 @@ def _grouped(rows: list[Row]) -> list[tuple[str, list[Row]]]:
     return [(variant, list(own)) for variant, own in groupby(rows, key=lambda row: row.variant)]
 
 
-def _chapter(audit: Audit, attack: dict[str, Any], pictures: Mapping[str, bytes]) -> Chapter:
+def _chapter(audit: Audit, attack: dict[str, Any], pictures: Mapping[str, bytes]) -> AttackSection:
     rows, controls = verdicts.rows(attack), verdicts.rows(attack, control=True)
     metrics = dict.fromkeys(row.metric for row in (*rows, *controls))
     shown = [row for row in rows if any(each.finding["pictures"] for each in row.cells.values())]
     telling = list({row.variant: row for row in sorted(shown, key=_distance)}.values())
-    return Chapter(
+    return AttackSection(
         attack,
         _glances(rows),
         rows,
@@ -141,7 +141,7 @@ def _chapter(audit: Audit, attack: dict[str, Any], pictures: Mapping[str, bytes]
     )
 
 
-def _glances(rows: list[Row]) -> dict[str, Glance]:
+def _glances(rows: list[Row]) -> dict[str, AttackSummary]:
     found: dict[str, list[Verdict]] = {}
     for row in rows:
         for scheme, each in row.cells.items():
@@ -149,7 +149,7 @@ def _glances(rows: list[Row]) -> dict[str, Glance]:
     glances = {}
     for scheme, cells in found.items():
         bad = [each for each in cells if each.finding["succeeds"]]
-        glances[scheme] = Glance(verdicts.worst(bad or cells), len(cells), len(bad))
+        glances[scheme] = AttackSummary(verdicts.worst(bad or cells), len(cells), len(bad))
     return glances
 
 
@@ -159,11 +159,11 @@ def _distance(row: Row) -> float:
     return abs(float(worst["value"]) - float(worst["chance"]))
 
 
-def _exhibits(row: Row, pictures: Mapping[str, bytes]) -> list[Exhibit]:
+def _exhibits(row: Row, pictures: Mapping[str, bytes]) -> list[RecoveredImages]:
     found = []
     for each in row.cells.values():
         named = sorted(each.finding["pictures"].items(), key=lambda item: item[0] != "real")
         shown = [(caption, f"data:image/png;base64,{base64.b64encode(pictures[at]).decode()}") for caption, at in named]
         if shown:
-            found.append(Exhibit(each, row.variant, shown))
+            found.append(RecoveredImages(each, row.variant, shown))
     return found

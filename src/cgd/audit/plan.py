@@ -44,7 +44,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class AuditSource:
     """What is attacked, for the page and to run it again.
 
     Attributes:
@@ -76,7 +76,7 @@ class Plan:
         only: the attacks that were asked for; everything if empty.
     """
 
-    source: Source
+    source: AuditSource
     attacks: tuple[Attack, ...]
     parts: tuple[Part, ...]
     only: tuple[str, ...] = ()

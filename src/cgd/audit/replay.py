@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError
-from cgd.optim.displacement import AdamDescent, Descent
+from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.lr_scheduler import inverse_square
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def replay(
     return found
 
 
-def _rule(training: Training, step: int) -> Descent | AdamDescent:
+def _rule(training: Training, step: int) -> SGDRule | AdamRule:
     """As `training.py` has it, with the step size of this step."""
     lr = training.lr * inverse_square(step, training.mu, training.steps) if training.mu else training.lr
-    return AdamDescent(lr) if training.optimizer == "adam" else Descent(lr, training.momentum)
+    return AdamRule(lr) if training.optimizer == "adam" else SGDRule(lr, training.momentum)
 
 
 def _memory(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -89,10 +89,10 @@ def _memory(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _told(
-    rule: Descent | AdamDescent, displacement: torch.Tensor, before: Mapping[str, Any], after: Mapping[str, Any]
+    rule: SGDRule | AdamRule, displacement: torch.Tensor, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> torch.Tensor:
     """The total by which a rule got from one state to the next."""
-    if isinstance(rule, AdamDescent):
+    if isinstance(rule, AdamRule):
         kept = rule.betas[0] * before["mean"].double() if before else 0.0
         total = (after["mean"].double() - kept) / (1 - rule.betas[0])
     elif rule.momentum:

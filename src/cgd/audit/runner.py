@@ -92,7 +92,7 @@ class Outcome:
     seconds: float
 
 
-class Watch(Protocol):
+class ProgressListener(Protocol):
     """Whoever wants to see how it goes."""
 
     def began(self, part: Part) -> None:
@@ -102,7 +102,7 @@ class Watch(Protocol):
         """It is done."""
 
 
-def run(plan: Plan, seed: int, jobs: int, watch: Watch) -> Outcome:
+def run(plan: Plan, seed: int, jobs: int, watch: ProgressListener) -> Outcome:
     """Run all parts, at most `jobs` at a time. After an interrupt, what is done by then."""
     begun = time.monotonic()
     pool = _Pool(plan, seed, watch)
@@ -123,7 +123,7 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, plan: Plan, seed: int, watch: Watch) -> None:
+    def __init__(self, plan: Plan, seed: int, watch: ProgressListener) -> None:
         self.done: dict[int, Done] = {}
         self._plan, self._seed, self._watch = plan, seed, watch
         self._waiting = iter(range(len(plan.parts)))

@@ -29,7 +29,7 @@ Batches = Callable[[str, int, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Colony:
+class Scenario:
     """Participants to be attacked.
 
     Attributes:
@@ -69,7 +69,7 @@ class Colony:
     dropouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
-def observe(colony: Colony, scheme: Scheme) -> tuple[View, Truth]:
+def observe(colony: Scenario, scheme: Scheme) -> tuple[View, Truth]:
     """Run a colony under a scheme: what its coalition sees, and what it should not.
 
     Raises:
@@ -82,7 +82,7 @@ def observe(colony: Colony, scheme: Scheme) -> tuple[View, Truth]:
 
 
 class _Run:
-    def __init__(self, colony: Colony, scheme: Scheme) -> None:
+    def __init__(self, colony: Scenario, scheme: Scheme) -> None:
         self.colony, self.scheme = colony, scheme
         self.model = colony.build_model()
         self.samples = sum(len(y) for _, y in colony.data.values())

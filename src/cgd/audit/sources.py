@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cgd.audit.examination import EXAMINED, described, examine
-from cgd.audit.plan import Plan, Source
+from cgd.audit.plan import AuditSource, Plan
 from cgd.audit.registry import CATALOGUE, get, parts
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
@@ -77,7 +77,7 @@ def embedded() -> Plan:
         "The data come with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have some "
         "records each, and one or two of them are curious. Each attack is tried where it is strong."
     )
-    return Plan(Source("embedded", "embedded data", about), CATALOGUE, tuple(parts()))
+    return Plan(AuditSource("embedded", "embedded data", about), CATALOGUE, tuple(parts()))
 
 
 def from_spec(
@@ -112,7 +112,7 @@ def from_spec(
     for option, value, usual in (("--run", label, None), ("--rounds", rounds, ROUNDS), ("--honest", honest, HONEST)):
         arguments += [option, str(value)] if value != usual else []
     work = [SpecPart(spec, rounds, honest, data_dir, scheme, attack) for scheme in SCHEMES for attack in EXAMINED]
-    return Plan(Source("spec", path.name, about, tuple(arguments)), _examined(), tuple(work))
+    return Plan(AuditSource("spec", path.name, about, tuple(arguments)), _examined(), tuple(work))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: 
         about += f" Only {len(view.rounds)} of {taken} steps can be used: parts of the others are missing."
     if len(view.honest) == 1:
         about += f" With nobody else honest, the gradient of {view.honest[0]} is open in every step."
-    source = Source("recording", f"a run of {first.federation}", about, arguments)
+    source = AuditSource("recording", f"a run of {first.federation}", about, arguments)
     work = [RecordingPart(tuple(map(str, folders)), tuple(coalition), attack, function) for attack in EXAMINED]
     return Plan(source, _examined(), tuple(work))
 

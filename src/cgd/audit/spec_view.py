@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
 from cgd.experiments.runner import build_model, loaded
@@ -48,7 +48,7 @@ def observed(
     data = _data(spec, data_dir)
     cells = Grid(spec.rows, 1).split(data.x, data.y, seed=spec.seed)
     names = {cell: f"participant-{cell.row + 1}" for cell in cells}
-    colony = Colony(
+    colony = Scenario(
         {names[cell]: (block.x, block.y) for cell, block in cells.items()},
         lambda: build_model(spec, data),
         list(names.values())[honest:],

@@ -86,7 +86,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Tally:
+class VerdictCounts:
     """How many attacks succeed against a scheme.
 
     Attributes:
@@ -174,7 +174,7 @@ def apart(names: Iterable[str]) -> dict[str, str]:
     return {name: " ".join(each[begin : len(each) - end]).strip(" ,;:") for name, each in words.items()}
 
 
-def tally(audit: Audit, scheme: str) -> Tally:
+def tally(audit: Audit, scheme: str) -> VerdictCounts:
     """Which attacks succeed against a scheme."""
     leaks: list[dict[str, Any]] = []
     holds: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ def tally(audit: Audit, scheme: str) -> Tally:
         tried = _decided(attack, scheme)
         if tried:
             (leaks if any(each["succeeds"] for each in tried) else holds).append(attack)
-    return Tally(leaks, holds)
+    return VerdictCounts(leaks, holds)
 
 
 def worst(found: list[Verdict]) -> Verdict:

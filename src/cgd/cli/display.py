@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from cgd.federation.member import Membership
+    from cgd.federation.member import FederationMember
 
 REFRESH_SECONDS = 0.25
 COLOURS = {"here": "green", "done": "green", "left": "yellow", "missing": "red", "refused": "red"}
@@ -179,7 +179,7 @@ class Display(Live):
         membership: whose.
     """
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: FederationMember) -> None:
         self._membership = membership
         super().__init__()
 
@@ -190,15 +190,15 @@ class Display(Live):
         seconds = time.monotonic() - self._begun
         title = f"{federation.name}, epoch {federation.epoch}, as {membership.me}"
         table = Table("peer", "state", "latency", "note", title=title, title_justify="left")
-        for report in membership.conductor.report():
+        for report in membership.runtime.report():
             latency = f"{1000 * report.latency:.0f} ms" if report.latency is not None else ""
             state = Text(report.state, style=COLOURS[report.state])
             table.add_row(report.name, state, latency, Text(report.note))
-        waits = [membership.conductor.assembly.waiting_for(group) for group in membership.groups]
+        waits = [membership.runtime.membership.waiting_for(group) for group in membership.groups]
         waits = [(what, missing) for what, missing in waits if missing]
         waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
         sent = traffic.bytes_sent / 1e6
-        step = membership.conductor.assembly.clock
+        step = membership.runtime.membership.clock
         steps = f"step {step + 1} of {federation.training.steps}, " if step else ""
         done = f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent"
         doing = waiting or ("" if self._message else "computing")

@@ -20,7 +20,7 @@ from cgd.errors import ClosedError
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-    from cgd.transport.runtime import Conductor
+    from cgd.transport.runtime import FederationRuntime
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD = "interrupted; the same command goes on from here"
@@ -50,7 +50,7 @@ class Interruption:
         self.stopped = False
         self.left = False
         self._deferred = False
-        self._conductor: Conductor | None = None
+        self._runtime: FederationRuntime | None = None
         self._stopping: threading.Thread | None = None
         self._starting = threading.Lock()
         self._nudging = False
@@ -85,9 +85,9 @@ class Interruption:
         """From now on a signal raises nothing where the program happens to be."""
         self._deferred = True
 
-    def attach(self, conductor: Conductor) -> None:
+    def attach(self, runtime: FederationRuntime) -> None:
         """Stop this conductor at the first signal, or now if there was one since `defer`."""
-        self._conductor = conductor
+        self._runtime = runtime
         if self.stopped:
             self._stop_once()
 
@@ -106,7 +106,7 @@ class Interruption:
             if self.stopped:
                 _end(f"interrupted again and ended at once; {TOLD.partition('; ')[2]}")
             self.stopped = True
-            if self._conductor is not None:
+            if self._runtime is not None:
                 self._stop_once()
 
     def _stop_once(self) -> None:
@@ -116,11 +116,11 @@ class Interruption:
                 self._stopping.start()
 
     def _stop(self) -> None:
-        assert self._conductor is not None  # noqa: S101 - for the type checker
-        self._conductor.stop(StoppedError("the operator has stopped this participant"))
+        assert self._runtime is not None  # noqa: S101 - for the type checker
+        self._runtime.stop(StoppedError("the operator has stopped this participant"))
         if self._has_left(NOTICE_SECONDS):
             return
-        self._conductor.close(done=False)  # the program computes, and may do so for long
+        self._runtime.close(done=False)  # the program computes, and may do so for long
         deadline = time.monotonic() + END_SECONDS
         self._nudging = True
         while not self._has_left(4 * LOOK_SECONDS):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from cgd.cli.display import Display
     from cgd.federation.config import Federation
-    from cgd.federation.member import Membership
-    from cgd.tabular.trace_writer import Recorder
+    from cgd.federation.member import FederationMember
+    from cgd.tabular.trace_writer import TraceWriter
 
-    Work = Callable[[Membership, Display], Any]
+    Work = Callable[[FederationMember, Display], Any]
 
 Delta = Annotated[
     float | None, typer.Option(help="With --data: the spread of your model's origin (default: that of the file).")
@@ -83,7 +83,7 @@ def join(
     with Interruption() as interruption:  # a service manager's stop is as clean as Ctrl-C
         try:
             work: Work
-            recorder: Recorder | None = None
+            recorder: TraceWriter | None = None
             if data is not None:  # everything that may be wrong with the records is found before anybody hears of us
                 work, recorder = _practice(path, name, data, label, out, delta, record)
             else:
@@ -92,13 +92,13 @@ def join(
             typer.echo("cgd: interrupted before anybody has heard of us", err=True)
             raise typer.Exit(INTERRUPTED) from None
         interruption.defer()
-        from cgd.federation.member import Membership
+        from cgd.federation.member import FederationMember
 
         sink = None if recorder is None else recorder.frame
-        membership = Membership(
+        membership = FederationMember(
             path, name, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=None, sink=sink
         )
-        interruption.attach(membership.conductor)
+        interruption.attach(membership.runtime)
         result, failure = _take_part(membership, work, recorder, interruption, log)
     if failure is not None:
         _fail(failure, run or f"training on {data}", name)
@@ -109,7 +109,7 @@ def join(
 
 
 def _take_part(
-    membership: Membership, work: Work, recorder: Recorder | None, interruption: Interruption, log: Path | None
+    membership: FederationMember, work: Work, recorder: TraceWriter | None, interruption: Interruption, log: Path | None
 ) -> tuple[Any, Exception | None]:
     """Do the work, and leave in order; what came of it, or why it failed."""
     from cgd.cli.display import Display, log_events
@@ -131,9 +131,9 @@ def _take_part(
             failure = error
         else:
             display.say("done; waiting for the others, who may need us to catch up (Ctrl-C leaves at once)")
-            membership.conductor.close(done=True)
+            membership.runtime.close(done=True)
         finally:
-            membership.conductor.close(done=False)
+            membership.runtime.close(done=False)
             if recorder is not None:
                 recorder.close()
     return result, failure
@@ -148,20 +148,20 @@ def _own_program(where: str) -> Work:
 
 def _practice(
     path: Path, name: str, data: Path, label: str | None, out: Path | None, delta: float | None, record: Path | None
-) -> tuple[Callable[[Membership, Display], str], Recorder | None]:
+) -> tuple[Callable[[FederationMember, Display], str], TraceWriter | None]:
     """Read the records; what to do with them when the others are there, and what records it, if we do."""
     from cgd.federation.config import Federation
     from cgd.optim.origin import check_delta
     from cgd.tabular.foresight import foreseen
     from cgd.tabular.loading import read
     from cgd.tabular.models import SIZES
-    from cgd.tabular.run import RunFolder, Source, run, summary
-    from cgd.tabular.settings import Setting
+    from cgd.tabular.run import DataSource, RunFolder, run, summary
+    from cgd.tabular.settings import TabularSettings
     from cgd.tabular.trace_writer import refuse_columns
     from cgd.tabular.user_functions import load_function
 
     federation = Federation.load(path)
-    setting = Setting.of(federation, name)
+    setting = TabularSettings.of(federation, name)
     if delta is not None:
         check_delta(delta)
     if record is not None:
@@ -184,10 +184,10 @@ def _practice(
         typer.echo(f"cgd: {printable(note)}", err=True)
     for caution in foreseen(federation, setting, records):
         typer.echo(f"cgd: caution, from our own table alone: {caution}", err=True)
-    source = Source(data.name, records, notes)
+    source = DataSource(data.name, records, notes)
     recorder = None if record is None else _recorder(record, federation, name)
 
-    def work(membership: Membership, display: Display) -> str:
+    def work(membership: FederationMember, display: Display) -> str:
         content = run(
             membership.peers,
             membership.federation,
@@ -210,10 +210,10 @@ def _practice(
     return work, recorder
 
 
-def _recorder(folder: Path, federation: Federation, name: str) -> Recorder:
-    from cgd.tabular.trace_writer import Recorder, bytes_per_parameter
+def _recorder(folder: Path, federation: Federation, name: str) -> TraceWriter:
+    from cgd.tabular.trace_writer import TraceWriter, bytes_per_parameter
 
-    recorder = Recorder(folder, name, federation.name)
+    recorder = TraceWriter(folder, name, federation.name)
     size = bytes_per_parameter(federation.training, len(federation.names))
     typer.echo(
         f"cgd: recording into {folder} your prepared records, origin, gradients, and what you see: keep it as secret "

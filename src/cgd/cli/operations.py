@@ -173,17 +173,17 @@ def check(
     from rich.text import Text
 
     from cgd.federation.config import digest_of
-    from cgd.federation.member import Membership
+    from cgd.federation.member import FederationMember
 
     if not 0 < wait < float("inf"):
         raise InputError(f"--wait is {wait}; it is a number of seconds above 0")
     with _no_state() as state:
-        membership = Membership(path, name, key=key, listen=listen, state=state)
+        membership = FederationMember(path, name, key=key, listen=listen, state=state)
         deadline = time.monotonic() + wait
         reports: dict[str, PeerReport] = {}
         try:
             while time.monotonic() < deadline:
-                for report in membership.conductor.report():  # whoever was here once has answered
+                for report in membership.runtime.report():  # whoever was here once has answered
                     if report.name not in reports or reports[report.name].state != "here" or report.state == "here":
                         reports[report.name] = report
                 if all(report.state == "here" and report.latency for report in reports.values()):
@@ -191,7 +191,7 @@ def check(
                 time.sleep(0.1)
             table = Table("peer", "state", "latency", "version", "digest", "note")
             for report in reports.values():
-                hello = membership.conductor.assembly.hello(report.name)
+                hello = membership.runtime.membership.hello(report.name)
                 latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
                 known = (
                     (hello.version, digest_of(hello.epoch, dict(hello.sections))[:SHOWN_DIGITS])

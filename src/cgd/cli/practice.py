@@ -18,7 +18,7 @@ from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from cgd.tabular.model import ConfinedModel
-    from cgd.tabular.predict import Predictions, Questions
+    from cgd.tabular.predict import LoadedInputs, Predictions
 
 
 @app.command()
@@ -123,7 +123,7 @@ def report(
 
 def _together(
     loaded: ConfinedModel,
-    asked: Questions,
+    asked: LoadedInputs,
     federation: Path,
     key: Path | None,
     listen: str | None,
@@ -131,13 +131,13 @@ def _together(
 ) -> Predictions:
     from cgd.cli.display import Display
     from cgd.federation.config import Federation
-    from cgd.federation.member import Membership
+    from cgd.federation.member import FederationMember
     from cgd.tabular.predict import answers, row_of
 
     name = loaded.origin["participant"]
     row = row_of(Federation.load(federation), name)
     with tempfile.TemporaryDirectory(prefix="cgd-predict-") as state:  # a prediction is asked for anew each time
-        membership = Membership(row, name, key=key, listen=listen, state=state, timeout=timeout)
+        membership = FederationMember(row, name, key=key, listen=listen, state=state, timeout=timeout)
         with Display(membership), membership.peers as peers:
             return answers(loaded, asked, peers)
 

@@ -15,8 +15,8 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from cgd.experiments.runner import Store
-    from cgd.experiments.spec import Entry, Experiment
+    from cgd.experiments.runner import ResultStore
+    from cgd.experiments.spec import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -98,10 +98,10 @@ def reproduce(
     from rich.console import Console
 
     from cgd.experiments import reproduce as paper
-    from cgd.experiments.runner import Store
+    from cgd.experiments.runner import ResultStore
 
     console = Console()
-    store = Store(out / scale.value)
+    store = ResultStore(out / scale.value)
     if what == "list":
         console.print(paper.listing(out))
         return
@@ -126,16 +126,16 @@ def simulate(
     """Simulate colonies of your own: everything a TOML file describes, as a table, a plot and JSON files."""
     from cgd.experiments import reproduce as paper
     from cgd.experiments import spec
-    from cgd.experiments.runner import Store
+    from cgd.experiments.runner import ResultStore
 
     experiment = spec.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
-    store = Store(out / chosen if len(experiment.entries) > 1 else out)
+    store = ResultStore(out / chosen if len(experiment.entries) > 1 else out)
     store.prepare([entry.run for entry in paper.entries_of(experiment, chosen)], fresh=not resume)
     _run_experiment(experiment, chosen, store, data_dir)
 
 
-def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: Path | None) -> None:
+def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None) -> None:
     """Run what is missing, then show the table and draw the plot."""
     from rich.console import Console
 
@@ -152,7 +152,7 @@ def _run_experiment(experiment: Experiment, scale: str, store: Store, data_dir: 
             for entry in entries
         }
 
-        def watch(entry: Entry) -> OnStep:
+        def watch(entry: RunEntry) -> OnStep:
             name, tenth = f"{entry.group} {entry.label}".strip(), max(1, entry.run.steps // 10)
 
             def on_step(step: int, history: History) -> None:

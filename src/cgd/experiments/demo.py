@@ -60,7 +60,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Participant:
+class DemoParticipant:
     """What one participant has at the end: a model trained alone, and its confined model."""
 
     name: str
@@ -78,7 +78,7 @@ class DemoResult:
     parameters: int
     features: int
     held_out: int
-    participants: list[Participant]
+    participants: list[DemoParticipant]
     pooled: Curve
 
     @property
@@ -112,7 +112,7 @@ def run(settings: DemoSettings, advance: Callable[[str], None] = lambda _: None)
         alone = [trial.plainly(name, block.x, block.y, "alone") for name, block in zip(names, blocks, strict=True)]
         confined = colony.run(trial.together, blocks)
         participants = [
-            Participant(name, block.samples, by_itself, with_others, peers.traffic)
+            DemoParticipant(name, block.samples, by_itself, with_others, peers.traffic)
             for name, block, by_itself, with_others, peers in zip(names, blocks, alone, confined, colony, strict=True)
         ]
     parameters = sum(parameter.numel() for parameter in trial.build("count").parameters())
@@ -120,7 +120,7 @@ def run(settings: DemoSettings, advance: Callable[[str], None] = lambda _: None)
 
 
 @dataclass(frozen=True)
-class Scale:
+class FeatureScale:
     """How features are standardised."""
 
     mean: torch.Tensor
@@ -131,14 +131,14 @@ class Scale:
         return ((x - self.mean) / self.deviation).float()
 
 
-def agree_on_scale(peers: Peers, block: Block) -> Scale:
+def agree_on_scale(peers: Peers, block: Block) -> FeatureScale:
     """The mean and deviation of every feature over all hospitals, from one secure sum: no record is pooled for it."""
     ones = torch.ones(len(block.x), 1, dtype=block.x.dtype)
     own = torch.cat((ones, block.x, block.x**2), dim=1).sum(dim=0)
     total = peers.sum(own, bound=STATISTICS_BOUND, ring_bits=64)
     first, second = (total[1:] / total[0]).chunk(2)
     deviation = (second - first**2).clamp(min=0).sqrt()
-    return Scale(first, torch.where(deviation > 0, deviation, 1.0))
+    return FeatureScale(first, torch.where(deviation > 0, deviation, 1.0))
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Trial:
 
     settings: DemoSettings
     data: Dataset
-    scale: Scale
+    scale: FeatureScale
     advance: Callable[[str], None]
 
     def build(self, name: str) -> torch.nn.Module:

@@ -26,7 +26,7 @@ TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
-class Source:
+class DownloadSource:
     """Where a data set is to be found.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source(
+    "mnist": DownloadSource(
         "mnist",
         ("mnist", "MNIST/raw"),
         ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
@@ -54,7 +54,7 @@ SOURCES = {
             "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
         },
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": DownloadSource(
         "fashion-mnist",
         ("fashion-mnist", "FashionMNIST/raw"),
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
@@ -81,7 +81,7 @@ def load(name: str, data_dir: Path | None = None) -> dict[str, npt.NDArray[np.ui
     return {file: fetched[file] if array is None else array for file, array in found.items()}
 
 
-def folders(source: Source, data_dir: Path | None) -> Iterator[Path]:
+def folders(source: DownloadSource, data_dir: Path | None) -> Iterator[Path]:
     """Where the data set may lie, the first choice first."""
     named = [Path(folder) for folder in (data_dir, os.environ.get("CGD_DATA")) if folder]
     shares = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
@@ -97,7 +97,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cgd"
 
 
-def _find(source: Source, file: str, data_dir: Path | None) -> npt.NDArray[np.uint8] | None:
+def _find(source: DownloadSource, file: str, data_dir: Path | None) -> npt.NDArray[np.uint8] | None:
     for folder in folders(source, data_dir):
         for path in (folder / f"{file}.gz", folder / file):
             if os.path.isfile(path):  # Path.is_file fails where we may not look
@@ -115,7 +115,7 @@ def _content(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read ({error}); delete it and get it anew") from None
 
 
-def _of_another(source: Source, folder: Path, file: str, content: bytes) -> bool:
+def _of_another(source: DownloadSource, folder: Path, file: str, content: bytes) -> bool:
     """Whether this is a file of another data set (all name them alike), in a folder not named after this one."""
     if any(folder.match(each) for each in source.folders):
         return False
@@ -126,7 +126,7 @@ def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _checked(source: Source, file: str, content: bytes, path: object) -> bytes:
+def _checked(source: DownloadSource, file: str, content: bytes, path: object) -> bytes:
     found = _md5(content)
     if found != source.md5[file]:
         raise InputError(
@@ -157,7 +157,7 @@ def parse(content: bytes, where: object) -> npt.NDArray[np.uint8]:
         raise InputError(f"{where} is not an idx file of bytes; delete it and get it anew") from None
 
 
-def _fetch(source: Source, missing: list[str], data_dir: Path | None) -> npt.NDArray[np.uint8]:
+def _fetch(source: DownloadSource, missing: list[str], data_dir: Path | None) -> npt.NDArray[np.uint8]:
     """Download the first missing file into the cache; only one that is the published one gets there."""
     from http.client import HTTPException
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from cgd.experiments.runner import Result
-    from cgd.experiments.spec import Entry, Experiment
+    from cgd.experiments.spec import Experiment, RunEntry
 
-    Done = list[tuple[Entry, Result]]
+    Done = list[tuple[RunEntry, Result]]
 
 
 def draw(experiment: Experiment, done: Done, path: Path) -> bool:

@@ -14,16 +14,16 @@ from rich.table import Table
 
 from cgd.errors import CGDError, InputError
 from cgd.experiments import plots, spec, tables, theory
-from cgd.experiments.runner import Store, check
+from cgd.experiments.runner import ResultStore, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cgd.experiments.runner import Result
-    from cgd.experiments.spec import Entry, Experiment
+    from cgd.experiments.spec import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
 
-    Watch = Callable[[Entry], OnStep]
+    ProgressListener = Callable[[RunEntry], OnStep]
 
 HALF_A_POINT = 0.005
 _INTRODUCTION = """\
@@ -57,15 +57,15 @@ def get(name: str) -> Experiment:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentResult:
     """An experiment with the results that are there."""
 
     experiment: Experiment
     scale: str
-    found: list[tuple[Entry, Result | None]]
+    found: list[tuple[RunEntry, Result | None]]
 
     @property
-    def done(self) -> list[tuple[Entry, Result]]:
+    def done(self) -> list[tuple[RunEntry, Result]]:
         """Those that have run."""
         return [(entry, result) for entry, result in self.found if result is not None]
 
@@ -87,7 +87,7 @@ class Outcome:
         return path if plots.draw(self.titled, self.done, path) else None
 
 
-def entries_of(experiment: Experiment, scale: str) -> tuple[Entry, ...]:
+def entries_of(experiment: Experiment, scale: str) -> tuple[RunEntry, ...]:
     """The runs of an experiment at this scale.
 
     Raises:
@@ -99,27 +99,31 @@ def entries_of(experiment: Experiment, scale: str) -> tuple[Entry, ...]:
     return experiment.entries[scale]
 
 
-def look_up(experiment: Experiment, scale: str, store: Store) -> Outcome:
+def look_up(experiment: Experiment, scale: str, store: ResultStore) -> ExperimentResult:
     """What is there of an experiment, without running anything."""
-    return Outcome(experiment, scale, [(entry, store.get(entry.run)) for entry in entries_of(experiment, scale)])
+    return ExperimentResult(
+        experiment, scale, [(entry, store.get(entry.run)) for entry in entries_of(experiment, scale)]
+    )
 
 
-def run(experiment: Experiment, scale: str, store: Store, data_dir: Path | None, watch: Watch) -> Outcome:
+def run(
+    experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None, watch: ProgressListener
+) -> ExperimentResult:
     """Run what is not there yet."""
     entries = entries_of(experiment, scale)
     for entry in entries:  # before the first is trained, see whether all can be
         with _called_by_name(entry):
             if not store.path(entry.run).exists():
                 check(entry.run, data_dir)
-    found: list[tuple[Entry, Result | None]] = []
+    found: list[tuple[RunEntry, Result | None]] = []
     for entry in entries:
         with _called_by_name(entry):
             found.append((entry, store.run(entry.run, data_dir, watch(entry))))
-    return Outcome(experiment, scale, found)
+    return ExperimentResult(experiment, scale, found)
 
 
 @contextmanager
-def _called_by_name(entry: Entry) -> Iterator[None]:
+def _called_by_name(entry: RunEntry) -> Iterator[None]:
     """An error says in which run it happened."""
     try:
         yield
@@ -135,13 +139,13 @@ def listing(out: Path) -> Table:
         there = []
         for scale in spec.SCALES:
             entries = experiment.entries.get(scale, ())
-            ready = sum(Store(out / scale).path(entry.run).exists() for entry in entries)
+            ready = sum(ResultStore(out / scale).path(entry.run).exists() for entry in entries)
             there.append(f"{ready} of {len(entries)}" if entries else "")
         table.add_row(name, experiment.title, *there)
     return table
 
 
-def report(scale: str, store: Store) -> Path:
+def report(scale: str, store: ResultStore) -> Path:
     """One page with everything that has run at this scale, the paper beside ours; returns its path."""
     outcomes = [look_up(each, scale, store) for each in experiments().values() if scale in each.entries]
     parts = ["# The paper's MNIST results, and ours", _INTRODUCTION.format(scale=scale)]
@@ -155,7 +159,7 @@ def report(scale: str, store: Store) -> Path:
     return page
 
 
-def _section(outcome: Outcome, folder: Path) -> Iterator[str]:
+def _section(outcome: ExperimentResult, folder: Path) -> Iterator[str]:
     experiment = outcome.experiment
     yield f"## {experiment.title}"
     yield experiment.about
@@ -170,7 +174,7 @@ def _section(outcome: Outcome, folder: Path) -> Iterator[str]:
     yield "\n".join(f"- {each}" for each in _findings(outcome))
 
 
-def _findings(outcome: Outcome) -> Iterator[str]:
+def _findings(outcome: ExperimentResult) -> Iterator[str]:
     """What the table says, in sentences."""
     if outcome.experiment.show == "curves":
         return
@@ -190,7 +194,7 @@ def _findings(outcome: Outcome) -> Iterator[str]:
         yield f"Not run at this scale: {', '.join(missing)}."
 
 
-def _orders(outcome: Outcome) -> Iterator[str]:
+def _orders(outcome: ExperimentResult) -> Iterator[str]:
     """Of each group that has run as a whole: which settings are the best, here and in the paper."""
     for group in dict.fromkeys(entry.group for entry, _ in outcome.found):
         own = [(entry, result) for entry, result in outcome.done if entry.group == group]
@@ -205,7 +209,7 @@ def _orders(outcome: Outcome) -> Iterator[str]:
         yield f"{said}."
 
 
-def _of_the_theorem(done: list[tuple[Entry, Result]]) -> Iterator[str]:
+def _of_the_theorem(done: list[tuple[RunEntry, Result]]) -> Iterator[str]:
     """Does the regret behave as Theorem 1 says?"""
     share = []
     for entry, result in done:
@@ -242,7 +246,7 @@ def _of_the_theorem(done: list[tuple[Entry, Result]]) -> Iterator[str]:
         )
 
 
-def _twins(outcomes: list[Outcome]) -> str:
+def _twins(outcomes: list[ExperimentResult]) -> str:
     """`joint` grids beside the colonies with the same rows and one column."""
     results = {entry.run: result for outcome in outcomes for entry, result in outcome.done}
     rows = []
@@ -260,7 +264,7 @@ def _twins(outcomes: list[Outcome]) -> str:
     return "## Joint grids beside their m^h×1 twins\n\n" + tables.Sheet("", header, tuple(rows)).for_page()
 
 
-def _called(entry: Entry) -> str:
+def _called(entry: RunEntry) -> str:
     return f"{entry.group} {entry.label}".strip()
 
 

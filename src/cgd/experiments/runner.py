@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from cgd.experiments.datasets import Dataset
     from cgd.optim.grid import Cell
-    from cgd.simulation.baselines import Setting
+    from cgd.simulation.baselines import BaselineSettings
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import Evaluation
 
@@ -92,7 +92,7 @@ class Result:
             raise InputError(f"{path} is not a result that cgd wrote ({error}); move it away to run it anew") from None
 
 
-class Store:
+class ResultStore:
     """A folder of results, one file for each run; whichever experiment asks for a run finds it there."""
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +152,7 @@ def execute(
     data = loaded(spec.data, spec.seed, data_dir)
     if spec.samples:
         data = data.first(spec.samples)
-    setting = baselines.Setting(
+    setting = baselines.BaselineSettings(
         build_model=lambda: build_model(spec, data),
         blocks=Grid(spec.rows, spec.columns).split(data.x, data.y, seed=spec.seed),
         steps=spec.steps,
@@ -168,7 +168,7 @@ def execute(
     return _METHODS[spec.method](spec, setting)
 
 
-def _cgd(spec: RunSpec, setting: Setting) -> Result:
+def _cgd(spec: RunSpec, setting: BaselineSettings) -> Result:
     colony = setting.colony(
         mode=spec.mode,  # type: ignore[arg-type]
         accept=spec.accept,
@@ -185,22 +185,22 @@ def _cgd(spec: RunSpec, setting: Setting) -> Result:
     return Result(spec, colony.history, cgd.__version__, extra)
 
 
-def _federated(spec: RunSpec, setting: Setting) -> Result:
+def _federated(spec: RunSpec, setting: BaselineSettings) -> Result:
     secure = spec.method == "secure-fedsgd"
     mode: Any = spec.mode
     colony = baselines.federated_sgd(setting, secure=secure, mode=mode, accept=spec.accept)
     return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
 
 
-def _centralised(spec: RunSpec, setting: Setting) -> Result:
+def _centralised(spec: RunSpec, setting: BaselineSettings) -> Result:
     return Result(spec, baselines.centralised(setting).history, cgd.__version__, {})
 
 
-def _local(spec: RunSpec, setting: Setting) -> Result:
+def _local(spec: RunSpec, setting: BaselineSettings) -> Result:
     return Result(spec, baselines.local(setting, spec.sample).history, cgd.__version__, {})
 
 
-def _private(spec: RunSpec, setting: Setting) -> Result:
+def _private(spec: RunSpec, setting: BaselineSettings) -> Result:
     trained = baselines.dp_sgd(setting, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
     extra = {"epsilon_spent": trained.epsilon_spent, "noise_multiplier": trained.noise_multiplier}
     return Result(spec, trained.history, cgd.__version__, extra)

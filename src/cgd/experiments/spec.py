@@ -178,7 +178,7 @@ _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(RunSpec)
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunEntry:
     """A run as a part of an experiment: its label, its place, and what the paper reports of it."""
 
     label: str
@@ -203,7 +203,7 @@ class Experiment:
     title: str
     about: str
     show: str
-    entries: dict[str, tuple[Entry, ...]]
+    entries: dict[str, tuple[RunEntry, ...]]
 
 
 SHOWS = ("table", "curves", "gaps", "sweep", "regret")
@@ -275,7 +275,7 @@ def _like(path: Path, content: dict[str, Any], before: tuple[Path, ...]) -> Expe
     return Experiment(path.stem, _text(content, "title", other.title, path.name), about, show, entries)
 
 
-def _check_show(show: str, entries: tuple[Entry, ...], where: str) -> None:
+def _check_show(show: str, entries: tuple[RunEntry, ...], where: str) -> None:
     """Refuse what cannot be shown before it is trained."""
     for entry in entries:
         run = entry.run
@@ -290,7 +290,7 @@ def _check_show(show: str, entries: tuple[Entry, ...], where: str) -> None:
 
 def _entry(
     file: str, number: int, run: dict[str, Any], common: dict[str, Any], scales: dict[str, Any], scale: str
-) -> Entry:
+) -> RunEntry:
     """A [[run]] with what it has in common with the others and what the scale changes.
 
     The run has the last word, but what a table `quick` or `paper` inside it says counts at that scale only.
@@ -306,7 +306,7 @@ def _entry(
     for key, value in reported.items():
         if not _is_number(value):
             raise InputError(f"{where}: reported {key} is {value!r}; it is a number")
-    return Entry(
+    return RunEntry(
         _text(run, "label", f"run {number}", where),
         spec,
         _text(run, "group", "", where),

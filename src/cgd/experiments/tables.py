@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cgd.experiments.runner import Result
-    from cgd.experiments.spec import Entry, Experiment
+    from cgd.experiments.spec import Experiment, RunEntry
 
-    Found = Sequence[tuple[Entry, Result | None]]
+    Found = Sequence[tuple[RunEntry, Result | None]]
 
 MISSING = "not run"
 ALONE, FUSED = "own features alone", "the row, late fusion"
@@ -61,7 +61,7 @@ def sheet(experiment: Experiment, found: Found) -> Sheet:
     return Sheet(experiment.title, header, tuple(rows))
 
 
-def _rows(entry: Entry, result: Result | None) -> list[tuple[str, ...]]:
+def _rows(entry: RunEntry, result: Result | None) -> list[tuple[str, ...]]:
     paper = " / ".join(filter(None, (_number(entry.reported.get("loss")), _percent(entry.reported.get("accuracy")))))
     if result is None:
         return [(entry.group, entry.label, MISSING, "", "", "", paper, "")]

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from cgd.simulation.baselines import Setting
-    from cgd.simulation.colony import Colony
+    from cgd.simulation.baselines import BaselineSettings
+    from cgd.simulation.colony import SimulationResult
     from cgd.simulation.result import History
 
 CLOSE = 1e-9
@@ -54,7 +54,7 @@ class Theory:
         }
 
 
-def measure(setting: Setting, colony: Colony) -> Theory:
+def measure(setting: BaselineSettings, colony: SimulationResult) -> Theory:
     """The terms of the bound for a colony of linear models under the cross-entropy."""
     x, y = setting.pooled()
     best, optimum = minimise(setting, x, y)
@@ -74,7 +74,7 @@ def measure(setting: Setting, colony: Colony) -> Theory:
     )
 
 
-def minimise(setting: Setting, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
+def minimise(setting: BaselineSettings, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
     """w_* and F(w_*), by a quasi-Newton method in double precision."""
     model = setting.build_model().double()
     for parameter in model.parameters():  # from zero: of all minimisers the nearest to zero is found

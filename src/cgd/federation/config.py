@@ -19,7 +19,7 @@ from cgd.federation.toml_validation import at, check_keys, check_values, digest,
 from cgd.files import parse_toml, read_text
 from cgd.optim.grid import Grid
 from cgd.peers import SumSettings
-from cgd.secagg.federation_spec import Charter
+from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import HUB
 from cgd.secagg.partition import FEWEST_MEMBERS
@@ -251,10 +251,10 @@ class Federation:
         """A digest of everything, for people to compare."""
         return digest_of(self.epoch, self.sections())
 
-    def charter(self, version: str) -> Charter:
+    def federation_spec(self, version: str) -> FederationSpec:
         """What the members hold to under this file; `version` is that of the program."""
         keys = {each.name: public_keys(each.key) for each in self.participants}
-        return Charter(self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys)
+        return FederationSpec(self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys)
 
     def participant(self, name: str) -> Participant:
         """The participant of this name.

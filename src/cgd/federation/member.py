@@ -15,19 +15,19 @@ from cgd.federation.keys import Keys, find_key
 from cgd.federation.state import StateFolder
 from cgd.files import stamp
 from cgd.peers import Peers
-from cgd.secagg.membership import Assembly
+from cgd.secagg.membership import Membership
 from cgd.transport.addresses import host_and_port
 from cgd.transport.group_driver import GroupDriver
-from cgd.transport.runtime import Conductor
-from cgd.transport.tap import RecordingStandingTransport
+from cgd.transport.runtime import FederationRuntime
+from cgd.transport.tap import TappedReconnectingTransport
 from cgd.transport.zeromq import ZeroMQTransport
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from cgd.secagg.journal import Ledger
-    from cgd.transport.base import StandingTransport
+    from cgd.secagg.journal import Journal
+    from cgd.transport.base import ReconnectingTransport
     from cgd.transport.connections import Contact
     from cgd.transport.tap import Sink
 
@@ -37,7 +37,7 @@ EVERYONE = "everyone"
 WATCH_SECONDS = 1.0
 
 
-class Membership:
+class FederationMember:
     """One participant's running part in a federation: its connection, its state on disk, its eye on the file.
 
     `cgd.join` is the short way; this is for whoever wants to look inside, such as the command line.
@@ -93,17 +93,19 @@ class Membership:
         self.state = StateFolder(folder, self.federation.name)
         self.state.lock()
         try:
-            ledgers = self.state.load(self.groups)
-            self._check_epoch(ledgers)
-            assembly = Assembly(self.me, self.keys.identity, self.federation.charter(cgd.__version__), ledgers)
-            transport: StandingTransport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
+            journals = self.state.load(self.groups)
+            self._check_epoch(journals)
+            membership = Membership(
+                self.me, self.keys.identity, self.federation.federation_spec(cgd.__version__), journals
+            )
+            transport: ReconnectingTransport = ZeroMQTransport(self.me, self._contacts(), self.keys.secret, listen)
             if sink is not None:
-                transport = RecordingStandingTransport(transport, sink)
+                transport = TappedReconnectingTransport(transport, sink)
         except BaseException:
             self.state.close()
             raise
         self._stop = threading.Event()
-        self.conductor = Conductor(transport, assembly, timeout, linger, self.state, self._close)
+        self.runtime = FederationRuntime(transport, membership, timeout, linger, self.state, self._close)
         self.peers = self._peers()
         if not isinstance(path, Federation):
             threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
@@ -129,8 +131,8 @@ class Membership:
                 kind = name.split("-")[0]
                 foreign = settings.opening == "aggregator" and settings.aggregator not in members
                 own = replace(settings, opening="mesh", aggregator="") if foreign else settings
-                groups[kind] = Peers(GroupDriver(self.conductor, name), own, seed=seed, training=training)
-        return Peers(GroupDriver(self.conductor, EVERYONE), settings, seed=seed, groups=groups, training=training)
+                groups[kind] = Peers(GroupDriver(self.runtime, name), own, seed=seed, training=training)
+        return Peers(GroupDriver(self.runtime, EVERYONE), settings, seed=seed, groups=groups, training=training)
 
     def _close(self) -> None:
         self._stop.set()
@@ -138,8 +140,8 @@ class Membership:
 
     # Epochs.
 
-    def _check_epoch(self, ledgers: Mapping[str, Ledger]) -> None:
-        latest = max((entry.epoch for ledger in ledgers.values() for entry in ledger.entries), default=0)
+    def _check_epoch(self, journals: Mapping[str, Journal]) -> None:
+        latest = max((entry.epoch for journal in journals.values() for entry in journal.entries), default=0)
         if latest > self.federation.epoch:
             raise InputError(
                 f"{self.path} is of epoch {self.federation.epoch}, and {self.me} has taken part in epoch {latest}; "
@@ -157,7 +159,7 @@ class Membership:
             try:
                 self._take_over(Federation.load(self.path))
             except MembershipError as error:
-                self.conductor.fail(error)
+                self.runtime.fail(error)
             except CGDError as error:  # whatever it is, the next file must be read
                 self._doubted = True
                 log.warning("the federation file has changed and is not used: %s", error, extra={"event": "file"})
@@ -194,7 +196,7 @@ class Membership:
                 "data are those of a column; leave it where it is, or stop it and join anew"
             )
         self.federation, self._doubted = new, False
-        self.conductor.adopt(new.charter(cgd.__version__), self._contacts())
+        self.runtime.adopt(new.federation_spec(cgd.__version__), self._contacts())
         names = ", ".join(sorted(new.contacts))
         log.info("epoch %d: %s", new.epoch, names, extra={"event": "epoch", "epoch": new.epoch})
 
@@ -212,7 +214,7 @@ def join(
 ) -> Peers:
     """Take part in a federation: the same `Peers` as `local_peers` gives, over the network.
 
-    It returns at once. The first sum waits until everybody is there. See `Membership` for the arguments, and
+    It returns at once. The first sum waits until everybody is there. See `FederationMember` for the arguments, and
     docs/operations.md for what happens when somebody is killed, comes back, is removed or joins late.
 
     Examples:
@@ -226,7 +228,7 @@ def join(
                 optimizer.step()
         ```
     """
-    membership = Membership(
+    membership = FederationMember(
         path, participant, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=linger
     )
     return membership.peers

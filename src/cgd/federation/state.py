@@ -23,7 +23,7 @@ from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
-from cgd.secagg.journal import Ledger
+from cgd.secagg.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +50,7 @@ class StateFolder:
     def __init__(self, folder: Path, federation: str) -> None:
         self.folder = folder
         self._federation = federation
-        self._journals: dict[str, BinaryIO] = {}
+        self._segments: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
         self._saving = threading.Lock()
         self._complained = -inf
@@ -79,68 +79,68 @@ class StateFolder:
                 "one a folder of its own (state=, --state)"
             ) from None
 
-    def load(self, groups: Iterable[str]) -> dict[str, Ledger]:
+    def load(self, groups: Iterable[str]) -> dict[str, Journal]:
         """Return the ledgers that were kept, by group. What is damaged is left out: the others will catch us up.
 
         Raises:
             InputError: a file cannot be read, or is a link.
         """
-        ledgers = {}
+        journals = {}
         for group in groups:
-            ledger = self._load_ledger(group)
-            for start, journal in self._journals_of(group):
-                if start > len(ledger):
+            journal = self._load_journal(group)
+            for start, segment in self._segments_of(group):
+                if start > len(journal):
                     break
-                content = self._read(journal)
+                content = self._read(segment)
                 try:
-                    _replay(content, ledger)
+                    _replay(content, journal)
                 except InputError as error:
-                    _warn_of(journal, error)
+                    _warn_of(segment, error)
                     break
-            if len(ledger) or ledger.mark is not None:
-                ledgers[group] = ledger
-        return ledgers
+            if len(journal) or journal.mark is not None:
+                journals[group] = journal
+        return journals
 
-    def _load_ledger(self, group: str) -> Ledger:
+    def _load_journal(self, group: str) -> Journal:
         path = self._file(group)
         if not os.path.lexists(path):
-            return Ledger()
+            return Journal()
         content = self._read(path)
         try:
-            return Ledger.from_bytes(content)
+            return Journal.from_bytes(content)
         except InputError as error:
             _warn_of(path, error)
-            return Ledger()
+            return Journal()
 
     def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
         """Keep one more entry of a group's ledger, given in pieces."""
         if group in self._failed:  # nothing can be read behind an entry that is missing: the next whole save mends it
             return
         try:
-            if group not in self._journals:
-                self._journals[group] = self._begin_journal(group, place, entry)
+            if group not in self._segments:
+                self._segments[group] = self._begin_segment(group, place, entry)
                 return
-            self._journals[group].writelines((record_head(place, entry), *entry))
-            self._journals[group].flush()
+            self._segments[group].writelines((record_head(place, entry), *entry))
+            self._segments[group].flush()
         except OSError as error:
             self._complain(error)
             self._failed.add(group)
             with suppress(OSError):
                 self._begun(group, place).unlink(missing_ok=True)
 
-    def _begin_journal(self, group: str, place: int, entry: Sequence[Buffer]) -> BinaryIO:
+    def _begin_segment(self, group: str, place: int, entry: Sequence[Buffer]) -> BinaryIO:
         """Begin a journal with its first entry, at once: one of this name, from before a restart, may hold a mark."""
         path = self._file(group).with_suffix(f".{place}.entries")
-        journal = self._open(self._begun(group, place))
+        segment = self._open(self._begun(group, place))
         try:
-            journal.writelines((record_head(place, entry), *entry))
-            journal.flush()
+            segment.writelines((record_head(place, entry), *entry))
+            segment.flush()
             self._begun(group, place).replace(path)
         except OSError:
             with suppress(OSError):
-                journal.close()
+                segment.close()
             raise
-        return journal
+        return segment
 
     def _begun(self, group: str, place: int) -> Path:
         return self._file(group).with_suffix(f".{place}.begun")
@@ -148,23 +148,23 @@ class StateFolder:
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
         self._failed.discard(group)
-        if group in self._journals:
+        if group in self._segments:
             with suppress(OSError):  # a full disk; told when it was written to
-                self._journals.pop(group).close()
+                self._segments.pop(group).close()
 
-    def save(self, group: str, length: int, ledger: bytes) -> bool:
+    def save(self, group: str, length: int, journal: bytes) -> bool:
         """Keep a group's ledger as it was, in place of all entries up to this length; whether that worked."""
         try:
             with self._saving:
                 temporary = self._file(group).with_suffix(".new")
                 with self._open(temporary) as file:
-                    file.write(ledger)
+                    file.write(journal)
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.replace(self._file(group))
-                for start, journal in self._journals_of(group):
+                for start, segment in self._segments_of(group):
                     if start < length:
-                        journal.unlink()
+                        segment.unlink()
         except OSError as error:
             self._complain(error)
             return False
@@ -172,7 +172,7 @@ class StateFolder:
 
     def close(self) -> None:
         """Close the files."""
-        for group in list(self._journals):
+        for group in list(self._segments):
             self.turn(group)
         if self._lock is not None:
             self._lock.close()
@@ -181,7 +181,7 @@ class StateFolder:
         # No name of a federation or a group has a plus, and no group's a dot: two of them never have a file in common.
         return self.folder / f"{self._federation}+{group}.ledger"
 
-    def _journals_of(self, group: str) -> list[tuple[int, Path]]:
+    def _segments_of(self, group: str) -> list[tuple[int, Path]]:
         name = re.compile(rf"{re.escape(self._file(group).stem)}\.([0-9]{{1,19}})\.entries")
         files = self.folder.iterdir() if self.folder.exists() else ()
         return sorted((int(found[1]), file) for file in files if (found := name.fullmatch(file.name)))
@@ -257,15 +257,15 @@ def record_head(place: int, entry: Sequence[Buffer]) -> bytes:
     return head + _CHECKSUM.pack(zlib.crc32(head))
 
 
-def _replay(data: bytes, ledger: Ledger) -> None:
+def _replay(data: bytes, journal: Journal) -> None:
     """Add the entries of a journal that a ledger does not have yet; one that was cut off by a kill ends it.
 
     Raises:
         InputError: an entry is damaged; those before it are added.
     """
     for place, content in _records(data):
-        if place == len(ledger):
-            ledger.add_record(content)
+        if place == len(journal):
+            journal.add_record(content)
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:

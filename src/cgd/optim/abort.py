@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from cgd.errors import CGDError
-from cgd.optim.sample_count import OtherSamplesError
+from cgd.optim.sample_count import SampleCountMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ def declining(all_peers: Iterable[Peers]) -> Iterator[None]:
     """If something fails, nobody shall wait for us in the sums that were to follow."""
     try:
         yield
-    except OtherSamplesError:
+    except SampleCountMismatchError:
         raise
     except BaseException:
         for peers in all_peers:

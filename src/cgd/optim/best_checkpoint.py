@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
 
 
-class Keepsake:
+class BestCheckpoint:
     """One earlier displacement of an optimiser, by the number of steps after which it was reached.
 
     Args:
@@ -29,12 +29,12 @@ class Keepsake:
 
     Examples:
         >>> import cgd, torch
-        >>> from cgd.optim.best_checkpoint import Keepsake
+        >>> from cgd.optim.best_checkpoint import BestCheckpoint
         >>> def train(peers):
         ...     model = torch.nn.Linear(1, 1, bias=False)
         ...     cgd.confine(model)
         ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=1.0, peers=peers, samples=1)
-        ...     best = Keepsake(optimizer)
+        ...     best = BestCheckpoint(optimizer)
         ...     for step in range(3):
         ...         optimizer.zero_grad()
         ...         model.weight.sum().backward()

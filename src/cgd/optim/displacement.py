@@ -18,10 +18,10 @@ import torch
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    State = dict[str, Any]
+    OptimizerState = dict[str, Any]
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """One step of the displacement under an opened sum.
 
     Attributes:
@@ -30,12 +30,12 @@ class Rule(Protocol):
 
     follows_scale: ClassVar[bool]
 
-    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
+    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: OptimizerState) -> None:
         """Move `displacement` in place; `state` keeps what the rule must remember from step to step."""
 
 
 @dataclass(frozen=True)
-class Descent:
+class SGDRule:
     """Gradient descent, with momentum if asked for: v ← momentum·v + G, D ← D − lr·v."""
 
     follows_scale: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Descent:
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
 
-    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
+    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: OptimizerState) -> None:
         """Move `displacement` in place by one step; `state` keeps the velocity."""
         velocity = gradient_sum
         if self.momentum != 0:
@@ -59,7 +59,7 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class AdamDescent:
+class AdamRule:
     """Adam (Kingma and Ba, 2015) on the opened sums."""
 
     follows_scale: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class AdamDescent:
         if not all(0 <= beta < 1 for beta in self.betas) or not 0 < self.eps < math.inf:
             raise InputError(f"betas are {self.betas} and eps is {self.eps}; betas must be in [0, 1) and eps above 0")
 
-    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: State) -> None:
+    def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: OptimizerState) -> None:
         """Move `displacement` in place by one step; `state` keeps the two moments."""
         if "mean" not in state:
             state["mean"] = torch.zeros_like(displacement)

@@ -18,10 +18,10 @@ import torch
 from cgd.errors import InputError, MembersChangedError, RangeError
 from cgd.optim import gradients, recovery, sample_count
 from cgd.optim.abort import declining
-from cgd.optim.displacement import AdamDescent, Descent, refuse_weight_decay
+from cgd.optim.displacement import AdamRule, SGDRule, refuse_weight_decay
 from cgd.optim.gradients import trainable
 from cgd.optim.origin import warn_if_unconfined
-from cgd.optim.privacy_warnings import Watch
+from cgd.optim.privacy_warnings import RiskMonitor
 from cgd.optim.sample_count import NOT_COUNTED
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from torch.optim.optimizer import ParamsT
 
-    from cgd.optim.displacement import Rule
-    from cgd.optim.privacy_warnings import Caution
+    from cgd.optim.displacement import UpdateRule
+    from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
     from cgd.secagg.journal import Step
 
@@ -66,7 +66,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._default_peers = peers
         self._group_peers: list[Peers] = []
         self._memory = recovery.Memory()
-        self._watch = Watch()
+        self._watch = RiskMonitor()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})  # not set by the user
 
@@ -166,7 +166,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         return torch.cat(parts)
 
     @property
-    def cautions(self) -> tuple[Caution, ...]:
+    def cautions(self) -> tuple[PrivacyWarning, ...]:
         """Where this participant's setting is one that the audit shows to leak; known from the first step on."""
         return tuple(self._watch.given)
 
@@ -212,7 +212,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         raise TypeError("a confined optimiser holds a live connection and cannot be copied; copy its state_dict()")
 
     @abstractmethod
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
         """By which rule the displacement of this group moves; refuses options that make no sense."""
 
     def groups_by_peers(self) -> list[tuple[Peers, list[dict[str, Any]]]]:
@@ -349,8 +349,8 @@ class ConfinedSGD(ConfinedOptimizer):
         refuse_weight_decay(weight_decay)
         super().__init__(params, {"lr": lr, "momentum": momentum}, peers=peers, samples=samples)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        return Descent(float(group["lr"]), float(group["momentum"]))
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+        return SGDRule(float(group["lr"]), float(group["momentum"]))
 
 
 class ConfinedAdam(ConfinedOptimizer):
@@ -381,9 +381,9 @@ class ConfinedAdam(ConfinedOptimizer):
         refuse_weight_decay(weight_decay)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, peers=peers, samples=samples)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
         first, second = group["betas"]
-        return AdamDescent(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
+        return AdamRule(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
 
 
 def _working_type(parameter: torch.Tensor) -> torch.dtype:

@@ -50,7 +50,7 @@ EXTRAORDINARY = 30
 
 
 @dataclass(frozen=True)
-class Caution:
+class PrivacyWarning:
     """One thing to know.
 
     Attributes:
@@ -121,7 +121,7 @@ def mark(model: nn.Module) -> None:
 
 def cautions(
     own: int, layer: FirstLayer | None, *, members: int = 0, everyone: int | None = None
-) -> tuple[Caution, ...]:
+) -> tuple[PrivacyWarning, ...]:
     """What to know of a setting.
 
     Args:
@@ -148,10 +148,10 @@ def cautions(
     return tuple(each for each in found if each is not None and each.kind not in hidden)
 
 
-def _of_few_records(own: int, layer: FirstLayer, members: int) -> Caution | None:
+def _of_few_records(own: int, layer: FirstLayer, members: int) -> PrivacyWarning | None:
     if own > FEW_RECORDS or not layer.relu or not layer.bias:
         return None
-    return Caution(
+    return PrivacyWarning(
         "few records",
         f"we bring {_counted(own)}; {_colluders(members)} can compute whole records from the sums of a layer of ReLU "
         "units, if the remaining member has as few",
@@ -161,11 +161,11 @@ def _of_few_records(own: int, layer: FirstLayer, members: int) -> Caution | None
     )
 
 
-def _of_the_span(own: int, layer: FirstLayer, members: int, everyone: int | None) -> Caution | None:
+def _of_the_span(own: int, layer: FirstLayer, members: int, everyone: int | None) -> PrivacyWarning | None:
     inputs = f"{layer.inputs} inputs{' and a bias' if layer.bias else ''}"
     figure = LINEAR_SPAN if layer.alone else SPAN
     if everyone is not None and everyone < layer.rank:
-        return Caution(
+        return PrivacyWarning(
             "span",
             f"all members together have {_counted(everyone)} for a first layer with {inputs}; each of them can tell "
             "whether a record that it knows is among the others'",
@@ -177,18 +177,18 @@ def _of_the_span(own: int, layer: FirstLayer, members: int, everyone: int | None
     more = f"Bring at least {PLENTY * layer.rank} records, merge with a neighbour before you join, or leave out columns"
     if own < layer.rank:
         what = f"among ours and the remaining member's, if those are fewer than {layer.rank}"
-        return Caution("span", f"{bring} can tell whether a record that they know is {what}", figure, more)
+        return PrivacyWarning("span", f"{bring} can tell whether a record that they know is {what}", figure, more)
     if own < PLENTY * layer.rank:
         what = "among ours and the remaining member's, if that one has no more"
         fact = f"{bring} can tell better than by chance whether a record that they know is {what}"
-        return Caution("leverage", fact, LINEAR_LEVERAGE if layer.alone else LEVERAGE, more)
+        return PrivacyWarning("leverage", fact, LINEAR_LEVERAGE if layer.alone else LEVERAGE, more)
     return None
 
 
-def _of_moments(layer: FirstLayer) -> Caution | None:
+def _of_moments(layer: FirstLayer) -> PrivacyWarning | None:
     if not layer.alone or layer.units != 1:
         return None
-    return Caution(
+    return PrivacyWarning(
         "second moments",
         "the model is linear with one output; with a squared error, members that collude, or one alone, can compute "
         "XᵀX of the others' records, whatever δ is; Xᵀy is masked in proportion to δ",
@@ -197,11 +197,11 @@ def _of_moments(layer: FirstLayer) -> Caution | None:
     )
 
 
-def of_departure(gone: Iterable[str]) -> Caution:
+def of_departure(gone: Iterable[str]) -> PrivacyWarning:
     """Somebody has left between two steps."""
     names = sorted(gone)
     whose = "its gradient" if len(names) == 1 else "the sum of their gradients"
-    return Caution(
+    return PrivacyWarning(
         "departure",
         f"{', '.join(names)} left between two steps; from the sums before and after, the others can estimate {whose}",
         DEPARTURE,
@@ -209,9 +209,9 @@ def of_departure(gone: Iterable[str]) -> Caution:
     )
 
 
-def of_steering(step: int, times: float) -> Caution:
+def of_steering(step: int, times: float) -> PrivacyWarning:
     """A sum is far larger than gradients like ours would make it."""
-    return Caution(
+    return PrivacyWarning(
         "steering",
         f"in step {step} the sum of all first-layer gradients is {times:,.0f} times as large as ours ever was: "
         "somebody enters extraordinary values, by mistake or to steer all models until units see single records",
@@ -232,7 +232,7 @@ def _colluders(members: int) -> str:
     return f"{others} together"
 
 
-class Watch:
+class RiskMonitor:
     """Gives an optimiser's cautions, each once, at the moment from which they hold.
 
     Attributes:
@@ -240,7 +240,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.given: list[Caution] = []
+        self.given: list[PrivacyWarning] = []
         self._members: dict[Any, frozenset[str]] = {}
         self._largest: dict[Any, float] = {}  # first-layer gradient of ours, by its peers
 
@@ -272,7 +272,7 @@ class Watch:
             if seen > EXTRAORDINARY * largest > 0 and not any(each.kind == "steering" for each in self.given):
                 self._give(of_steering(group["steps"] + 1, seen / largest))
 
-    def _give(self, *found: Caution) -> None:
+    def _give(self, *found: PrivacyWarning) -> None:
         for caution in found:
             if caution not in self.given:
                 self.given.append(caution)

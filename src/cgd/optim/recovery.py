@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cgd.peers import Peers
-    from cgd.secagg.journal import State
+    from cgd.secagg.journal import OptimizerState
 
 _COUNTS = "counts"
 
@@ -47,7 +47,7 @@ class Memory:
         """Whether the peers were asked what they remember."""
         return peers in self._remembered
 
-    def recall(self, peers: Peers) -> State | None:
+    def recall(self, peers: Peers) -> OptimizerState | None:
         """Ask them."""
         state = peers.memory.recall(self._slots[peers])
         self._remembered[peers] = 0 if state is None else state.steps

@@ -27,7 +27,7 @@ NOT_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members"
 PLEDGE_BYTES = 5  # the total of all members' pledges is exact
 
 
-class OtherSamplesError(InputError):
+class SampleCountMismatchError(InputError):
     """A member of a federation has come back with other samples. The others wait: it may come with those it had."""
 
 
@@ -91,7 +91,7 @@ def check_pledge(peers: Peers, samples: int, pledges: Sequence[int], epoch: int,
         fact = f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to one"
         if records:
             fact = f"our {samples} samples are not those that {peers.me} was counted with, in number or in content"
-        raise OtherSamplesError(
+        raise SampleCountMismatchError(
             f"{fact}. Come back with the data that you had; or remove and add this participant, which counts anew"
         )
 

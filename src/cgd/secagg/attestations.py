@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cgd.secagg.messages import PeerId, SumSpec
-    from cgd.secagg.statements import Notary
+    from cgd.secagg.statements import StatementSigner
 
 
 class Attestations:
@@ -33,11 +33,11 @@ class Attestations:
         keys: the keys of the seals that were shown.
     """
 
-    def __init__(self, me: PeerId, members: Collection[PeerId], number: int, notary: Notary) -> None:
+    def __init__(self, me: PeerId, members: Collection[PeerId], number: int, statement_signer: StatementSigner) -> None:
         self.readies: dict[PeerId, Ready] = {}
         self.confirms: dict[PeerId, Confirm] = {}
         self.keys: dict[PeerId, bytes] = {}
-        self._me, self._members, self._number, self._notary = me, tuple(members), number, notary
+        self._me, self._members, self._number, self._statement_signer = me, tuple(members), number, statement_signer
         self._sealed = b""
 
     def missing(self, heard: Collection[PeerId]) -> frozenset[PeerId]:
@@ -47,7 +47,7 @@ class Attestations:
     def get_ready(self, spec: SumSpec, key: bytes, terms: bytes) -> Ready:
         """Say that we are ready, committed to the key of our seal."""
         commitment = sha256(key).digest()
-        signature = self._notary.sign("ready", self._number, ready_content(spec, commitment, terms))
+        signature = self._statement_signer.sign("ready", self._number, ready_content(spec, commitment, terms))
         self.readies[self._me] = Ready(spec, commitment, terms, signature)
         return self.readies[self._me]
 
@@ -56,18 +56,18 @@ class Attestations:
         own, self._sealed = self.readies[self._me], sealed
         seals = [self.readies[name].seal for name in self._members]
         digest = opening_digest(sealed, own.spec, own.terms, seals)
-        self.confirms[self._me] = Confirm(digest, self._notary.sign("confirm", self._number, digest))
+        self.confirms[self._me] = Confirm(digest, self._statement_signer.sign("confirm", self._number, digest))
         return self.confirms[self._me]
 
     def take_ready(self, sender: PeerId, ready: Ready) -> None:
-        """Take in that a peer is ready; see `Notary.take` for what is refused."""
+        """Take in that a peer is ready; see `StatementSigner.take` for what is refused."""
         content = ready_content(ready.spec, ready.seal, ready.terms)
-        self._notary.take(sender, "ready", self._number, content, ready.signature)
+        self._statement_signer.take(sender, "ready", self._number, content, ready.signature)
         self.readies[sender] = ready
 
     def take_confirm(self, sender: PeerId, confirm: Confirm) -> None:
-        """Take in which sealed total a peer holds; see `Notary.take` for what is refused."""
-        self._notary.take(sender, "confirm", self._number, confirm.digest, confirm.signature)
+        """Take in which sealed total a peer holds; see `StatementSigner.take` for what is refused."""
+        self._statement_signer.take(sender, "confirm", self._number, confirm.digest, confirm.signature)
         self.confirms[sender] = confirm
 
     def take_key(self, sender: PeerId, key: bytes) -> None:
@@ -82,7 +82,7 @@ class Attestations:
 
     def dispute(self) -> None:
         """Tell all members how everybody was ready: somebody was told something else than another."""
-        self._notary.dispute("ready", self._number)
+        self._statement_signer.dispute("ready", self._number)
 
     def check_readies(self) -> None:
         """Compare how everybody is ready.
@@ -107,7 +107,7 @@ class Attestations:
             check_digests(self._me, self._number, {name: self.confirms[name].digest for name in self._members})
         except ProtocolError:
             self.dispute()
-            self._notary.dispute("confirm", self._number)
+            self._statement_signer.dispute("confirm", self._number)
             raise
 
     def certificate(self, view: bytes) -> Certificate:

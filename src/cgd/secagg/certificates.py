@@ -202,7 +202,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Mark:
+class PendingReveal:
     """What a member writes down before the key of its seal leaves it.
 
     Attributes:
@@ -220,7 +220,7 @@ class Mark:
         return [self.place, self.members, self.opening.hex()]
 
     @classmethod
-    def from_json(cls, value: Any) -> Mark:
+    def from_json(cls, value: Any) -> PendingReveal:
         """Read what `to_json` made; a ValueError or TypeError if it is malformed."""
         place, members, opening = value
         if type(place) is not int or not all(isinstance(name, str) for name in members):

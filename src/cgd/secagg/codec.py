@@ -36,28 +36,28 @@ from cgd.secagg.messages import (
     SIGNATURE_BYTES,
     TAG_BYTES,
     Abort,
-    Again,
-    Ask,
     Buffer,
     Confirm,
     Deposit,
-    Farewell,
-    Gathered,
+    Goodbye,
     Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
     Leave,
     Message,
     PeerId,
-    Piece,
+    PositionsGathered,
     Ready,
     Reason,
-    Seen,
+    ResendRequest,
+    RevealKey,
     Share,
+    SignedEvidence,
     Slice,
-    Standing,
     Subtotal,
     SumSpec,
     Total,
-    Unseal,
 )
 
 VERSION = 2
@@ -73,9 +73,9 @@ _TERMS = struct.Struct("<H")
 
 # The place in this tuple, from 1, is the kind's number on the wire.
 KINDS: tuple[type[Message], ...] = (
-    *(Ready, Share, Subtotal, Total, Confirm, Unseal, Abort, Leave),
-    *(Hello, Standing, Ask, Piece, Farewell),
-    *(Deposit, Again, Seen, Gathered),
+    *(Ready, Share, Subtotal, Total, Confirm, RevealKey, Abort, Leave),
+    *(Hello, JournalPosition, JournalRequest, JournalChunk, Goodbye),
+    *(Deposit, ResendRequest, SignedEvidence, PositionsGathered),
 )
 
 
@@ -93,7 +93,7 @@ def to_bytes(frame: Frame) -> bytes:
     body = _body(frame.message)
     length = memoryview(body).nbytes
     kind = KINDS.index(type(frame.message)) + 1
-    start = frame.message.start if isinstance(frame.message, Slice | Piece | Deposit) else 0
+    start = frame.message.start if isinstance(frame.message, Slice | JournalChunk | Deposit) else 0
     return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
 
 
@@ -141,31 +141,31 @@ def _body(message: Message) -> Buffer:
             return words
         case Confirm(digest, signature):
             return signature + digest
-        case Unseal(key):
+        case RevealKey(key):
             return key
         case Abort(reason):
             return bytes([reason])
-        case Leave() | Again():
+        case Leave() | ResendRequest():
             return b""
         case Hello():
             return message.signature + message.knows + hello_content(message)
-        case Standing(content, signature, tag, contributions, greetings):
+        case JournalPosition(content, signature, tag, contributions, greetings):
             rest = (
                 content.decode(),
                 [(name, part.hex()) for name, part in contributions],
                 [(name, key.hex(), sign.hex()) for name, key, sign in greetings],
             )
             return signature + tag + json.dumps(rest).encode()
-        case Gathered(digest):
+        case PositionsGathered(digest):
             return digest
-        case Seen(kind, slot, said):
+        case SignedEvidence(kind, slot, said):
             return slot + json.dumps([kind, [(name, what.hex(), sign.hex()) for name, what, sign in said]]).encode()
-        case Ask(group, since, states):
+        case JournalRequest(group, since, states):
             return json.dumps([group, since, states]).encode()
-        case Piece(_, group, size, words):
+        case JournalChunk(_, group, size, words):
             name = group.encode()
             return b"".join((_PIECE.pack(size, len(name)), name, words))
-        case Farewell(done, ends):
+        case Goodbye(done, ends):
             return bytes([done]) + json.dumps([(name, count, digest.hex()) for name, count, digest in ends]).encode()
         case Deposit(_, group, bits, words):  # words first, where they are aligned
             name = group.encode()
@@ -175,42 +175,42 @@ def _body(message: Message) -> Buffer:
 def _message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Share or kind is Subtotal or kind is Total:
         return kind(start, body)
-    if kind is Piece:
+    if kind is JournalChunk:
         return _piece(start, body)
     if kind is Deposit:
         return _deposit(start, body)
     _expect(start == 0, f"it is no slice and has the place {start}")
     if kind is Ready:
         return _ready(bytes(body))
-    if kind is Standing:
+    if kind is JournalPosition:
         return _standing(bytes(body))
-    if kind is Seen:
+    if kind is SignedEvidence:
         return _seen(bytes(body))
-    if kind is Gathered:
+    if kind is PositionsGathered:
         _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
-        return Gathered(bytes(body))
+        return PositionsGathered(bytes(body))
     if kind is Hello:
         return _hello(bytes(body))
     if kind is Confirm:
         size = SIGNATURE_BYTES + DIGEST_BYTES
         _expect(len(body) == size, f"{len(body)} bytes, a signed digest has {size}")
         return Confirm(bytes(body[SIGNATURE_BYTES:]), bytes(body[:SIGNATURE_BYTES]))
-    if kind is Unseal:
+    if kind is RevealKey:
         _expect(len(body) == SEAL_KEY_BYTES, f"{len(body)} bytes, a key has {SEAL_KEY_BYTES}")
-        return Unseal(bytes(body))
+        return RevealKey(bytes(body))
     if kind is Abort:
         _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
         return Abort(Reason(body[0]))
-    if kind is Leave or kind is Again:
+    if kind is Leave or kind is ResendRequest:
         _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
         return kind()
-    if kind is Farewell:
+    if kind is Goodbye:
         _expect(len(body) > 1 and body[0] < 2, "it is neither done nor stopped")
         ends = json.loads(bytes(body[1:]))
-        return Farewell(bool(body[0]), tuple((_text(name), _count(count), _hex(end, 32)) for name, count, end in ends))
+        return Goodbye(bool(body[0]), tuple((_text(name), _count(count), _hex(end, 32)) for name, count, end in ends))
     group, since, states = json.loads(bytes(body))
     _expect(isinstance(states, bool), "states are wanted or not")
-    return Ask(_text(group), _count(since), states)
+    return JournalRequest(_text(group), _count(since), states)
 
 
 def ready_content(spec: SumSpec, seal: bytes, terms: bytes) -> bytes:
@@ -256,11 +256,11 @@ def _hello(body: bytes) -> Hello:
     )
 
 
-def _standing(body: bytes) -> Standing:
+def _standing(body: bytes) -> JournalPosition:
     signature, tag = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + TAG_BYTES]
     content, contributions, greetings = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
     _expect(isinstance(content, str), "a report is no text")
-    return Standing(
+    return JournalPosition(
         content.encode(),
         signature,
         tag,
@@ -269,18 +269,18 @@ def _standing(body: bytes) -> Standing:
     )
 
 
-def _seen(body: bytes) -> Seen:
+def _seen(body: bytes) -> SignedEvidence:
     kind, said = json.loads(body[DIGEST_BYTES:])
     signed = tuple((_text(name), _hex(what, DIGEST_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, what, sign in said)
-    return Seen(_text(kind), body[:DIGEST_BYTES], signed)
+    return SignedEvidence(_text(kind), body[:DIGEST_BYTES], signed)
 
 
-def _piece(start: int, body: memoryview) -> Piece:
+def _piece(start: int, body: memoryview) -> JournalChunk:
     size, length = _PIECE.unpack_from(body)
     _expect(len(body) >= _PIECE.size + length, "a name is cut off")
     words = body[_PIECE.size + length :]
     _expect(start + len(words) <= size, f"{len(words)} bytes from {start} on are more than {size}")
-    return Piece(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
+    return JournalChunk(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
 
 
 def _deposit(start: int, body: memoryview) -> Deposit:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Charter:
+class FederationSpec:
     """What all members must agree on before they sum.
 
     Attributes:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import CGDError, EquivocationError, LocalProtocolError, MembersChangedError, ProtocolError
-from cgd.secagg.certificates import Mark, Terms
+from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.key_agreement import common_key
 from cgd.secagg.messages import SESSION_BYTES
 from cgd.secagg.positions import GroupRow
-from cgd.secagg.reduction import HubSide
+from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import Ledger, Step
-    from cgd.secagg.journal_transfer import Takeover
+    from cgd.secagg.journal import Journal, Step
+    from cgd.secagg.journal_transfer import JournalTransfer
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
-    from cgd.secagg.position_reports import Reports
-    from cgd.secagg.statements import Notary
+    from cgd.secagg.position_reports import PositionReports
+    from cgd.secagg.statements import StatementSigner
 
 
 @dataclass
-class Pending:
+class PendingSum:
     """A sum that our program waits for.
 
     Attributes:
@@ -75,45 +75,45 @@ class Group:
 
     name: str
     members: tuple[PeerId, ...]
-    ledger: Ledger
+    journal: Journal
     on_mark: Callable[[Group], None] = lambda _: None
     epoch: int = 0
     place: int = 0
     current: bool = False
     session: Session | None = None
-    reports: Reports | None = None
-    pending: Pending | None = None
-    takeover: Takeover | None = None
+    reports: PositionReports | None = None
+    pending: PendingSum | None = None
+    journal_transfer: JournalTransfer | None = None
     doubted: set[PeerId] = field(default_factory=set)
     refusal: Reason | None = None
 
     @property
     def ready(self) -> bool:
         """Whether it is known what our program's next sum is."""
-        return self.current or self.place < len(self.ledger)
+        return self.current or self.place < len(self.journal)
 
     @property
     def next_epoch(self) -> int:
         """The epoch of our program's next sum: of the past if it is made again, else the present one."""
-        return self.ledger.entries[self.place].epoch if self.place < len(self.ledger) else self.epoch
+        return self.journal.entries[self.place].epoch if self.place < len(self.journal) else self.epoch
 
     @property
     def next_addends(self) -> int:
         """How many members our program's next sum has, or had when it was made."""
-        return self.ledger.entries[self.place].addends if self.place < len(self.ledger) else len(self.members)
+        return self.journal.entries[self.place].addends if self.place < len(self.journal) else len(self.members)
 
     def row(self, commitment: bytes, *, states: bool) -> GroupRow:
         """Report where we stand."""
-        mark = self.ledger.mark
+        mark = self.journal.mark
         return GroupRow(
-            len(self.ledger),
-            self.ledger.head,
+            len(self.journal),
+            self.journal.head,
             None if mark is None else mark.opening,
             commitment,
-            self.ledger.state_rows() if states else None,
+            self.journal.state_rows() if states else None,
         )
 
-    def start(self, pending: Pending, clock: int) -> Pending:
+    def start(self, pending: PendingSum, clock: int) -> PendingSum:
         """Our program wants its next sum; one that it gave up waiting for is that sum."""
         before = self.pending
         if before is not None and not before.over:
@@ -144,8 +144,8 @@ class Group:
         if pending is None or pending.over:
             return
         try:
-            if self.place < len(self.ledger):
-                pending.total = self.ledger.total(self.place, pending.spec)
+            if self.place < len(self.journal):
+                pending.total = self.journal.total(self.place, pending.spec)
                 self.place += not pending.abandoned
             elif self.current and self.session is not None and self.reports is not None:
                 if pending.epoch != self.epoch:
@@ -180,10 +180,12 @@ class Group:
             pending.fault = session.fault
         if not session.finished:
             return
-        if self.place != len(self.ledger):
+        if self.place != len(self.journal):
             return
         certificate = session.certificate(self.reports.view)
-        self.ledger.append(pending.spec, session.total, self.epoch, clock, pending.step, len(self.members), certificate)
+        self.journal.append(
+            pending.spec, session.total, self.epoch, clock, pending.step, len(self.members), certificate
+        )
         pending.total = session.total
         self.place += not pending.abandoned
 
@@ -199,53 +201,58 @@ class Group:
         self.refusal = reason
         if self.session is not None and self.current:
             self.refusal = None
-            if self.place == len(self.ledger):
+            if self.place == len(self.journal):
                 self.session.refuse(reason)
 
     def skip(self, slot: int, steps: int) -> None:
         """Our program does without the sums up to the end of this many steps of an optimiser: it has their outcome."""
-        for place in range(len(self.ledger) - 1, self.place - 1, -1):
-            step = self.ledger.entries[place].step
+        for place in range(len(self.journal) - 1, self.place - 1, -1):
+            step = self.journal.entries[place].step
             if step is not None and step.slot == slot and step.number < steps:
                 self.place = place + 1
                 return
 
     def jump(self, clock: int) -> None:
         """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
-        while self.place < len(self.ledger) and self.ledger.entries[self.place].clock < clock:
+        while self.place < len(self.journal) and self.journal.entries[self.place].clock < clock:
             self.place += 1
 
-    def take_over(self, takeover: Takeover, clock: int) -> None:
+    def take_over(self, journal_transfer: JournalTransfer, clock: int) -> None:
         """Take over what a peer has given us and go on with it."""
-        assert takeover.given is not None  # noqa: S101 - for the type checker
-        self.ledger.catch_up(takeover.given, states=takeover.states)
-        self.takeover = None
+        assert journal_transfer.given is not None  # noqa: S101 - for the type checker
+        self.journal.catch_up(journal_transfer.given, states=journal_transfer.states)
+        self.journal_transfer = None
         self.run(clock)
 
     def enter_view(
-        self, me: PeerId, view: bytes, pair_keys: Mapping[PeerId, bytes], notary: Notary, reports: Reports
+        self,
+        me: PeerId,
+        view: bytes,
+        pair_keys: Mapping[PeerId, bytes],
+        statement_signer: StatementSigner,
+        reports: PositionReports,
     ) -> None:
         """Have a session of its own in this view."""
         session = hashlib.sha256(view + self.name.encode()).digest()[:SESSION_BYTES]
         own = {peer: pair_keys[peer] for peer in self.members if peer != me}
         self.reports = reports
-        self.session = Session(me, self.members, session, own, notary, self._opening)
+        self.session = Session(me, self.members, session, own, statement_signer, self._opening)
 
     def share_key(self, contributions: Mapping[PeerId, bytes]) -> None:
         """Everybody has contributed to the key that the members have in common."""
         if self.session is not None:
             own = {member: contributions[member] for member in self.members}
-            self.session.hub = HubSide(self.name, common_key(own, self.session.session))
+            self.session.hub = HubKeys(self.name, common_key(own, self.session.session))
 
     def leave_view(self) -> None:
         """The present session is over, and where the others stand is not known."""
-        self.session, self.reports, self.current, self.takeover = None, None, False, None
+        self.session, self.reports, self.current, self.journal_transfer = None, None, False, None
         self.doubted.clear()
 
     # What is written down of sums that may have been opened; see `history.py`.
 
     def _check_mark(self) -> None:
-        mark = self.ledger.mark
+        mark = self.journal.mark
         if mark is not None and set(mark.members) != set(self.members):
             raise LocalProtocolError(
                 f"sum {mark.place + 1} may have been opened with {', '.join(sorted(mark.members))}, and the members "
@@ -254,10 +261,10 @@ class Group:
             )
 
     def _opening(self, opening: bytes) -> None:
-        self.ledger.mark = Mark(len(self.ledger), self.members, opening)
+        self.journal.mark = PendingReveal(len(self.journal), self.members, opening)
         self.on_mark(self)
 
-    def _terms(self, pending: Pending, clock: int) -> bytes:
+    def _terms(self, pending: PendingSum, clock: int) -> bytes:
         step = None if pending.step is None else (pending.step.slot, pending.step.number)
-        place, head, kept = len(self.ledger), self.ledger.head, self.ledger.kept_digest()
+        place, head, kept = len(self.journal), self.journal.head, self.journal.kept_digest()
         return Terms(self.epoch, place, head, clock, step, kept).to_bytes()

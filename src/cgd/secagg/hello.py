@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from cgd.errors import RemoteProtocolError
 from cgd.secagg.codec import hello_content
-from cgd.secagg.key_agreement import Ephemeral
+from cgd.secagg.key_agreement import EphemeralKey
 from cgd.secagg.messages import EPHEMERAL_BYTES, Hello
 from cgd.secagg.statements import slot_of, statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.identity import Identity
     from cgd.secagg.messages import PeerId
 
 MOST_LIVES = 10_000
 
 
-class Greetings:
+class HelloExchange:
     """Who has greeted us, and how we greet.
 
     Args:
@@ -36,23 +36,30 @@ class Greetings:
     """
 
     def __init__(self, me: PeerId, identity: Identity) -> None:
-        self.ephemeral = Ephemeral()
+        self.ephemeral = EphemeralKey()
         self.heard: dict[PeerId, Hello] = {}
         self.doubts: dict[PeerId, str] = {}
         self._me, self._identity = me, identity
         self._spent: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier lives
 
-    def adopt(self, charter: Charter) -> None:
+    def adopt(self, federation_spec: FederationSpec) -> None:
         """Hold to this charter from now on."""
-        self._charter = charter
-        self.heard = {peer: hello for peer, hello in self.heard.items() if peer in charter.members}
+        self._federation_spec = federation_spec
+        self.heard = {peer: hello for peer, hello in self.heard.items() if peer in federation_spec.members}
 
     def greeting(self, peer: PeerId) -> Hello:
         """What we say to a peer."""
-        charter, known = self._charter, self.heard.get(peer)
+        federation_spec, known = self._federation_spec, self.heard.get(peer)
         knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
-        sections = tuple(sorted(charter.sections.items()))
-        hello = Hello(self.ephemeral.public, knows, charter.version, charter.federation, charter.epoch, sections)
+        sections = tuple(sorted(federation_spec.sections.items()))
+        hello = Hello(
+            self.ephemeral.public,
+            knows,
+            federation_spec.version,
+            federation_spec.federation,
+            federation_spec.epoch,
+            sections,
+        )
         return replace(hello, signature=self._identity.sign(_signed(hello)))
 
     def take(self, sender: PeerId, hello: Hello) -> None:
@@ -76,11 +83,11 @@ class Greetings:
             self._spent.add((sender, known.ephemeral))
         self.heard[sender] = hello
 
-    def trouble(self, peer: PeerId) -> str | None:
+    def problem(self, peer: PeerId) -> str | None:
         """Why a peer cannot be in a view with us, if it cannot."""
         if peer not in self.heard:
             return "it is not here"
-        return self._charter.difference(self.heard[peer])
+        return self._federation_spec.difference(self.heard[peer])
 
     def keys(self, others: Collection[PeerId]) -> dict[PeerId, bytes]:
         """Everybody's ephemeral key."""
@@ -102,7 +109,7 @@ class Greetings:
                 )
 
     def _is_signed(self, peer: PeerId, hello: Hello) -> bool:
-        return self._charter.keys[peer].verify(_signed(hello), hello.signature)
+        return self._federation_spec.keys[peer].verify(_signed(hello), hello.signature)
 
 
 def _signed(hello: Hello) -> bytes:

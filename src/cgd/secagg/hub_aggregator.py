@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Tally:
+class PartialSum:
     """One sum: the slices that have not come from all yet, with those who gave theirs, and the slices that are told."""
 
     slices: dict[int, tuple[npt.NDArray[Any], set[PeerId]]] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
 
 
-class Adder:
+class HubAggregator:
     """Adds up deposits.
 
     Args:
@@ -51,7 +51,7 @@ class Adder:
 
     def __init__(self, groups: Mapping[str, Collection[PeerId]]) -> None:
         self._groups: dict[str, frozenset[PeerId]] = {}
-        self._tallies: dict[Key, Tally] = {}
+        self._tallies: dict[Key, PartialSum] = {}
         self._at: dict[tuple[str, PeerId], Key] = {}
         self.adopt(groups)
 
@@ -94,7 +94,7 @@ class Adder:
         tally.told.add(deposit.start)
         return members, to_bytes(Frame(frame.session, frame.number, Total(deposit.start, as_bytes(total))))
 
-    def _tally(self, sender: PeerId, key: Key) -> Tally | None:
+    def _tally(self, sender: PeerId, key: Key) -> PartialSum | None:
         """Rule 1; None for a sum of this session that the sender has left behind."""
         before = self._at.get((key[0], sender))
         if before is not None and before[:2] == key[:2] and before[2] > key[2]:
@@ -102,9 +102,9 @@ class Adder:
         self._at[key[0], sender] = key
         if before is not None and before not in self._at.values():
             self._tallies.pop(before, None)
-        return self._tallies.setdefault(key, Tally())
+        return self._tallies.setdefault(key, PartialSum())
 
-    def _slice(self, sender: PeerId, tally: Tally, deposit: Deposit) -> tuple[npt.NDArray[Any], set[PeerId]]:
+    def _slice(self, sender: PeerId, tally: PartialSum, deposit: Deposit) -> tuple[npt.NDArray[Any], set[PeerId]]:
         dtype = WORD_TYPES[deposit.bits]
         found = tally.slices.get(deposit.start)
         if found is not None:

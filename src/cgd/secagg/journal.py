@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import InputError, LocalProtocolError
-from cgd.secagg.certificates import GENESIS, Certificate, Mark, kind_of, link
+from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, kind_of, link
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.secagg.positions import StateRow
 
@@ -51,7 +51,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One finished sum.
 
     Attributes:
@@ -84,7 +84,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
+class OptimizerState:
     """The state of an optimiser after `steps` steps; its content is made when it is asked for.
 
     `fixed` states do not change until they are replaced, so their content can be compared at any time.
@@ -95,29 +95,29 @@ class State:
     fixed: bool = False
 
 
-class Ledger:
+class Journal:
     """The finished sums of one group.
 
     Examples:
         >>> import numpy as np
         >>> from cgd.secagg.messages import SumSpec
         >>> spec = SumSpec((2,), "float32", 32, 20, "expanded", "mesh")
-        >>> ours, theirs = Ledger(), Ledger()
+        >>> ours, theirs = Journal(), Journal()
         >>> ours.append(spec, np.array([1, 2], dtype=np.uint32), epoch=1)
-        >>> theirs.catch_up(Ledger.from_bytes(ours.gift(0, states=True)))
+        >>> theirs.catch_up(Journal.from_bytes(ours.gift(0, states=True)))
         >>> theirs.total(0, spec)
         array([1, 2], dtype=uint32)
     """
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[JournalEntry] = []
         self.heads: list[bytes] = [GENESIS]
         """The head of the hash chain after so many entries."""
-        self.states: dict[int, State] = {}
-        self.mark: Mark | None = None
+        self.states: dict[int, OptimizerState] = {}
+        self.mark: PendingReveal | None = None
         """The sum for which our key has left us, while it is not finished."""
         self._kept_bytes = 0
-        self._fixed: tuple[dict[int, State], bytes] = {}, sha256(b"").digest()
+        self._fixed: tuple[dict[int, OptimizerState], bytes] = {}, sha256(b"").digest()
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -141,12 +141,12 @@ class Ledger:
         self._forget_what_states_contain()
         words = total.data.cast("B")
         opening = certificate.opening if certificate is not None else sha256(words).digest()
-        self._enter(Entry(kind_of(spec), epoch, clock, step, len(words), addends, opening, words, certificate))
+        self._enter(JournalEntry(kind_of(spec), epoch, clock, step, len(words), addends, opening, words, certificate))
         if step is None:
             self._kept_bytes += total.nbytes
             self._forget_the_oldest()
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: JournalEntry) -> None:
         self.entries.append(entry)
         self.heads.append(link(self.head, entry.fields))
         if self.mark is not None and self.mark.place < len(self):
@@ -176,7 +176,7 @@ class Ledger:
 
     def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
         """An optimiser has taken `steps` steps; `content` makes its state."""
-        self.states[slot] = State(steps, content, fixed)
+        self.states[slot] = OptimizerState(steps, content, fixed)
 
     def state_rows(self, slots: Iterable[int] | None = None) -> tuple[StateRow, ...]:
         """Describe the states that are remembered, to be compared with what others remember."""
@@ -200,7 +200,7 @@ class Ledger:
         rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_rows()]
         return sha256(self.head + json.dumps(rows).encode()).digest()
 
-    def catch_up(self, other: Ledger, *, states: bool = True) -> None:
+    def catch_up(self, other: Journal, *, states: bool = True) -> None:
         """Take over what a ledger of the same group has that begins where this one ends."""
         for entry in other.entries:
             self._enter(entry)
@@ -234,7 +234,7 @@ class Ledger:
             (length,) = _LENGTH.unpack_from(view)
             row, rest = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length])), view[_LENGTH.size + length :]
             if isinstance(row, dict):
-                self.mark = None if row["mark"] is None else Mark.from_json(row["mark"])
+                self.mark = None if row["mark"] is None else PendingReveal.from_json(row["mark"])
                 return
             entry, rest = _entry(row, rest)
             if len(rest):
@@ -257,7 +257,9 @@ class Ledger:
         ]
         return self._bytes(rows, None, self.states if states else {})
 
-    def _bytes(self, entries: Sequence[Entry], mark: Mark | None, states: Mapping[int, State]) -> bytes:
+    def _bytes(
+        self, entries: Sequence[JournalEntry], mark: PendingReveal | None, states: Mapping[int, OptimizerState]
+    ) -> bytes:
         """A JSON header, then the totals and states one behind the other."""
         contents = {slot: state.content() for slot, state in states.items()}
         rows = [(slot, states[slot].steps, len(content), states[slot].fixed) for slot, content in contents.items()]
@@ -269,7 +271,7 @@ class Ledger:
         return sha256(body).digest() + body
 
     @classmethod
-    def from_bytes(cls, data: Buffer) -> Ledger:
+    def from_bytes(cls, data: Buffer) -> Journal:
         """Read what `to_bytes` made.
 
         Raises:
@@ -285,18 +287,18 @@ class Ledger:
             raise InputError(f"this is not a ledger that cgd made: {error}") from None
 
     @classmethod
-    def _read(cls, header: dict[str, Any], rest: memoryview) -> Ledger:
-        ledger = cls()
+    def _read(cls, header: dict[str, Any], rest: memoryview) -> Journal:
+        journal = cls()
         for row in header["entries"]:
             entry, rest = _entry(row, rest)
-            ledger._enter(entry)
+            journal._enter(entry)
         for slot, steps, size, fixed in header["states"]:
             if not all(type(each) is int and each >= 0 for each in (slot, steps, size)) or size > len(rest):
                 raise ValueError("a state is malformed")
             content, rest = bytes(rest[:size]), rest[size:]
-            ledger.states[slot] = State(steps, lambda content=content: content, bool(fixed))  # type: ignore[misc]
-        ledger.mark = None if header["mark"] is None else Mark.from_json(header["mark"])
-        return ledger
+            journal.states[slot] = OptimizerState(steps, lambda content=content: content, bool(fixed))  # type: ignore[misc]
+        journal.mark = None if header["mark"] is None else PendingReveal.from_json(header["mark"])
+        return journal
 
     def _count_kept(self) -> None:
         self._kept_bytes = sum(len(entry.words) for entry in self.entries if entry.step is None and entry.words)
@@ -312,7 +314,7 @@ class Ledger:
             if self._contained(entry):
                 self.entries[place] = replace(entry, words=None, certificate=None)
 
-    def _contained(self, entry: Entry) -> bool:
+    def _contained(self, entry: JournalEntry) -> bool:
         step = entry.step
         return step is not None and step.slot in self.states and step.number < self.states[step.slot].steps
 
@@ -335,12 +337,12 @@ def read_header(body: memoryview) -> tuple[dict[str, Any], memoryview]:
     return header, body[_LENGTH.size + length :]
 
 
-def _row(entry: Entry) -> list[Any]:
+def _row(entry: JournalEntry) -> list[Any]:
     """An entry as JSON; its total follows elsewhere."""
     return [entry.fields, entry.words is not None, entry.certificate and entry.certificate.to_json()]
 
 
-def read_row(row: Any) -> tuple[Entry, bool]:
+def read_row(row: Any) -> tuple[JournalEntry, bool]:
     """The entry that `_row` told of, without its total, and whether that follows."""
     (kind, epoch, clock, step, size, addends, opening), kept, certificate = row
     numbers = (epoch, clock, size, addends, *(step or ()))
@@ -348,10 +350,10 @@ def read_row(row: Any) -> tuple[Entry, bool]:
         raise ValueError("an entry is malformed")
     proof = None if certificate is None else Certificate.from_json(certificate)
     made = None if step is None else Step(*step)
-    return Entry(kind, epoch, clock, made, size, addends, bytes.fromhex(opening), None, proof), bool(kept)
+    return JournalEntry(kind, epoch, clock, made, size, addends, bytes.fromhex(opening), None, proof), bool(kept)
 
 
-def _entry(row: Any, rest: memoryview) -> tuple[Entry, memoryview]:
+def _entry(row: Any, rest: memoryview) -> tuple[JournalEntry, memoryview]:
     """The entry that `_row` told of, whose total comes next, and what comes after that."""
     entry, kept = read_row(row)
     if not kept:

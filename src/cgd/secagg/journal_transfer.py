@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.secagg.certificates import link
-from cgd.secagg.journal import Ledger, read_header, read_row
+from cgd.secagg.journal import Journal, read_header, read_row
 from cgd.secagg.partition import FEWEST_MEMBERS
 
 if TYPE_CHECKING:
-    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
-    from cgd.secagg.journal import Entry
-    from cgd.secagg.messages import PeerId, Piece
+    from cgd.secagg.journal import JournalEntry
+    from cgd.secagg.messages import JournalChunk, PeerId
     from cgd.secagg.positions import GroupRow
 
 DIGEST_BYTES = 32
@@ -30,7 +30,7 @@ HEADER_BYTES_FOR_A_MEMBER = 512
 LARGEST_NUMBER = 1 << 50
 
 
-class Takeover:
+class JournalTransfer:
     """A part of another member's ledger on its way to us.
 
     Args:
@@ -47,18 +47,20 @@ class Takeover:
         given: all of it, when it is here and right.
     """
 
-    def __init__(self, holder: PeerId, group: Group, claim: GroupRow, charter: Charter, *, states: bool) -> None:
+    def __init__(
+        self, holder: PeerId, group: Group, claim: GroupRow, federation_spec: FederationSpec, *, states: bool
+    ) -> None:
         self.holder, self.claim, self.states = holder, claim, states
         self.opening = b""
         self.members: frozenset[PeerId] = frozenset()
         self.signers: frozenset[PeerId] = frozenset()
-        self.given: Ledger | None = None
-        self._group, self._charter = group, charter
-        self._since, self._head = len(group.ledger), group.ledger.head
+        self.given: Journal | None = None
+        self._group, self._federation_spec = group, federation_spec
+        self._since, self._head = len(group.journal), group.journal.head
         self._received = bytearray()
         self._size = 0  # of all of it, when the header is here
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: JournalChunk) -> None:
         """Take in the next piece; a copy changes nothing.
 
         Raises:
@@ -79,7 +81,7 @@ class Takeover:
 
     def _longest_header(self) -> int:
         entries = min(self.claim.length - self._since, LARGEST_NUMBER)
-        allowed = HEADER_BYTES_FOR_AN_ENTRY + HEADER_BYTES_FOR_A_MEMBER * len(self._charter.keys)
+        allowed = HEADER_BYTES_FOR_AN_ENTRY + HEADER_BYTES_FOR_A_MEMBER * len(self._federation_spec.keys)
         return min(MAX_HEADER_BYTES, (1 << 16) + entries * allowed)
 
     def _read_header(self, size: int) -> None:
@@ -100,7 +102,7 @@ class Takeover:
         if len(self._received) > size:
             raise ValueError("it is longer than its entries say")
 
-    def _check_chain(self, rows: list[tuple[Entry, bool]]) -> int:
+    def _check_chain(self, rows: list[tuple[JournalEntry, bool]]) -> int:
         """Check the entries; returns how many bytes of totals come with them."""
         if self._since + len(rows) != self.claim.length or not rows:
             raise ValueError(f"it has {self._since + len(rows)} sums, not the {self.claim.length} it told of")
@@ -121,11 +123,15 @@ class Takeover:
             raise ValueError(
                 f"its last sum has {len(last.certificate.keys)} members; none has fewer than {FEWEST_MEMBERS}"
             )
-        self.signers = last.certificate.signers(self._group.name, self._charter.keys)
-        if last.epoch > self._charter.epoch:  # those who are in it may still run that sum again, and we would not know
-            raise ValueError(f"its last sum is of epoch {last.epoch}, and we are in epoch {self._charter.epoch}")
+        self.signers = last.certificate.signers(self._group.name, self._federation_spec.keys)
+        if (
+            last.epoch > self._federation_spec.epoch
+        ):  # those who are in it may still run that sum again, and we would not know
+            raise ValueError(
+                f"its last sum is of epoch {last.epoch}, and we are in epoch {self._federation_spec.epoch}"
+            )
         missing = set(self._group.members) - self.signers
-        if last.epoch == self._charter.epoch and missing:
+        if last.epoch == self._federation_spec.epoch and missing:
             raise ValueError(f"its last sum is not signed by {', '.join(sorted(missing))}")
         self.members, self.opening = frozenset(last.certificate.keys), last.opening
         return nbytes
@@ -138,7 +144,7 @@ class Takeover:
         return sum(row.size for row in agreed)
 
     def _finish(self) -> None:
-        given = Ledger.from_bytes(bytes(self._received))
+        given = Journal.from_bytes(bytes(self._received))
         self._received.clear()
         for entry in given.entries:
             if entry.words is not None and entry.certificate is not None:

@@ -29,12 +29,12 @@ from cgd.secagg.masking import KEY_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.identity import Identity
     from cgd.secagg.messages import PeerId
 
 
-class Ephemeral:
+class EphemeralKey:
     """The key of one life of a process."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Ephemeral:
 
 
 @dataclass(frozen=True)
-class Pairing:
+class PairKeys:
     """What two members have in common in a view.
 
     Attributes:
@@ -68,11 +68,18 @@ class Pairing:
     peer_tag: bytes
 
 
-def pair(me: PeerId, identity: Identity, ephemeral: Ephemeral, peer: PeerId, charter: Charter, view: View) -> Pairing:
+def pair(
+    me: PeerId,
+    identity: Identity,
+    ephemeral: EphemeralKey,
+    peer: PeerId,
+    federation_spec: FederationSpec,
+    view: MembershipView,
+) -> PairKeys:
     """Derive what we have in common with a peer in a view."""
     initiates = me < peer
     names = (me, peer) if initiates else (peer, me)
-    statics = {me: identity.public.agreement, peer: charter.keys[peer].agreement}
+    statics = {me: identity.public.agreement, peer: federation_spec.keys[peer].agreement}
     prologue = json.dumps(["cgd pair", *names, view.digest.hex()]).encode()
     state = noise.SymmetricState(prologue)
     for name in names:
@@ -91,11 +98,11 @@ def pair(me: PeerId, identity: Identity, ephemeral: Ephemeral, peer: PeerId, cha
     own, other = tags if initiates else reversed(tags)
     # Noise's own keys depend on the shared secrets alone; the hash of the transcript has the names and the view in it.
     key, _ = state.split()
-    return Pairing(hmac.digest(key, b"cgd masks" + state.hash, "sha256")[:KEY_BYTES], own, other)
+    return PairKeys(hmac.digest(key, b"cgd masks" + state.hash, "sha256")[:KEY_BYTES], own, other)
 
 
 @dataclass(frozen=True)
-class View:
+class MembershipView:
     """A set of processes that sum together, named by the charter and everybody's keys.
 
     Attributes:
@@ -107,13 +114,19 @@ class View:
     keys: Mapping[PeerId, bytes]
 
     @classmethod
-    def of(cls, charter: Charter, keys: Mapping[PeerId, bytes]) -> View:
+    def of(cls, federation_spec: FederationSpec, keys: Mapping[PeerId, bytes]) -> MembershipView:
         """Name the view that these ephemeral keys make under a charter."""
         members = [
-            (name, key.hex(), charter.keys[name].agreement.hex(), charter.keys[name].signing.hex())
+            (name, key.hex(), federation_spec.keys[name].agreement.hex(), federation_spec.keys[name].signing.hex())
             for name, key in sorted(keys.items())
         ]
-        everything = (charter.federation, charter.epoch, charter.version, sorted(charter.sections.items()), members)
+        everything = (
+            federation_spec.federation,
+            federation_spec.epoch,
+            federation_spec.version,
+            sorted(federation_spec.sections.items()),
+            members,
+        )
         return cls(sha256(json.dumps(["cgd view", *everything]).encode()).digest(), dict(keys))
 
 

@@ -34,7 +34,7 @@ _PRODUCTS = 8
 _DIAGONALS = np.arange(TAGS)[:, None] + np.arange(TAGS)
 
 
-class Tagging:
+class LinearMac:
     """The tags of one sum.
 
     Args:
@@ -44,7 +44,7 @@ class Tagging:
 
     Examples:
         >>> import numpy as np
-        >>> tagging = Tagging(b"k" * 16, 1, ["a", "b", "c"])
+        >>> tagging = LinearMac(b"k" * 16, 1, ["a", "b", "c"])
         >>> vectors = {name: np.arange(5, dtype=np.uint32) for name in "abc"}
         >>> total = sum(np.concatenate([words, tagging.tags(name, words)]) for name, words in vectors.items())
         >>> tagging.holds(total)

@@ -1,6 +1,6 @@
 """Masks that hide a member's vector and cancel, or are removed, before the total is known.
 
-- `ExpandedShares` expands one mask for each pair of members from a key that only the two have, with AES-CTR. One of
+- `PairwiseMasks` expands one mask for each pair of members from a key that only the two have, with AES-CTR. One of
   them adds it, the other subtracts it, so it cancels in the total and never travels. Secrecy is as good as AES-128.
 - `seal` adds a mask under a key of the member's own. All members show these keys when they agree on the masked total.
 """
@@ -26,7 +26,7 @@ KEY_BYTES = 16
 BLOCK_BYTES = 16
 
 
-class ExpandedShares:
+class PairwiseMasks:
     """The shares one member has in common with each of its peers, expanded from pair keys.
 
     Of a pair, the member whose name sorts first adds the share and the other subtracts it: over all members every
@@ -44,7 +44,7 @@ class ExpandedShares:
         >>> keys = {"a": {"b": ab, "c": ac}, "b": {"a": ab, "c": bc}, "c": {"a": ac, "b": bc}}
         >>> masked = [np.full(4, 5, dtype=np.uint32) for _ in keys]
         >>> for (me, pair_keys), words in zip(keys.items(), masked):
-        ...     ExpandedShares(me, pair_keys).add_to(words, position=1)
+        ...     PairwiseMasks(me, pair_keys).add_to(words, position=1)
         >>> reconstruct(masked)
         array([15, 15, 15, 15], dtype=uint32)
     """

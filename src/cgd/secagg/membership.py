@@ -8,9 +8,9 @@ A session lives as long as all of its members' processes do. An assembly outlive
 2. A view has one session for each group of members that sums. Its pair keys come from the ephemeral keys, so no share
    is ever made twice. A sum that was under way in an older view is given up, and begins again in the new one: a total
    is opened by all or by none (see `secure_sum`), so this shows nothing twice.
-3. First everybody reports where it stands (`Standing`): how many sums it has finished, by which history. Reports are
-   signed and the same for all; their digests are compared before anybody goes on (`Gathered`). If somebody finished a
-   sum that we did not, it is finished: we take it from that member's ledger (`Ask`, `Piece`), if it can prove it
+3. First everybody reports where it stands (`JournalPosition`): how many sums it has finished, by which history. Reports are
+   signed and the same for all; their digests are compared before anybody goes on (`PositionsGathered`). If somebody finished a
+   sum that we did not, it is finished: we take it from that member's ledger (`JournalRequest`, `JournalChunk`), if it can prove it
    (`history.py`), and do not run it again, whoever its members were. Only members of a group are given its ledger.
 4. A new epoch (other members, or another setting) begins when all members of the new file hold it, and nobody goes
    back. A sum that has to be run again with other members is handed back to the caller, which must weight it anew; it
@@ -28,48 +28,48 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import EquivocationError, InputError, LocalProtocolError, PeerLeftError, RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, kind_of_frame, session_of, to_bytes
-from cgd.secagg.group import Group, Pending
-from cgd.secagg.hello import Greetings
-from cgd.secagg.journal import Ledger, Step
-from cgd.secagg.key_agreement import View, pair
+from cgd.secagg.group import Group, PendingSum
+from cgd.secagg.hello import HelloExchange
+from cgd.secagg.journal import Journal, Step
+from cgd.secagg.key_agreement import MembershipView, pair
 from cgd.secagg.messages import (
     HUB,
     SESSION_BYTES,
-    Again,
-    Ask,
-    Farewell,
-    Gathered,
+    Goodbye,
     Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
+    MembershipMessage,
     Message,
-    OfAnAssembly,
     PeerId,
-    Piece,
+    PositionsGathered,
     Ready,
-    Seen,
-    Standing,
+    ResendRequest,
+    SignedEvidence,
     SumSpec,
     Total,
 )
 from cgd.secagg.partition import check_members
-from cgd.secagg.statements import Dossier
-from cgd.secagg.view_change import CatchingUp
+from cgd.secagg.statements import StatementLog
+from cgd.secagg.view_change import ViewChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     import numpy.typing as npt
 
-    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.identity import Identity
     from cgd.secagg.messages import Buffer
 
-    Early = tuple[bytes, Standing | Gathered]
+    Early = tuple[bytes, JournalPosition | PositionsGathered]
 
 MAX_EARLY = 4
 NO_VIEW = bytes(SESSION_BYTES)
 
 
-class Assembly:
+class Membership:
     """One member's side of a federation.
 
     Args:
@@ -83,57 +83,61 @@ class Assembly:
     """
 
     def __init__(
-        self, me: PeerId, identity: Identity, charter: Charter, ledgers: Mapping[str, Ledger] | None = None
+        self,
+        me: PeerId,
+        identity: Identity,
+        federation_spec: FederationSpec,
+        journals: Mapping[str, Journal] | None = None,
     ) -> None:
         self.me = me
         self.on_mark: Callable[[Group], None] = lambda _: None
         self._identity = identity
         self.clock = 0
         """The step that our program's loop is at."""
-        self._greetings = Greetings(me, identity)
-        self._ledgers = dict(ledgers or {})
+        self._hellos = HelloExchange(me, identity)
+        self._ledgers = dict(journals or {})
         self._groups: dict[str, Group] = {}
-        self._left: dict[PeerId, Farewell] = {}
-        self._parting: Farewell | None = None
-        self._view: View | None = None
+        self._left: dict[PeerId, Goodbye] = {}
+        self._parting: Goodbye | None = None
+        self._view: MembershipView | None = None
         self._views: set[bytes] = set()
-        self._dossier: Dossier | None = None
-        self._catching_up: CatchingUp | None = None
+        self._statement_log: StatementLog | None = None
+        self._view_change: ViewChange | None = None
         self._convicted: dict[PeerId, EquivocationError] = {}
         self._early: dict[PeerId, deque[Early]] = {}
         self._outbox: deque[tuple[PeerId, Frame]] = deque()
-        self.adopt(charter)
+        self.adopt(federation_spec)
 
     # What a driver calls.
 
-    def adopt(self, charter: Charter) -> None:
+    def adopt(self, federation_spec: FederationSpec) -> None:
         """Hold to this charter from now on.
 
         Raises:
             InputError: it is older than the one we hold, or of another federation.
             MembershipError: a group has too few members.
         """
-        held: Charter | None = getattr(self, "charter", None)
-        if held is not None and (charter.federation != held.federation or charter.epoch <= held.epoch):
+        held: FederationSpec | None = getattr(self, "federation_spec", None)
+        if held is not None and (federation_spec.federation != held.federation or federation_spec.epoch <= held.epoch):
             raise InputError(
-                f"the federation file is of {charter.federation!r}, epoch {charter.epoch}, and we are at "
+                f"the federation file is of {federation_spec.federation!r}, epoch {federation_spec.epoch}, and we are at "
                 f"{held.federation!r}, epoch {held.epoch}; an epoch only goes up"
             )
-        groups = {name: members for name, members in charter.groups.items() if self.me in members}
+        groups = {name: members for name, members in federation_spec.groups.items() if self.me in members}
         for members in groups.values():
             check_members(self.me, members)
-        self.charter = charter
-        self.others = tuple(sorted(set(charter.members) - {self.me}))
+        self.federation_spec = federation_spec
+        self.others = tuple(sorted(set(federation_spec.members) - {self.me}))
         for name in self._groups.keys() - groups.keys():
             del self._groups[name]
         for name, members in groups.items():
             if name not in self._groups:
-                ledger = self._ledgers.get(name, Ledger())  # one without entries may have a mark
-                self._groups[name] = Group(name, members, ledger, lambda group: self.on_mark(group))
-            self._groups[name].members, self._groups[name].epoch = members, charter.epoch
+                journal = self._ledgers.get(name, Journal())  # one without entries may have a mark
+                self._groups[name] = Group(name, members, journal, lambda group: self.on_mark(group))
+            self._groups[name].members, self._groups[name].epoch = members, federation_spec.epoch
         for peer in self._convicted.keys() - set(self.others):
             del self._convicted[peer]
-        self._greetings.adopt(charter)
+        self._hellos.adopt(federation_spec)
         self._leave_view()
         for peer in self.others:
             self._say_hello(peer)
@@ -155,12 +159,12 @@ class Assembly:
 
     def start(
         self, group: str, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None = None
-    ) -> Pending:
+    ) -> PendingSum:
         """Our program wants its next sum with this group; `encode` makes our addend, anew each time it is asked.
 
         `epoch` is what `Group.next_epoch` said when the addend was weighted.
         """
-        pending = Pending(spec, encode, epoch, step)
+        pending = PendingSum(spec, encode, epoch, step)
         try:
             pending = self._groups[group].start(pending, self.clock)
         except EquivocationError as error:
@@ -182,12 +186,12 @@ class Assembly:
 
     def farewell(self, done: bool) -> None:
         """Tell the others that our program is done, or was stopped."""
-        self._parting = Farewell(done, self._ends() if done else ())
+        self._parting = Goodbye(done, self._ends() if done else ())
         self._tell_all(NO_VIEW, self._parting)
 
     def hello(self, peer: PeerId) -> Hello | None:
         """What a peer said of itself, if it has."""
-        return self._greetings.heard.get(peer)
+        return self._hellos.heard.get(peer)
 
     def left(self, peer: PeerId) -> bool | None:
         """Whether a peer's program is done (True) or was stopped (False); None if it is running."""
@@ -205,11 +209,11 @@ class Assembly:
 
     def remembered(self) -> None:
         """Tell who needs it that what we remember of an optimiser has changed."""
-        if self._catching_up is not None:
-            self._catching_up.tell_progress()
+        if self._view_change is not None:
+            self._view_change.tell_progress()
 
     def differences(self) -> dict[PeerId, str]:
-        """The peers that are done as we are, and end with something else than we, and what; see `Farewell`."""
+        """The peers that are done as we are, and end with something else than we, and what; see `Goodbye`."""
         ours = {name: (length, digest) for name, length, digest in self._ends()}
         found = {}
         for peer, parting in self._left.items():
@@ -220,26 +224,26 @@ class Assembly:
 
     def doubts(self) -> dict[PeerId, str]:
         """The peers that are here and hold us up by what they say, and why."""
-        return self._greetings.doubts | (self._catching_up.doubts() if self._catching_up is not None else {})
+        return self._hellos.doubts | (self._view_change.doubts() if self._view_change is not None else {})
 
     @property
     def conviction(self) -> EquivocationError | None:
         """Why nothing is summed any more, if a member was found to be dishonest."""
         return next(iter(self._convicted.values()), None)
 
-    def trouble(self) -> dict[PeerId, str]:
+    def problems(self) -> dict[PeerId, str]:
         """The peers without which nothing goes on, and why."""
-        return {peer: why for peer in self.others if (why := self._trouble(peer)) is not None}
+        return {peer: why for peer in self.others if (why := self._problem(peer)) is not None}
 
     def waiting_for(self, group: str) -> tuple[str, frozenset[PeerId]]:
         """What our program's sum waits for, and the peers it has to come from."""
         each = self._groups[group]
-        if self._catching_up is None:
-            return "to be here", frozenset(self.trouble())
+        if self._view_change is None:
+            return "to be here", frozenset(self.problems())
         if not each.current:
-            if self._greetings.doubts:
-                return "the same greeting for all", frozenset(self._greetings.doubts)
-            return self._catching_up.waiting_for(each)
+            if self._hellos.doubts:
+                return "the same greeting for all", frozenset(self._hellos.doubts)
+            return self._view_change.waiting_for(each)
         return each.session.waiting_for if each.session is not None else ("nothing", frozenset())
 
     def receive(self, sender: PeerId, data: Buffer) -> None:
@@ -249,7 +253,7 @@ class Assembly:
             RemoteProtocolError: it breaks a rule and belongs to no sum of our program; it was dropped.
         """
         if sender not in (*self.others, HUB):
-            raise RemoteProtocolError(sender, f"is not a member in epoch {self.charter.epoch}")
+            raise RemoteProtocolError(sender, f"is not a member in epoch {self.federation_spec.epoch}")
         try:
             self._receive(sender, data)
         except EquivocationError as error:
@@ -269,7 +273,7 @@ class Assembly:
         frame = from_bytes(data, sender)
         if sender == HUB:
             self._hear_the_hub(frame)
-        elif isinstance(frame.message, OfAnAssembly):
+        elif isinstance(frame.message, MembershipMessage):
             self._receive_message(sender, frame)
 
     def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
@@ -289,7 +293,7 @@ class Assembly:
 
     def _hear_the_hub(self, frame: Frame) -> None:
         """All that it may say besides a total, which may be late, is that it has nothing of ours."""
-        if isinstance(frame.message, Again):
+        if isinstance(frame.message, ResendRequest):
             for group in self._groups.values():
                 if group.session is not None:
                     group.session.again()
@@ -302,39 +306,41 @@ class Assembly:
         match frame.message:
             case Hello():
                 self._greet(sender, frame.message)
-            case Farewell():
+            case Goodbye():
                 self._left[sender] = frame.message
                 self._give_up_on_the_done()
-            case Seen():
+            case SignedEvidence():
                 self._compare(sender, frame.message)
-            case Standing() | Gathered() if self._catching_up is None or frame.session != self.view:
+            case JournalPosition() | PositionsGathered() if self._view_change is None or frame.session != self.view:
                 self._keep_early(sender, frame.session, frame.message)
-            case Standing() | Gathered() | Ask() | Piece() if frame.session == self.view:
-                if self._catching_up is not None:
-                    self._catching_up.receive(sender, frame.message)
+            case JournalPosition() | PositionsGathered() | JournalRequest() | JournalChunk() if (
+                frame.session == self.view
+            ):
+                if self._view_change is not None:
+                    self._view_change.receive(sender, frame.message)
                     self._give_up_on_the_done()
 
     def _greet(self, sender: PeerId, hello: Hello) -> None:
-        self._greetings.take(sender, hello)
+        self._hellos.take(sender, hello)
         self._left.pop(sender, None)
-        if hello.knows != self._greetings.ephemeral.public:
+        if hello.knows != self._hellos.ephemeral.public:
             self._say_hello(sender)
             if self._parting is not None:
-                self._forget(lambda to, frame: to == sender and isinstance(frame.message, Farewell))
+                self._forget(lambda to, frame: to == sender and isinstance(frame.message, Goodbye))
                 self._say(sender, Frame(NO_VIEW, 0, self._parting))
         self._form_view()
 
     def _say_hello(self, peer: PeerId) -> None:
         self._forget(lambda to, frame: to == peer and isinstance(frame.message, Hello))  # this one says it all
-        self._say(peer, Frame(NO_VIEW, 0, self._greetings.greeting(peer)))
+        self._say(peer, Frame(NO_VIEW, 0, self._hellos.greeting(peer)))
 
-    def _trouble(self, peer: PeerId) -> str | None:
-        return str(self._convicted[peer]) if peer in self._convicted else self._greetings.trouble(peer)
+    def _problem(self, peer: PeerId) -> str | None:
+        return str(self._convicted[peer]) if peer in self._convicted else self._hellos.problem(peer)
 
     def _form_view(self) -> None:
-        if self.trouble():
+        if self.problems():
             return
-        view = View.of(self.charter, self._greetings.keys(self.others))
+        view = MembershipView.of(self.federation_spec, self._hellos.keys(self.others))
         if self._view is not None and view.digest == self._view.digest:
             return
         if view.digest in self._views:  # its shares may be spent
@@ -342,15 +348,23 @@ class Assembly:
         self._leave_view()
         self._view = view
         self._views.add(view.digest)
-        pairings = {
-            peer: pair(self.me, self._identity, self._greetings.ephemeral, peer, self.charter, view)
+        pair_keys = {
+            peer: pair(self.me, self._identity, self._hellos.ephemeral, peer, self.federation_spec, view)
             for peer in self.others
         }
-        self._dossier = Dossier(self.me, self._identity, self.charter.keys, view.digest, self._tell_what_was_seen)
-        self._catching_up = CatchingUp(
-            self.me, self.charter, self._groups, pairings, self._dossier, self._say_in_view, lambda: self.clock
+        self._statement_log = StatementLog(
+            self.me, self._identity, self.federation_spec.keys, view.digest, self._tell_what_was_seen
         )
-        self._catching_up.begin(self._greetings.passed_on())
+        self._view_change = ViewChange(
+            self.me,
+            self.federation_spec,
+            self._groups,
+            pair_keys,
+            self._statement_log,
+            self._say_in_view,
+            lambda: self.clock,
+        )
+        self._view_change.begin(self._hellos.passed_on())
         early = {peer: list(kept) for peer, kept in self._early.items()}
         faults = [fault for peer, kept in early.items() if (fault := self._take_early(peer, kept)) is not None]
         self._give_up_on_the_done()
@@ -361,24 +375,24 @@ class Assembly:
         """Take in what a peer reported before we had formed the view; returns what is wrong with it."""
         try:
             for session, message in kept:
-                if session == self.view and self._catching_up is not None:
-                    self._catching_up.receive(peer, message)
+                if session == self.view and self._view_change is not None:
+                    self._view_change.receive(peer, message)
         except RemoteProtocolError as fault:
             return fault
         return None
 
     def _leave_view(self) -> None:
-        self._view = self._dossier = self._catching_up = None
-        self._greetings.doubts.clear()
+        self._view = self._statement_log = self._view_change = None
+        self._hellos.doubts.clear()
         self._forget(lambda _, frame: frame.session != NO_VIEW)  # nobody wants what is of the view that is over
         for group in self._groups.values():
             group.leave_view()
 
-    def _keep_early(self, sender: PeerId, session: bytes, message: Standing | Gathered) -> None:
+    def _keep_early(self, sender: PeerId, session: bytes, message: JournalPosition | PositionsGathered) -> None:
         """Keep a report of a view that we have not formed; it tells whose greetings the sender has."""
         self._early.setdefault(sender, deque(maxlen=MAX_EARLY)).append((session, message))
-        if isinstance(message, Standing):
-            self._greetings.compare(sender, message.greetings)
+        if isinstance(message, JournalPosition):
+            self._hellos.compare(sender, message.greetings)
 
     def _give_up_on_the_done(self) -> None:
         """A peer whose program is done, and that is not ready for the sum we wait for, will never be."""
@@ -393,10 +407,12 @@ class Assembly:
 
     # Who is dishonest (rule 5).
 
-    def _compare(self, sender: PeerId, seen: Seen) -> None:
-        dossier = self._dossier or Dossier(self.me, self._identity, self.charter.keys, b"", lambda _: None)
-        dossier.compare(sender, seen)
-        dossier.dispute(seen.kind, seen.slot)
+    def _compare(self, sender: PeerId, seen: SignedEvidence) -> None:
+        statement_log = self._statement_log or StatementLog(
+            self.me, self._identity, self.federation_spec.keys, b"", lambda _: None
+        )
+        statement_log.compare(sender, seen)
+        statement_log.dispute(seen.kind, seen.slot)
 
     def _convict(self, error: EquivocationError) -> None:
         if error.peer in self._convicted:
@@ -405,7 +421,7 @@ class Assembly:
         for group in self._groups.values():
             group.fail(error)
         self._leave_view()
-        if isinstance(error.proof, Seen):
+        if isinstance(error.proof, SignedEvidence):
             self._tell_what_was_seen(error.proof)
 
     def _fail_if_convicted(self) -> None:
@@ -413,11 +429,11 @@ class Assembly:
             for group in self._groups.values():
                 group.fail(error)
 
-    def _tell_what_was_seen(self, seen: Seen) -> None:
+    def _tell_what_was_seen(self, seen: SignedEvidence) -> None:
         self._tell_all(NO_VIEW, seen)
 
     def _ends(self) -> tuple[tuple[str, int, bytes], ...]:
-        return tuple((name, len(group.ledger), group.ledger.end()) for name, group in sorted(self._groups.items()))
+        return tuple((name, len(group.journal), group.journal.end()) for name, group in sorted(self._groups.items()))
 
     def _forget(self, which: Callable[[PeerId, Frame], bool]) -> None:
         self._outbox = deque((to, frame) for to, frame in self._outbox if not which(to, frame))

@@ -139,7 +139,7 @@ class Deposit:
 
 
 @dataclass(frozen=True)
-class Again:
+class ResendRequest:
     """From the hub: I have nothing of yours; deposit again whatever is not confirmed."""
 
 
@@ -152,7 +152,7 @@ class Confirm:
 
 
 @dataclass(frozen=True)
-class Unseal:
+class RevealKey:
     """The key of my seal."""
 
     key: bytes
@@ -189,13 +189,13 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Standing:
+class JournalPosition:
     """Where I stand in every group that I sum with, in this view.
 
     Attributes:
-        content: what I report (`standings.Report`), as JSON; all members are told the same.
+        content: what I report (`standings.PositionReport`), as JSON; all members are told the same.
         signature: mine, over the content.
-        tag: proves to the recipient that my ephemeral key is mine (`ephemeral.Pairing`).
+        tag: proves to the recipient that my ephemeral key is mine (`ephemeral.PairKeys`).
         contributions: by group, my part of the key that its members have in common; for members of the group only.
         greetings: by member, the ephemeral key that I have of it, and its signature.
     """
@@ -208,14 +208,14 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class PositionsGathered:
     """I have everybody's first report in this view; this is the digest of all of them."""
 
     digest: bytes
 
 
 @dataclass(frozen=True)
-class Seen:
+class SignedEvidence:
     """What members have signed, as I was told it: whoever told you something else is dishonest.
 
     Attributes:
@@ -230,7 +230,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Ask:
+class JournalRequest:
     """Catch me up: give me what your ledger of this group has behind so many sums, and the states if I want them."""
 
     group: str
@@ -239,7 +239,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Piece:
+class JournalChunk:
     """A slice of my ledger of a group, from byte `start` on; it has `size` bytes in all."""
 
     start: int
@@ -249,7 +249,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Farewell:
+class Goodbye:
     """My program is done (or, if not `done`, stopped), and I stay only until everybody's is.
 
     `ends` has, by group, how many sums I have finished and the digest of everything that I hold of them.
@@ -260,6 +260,15 @@ class Farewell:
 
 
 Slice = Share | Subtotal | Total
-OfASum = Ready | Slice | Confirm | Unseal | Abort | Leave
-OfAnAssembly = Hello | Standing | Gathered | Seen | Ask | Piece | Farewell | Again
-Message = OfASum | OfAnAssembly | Deposit
+SumMessage = Ready | Slice | Confirm | RevealKey | Abort | Leave
+MembershipMessage = (
+    Hello
+    | JournalPosition
+    | PositionsGathered
+    | SignedEvidence
+    | JournalRequest
+    | JournalChunk
+    | Goodbye
+    | ResendRequest
+)
+Message = SumMessage | MembershipMessage | Deposit

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.masking import ExpandedShares
+    from cgd.secagg.masking import PairwiseMasks
 
 FEWEST_MEMBERS = 3
 # Elements in one message. A mebibyte of 32-bit words is where encrypted channels were fastest, and small enough that
@@ -42,7 +42,7 @@ def check_members(me: PeerId, members: Collection[PeerId]) -> None:
 
 
 def check_secret(
-    spec: SumSpec, secret: npt.NDArray[Any], me: PeerId, members: Collection[PeerId], shares: ExpandedShares | None
+    spec: SumSpec, secret: npt.NDArray[Any], me: PeerId, members: Collection[PeerId], shares: PairwiseMasks | None
 ) -> None:
     """Refuse a secret, or settings, that cannot be summed by these members.
 

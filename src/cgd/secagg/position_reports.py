@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from cgd.errors import RemoteProtocolError
 from cgd.secagg.key_agreement import equal
-from cgd.secagg.positions import Report, digest_of_reports
+from cgd.secagg.positions import PositionReport, digest_of_reports
 from cgd.secagg.statements import slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cgd.secagg.federation_spec import Charter
-    from cgd.secagg.key_agreement import Pairing
-    from cgd.secagg.messages import PeerId, Standing
+    from cgd.secagg.federation_spec import FederationSpec
+    from cgd.secagg.key_agreement import PairKeys
+    from cgd.secagg.messages import JournalPosition, PeerId
     from cgd.secagg.positions import GroupRow
-    from cgd.secagg.statements import Dossier
+    from cgd.secagg.statements import StatementLog
 
 
-class Reports:
+class PositionReports:
     """What the members of a view have reported.
 
     Args:
@@ -37,28 +37,39 @@ class Reports:
         gathered: by member, the digest of the first reports that it has.
     """
 
-    def __init__(self, me: PeerId, charter: Charter, pairings: Mapping[PeerId, Pairing], dossier: Dossier) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        federation_spec: FederationSpec,
+        pair_keys: Mapping[PeerId, PairKeys],
+        statement_log: StatementLog,
+    ) -> None:
         self.signed: dict[PeerId, tuple[bytes, bytes]] = {}
-        self.latest: dict[PeerId, Report] = {}
-        self.contributions: dict[str, dict[PeerId, bytes]] = {name: {} for name in charter.groups}
-        self._me, self._charter, self._pairings, self._dossier = me, charter, pairings, dossier
+        self.latest: dict[PeerId, PositionReport] = {}
+        self.contributions: dict[str, dict[PeerId, bytes]] = {name: {} for name in federation_spec.groups}
+        self._me, self._federation_spec, self._pair_keys, self._statement_log = (
+            me,
+            federation_spec,
+            pair_keys,
+            statement_log,
+        )
         self.longest: dict[str, int] = {}
         self.gathered: dict[PeerId, bytes] = {}
 
     @property
     def view(self) -> bytes:
         """The name of the view, 32 bytes."""
-        return self._dossier.view
+        return self._statement_log.view
 
     @property
     def missing(self) -> frozenset[PeerId]:
         """The members that have not reported."""
-        return frozenset(self._charter.members) - self.latest.keys()
+        return frozenset(self._federation_spec.members) - self.latest.keys()
 
     @property
     def settled(self) -> bool:
         """Whether all members have everybody's first report, and the same."""
-        return len(self.gathered) == len(self._charter.members) and not self.differing
+        return len(self.gathered) == len(self._federation_spec.members) and not self.differing
 
     @property
     def differing(self) -> frozenset[PeerId]:
@@ -78,7 +89,7 @@ class Reports:
             raise RemoteProtocolError(sender, "told twice which reports it has")
         self.gathered[sender] = digest
         if self.differing:
-            self._dossier.dispute("standing", slot_of(self.view))
+            self._statement_log.dispute("standing", slot_of(self.view))
 
     @property
     def digest(self) -> bytes:
@@ -88,20 +99,22 @@ class Reports:
     def rows(self, group: str) -> dict[PeerId, GroupRow]:
         """What each peer has reported of a group last."""
         return {
-            name: self.latest[name].groups[group] for name in sorted(self._charter.groups[group]) if name != self._me
+            name: self.latest[name].groups[group]
+            for name in sorted(self._federation_spec.groups[group])
+            if name != self._me
         }
 
-    def sign(self, report: Report) -> bytes:
+    def sign(self, report: PositionReport) -> bytes:
         """Sign a report of ours, and count it as everybody's."""
         content = report.to_bytes()
-        signature = self._dossier.sign("standing", slot_of(self.view, "", report.number), content)
+        signature = self._statement_log.sign("standing", slot_of(self.view, "", report.number), content)
         self.latest[self._me] = report
         if report.number == 0:
             self.signed[self._me] = content, signature
             self._note_lengths(report)
         return signature
 
-    def take(self, sender: PeerId, standing: Standing) -> None:
+    def take(self, sender: PeerId, standing: JournalPosition) -> None:
         """Take in a report.
 
         Raises:
@@ -109,7 +122,7 @@ class Reports:
             EquivocationError: the sender has reported something else to another member.
         """
         try:
-            report = Report.from_bytes(standing.content)
+            report = PositionReport.from_bytes(standing.content)
         except ValueError as error:
             raise RemoteProtocolError(sender, f"sent a malformed Standing: {error}") from None
         if report.view != self.view:
@@ -117,10 +130,10 @@ class Reports:
         known = self.latest.get(sender)
         if report.number != (0 if known is None else known.number + 1):
             raise RemoteProtocolError(sender, f"sent its report {report.number} out of order")
-        self._dossier.take(
+        self._statement_log.take(
             sender, "standing", slot_of(self.view, "", report.number), standing.content, standing.signature
         )
-        groups = {name for name, members in self._charter.groups.items() if sender in members}
+        groups = {name for name, members in self._federation_spec.groups.items() if sender in members}
         if report.groups.keys() != groups:
             raise RemoteProtocolError(
                 sender, f"reported of the groups {sorted(report.groups)}, and is in {sorted(groups)}"
@@ -131,13 +144,13 @@ class Reports:
             raise RemoteProtocolError(sender, "reported fewer finished sums than before")
         self.latest[sender] = report
 
-    def _take_first(self, sender: PeerId, standing: Standing, report: Report) -> None:
-        if not equal(standing.tag, self._pairings[sender].peer_tag):
+    def _take_first(self, sender: PeerId, standing: JournalPosition, report: PositionReport) -> None:
+        if not equal(standing.tag, self._pair_keys[sender].peer_tag):
             raise RemoteProtocolError(
                 sender, "cannot prove that the ephemeral key it announced is its own: it may be another member's"
             )
         contributions = dict(standing.contributions)
-        common = [name for name, members in self._charter.groups.items() if {self._me, sender} <= set(members)]
+        common = [name for name, members in self._federation_spec.groups.items() if {self._me, sender} <= set(members)]
         for name in common:
             if sha256(contributions.get(name, b"")).digest() != report.groups[name].commitment:
                 raise RemoteProtocolError(sender, f"contributed something else to the key of {name} than it told all")
@@ -146,6 +159,6 @@ class Reports:
         self.signed[sender] = standing.content, standing.signature
         self._note_lengths(report)
 
-    def _note_lengths(self, report: Report) -> None:
+    def _note_lengths(self, report: PositionReport) -> None:
         for name, row in report.groups.items():
             self.longest[name] = max(row.length, self.longest.get(name, 0))

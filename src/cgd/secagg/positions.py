@@ -47,13 +47,13 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
-class Report:
+class PositionReport:
     """What a member reports in a view; `number` counts its reports, from 0.
 
     Examples:
         >>> row = GroupRow(3, bytes(32), None, bytes(32), (StateRow(0, 3, 80, False, bytes(32)),))
-        >>> report = Report(bytes(32), 0, {"everyone": row})
-        >>> Report.from_bytes(report.to_bytes()) == report
+        >>> report = PositionReport(bytes(32), 0, {"everyone": row})
+        >>> PositionReport.from_bytes(report.to_bytes()) == report
         True
     """
 
@@ -76,7 +76,7 @@ class Report:
         return json.dumps([self.view.hex(), self.number, groups]).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Report:
+    def from_bytes(cls, data: bytes) -> PositionReport:
         """Read what `to_bytes` made.
 
         Raises:

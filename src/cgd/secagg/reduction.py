@@ -1,7 +1,7 @@
 """How the members' subtotals become one sealed total: added up by the members themselves, or by the hub.
 
-Every subtotal is sealed when it comes here, and so is the total. `AmongMembers` cuts the vector into parts, and each
-part has a reducer among the members. `ByHub` has the hub add up everything. The hub is no member, and nobody need trust
+Every subtotal is sealed when it comes here, and so is the total. `MemberReduction` cuts the vector into parts, and each
+part has a reducer among the members. `HubReduction` has the hub add up everything. The hub is no member, and nobody need trust
 it: each subtotal carries tags (`secagg/mac.py`), and a total that does not fit its tags is refused before anybody
 confirms it.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from cgd.errors import HubError, RemoteProtocolError
-from cgd.secagg.mac import TAGS, Tagging
+from cgd.secagg.mac import TAGS, LinearMac
 from cgd.secagg.messages import HUB, Deposit, Message, PeerId, Slice, Subtotal, SumSpec, Total
 from cgd.secagg.partition import parts, slice_at, slices
 
@@ -31,7 +31,7 @@ AHEAD = 64
 
 
 @dataclass(frozen=True)
-class HubSide:
+class HubKeys:
     """What a group needs to sum through the hub.
 
     Attributes:
@@ -66,7 +66,7 @@ class Reduction(Protocol):
         """The sealed total, when it is here."""
 
 
-class AmongMembers:
+class MemberReduction:
     """Each part of the vector is added up by one member, which tells the others; see `Reduction`."""
 
     def __init__(self, me: PeerId, members: Collection[PeerId], spec: SumSpec, dtype: np.dtype[Any], say: Say) -> None:
@@ -138,7 +138,7 @@ class AmongMembers:
             self._reduced += 1
 
 
-class ByHub:
+class HubReduction:
     """The hub adds up everything, and its tags tell whether it did; see `Reduction`."""
 
     def __init__(
@@ -148,11 +148,11 @@ class ByHub:
         number: int,
         spec: SumSpec,
         dtype: np.dtype[Any],
-        hub: HubSide,
+        hub: HubKeys,
         say: Say,
     ) -> None:
         self._me, self._number, self._spec, self._hub, self._say = me, number, spec, hub, say
-        self._tagging = Tagging(hub.key, number, members)
+        self._tagging = LinearMac(hub.key, number, members)
         self._whole = slice(0, spec.size + TAGS)
         self._slices = slices(self._whole)
         self._total = np.zeros(self._whole.stop, dtype=dtype)

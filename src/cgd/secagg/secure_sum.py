@@ -17,7 +17,7 @@ The rules:
 4. Everybody sends everybody the digest of the sealed total, and of what all were ready with (`Confirm`). A reducer that
    told two members different things is caught here, before anybody could read anything; so is a member that was ready
    with different things for different members. `Ready` and `Confirm` are signed, if there is a notary.
-5. When all digests agree, everybody shows everybody the key of its seal (`Unseal`), which must be the one it was
+5. When all digests agree, everybody shows everybody the key of its seal (`RevealKey`), which must be the one it was
    committed to when it was ready. Whoever has all keys has the total. So a total is opened by all or by none: as long
    as one member keeps its key, nobody has opened anything, and the sum can be given up and run again.
 6. A slice from a peer counts once, and so does any other message. A copy changes nothing. A message that the peer could
@@ -48,7 +48,7 @@ from cgd.errors import (
     RemoteProtocolError,
 )
 from cgd.secagg.attestations import Attestations
-from cgd.secagg.masking import ExpandedShares, seal, unseal
+from cgd.secagg.masking import PairwiseMasks, seal, unseal
 from cgd.secagg.messages import (
     HUB,
     SEAL_KEY_BYTES,
@@ -58,16 +58,16 @@ from cgd.secagg.messages import (
     PeerId,
     Ready,
     Reason,
+    RevealKey,
     Share,
     Subtotal,
     SumSpec,
     Total,
-    Unseal,
 )
 from cgd.secagg.partition import check_members, check_secret, slices
-from cgd.secagg.reduction import AmongMembers, ByHub, add_slice, as_bytes
+from cgd.secagg.reduction import HubReduction, MemberReduction, add_slice, as_bytes
 from cgd.secagg.secret_sharing import uniform_words
-from cgd.secagg.statements import Notary
+from cgd.secagg.statements import StatementSigner
 from cgd.secagg.states import EXPECTED, TRANSITIONS, Event, State
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.reduction import HubSide, Reduction
+    from cgd.secagg.reduction import HubKeys, Reduction
 
 
 class SecureSum:
@@ -111,10 +111,10 @@ class SecureSum:
         me: PeerId,
         members: Collection[PeerId],
         number: int,
-        shares: ExpandedShares | None = None,
+        shares: PairwiseMasks | None = None,
         random: Callable[[int], bytes] = os.urandom,
-        hub: HubSide | None = None,
-        notary: Notary | None = None,
+        hub: HubKeys | None = None,
+        statement_signer: StatementSigner | None = None,
         on_opening: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         check_members(me, members)
@@ -127,7 +127,7 @@ class SecureSum:
         """Whether our key may have left: from then on others may open the total, and a fault cannot be undone."""
         self._fault: ProtocolError | None = None
         self._told: PeerAbortedError | None = None
-        self._said = Attestations(me, self.members, number, notary or Notary())
+        self._said = Attestations(me, self.members, number, statement_signer or StatementSigner())
         self._on_opening = on_opening
         self._shares = shares
         self._random = random
@@ -243,7 +243,7 @@ class SecureSum:
             case State.CONFIRMING:
                 return "Confirm", self._said.missing(self._said.confirms)
             case State.UNSEALING:
-                return "Unseal", self._said.missing(self._said.keys)
+                return "RevealKey", self._said.missing(self._said.keys)
         return "nothing", frozenset()
 
     # How messages are taken in.
@@ -258,7 +258,7 @@ class SecureSum:
                 return self._reduction.repeats(sender, message)
             case Confirm():
                 return sender in self._said.confirms
-            case Unseal():
+            case RevealKey():
                 return sender in self._said.keys
         return False
 
@@ -282,7 +282,7 @@ class SecureSum:
                 self._reduction.take(sender, message)
             case Confirm():
                 self._said.take_confirm(sender, message)
-            case Unseal(key):
+            case RevealKey(key):
                 self._said.take_key(sender, key)
 
     # How the state moves.
@@ -360,7 +360,7 @@ class SecureSum:
     def _unseal(self) -> None:
         self.unsealed = True
         self._said.keys[self.me] = self._key
-        self._say_to_all(Unseal(self._key))
+        self._say_to_all(RevealKey(self._key))
 
     # Small words for the above.
 
@@ -380,10 +380,10 @@ class SecureSum:
 
     def _reduce_by(self, dtype: np.dtype[Any]) -> Reduction:
         if self._spec.opening != "hub":
-            return AmongMembers(self.me, self.members, self._spec, dtype, self._say)
+            return MemberReduction(self.me, self.members, self._spec, dtype, self._say)
         if self._hub is None:
             raise InputError("opening is 'hub', and there is none here; a federation file can name one, in [hub]")
-        return ByHub(self.me, self.members, self.number, self._spec, dtype, self._hub, self._say)
+        return HubReduction(self.me, self.members, self.number, self._spec, dtype, self._hub, self._say)
 
     def _say(self, to: PeerId, message: Message) -> None:
         self._outbox.append((to, lambda: message))

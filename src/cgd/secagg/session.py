@@ -29,7 +29,7 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.masking import ExpandedShares
+from cgd.secagg.masking import PairwiseMasks
 from cgd.secagg.messages import HUB, Abort, Leave, Message, PeerId, Ready, Reason, SumSpec
 from cgd.secagg.partition import check_members
 from cgd.secagg.secure_sum import SecureSum
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from cgd.secagg.certificates import Certificate
     from cgd.secagg.messages import Buffer
-    from cgd.secagg.reduction import HubSide
-    from cgd.secagg.statements import Notary
+    from cgd.secagg.reduction import HubKeys
+    from cgd.secagg.statements import StatementSigner
 
 # Faults that every member was told of by the one who caused them.
 _TOLD = (PeerAbortedError, PeerLeftError)
@@ -69,7 +69,7 @@ class Session:
         members: Collection[PeerId],
         session: bytes,
         pair_keys: Mapping[PeerId, bytes] | None = None,
-        notary: Notary | None = None,
+        statement_signer: StatementSigner | None = None,
         on_opening: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         check_members(me, members)
@@ -78,10 +78,10 @@ class Session:
         self.number = 0
         """The number of the latest sum; 0 before the first."""
         self.session = session
-        self.hub: HubSide | None = None
+        self.hub: HubKeys | None = None
         """What sums through the hub need, if there is one."""
-        self._hooks = notary, on_opening
-        self._shares = None if pair_keys is None else ExpandedShares(me, pair_keys, session)
+        self._hooks = statement_signer, on_opening
+        self._shares = None if pair_keys is None else PairwiseMasks(me, pair_keys, session)
         self._sum: SecureSum | None = None
         self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
         self._gone: dict[PeerId, int] = {}  # peers that left, with the last sum they finished
@@ -229,14 +229,14 @@ class Session:
             to, message = outgoing  # our last word in a sum that finished while we said it
             self._outbox.append((to, self.number, message))
         self.number += 1
-        notary, on_opening = self._hooks
+        statement_signer, on_opening = self._hooks
         self._sum = SecureSum(
             self.me,
             self.members,
             self.number,
             self._shares,
             hub=self.hub,
-            notary=notary,
+            statement_signer=statement_signer,
             on_opening=on_opening,
         )
         for peer, (number, word) in self._ahead.items():

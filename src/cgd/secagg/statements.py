@@ -2,7 +2,7 @@
 
 A statement has a kind, a slot (what it is about: a view, a group, the number of a sum) and a content. An honest member
 signs one content for a slot, and tells it to everybody. Members compare digests of what they were told. If these differ
-they tell each other what everybody has signed (`Seen`): two contents for one slot, both with a valid signature, convict
+they tell each other what everybody has signed (`SignedEvidence`): two contents for one slot, both with a valid signature, convict
 the signer, at every member alike.
 """
 
@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
 from cgd.errors import EquivocationError, RemoteProtocolError
-from cgd.secagg.messages import NO_SIGNATURE, Seen
+from cgd.secagg.messages import NO_SIGNATURE, SignedEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import PeerId
 
     Kind = Literal["hello", "standing", "ready", "confirm"]
-    Slots = OrderedDict[tuple[str, bytes], dict[PeerId, "Signed"]]
+    Slots = OrderedDict[tuple[str, bytes], dict[PeerId, "SignedStatement"]]
 
 # Slots that are remembered: of what we were told, and of what each member says that it was told. The latest sums of all
 # groups are among them; older ones are over.
@@ -39,7 +39,7 @@ before anything is opened whether all were told the same, signed or not.
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedStatement:
     """What a member has said for a slot: the digest of the content, and the signature."""
 
     content: bytes
@@ -56,7 +56,7 @@ def statement(kind: str, slot: bytes, content: bytes) -> bytes:
     return b"\0".join((b"cgd statement", kind.encode(), slot + content))
 
 
-class Dossier:
+class StatementLog:
     """What the members of one view have signed, as this member was told it.
 
     Args:
@@ -73,7 +73,7 @@ class Dossier:
         identity: Identity,
         keys: Mapping[PeerId, PublicKeys],
         view: bytes,
-        tell: Callable[[Seen], None],
+        tell: Callable[[SignedEvidence], None],
     ) -> None:
         self.me, self.view = me, view
         self._identity, self._keys, self._tell = identity, keys, tell
@@ -85,7 +85,7 @@ class Dossier:
         """Sign what we are about to tell everybody."""
         digest = sha256(content).digest()
         signature = self._identity.sign(statement(kind, slot, digest))
-        _entry(self._said, kind, slot, MAX_SLOTS)[self.me] = Signed(digest, signature)
+        _entry(self._said, kind, slot, MAX_SLOTS)[self.me] = SignedStatement(digest, signature)
         return signature
 
     def take(self, sender: PeerId, kind: Kind, slot: bytes, content: bytes, signature: bytes) -> None:
@@ -95,7 +95,7 @@ class Dossier:
             RemoteProtocolError: it is not signed by the key that the federation file lists.
             EquivocationError: the member has signed something else for this slot.
         """
-        said = Signed(sha256(content).digest(), signature)
+        said = SignedStatement(sha256(content).digest(), signature)
         if kind not in CHECKED_LATER:
             self._check(sender, kind, slot, said)
         first = _entry(self._said, kind, slot, MAX_SLOTS).setdefault(sender, said)
@@ -118,11 +118,11 @@ class Dossier:
             self._disputed.popitem(last=False)
         said = sorted(self._said[kind, slot].items())
         signed = [(name, each) for name, each in said if self._has_signed(name, kind, slot, each)]
-        self._tell(Seen(kind, slot, tuple((name, each.content, each.signature) for name, each in signed)))
+        self._tell(SignedEvidence(kind, slot, tuple((name, each.content, each.signature) for name, each in signed)))
         for name, each in said:
             self._check(name, kind, slot, each)
 
-    def compare(self, sender: PeerId, seen: Seen) -> None:
+    def compare(self, sender: PeerId, seen: SignedEvidence) -> None:
         """Compare what another member was told with what we were told, and tell what that was, if it differs.
 
         Raises:
@@ -137,7 +137,7 @@ class Dossier:
         slots = self._reported.setdefault(sender, OrderedDict())
         reported = _entry(slots, seen.kind, seen.slot, MAX_REPORTED_SLOTS)
         for name, content, signature in seen.said:
-            said = Signed(content, signature)
+            said = SignedStatement(content, signature)
             if self._has_signed(name, seen.kind, seen.slot, said):
                 others = self._reports_of(name, seen.kind, seen.slot)
                 if name in ours and self._has_signed(name, seen.kind, seen.slot, ours[name]):
@@ -146,33 +146,33 @@ class Dossier:
                     _compare(name, seen.kind, seen.slot, other, said)
                 reported[name] = said
 
-    def _check(self, name: PeerId, kind: str, slot: bytes, said: Signed) -> None:
+    def _check(self, name: PeerId, kind: str, slot: bytes, said: SignedStatement) -> None:
         if not self._has_signed(name, kind, slot, said):
             raise RemoteProtocolError(name, f"sent a {kind} statement without a valid signature of its own")
 
-    def _has_signed(self, name: PeerId, kind: str, slot: bytes, said: Signed) -> bool:
+    def _has_signed(self, name: PeerId, kind: str, slot: bytes, said: SignedStatement) -> bool:
         return name in self._keys and self._keys[name].verify(statement(kind, slot, said.content), said.signature)
 
-    def _reports_of(self, name: PeerId, kind: str, slot: bytes) -> list[Signed]:
+    def _reports_of(self, name: PeerId, kind: str, slot: bytes) -> list[SignedStatement]:
         """What members were told by this one, as they say."""
         said = [slots.get((kind, slot), {}).get(name) for slots in self._reported.values()]
         return [each for each in said if each is not None]
 
 
-def _compare(name: PeerId, kind: str, slot: bytes, one: Signed, other: Signed) -> None:
+def _compare(name: PeerId, kind: str, slot: bytes, one: SignedStatement, other: SignedStatement) -> None:
     if one.content != other.content:
-        proof = Seen(kind, slot, tuple((name, each.content, each.signature) for each in (one, other)))
+        proof = SignedEvidence(kind, slot, tuple((name, each.content, each.signature) for each in (one, other)))
         raise EquivocationError(name, f"has signed two different {kind} statements for different members", proof)
 
 
-def _entry(slots: Slots, kind: str, slot: bytes, limit: int) -> dict[PeerId, Signed]:
+def _entry(slots: Slots, kind: str, slot: bytes, limit: int) -> dict[PeerId, SignedStatement]:
     entry = slots.setdefault((kind, slot), {})
     if len(slots) > limit:
         slots.popitem(last=False)
     return entry
 
 
-class Notary:
+class StatementSigner:
     """Signs and checks the statements of one group's sums; `None` for a dossier leaves everything unsigned.
 
     Args:
@@ -180,23 +180,25 @@ class Notary:
         group: the name of the group.
     """
 
-    def __init__(self, dossier: Dossier | None = None, group: str = "") -> None:
-        self._dossier, self._group = dossier, group
+    def __init__(self, statement_log: StatementLog | None = None, group: str = "") -> None:
+        self._statement_log, self._group = statement_log, group
 
     def slot(self, number: int) -> bytes:
         """Name a sum of this group in this view."""
-        return slot_of(self._dossier.view if self._dossier is not None else b"", self._group, number)
+        return slot_of(self._statement_log.view if self._statement_log is not None else b"", self._group, number)
 
     def sign(self, kind: Kind, number: int, content: bytes) -> bytes:
         """Sign what we say of a sum."""
-        return NO_SIGNATURE if self._dossier is None else self._dossier.sign(kind, self.slot(number), content)
+        return (
+            NO_SIGNATURE if self._statement_log is None else self._statement_log.sign(kind, self.slot(number), content)
+        )
 
     def take(self, sender: PeerId, kind: Kind, number: int, content: bytes, signature: bytes) -> None:
-        """Check what a member says of a sum; see `Dossier.take`."""
-        if self._dossier is not None:
-            self._dossier.take(sender, kind, self.slot(number), content, signature)
+        """Check what a member says of a sum; see `StatementLog.take`."""
+        if self._statement_log is not None:
+            self._statement_log.take(sender, kind, self.slot(number), content, signature)
 
     def dispute(self, kind: Kind, number: int) -> None:
         """Tell all what everybody said of a sum."""
-        if self._dossier is not None:
-            self._dossier.dispute(kind, self.slot(number))
+        if self._statement_log is not None:
+            self._statement_log.dispute(kind, self.slot(number))

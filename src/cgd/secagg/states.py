@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from cgd.secagg.messages import Abort, Confirm, Message, Ready, Share, Subtotal, Total, Unseal
+from cgd.secagg.messages import Abort, Confirm, Message, Ready, RevealKey, Share, Subtotal, Total
 
 
 class State(Enum):
@@ -55,6 +55,6 @@ EXPECTED: dict[State, frozenset[type[Message]]] = {
     State.READYING: frozenset({Ready, Share, Subtotal, Confirm, Abort}),
     State.SHARING: frozenset({Share, Subtotal, Confirm, Abort}),
     State.OPENING: frozenset({Subtotal, Total, Confirm, Abort}),
-    State.CONFIRMING: frozenset({Confirm, Unseal, Abort}),
-    State.UNSEALING: frozenset({Unseal, Abort}),
+    State.CONFIRMING: frozenset({Confirm, RevealKey, Abort}),
+    State.UNSEALING: frozenset({RevealKey, Abort}),
 }

@@ -3,13 +3,13 @@
 The rules:
 
 1. Everybody reports once when the view is formed, and when it has all reports, tells all others their digest
-   (`Gathered`). So once all digests are here, all members have the same reports, and nobody had left this view when we
+   (`PositionsGathered`). So once all digests are here, all members have the same reports, and nobody had left this view when we
    formed it: no report is older than what we did in another view. Then whoever has as many sums as anybody goes on.
    Whoever has fewer asks one that has more for what is missing.
 2. Who is ahead tells its states as well while somebody is behind, and again when they change: what a member takes over
    must be what *all* that are ahead have. A member that lacks the last sum only, and has shown its key in it, needs no
    states.
-3. What is given must be proved (`takeover.py`), and nobody's report may speak against it (`history.acceptable`).
+3. What is given must be proved (`journal_transfer.py`), and nobody's report may speak against it (`history.acceptable`).
    It must have been claimed in a first report: later ones only tell who has caught up. So all members know in time
    whether anything can be taken over in this view, or the next sum is run.
 4. Who claims a history that is not ours, or gives us what cannot be, is named; nothing is summed with it in this view.
@@ -23,28 +23,28 @@ from typing import TYPE_CHECKING
 
 from cgd.errors import InputError, RemoteProtocolError
 from cgd.secagg.certificates import acceptable
-from cgd.secagg.journal_transfer import Takeover
-from cgd.secagg.messages import CONTRIBUTION_BYTES, Ask, Gathered, Piece, Standing
-from cgd.secagg.position_reports import Reports
-from cgd.secagg.positions import Report
-from cgd.secagg.statements import Notary
+from cgd.secagg.journal_transfer import JournalTransfer
+from cgd.secagg.messages import CONTRIBUTION_BYTES, JournalChunk, JournalPosition, JournalRequest, PositionsGathered
+from cgd.secagg.position_reports import PositionReports
+from cgd.secagg.positions import PositionReport
+from cgd.secagg.statements import StatementSigner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
-    from cgd.secagg.key_agreement import Pairing
+    from cgd.secagg.key_agreement import PairKeys
     from cgd.secagg.messages import Message, PeerId
     from cgd.secagg.positions import GroupRow
-    from cgd.secagg.statements import Dossier
+    from cgd.secagg.statements import StatementLog
 
 PIECE_BYTES = 1 << 20
 # How often a member is given a ledger in one view: it may ask again when states have changed.
 MAX_GIFTS = 8
 
 
-class CatchingUp:
+class ViewChange:
     """One member's side of it, in one view.
 
     Args:
@@ -60,36 +60,36 @@ class CatchingUp:
     def __init__(
         self,
         me: PeerId,
-        charter: Charter,
+        federation_spec: FederationSpec,
         groups: Mapping[str, Group],
-        pairings: Mapping[PeerId, Pairing],
-        dossier: Dossier,
+        pair_keys: Mapping[PeerId, PairKeys],
+        statement_log: StatementLog,
         say: Callable[[PeerId, Message], None],
         clock: Callable[[], int],
     ) -> None:
-        self.reports = Reports(me, charter, pairings, dossier)
-        self._me, self._charter, self._groups, self._pairings = me, charter, groups, pairings
+        self.reports = PositionReports(me, federation_spec, pair_keys, statement_log)
+        self._me, self._federation_spec, self._groups, self._pair_keys = me, federation_spec, groups, pair_keys
         self._say, self._clock = say, clock
-        self._others = [peer for peer in charter.members if peer != me]
+        self._others = [peer for peer in federation_spec.members if peer != me]
         self._contributions = {name: os.urandom(CONTRIBUTION_BYTES) for name in groups}
         self._asked: set[tuple[PeerId, str]] = set()
         self._given: dict[tuple[PeerId, str], set[tuple[int, ...]]] = {}
         self._against: dict[str, dict[PeerId, str]] = {}
         self._settled: set[str] = set()  # groups in which nobody is behind: they stay together in this view
         for name, group in groups.items():
-            masks = {peer: pairings[peer].mask_key for peer in group.members if peer != me}
-            group.enter_view(me, dossier.view, masks, Notary(dossier, name), self.reports)
+            masks = {peer: pair_keys[peer].mask_key for peer in group.members if peer != me}
+            group.enter_view(me, statement_log.view, masks, StatementSigner(statement_log, name), self.reports)
             self.reports.contributions[name][me] = self._contributions[name]
 
     def begin(self, greetings: tuple[tuple[PeerId, bytes, bytes], ...]) -> None:
         """Report to everybody where we stand."""
-        report = Report(self.reports.view, 0, self._rows(states=False))
+        report = PositionReport(self.reports.view, 0, self._rows(states=False))
         signature = self.reports.sign(report)
         for peer in self._others:
             common = [name for name, group in self._groups.items() if peer in group.members]
             contributions = tuple((name, self._contributions[name]) for name in common)
-            tag = self._pairings[peer].own_tag
-            self._say(peer, Standing(report.to_bytes(), signature, tag, contributions, greetings))
+            tag = self._pair_keys[peer].own_tag
+            self._say(peer, JournalPosition(report.to_bytes(), signature, tag, contributions, greetings))
 
     def receive(self, sender: PeerId, message: Message) -> None:
         """Take in a message of this view.
@@ -98,16 +98,16 @@ class CatchingUp:
             RemoteProtocolError: it breaks a rule.
         """
         match message:
-            case Standing():
+            case JournalPosition():
                 self.reports.take(sender, message)
                 self._gather()
                 self._weigh()
-            case Gathered(digest):
+            case PositionsGathered(digest):
                 self.reports.gather(sender, digest)
                 self._weigh()
-            case Ask():
+            case JournalRequest():
                 self._give(sender, message)
-            case Piece():
+            case JournalChunk():
                 self._take_piece(sender, message)
 
     def tell_progress(self) -> None:
@@ -126,11 +126,11 @@ class CatchingUp:
         if self.reports.differing:
             return "the same reports for all", self.reports.differing
         if not self.reports.settled:
-            return "all reports", frozenset(self._charter.members) - self.reports.gathered.keys()
+            return "all reports", frozenset(self._federation_spec.members) - self.reports.gathered.keys()
         if self._against.get(group.name):
             return "an agreement about the past", frozenset(self._against[group.name])
-        if group.takeover is not None:
-            return "the past", frozenset({group.takeover.holder})
+        if group.journal_transfer is not None:
+            return "the past", frozenset({group.journal_transfer.holder})
         rows = self.reports.rows(group.name)
         longest = max(row.length for row in rows.values())
         return "the past", frozenset(peer for peer, row in rows.items() if row.length == longest)
@@ -145,24 +145,24 @@ class CatchingUp:
 
     def _is_ahead(self, group: Group) -> bool:
         """Whether somebody is behind us; reports are not renewed after a sum was finished in this view."""
-        if group.name in self._settled or len(group.ledger) > self.reports.longest[group.name]:
+        if group.name in self._settled or len(group.journal) > self.reports.longest[group.name]:
             return False
-        return any(row.length < len(group.ledger) for row in self.reports.rows(group.name).values())
+        return any(row.length < len(group.journal) for row in self.reports.rows(group.name).values())
 
     def _report_again(self) -> None:
         latest, rows = self.reports.latest[self._me], self._rows(states=True)
         if rows == latest.groups:
             return
-        report = Report(self.reports.view, latest.number + 1, rows)
+        report = PositionReport(self.reports.view, latest.number + 1, rows)
         signature = self.reports.sign(report)
         for peer in self._others:
-            self._say(peer, Standing(report.to_bytes(), signature))
+            self._say(peer, JournalPosition(report.to_bytes(), signature))
 
     def _gather(self) -> None:
         """Tell all that we have everybody's first report, once."""
         if not self.reports.missing and self._me not in self.reports.gathered:
             for peer in self._others:
-                self._say(peer, Gathered(self.reports.digest))
+                self._say(peer, PositionsGathered(self.reports.digest))
             self.reports.gather(self._me, self.reports.digest)
 
     # Who is behind, and what is done about it.
@@ -190,20 +190,20 @@ class CatchingUp:
         self._against[group.name] = self._boasts(group, rows) or self._forks(group, rows)
         longest = max(row.length for row in rows.values())
         if longest > self.reports.longest[group.name]:
-            group.takeover = None
-        elif longest <= len(group.ledger):
+            group.journal_transfer = None
+        elif longest <= len(group.journal):
             self._go_on(group, rows)
-        elif group.takeover is not None and group.takeover.claim == rows[group.takeover.holder]:
+        elif group.journal_transfer is not None and group.journal_transfer.claim == rows[group.journal_transfer.holder]:
             self._consider(group)
         else:
             self._ask_the_longest(group, {peer: row for peer, row in rows.items() if row.length == longest})
 
     def _go_on(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> None:
         """Nobody is ahead of us."""
-        group.takeover = None
+        group.journal_transfer = None
         if self._against[group.name]:
             return
-        if all(row.length == len(group.ledger) for row in rows.values()):
+        if all(row.length == len(group.journal) for row in rows.values()):
             self._settled.add(group.name)
         if not group.current:
             group.current = True
@@ -211,8 +211,8 @@ class CatchingUp:
 
     def _ask_the_longest(self, group: Group, holders: Mapping[PeerId, GroupRow]) -> None:
         """Ask one of those that are ahead of us."""
-        lacks = next(iter(holders.values())).length - len(group.ledger)
-        states = group.ledger.mark is None or lacks > 1
+        lacks = next(iter(holders.values())).length - len(group.journal)
+        states = group.journal.mark is None or lacks > 1
         told = {row.states for row in holders.values()}
         if states and (None in told or len(told) > 1):
             return  # not all have told their states, or they are not at the same step yet: they will be
@@ -227,7 +227,7 @@ class CatchingUp:
 
     def _forks(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> dict[PeerId, str]:
         """Who reports a history of which ours is no continuation."""
-        heads = group.ledger.heads
+        heads = group.journal.heads
         return {
             peer: "has another history than we"
             for peer, row in rows.items()
@@ -236,35 +236,35 @@ class CatchingUp:
 
     def _ask(self, group: Group, holder: PeerId, row: GroupRow, *, states: bool) -> None:
         self._asked.add((holder, group.name))
-        group.takeover = Takeover(holder, group, row, self._charter, states=states)
-        self._say(holder, Ask(group.name, len(group.ledger), states))
+        group.journal_transfer = JournalTransfer(holder, group, row, self._federation_spec, states=states)
+        self._say(holder, JournalRequest(group.name, len(group.journal), states))
 
-    def _give(self, sender: PeerId, ask: Ask) -> None:
+    def _give(self, sender: PeerId, ask: JournalRequest) -> None:
         group = self._groups.get(ask.group)
         if group is None or sender not in group.members:
             raise RemoteProtocolError(sender, f"asked for the ledger of {ask.group!r}, which it is not a member of")
-        if ask.since > len(group.ledger):
-            raise RemoteProtocolError(sender, f"asked for sums behind {ask.since}, and there are {len(group.ledger)}")
-        state = (ask.states, len(group.ledger), *(each.steps for _, each in sorted(group.ledger.states.items())))
+        if ask.since > len(group.journal):
+            raise RemoteProtocolError(sender, f"asked for sums behind {ask.since}, and there are {len(group.journal)}")
+        state = (ask.states, len(group.journal), *(each.steps for _, each in sorted(group.journal.states.items())))
         given = self._given.setdefault((sender, ask.group), set())
         if state in given or len(given) >= MAX_GIFTS:  # nobody needs the same twice in a view
             return
         given.add(state)
-        content = memoryview(group.ledger.gift(ask.since, states=ask.states))
+        content = memoryview(group.journal.gift(ask.since, states=ask.states))
         for start in range(0, len(content), PIECE_BYTES):
-            self._say(sender, Piece(start, ask.group, len(content), content[start : start + PIECE_BYTES]))
+            self._say(sender, JournalChunk(start, ask.group, len(content), content[start : start + PIECE_BYTES]))
 
-    def _take_piece(self, sender: PeerId, piece: Piece) -> None:
+    def _take_piece(self, sender: PeerId, piece: JournalChunk) -> None:
         if (sender, piece.group) not in self._asked:
             raise RemoteProtocolError(sender, f"gave us a piece of the ledger of {piece.group!r}, unasked")
         group = self._groups[piece.group]
-        if group.takeover is None or group.takeover.holder != sender:
+        if group.journal_transfer is None or group.journal_transfer.holder != sender:
             return  # we have it from another one
         try:
-            group.takeover.take(piece)
+            group.journal_transfer.take(piece)
         except InputError as error:
-            stale = group.takeover.claim != self.reports.rows(group.name)[sender]
-            group.takeover = None
+            stale = group.journal_transfer.claim != self.reports.rows(group.name)[sender]
+            group.journal_transfer = None
             if not stale:
                 group.doubted.add(sender)
             self._catch_up(group)
@@ -275,29 +275,35 @@ class CatchingUp:
 
     def _consider(self, group: Group) -> None:
         """Take over what was given if it is all here and nobody's report speaks against it."""
-        takeover = group.takeover
-        if takeover is None or takeover.given is None:
+        journal_transfer = group.journal_transfer
+        if journal_transfer is None or journal_transfer.given is None:
             return
         own = group.row(bytes(32), states=False)
-        self._against[group.name] = self._speaks_against(group, takeover, own)
+        self._against[group.name] = self._speaks_against(group, journal_transfer, own)
         if not self._against[group.name]:
-            group.take_over(takeover, self._clock())
+            group.take_over(journal_transfer, self._clock())
             self._report_again()
             self._catch_up(group)
 
-    def _speaks_against(self, group: Group, takeover: Takeover, own: GroupRow) -> dict[PeerId, str]:
-        rows, claim = self.reports.rows(group.name), takeover.claim
-        against = acceptable(claim.length - 1, takeover.opening, claim.head, own, rows, takeover.signers)
-        if self._me in takeover.members and own.length == claim.length - 1 and own.mark not in (None, takeover.opening):
-            against[takeover.holder] = "finished the last sum by another attempt than ours"
-        vouching = {peer for peer, row in rows.items() if row.head == claim.head} | takeover.signers
-        if not vouching - {takeover.holder}:
-            against[takeover.holder] = "is the only one here that has signed its past"
-        if own.length and self._me not in takeover.signers:
+    def _speaks_against(self, group: Group, journal_transfer: JournalTransfer, own: GroupRow) -> dict[PeerId, str]:
+        rows, claim = self.reports.rows(group.name), journal_transfer.claim
+        against = acceptable(
+            claim.length - 1, journal_transfer.opening, claim.head, own, rows, journal_transfer.signers
+        )
+        if (
+            self._me in journal_transfer.members
+            and own.length == claim.length - 1
+            and own.mark not in (None, journal_transfer.opening)
+        ):
+            against[journal_transfer.holder] = "finished the last sum by another attempt than ours"
+        vouching = {peer for peer, row in rows.items() if row.head == claim.head} | journal_transfer.signers
+        if not vouching - {journal_transfer.holder}:
+            against[journal_transfer.holder] = "is the only one here that has signed its past"
+        if own.length and self._me not in journal_transfer.signers:
             # It was summed without us. Then everybody else must have signed it, or hold it.
             against |= {
                 peer: "has neither signed nor finished the last sum"
                 for peer, row in rows.items()
-                if peer not in takeover.signers and (row.length, row.head) != (claim.length, claim.head)
+                if peer not in journal_transfer.signers and (row.length, row.head) != (claim.length, claim.head)
             }
         return against

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cgd.simulation.result import History
 
 
-class Colony:
+class SimulationResult:
     """What `simulate` returns.
 
     Attributes:

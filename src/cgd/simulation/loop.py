@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
 
-class Course(Protocol):
+class TrainingLoop(Protocol):
     """A training that goes step by step, and can be put aside and taken up again."""
 
     def step(self, number: int) -> float:
@@ -83,7 +83,7 @@ def digest_of(test: tuple[Any, Any] | None) -> str:
 
 
 def follow(
-    course: Course,
+    course: TrainingLoop,
     history: History,
     *,
     steps: int,

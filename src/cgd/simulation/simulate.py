@@ -11,10 +11,10 @@ import torch
 from torch.nn import functional
 
 from cgd.errors import InputError
-from cgd.optim.displacement import Descent
+from cgd.optim.displacement import SGDRule
 from cgd.optim.lr_scheduler import inverse_square
 from cgd.optim.vertical import accept_joint
-from cgd.simulation.colony import Colony
+from cgd.simulation.colony import SimulationResult
 from cgd.simulation.loop import digest_of, evaluations_every, follow, told
 from cgd.simulation.module_engine import ModuleEngine, Ring
 from cgd.simulation.population import Participants
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    from cgd.optim.displacement import Rule
+    from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Block, Cell
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
@@ -63,7 +63,7 @@ def simulate(
     mode: Mode = "towers",
     accept: str = "",
     shared: Literal["mean", "sum"] | None = None,
-    rule: Callable[[float], Rule] = Descent,
+    rule: Callable[[float], UpdateRule] = SGDRule,
     mu: float = 0.0,
     hold: int = 0,
     seed: int = 0,
@@ -78,7 +78,7 @@ def simulate(
     memory: float = 4e9,
     progress: bool = True,
     on_step: OnStep = lambda *_: None,
-) -> Colony:
+) -> SimulationResult:
     """Train a whole colony in one process: everybody's private model, as the real participants would end up with it.
 
     Args:
@@ -94,7 +94,7 @@ def simulate(
         shared: whether a step of layers 2…N takes the mean of the columns' gradients or their sum; by default the
             mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing. To Adam, which
             does not see how large a gradient is, it makes no difference.
-        rule: how a step of a given size moves the displacement: `Descent`, `AdamDescent`, or a partial of these.
+        rule: how a step of a given size moves the displacement: `SGDRule`, `AdamRule`, or a partial of these.
         mu: μ of the step size, see `InverseSquareLR`; 0 for a fixed one.
         hold: how many steps run with α before it shrinks.
         seed: decides all origins, see `participant_seed`.
@@ -160,11 +160,11 @@ def simulate(
         "evaluation": f"{sample} participants, test data {digest_of(test)}",
     }
     history = History()
-    colony = Colony(participants, computed.name, history, loss)
+    colony = SimulationResult(participants, computed.name, history, loss)
     cells = colony.sample(sample, seed)
     history.participants[:] = map(str, cells)
 
-    def rules(step: int) -> tuple[Rule, Rule]:
+    def rules(step: int) -> tuple[UpdateRule, UpdateRule]:
         factor = inverse_square(step, mu, shrinking, hold)
         return rule(lr * factor), rule(shared_lr * factor)
 
@@ -194,8 +194,8 @@ class _Descent:
     def __init__(
         self,
         engine: Engine,
-        colony: Colony,
-        rules: Callable[[int], tuple[Rule, Rule]],
+        colony: SimulationResult,
+        rules: Callable[[int], tuple[UpdateRule, UpdateRule]],
         test: tuple[Any, Any] | None,
         cells: list[Cell],
     ) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
 KEY_NUMBERS, NUMBER_BITS = 6, 48  # exact in a sum of up to 2¹⁵ members
 
@@ -35,7 +35,7 @@ def row_key(row: Peers) -> bytes:
     return hashlib.sha256(b"cgd row key" + total.astype("<i8").tobytes()).digest()
 
 
-def align(records: Records, row: Peers, key: bytes) -> Records:
+def align(records: TabularDataset, row: Peers, key: bytes) -> TabularDataset:
     """The records in the order that all members of the row have them in.
 
     Raises:
@@ -58,7 +58,7 @@ def align(records: Records, row: Peers, key: bytes) -> Records:
     return records.take(order)
 
 
-def kept_back_together(records: Records, part: float, key: bytes) -> npt.NDArray[np.bool_]:
+def kept_back_together(records: TabularDataset, part: float, key: bytes) -> npt.NDArray[np.bool_]:
     """Which records of a row are kept back for validation: the same at all its members, about this part of them."""
     threshold = int(part * 2**64)
     drawn = [hmac.digest(key, b"cgd validation" + each.encode(), "sha256")[:8] for each in _ids(records)]
@@ -74,7 +74,7 @@ def kept_back(rows: int, part: float, seed: bytes) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _ids(records: Records) -> Sequence[str]:
+def _ids(records: TabularDataset) -> Sequence[str]:
     if records.ids is None:
         raise InputError("the records have no IDs; name the id column in [data], and have it in the file")
     return records.ids

@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 22  # also the longest line
 GZIP = b"\x1f\x8b"
 
 
-class CommaSeparated:
+class CsvTable:
     """A CSV file with a header.
 
     Args:

@@ -54,7 +54,7 @@ class Categorical:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Records:
+class TabularDataset:
     """The records of one participant.
 
     Attributes:
@@ -71,7 +71,7 @@ class Records:
     target: npt.NDArray[np.float64] | Categorical | None = None
     ids: tuple[str, ...] | None = None
 
-    def take(self, indices: npt.ArrayLike) -> Records:
+    def take(self, indices: npt.ArrayLike) -> TabularDataset:
         """Some of the records, in this order.
 
         Args:
@@ -82,7 +82,7 @@ class Records:
             places = np.flatnonzero(places)
         places = places.astype(np.int64, copy=False)
         target = self.target
-        return Records(
+        return TabularDataset(
             rows=len(places),
             numbers={name: values[places] for name, values in self.numbers.items()},
             categories={name: values.take(places) for name, values in self.categories.items()},

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from cgd.tabular.federated_stats import Category
 
 if TYPE_CHECKING:
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.training import Trained
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import TrainingResult
 
 EVERYONE = "every participant"
 SAME_COLUMNS = "every participant that holds the same columns"
 
 
-def revealed(setting: Setting, trained: Trained) -> list[dict[str, Any]]:
+def revealed(setting: TabularSettings, trained: TrainingResult) -> list[dict[str, Any]]:
     """One row for each kind of sum that was opened: what it says, to whom, how often, and of how many numbers."""
     statistics = SAME_COLUMNS if setting.in_columns else EVERYONE
     gradients = f"{EVERYONE} (the first layer's: {SAME_COLUMNS})" if setting.in_columns else EVERYONE

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cgd.federation.data_schema import Column, Data
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
     Floats = npt.NDArray[np.float64]
     Filler = Callable[[npt.NDArray[np.float32], slice], None]
@@ -67,7 +67,7 @@ class Number:
             return [f"column {self.name!r} has the same value everywhere in the federation; it becomes zeros"]
         return []
 
-    def filler(self, records: Records) -> Filler:
+    def filler(self, records: TabularDataset) -> Filler:
         """Writes the features of some rows into their part of the matrix, which is zero."""
         values, missing = records.numbers[self.name], bool(self.missing)
 
@@ -83,7 +83,7 @@ class Number:
 
         return fill
 
-    def surprises(self, records: Records) -> list[str]:
+    def surprises(self, records: TabularDataset) -> list[str]:
         """What was not so when the statistics were made."""
         absent = 0 if self.missing else int(np.count_nonzero(np.isnan(records.numbers[self.name])))
         return [_note_of_missing(self.name, absent, "taken for the mean")] if absent else []
@@ -121,7 +121,7 @@ class Category:
             return [f"column {self.name!r} has no value anywhere in the federation; it becomes zeros"]
         return []
 
-    def filler(self, records: Records) -> Filler:
+    def filler(self, records: TabularDataset) -> Filler:
         """Writes the features of some rows into their part of the matrix, which is zero."""
         values = records.categories[self.name]
         places = {category: place for place, category in enumerate(self.categories)}
@@ -136,7 +136,7 @@ class Category:
 
         return fill
 
-    def surprises(self, records: Records) -> list[str]:
+    def surprises(self, records: TabularDataset) -> list[str]:
         """What was not so when the statistics were made."""
         values = records.categories[self.name]
         counts = values.counts()
@@ -174,7 +174,7 @@ class Target:
         object.__setattr__(self, "counts", tuple(self.counts))
 
     def encode(self, values: Floats | Categorical | None) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
-        """See `Preparation.encode_target`."""
+        """See `Preprocessing.encode_target`."""
         if values is None:
             raise InputError("the target was not read; read the file with its label")
         if not isinstance(values, Categorical):
@@ -191,13 +191,13 @@ class Target:
         return encoded
 
     def decode(self, values: npt.NDArray[Any]) -> Floats:
-        """See `Preparation.decode`."""
+        """See `Preprocessing.decode`."""
         if self.classes:
             raise InputError("a classification has classes and no unit; take the class of the largest output")
         return np.asarray(values, dtype=np.float64) * self.deviation + self.mean
 
     def class_weights(self) -> npt.NDArray[np.float32]:
-        """See `Preparation.class_weights`."""
+        """See `Preprocessing.class_weights`."""
         counts = np.array(self.counts, dtype=np.float64)
         occurring = np.count_nonzero(counts)
         weights = np.zeros_like(counts)
@@ -218,7 +218,7 @@ class Target:
         return notes
 
 
-def fit_columns(records: Records, columns: Sequence[Column], peers: Peers) -> tuple[Number | Category, ...]:
+def fit_columns(records: TabularDataset, columns: Sequence[Column], peers: Peers) -> tuple[Number | Category, ...]:
     """The statistics of the columns. See `cgd.tabular.preprocessing.fit`."""
     numbers = [each.name for each in columns if each.type == "number"]
     listed = [each for each in columns if each.categories]
@@ -244,7 +244,7 @@ def fit_columns(records: Records, columns: Sequence[Column], peers: Peers) -> tu
     return tuple(found[each.name] for each in columns)
 
 
-def fit_target(records: Records, data: Data, peers: Peers) -> Target:
+def fit_target(records: TabularDataset, data: Data, peers: Peers) -> Target:
     """The statistics of the target. See `cgd.tabular.preprocessing.fit`.
 
     Raises:

@@ -13,12 +13,12 @@ from cgd.optim.privacy_warnings import FirstLayer, cautions
 
 if TYPE_CHECKING:
     from cgd.federation.config import Federation
-    from cgd.optim.privacy_warnings import Caution
-    from cgd.tabular.dataset import Records
-    from cgd.tabular.settings import Setting
+    from cgd.optim.privacy_warnings import PrivacyWarning
+    from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.settings import TabularSettings
 
 
-def foreseen(federation: Federation, setting: Setting, records: Records) -> tuple[Caution, ...]:
+def foreseen(federation: Federation, setting: TabularSettings, records: TabularDataset) -> tuple[PrivacyWarning, ...]:
     """The cautions of a participant with these records; of a network of the user's own nothing is known yet."""
     model = setting.model
     if model.kind == "custom":

@@ -1,4 +1,4 @@
-"""From a participant's file to `Records`: the columns that the federation file lists, and no others.
+"""From a participant's file to `TabularDataset`: the columns that the federation file lists, and no others.
 
 Everything that is wrong with the file is found here, before anything is sent to anybody, and said with the line, the
 value and what to do about it. These messages are for the person who owns the data; they never travel.
@@ -15,8 +15,8 @@ import pyarrow
 from cgd.errors import InputError
 from cgd.federation.keys import similar
 from cgd.tabular.columns import Categories, Missing, Numbers, note_of_unlisted, texts_of
-from cgd.tabular.dataset import Records
-from cgd.tabular.readers import Frame, open_table
+from cgd.tabular.dataset import TabularDataset
+from cgd.tabular.readers import DataFrameTable, open_table
 
 if TYPE_CHECKING:
     import os
@@ -40,7 +40,7 @@ def read(
     label: str | None = None,
     target: bool = True,
     ids: bool = False,
-) -> tuple[Records, tuple[str, ...]]:
+) -> tuple[TabularDataset, tuple[str, ...]]:
     """Read the records of a CSV or Parquet file.
 
     Args:
@@ -69,14 +69,14 @@ def from_frame(
     label: str | None = None,
     target: bool = False,
     ids: bool = False,
-) -> tuple[Records, tuple[str, ...]]:
+) -> tuple[TabularDataset, tuple[str, ...]]:
     """The same from a table in memory: a dictionary of columns, a data frame of pandas or polars, or an Arrow table."""
-    return _records(Frame(frame), data, columns, label=label, target=target, ids=ids)
+    return _records(DataFrameTable(frame), data, columns, label=label, target=target, ids=ids)
 
 
 def _records(
     table: Table, data: Data, columns: Sequence[Column], *, label: str | None, target: bool, ids: bool
-) -> tuple[Records, tuple[str, ...]]:
+) -> tuple[TabularDataset, tuple[str, ...]]:
     if ids and not data.id:
         raise InputError("[data] names no id column, and records are to be told apart; add id = 'NAME'")
     label = label or data.target
@@ -123,7 +123,7 @@ class _Reader:
         self._rows += rows
         self._kept += rows if keep is None else int(np.count_nonzero(keep))
 
-    def finish(self, notes: Sequence[str]) -> tuple[Records, tuple[str, ...]]:
+    def finish(self, notes: Sequence[str]) -> tuple[TabularDataset, tuple[str, ...]]:
         """Everything that was taken in."""
         if not self._rows:
             raise InputError(f"{self._title} has no rows; export it with its records")
@@ -142,7 +142,7 @@ class _Reader:
         ]
         # One column after the other: only one of them is there twice.
         finished = {name: (column, column.finish()) for name, column in self._columns.items()}
-        records = Records(
+        records = TabularDataset(
             rows=self._kept,
             numbers={name: made for name, (_, made) in finished.items() if isinstance(made, np.ndarray)},
             categories={name: made for name, (_, made) in finished.items() if not isinstance(made, np.ndarray)},

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.json_shapes import MisfitError, fit
-from cgd.tabular.training import Look
+from cgd.tabular.training import EvalRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ ROW: Shape = {
 }
 
 
-class History:
+class MetricsLog:
     """The file of one run's history.
 
     Args:
@@ -64,7 +64,7 @@ class History:
             self._unwritten += b"\n"
         self._write()
 
-    def add(self, look: Look) -> None:
+    def add(self, look: EvalRecord) -> None:
         """Write one more row; if that does not work, keep it and say so, once a minute at most."""
         self._unwritten += _line(asdict(look))
         try:
@@ -98,7 +98,7 @@ def _line(row: dict[str, Any]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-def _looks(path: Path, content: bytes, belongs: dict[str, str]) -> dict[int, Look]:
+def _looks(path: Path, content: bytes, belongs: dict[str, str]) -> dict[int, EvalRecord]:
     """Return what was seen before we were started anew, by step; a row that is cut off or damaged is left out."""
     first, *rows = content.splitlines()
     found = _row(first)
@@ -115,7 +115,7 @@ def _looks(path: Path, content: bytes, belongs: dict[str, str]) -> dict[int, Loo
             read = fit(row, ROW)
         except MisfitError:
             continue
-        looks[read["step"]] = Look(**{name: read[name] for name in Look.__dataclass_fields__})
+        looks[read["step"]] = EvalRecord(**{name: read[name] for name in EvalRecord.__dataclass_fields__})
     return looks
 
 

@@ -23,7 +23,7 @@ from cgd.errors import InputError
 from cgd.files import write_private
 from cgd.optim.vertical import fuse, log_probabilities
 from cgd.tabular.alignment import align, row_key
-from cgd.tabular.dataset import Records
+from cgd.tabular.dataset import TabularDataset
 from cgd.tabular.loading import from_frame, read
 from cgd.tabular.metrics import classification_scores, regression_scores
 from cgd.tabular.model_file import ABOUT, FORMAT, WEIGHTS, check_size, fill, read_model
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from cgd.federation.data_schema import Column, Data, Model
     from cgd.peers import Peers
-    from cgd.tabular.preprocessing import Preparation
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.training import Trained
+    from cgd.tabular.preprocessing import Preprocessing
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import TrainingResult
 
 LOG_PROBABILITY_BOUND, NUMBER_BOUND = 128.0, 2.0**20
 
@@ -63,14 +63,14 @@ class ConfinedModel:
 
     data: Data
     model: Model
-    preparation: Preparation
+    preparation: Preprocessing
     network: torch.nn.Module
     columns: tuple[Column, ...]
     towers: int
     origin: dict[str, Any]
 
     @classmethod
-    def of(cls, trained: Trained, setting: Setting, origin: dict[str, Any]) -> ConfinedModel:
+    def of(cls, trained: TrainingResult, setting: TabularSettings, origin: dict[str, Any]) -> ConfinedModel:
         """The model that came out of a training."""
         return cls(
             setting.data,
@@ -104,7 +104,7 @@ class ConfinedModel:
 
         Args:
             table: what `pyarrow.table` takes (a dictionary of columns, a pandas or polars frame, an Arrow table), the
-                path of a CSV or Parquet file, or `Records`.
+                path of a CSV or Parquet file, or `TabularDataset`.
             row: in a federation by columns, the row's members, who predict for the same records at the same time.
 
         Raises:
@@ -121,15 +121,15 @@ class ConfinedModel:
         self._refuse_regression("probabilities")
         return self._asked(table, row)
 
-    def records(self, table: Any) -> Records:
+    def records(self, table: Any) -> TabularDataset:
         """The records of a table, as `predict` takes them."""
         if isinstance(table, (str, Path)):
             return read(table, self.data, self.columns, target=False, ids=self.towers > 1)[0]
-        if isinstance(table, Records):
+        if isinstance(table, TabularDataset):
             return table
         return from_frame(table, self.data, self.columns, target=False, ids=self.towers > 1)[0]
 
-    def outputs(self, records: Records, row: Peers | None = None) -> npt.NDArray[np.float64]:
+    def outputs(self, records: TabularDataset, row: Peers | None = None) -> npt.NDArray[np.float64]:
         """Probabilities of all classes, or the predicted number in one column; in the order of the records."""
         if self.towers > 1:
             return self._joint_outputs(records, row)
@@ -138,7 +138,7 @@ class ConfinedModel:
             return self.preparation.decode(raw.numpy()).reshape(-1, 1)
         return raw.double().softmax(dim=1).numpy()
 
-    def scores(self, outputs: npt.NDArray[np.float64], records: Records) -> dict[str, Any]:
+    def scores(self, outputs: npt.NDArray[np.float64], records: TabularDataset) -> dict[str, Any]:
         """How good these outputs are, beside the target of their records; see `scores.py`."""
         if self.data.task == "regression":
             return regression_scores(outputs[:, 0], np.asarray(records.target))
@@ -151,7 +151,7 @@ class ConfinedModel:
             warnings.warn(note, stacklevel=3)
         return self.outputs(records, row)
 
-    def _joint_outputs(self, records: Records, row: Peers | None) -> npt.NDArray[np.float64]:
+    def _joint_outputs(self, records: TabularDataset, row: Peers | None) -> npt.NDArray[np.float64]:
         """Late fusion: the row adds up what its towers say, and opens the sum alone."""
         if row is None:
             raise InputError(
@@ -169,7 +169,7 @@ class ConfinedModel:
             outputs = fuse([total]).double().exp().numpy()
         return outputs[back]
 
-    def _raw(self, records: Records) -> torch.Tensor:
+    def _raw(self, records: TabularDataset) -> torch.Tensor:
         x, _ = self.preparation.transform(records)
         return outputs_of(self.network, torch.from_numpy(x))
 
@@ -231,7 +231,7 @@ def load_model(path: str | os.PathLike[str], *, function: str | None = None) -> 
     )
 
 
-def _in_row_order(records: Records, row: Peers) -> tuple[Records, npt.NDArray[np.int64]]:
+def _in_row_order(records: TabularDataset, row: Peers) -> tuple[TabularDataset, npt.NDArray[np.int64]]:
     """The records in the order of the row, and how to get back to ours."""
     ids = list(records.ids or ())
     aligned = align(records, row, row_key(row))

@@ -17,7 +17,7 @@ import safetensors.torch
 from cgd.errors import InputError
 from cgd.federation.data_schema import Column, Data, Model
 from cgd.json_shapes import MisfitError, damaged, fit, read_json
-from cgd.tabular.preprocessing import Preparation
+from cgd.tabular.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ class ModelFile:
 
     data: Data
     model: Model
-    preparation: Preparation
+    preparation: Preprocessing
     columns: tuple[Column, ...]
     towers: int
     origin: dict[str, Any]
@@ -102,7 +102,7 @@ def read_model(folder: Path) -> ModelFile:
             Data, {**about["data"], "columns": tuple(_made(Column, each) for each in about["data"]["columns"])}
         )
         model = _made(Model, about["model"])
-        preparation = Preparation.from_dict(about["preparation"])
+        preparation = Preprocessing.from_dict(about["preparation"])
         columns = tuple(each for each in data.columns if each.name in about["columns"])
         _check_together(data, preparation, columns, about["towers"])
     except (MisfitError, InputError, UnicodeEncodeError) as error:
@@ -147,7 +147,7 @@ def _made(kind: type, table: dict[str, Any]) -> Any:
     return kind(**{each.name: table[each.name] for each in fields(kind)})
 
 
-def _check_together(data: Data, preparation: Preparation, columns: tuple[Column, ...], towers: int) -> None:
+def _check_together(data: Data, preparation: Preprocessing, columns: tuple[Column, ...], towers: int) -> None:
     looked_at = [(each.name, each.type) for each in columns]
     if looked_at != [(each.name, type(each).__name__.lower()) for each in preparation.columns]:
         raise MisfitError("columns and preparation are of other columns")

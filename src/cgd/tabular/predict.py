@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from cgd.federation.config import Federation
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.model import ConfinedModel
 
 
 @dataclass(frozen=True)
-class Questions:
+class LoadedInputs:
     """The records of a file that a model is asked about.
 
     Attributes:
@@ -34,7 +34,7 @@ class Questions:
         path: of the file.
     """
 
-    records: Records
+    records: TabularDataset
     notes: tuple[str, ...]
     path: Path
 
@@ -72,7 +72,7 @@ class Predictions:
                 yield [*who, f"{row[0]:.9g}"]
 
 
-def questions(model: ConfinedModel, path: Path) -> Questions:
+def questions(model: ConfinedModel, path: Path) -> LoadedInputs:
     """Read the records of a file, before anybody else is bothered.
 
     Raises:
@@ -81,10 +81,10 @@ def questions(model: ConfinedModel, path: Path) -> Questions:
     header = open_table(path, [each.name for each in model.columns], model.data.missing).names
     ids = model.towers > 1 or (bool(model.data.id) and model.data.id in header)
     records, notes = read(path, model.data, model.columns, target=False, ids=ids)
-    return Questions(records, notes, path)
+    return LoadedInputs(records, notes, path)
 
 
-def answers(model: ConfinedModel, asked: Questions, row: Peers | None = None) -> Predictions:
+def answers(model: ConfinedModel, asked: LoadedInputs, row: Peers | None = None) -> Predictions:
     """What a model says of them; if the file has the target too, also how good that is.
 
     Raises:
@@ -116,7 +116,7 @@ def row_of(federation: Federation, participant: str) -> Federation:
 
 
 def _scores(
-    model: ConfinedModel, asked: Questions, outputs: npt.NDArray[np.float64]
+    model: ConfinedModel, asked: LoadedInputs, outputs: npt.NDArray[np.float64]
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """How good the outputs are, and why that is not known."""
     header = open_table(asked.path, [model.data.target], model.data.missing).names

@@ -1,4 +1,4 @@
-"""From `Records` to a matrix, alike at every member: numbers standardised, categories as one column each.
+"""From `TabularDataset` to a matrix, alike at every member: numbers standardised, categories as one column each.
 
 The statistics are those of all members' records together, by secure sums. What every member learns: how many values
 each column has and lacks, its sum and its sum of squared distances from the mean, to the last bit; the categories, with
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Column, Data
     from cgd.json_shapes import Shape
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
+    from cgd.tabular.dataset import TabularDataset
 
-__all__ = ["Preparation", "fit", "fit_columns", "fit_target"]
+__all__ = ["Preprocessing", "fit", "fit_columns", "fit_target"]
 
 FORMAT = "cgd preparation 1"
 NUMBER: Shape = {"type": "number", "name": str, "present": int, "missing": int, "mean": float, "deviation": float}
@@ -47,7 +47,7 @@ BLOCK_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preprocessing:
     """What turns records into a matrix, and predictions into values; the same at every member.
 
     Attributes:
@@ -73,12 +73,12 @@ class Preparation:
         """How many numbers a model gives for a record: one for each class, or the value."""
         return len(self.classes) or 1
 
-    def notes(self, records: Records) -> tuple[str, ...]:
+    def notes(self, records: TabularDataset) -> tuple[str, ...]:
         """What a member should know of these statistics, beside its own records."""
         notes = [note for column in self.columns for note in column.notes()]
         return (*notes, *self.target.notes(records.target))
 
-    def transform(self, records: Records) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    def transform(self, records: TabularDataset) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
         """The matrix of some records, and what to know about it: what no member had when the statistics were made.
 
         A category that nobody had is zero in all columns, and so is a missing value where none was missing.
@@ -95,7 +95,7 @@ class Preparation:
                 fill(matrix[rows, part], rows)
         return matrix, tuple(note for column in self.columns for note in column.surprises(records))
 
-    def encode_target(self, records: Records) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
+    def encode_target(self, records: TabularDataset) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
         """The numbers of the classes; or, in a regression, values of mean 0 and deviation 1 over the federation.
 
         Raises:
@@ -117,7 +117,7 @@ class Preparation:
         return {"format": FORMAT, "columns": columns, "target": asdict(self.target)}
 
     @classmethod
-    def from_dict(cls, content: Any) -> Preparation:
+    def from_dict(cls, content: Any) -> Preprocessing:
         """What `to_dict` gave, also after a way through JSON.
 
         Raises:
@@ -141,7 +141,7 @@ class Preparation:
             yield column, slice(first, first + len(column.features))
             first += len(column.features)
 
-    def _check(self, records: Records) -> None:
+    def _check(self, records: TabularDataset) -> None:
         for column in self.columns:
             there: Mapping[str, object] = records.numbers if isinstance(column, Number) else records.categories
             if column.name not in there:
@@ -169,7 +169,7 @@ def _check_counts(name: str, names: Sequence[str], counts: Sequence[int]) -> Non
         raise MisfitError(f"{name!r} has {len(names)} names, with doubles or not as many counts")
 
 
-def fit(records: Records, data: Data, columns: Sequence[Column], peers: Peers) -> Preparation:
+def fit(records: TabularDataset, data: Data, columns: Sequence[Column], peers: Peers) -> Preprocessing:
     """The statistics of all members' records, by secure sums: the target's first, then the columns'.
 
     Every member makes the same sums in the same order, whatever its records are.
@@ -185,4 +185,4 @@ def fit(records: Records, data: Data, columns: Sequence[Column], peers: Peers) -
             All members find this together.
     """
     target = fit_target(records, data, peers)
-    return Preparation(fit_columns(records, columns, peers), target)
+    return Preprocessing(fit_columns(records, columns, peers), target)

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from cgd.errors import InputError
-from cgd.tabular.csv_reader import CommaSeparated
+from cgd.tabular.csv_reader import CsvTable
 
 if TYPE_CHECKING:
     import os
@@ -76,22 +76,22 @@ def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: C
             f"{path} is empty; name a CSV file with a header and a row for every record, or a Parquet file"
         )
     if head.startswith(PARQUET):
-        return ParquetFile(path)
+        return ParquetTable(path)
     if path.suffix.lower() in (".parquet", ".pq"):
         raise InputError(f"{path} is no Parquet file, in spite of its name; export it again")
     for magic, what in OTHERS.items():
         if head.startswith(magic):
             raise InputError(f"{path} is {what}")
-    return CommaSeparated(path, wanted, missing)
+    return CsvTable(path, wanted, missing)
 
 
-class ParquetFile:
+class ParquetTable:
     """A Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self.title = str(path)
         try:
-            self._file = pyarrow.parquet.ParquetFile(path)
+            self._file = pyarrow.parquet.ParquetTable(path)
         except (pyarrow.ArrowException, OSError) as error:
             raise self._damaged(error) from None
         schema = self._file.schema_arrow
@@ -116,7 +116,7 @@ class ParquetFile:
         return InputError(f"{self.title} is no Parquet file, or damaged ({_first_line(error)}); export it again")
 
 
-class Frame:
+class DataFrameTable:
     """A table in memory: whatever Arrow can make a table of, such as a dictionary of arrays or a data frame."""
 
     def __init__(self, frame: Any) -> None:

@@ -25,11 +25,11 @@ from cgd.reporting.run_file import FILE, FORMAT, load_run
 from cgd.tabular.disclosure import revealed
 from cgd.tabular.federated_stats import Category, Number
 from cgd.tabular.metrics_log import FILE as HISTORY
-from cgd.tabular.metrics_log import History
+from cgd.tabular.metrics_log import MetricsLog
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.model_file import ABOUT, WEIGHTS
-from cgd.tabular.settings import Setting
-from cgd.tabular.training import Look, Trained, train
+from cgd.tabular.settings import TabularSettings
+from cgd.tabular.training import EvalRecord, TrainingResult, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from cgd.federation.config import Federation
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
-    from cgd.tabular.trace_writer import Recorder
+    from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.trace_writer import TraceWriter
 
 MODEL_FILES = (WEIGHTS, ABOUT)
 RETRY_SECONDS = 10.0
@@ -46,7 +46,7 @@ FEW_RECORDS, TOO_FEW = 10, "; too few to tell"
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where a participant's records come from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source:
     """
 
     file: str
-    records: Records
+    records: TabularDataset
     notes: tuple[str, ...] = ()
 
 
@@ -78,7 +78,7 @@ class RunFolder:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             belongs = {"participant": participant, "federation": federation.name}
-            self.history = History(folder / HISTORY, belongs)
+            self.history = MetricsLog(folder / HISTORY, belongs)
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be used ({error.strerror}); name another folder for the run (--out)"
@@ -103,7 +103,7 @@ class RunFolder:
         known = content["training"] or {}
         return content if all(known.get(key, value) == value for key, value in self._training.items()) else None
 
-    def note(self, look: Look) -> Look:
+    def note(self, look: EvalRecord) -> EvalRecord:
         """Write down how far the training is; what we knew of this step in an earlier life is put in again."""
         known = self.history.looks.get(look.step)
         if known is not None and look.training_loss is None:
@@ -116,12 +116,12 @@ def run(
     peers: Peers,
     federation: Federation,
     participant: str,
-    source: Source,
+    source: DataSource,
     folder: RunFolder,
     *,
     delta: float | None = None,
     say: Callable[[str], None] = lambda _: None,
-    recorder: Recorder | None = None,
+    recorder: TraceWriter | None = None,
 ) -> dict[str, Any]:
     """Train with the others, save the model and write the report; returns what `run.json` has.
 
@@ -140,9 +140,9 @@ def run(
     Raises:
         CGDError: see `train`.
     """
-    setting = Setting.of(federation, participant)
+    setting = TabularSettings.of(federation, participant)
     finished = folder.content()
-    looks: list[Look] = []
+    looks: list[EvalRecord] = []
     past = True
 
     def caught_up(steps: int) -> None:
@@ -151,7 +151,7 @@ def run(
         if steps:
             say(f"steps 1 to {steps} of {setting.training.steps} were taken before, and are caught up")
 
-    def progress(look: Look) -> None:
+    def progress(look: EvalRecord) -> None:
         looks.append(folder.note(look) if finished is None else look)
         if not past:
             say(_told(look, setting.training.steps))
@@ -239,7 +239,7 @@ def summary(content: dict[str, Any]) -> str:
     return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}{TOO_FEW if few else poor}"
 
 
-def _told(look: Look, steps: int) -> str:
+def _told(look: EvalRecord, steps: int) -> str:
     if look.everyone_validation_loss is None:
         return f"step {look.step} of {steps}"
     best = "the best so far" if look.best_step == look.step else f"best after step {look.best_step}"
@@ -258,7 +258,7 @@ def _federation(federation: Federation, participant: str) -> dict[str, Any]:
     }
 
 
-def _column(found: Number | Category, setting: Setting) -> dict[str, Any]:
+def _column(found: Number | Category, setting: TabularSettings) -> dict[str, Any]:
     """What is known of a column of the table, over everybody's records."""
     if isinstance(found, Number):
         return {"type": "number", **asdict(found), "constant": found.constant}
@@ -274,14 +274,14 @@ def _column(found: Number | Category, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _target(trained: Trained) -> dict[str, Any]:
+def _target(trained: TrainingResult) -> dict[str, Any]:
     target = trained.preparation.target
     if target.classes:
         return {"classes": dict(zip(target.classes, target.counts, strict=True))}
     return {"mean": target.mean, "deviation": target.deviation}
 
 
-def _scores(model: ConfinedModel, trained: Trained, peers: Peers) -> dict[str, Any] | None:
+def _scores(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> dict[str, Any] | None:
     """How the model does on the records that were kept back; in a row, together with the row."""
     records = trained.validation
     if not records.rows:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TabularSettings:
     """What is learned, how, and which part of the columns is ours.
 
     Attributes:
@@ -32,7 +32,7 @@ class Setting:
     columns: int = 1
 
     @classmethod
-    def of(cls, federation: Federation, participant: str) -> Setting:
+    def of(cls, federation: Federation, participant: str) -> TabularSettings:
         """What a participant of a federation is to train.
 
         Raises:

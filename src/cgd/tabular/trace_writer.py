@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from cgd.optim.optimizer import ConfinedOptimizer
     from cgd.peers import Peers
     from cgd.secagg.messages import Buffer, PeerId
-    from cgd.tabular.preprocessing import Preparation
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.training import Sample, Trained
+    from cgd.tabular.preprocessing import Preprocessing
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import Sample, TrainingResult
     from cgd.transport.tap import Addend
 
 FORMAT = "cgd-recording-1"
@@ -57,7 +57,7 @@ FILE, DATA, STEPS, FRAMES = "recording.json", "data.safetensors", "steps", "fram
 _FRAME = struct.Struct("<HQ")  # the bytes of the sender's name, and of the frame; both follow
 
 
-class Recorder:
+class TraceWriter:
     """Writes what a participant sees into a folder. `train` fills it; the transport's frames go to `frame`.
 
     Args:
@@ -111,8 +111,8 @@ class Recorder:
     def begin(
         self,
         peers: Peers,
-        setting: Setting,
-        preparation: Preparation,
+        setting: TabularSettings,
+        preparation: Preprocessing,
         network: torch.nn.Module,
         delta: float,
         training: Sample,
@@ -223,7 +223,7 @@ class Recorder:
                 "command goes on from here"
             ) from None
 
-    def finish(self, trained: Trained) -> None:
+    def finish(self, trained: TrainingResult) -> None:
         """The training is over."""
         outcome = {"steps": trained.steps, "best_step": trained.best_step, "everyone_samples": trained.everyone_samples}
         self._save(outcome)
@@ -232,7 +232,7 @@ class Recorder:
         """Close the file of frames; a second call does nothing."""
         self._frames.close()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> TraceWriter:
         return self
 
     def __exit__(
@@ -273,7 +273,7 @@ def bytes_per_parameter(training: Training, members: int) -> float:
     return 8 + received + (word * (members - 1) if training.sharing == "uniform" else 0)
 
 
-def _check(setting: Setting, network: torch.nn.Module) -> None:
+def _check(setting: TabularSettings, network: torch.nn.Module) -> None:
     refuse_columns(setting)
     for name, parameter in network.named_parameters():
         if not parameter.requires_grad or parameter.dtype != torch.float32:
@@ -284,7 +284,7 @@ def _check(setting: Setting, network: torch.nn.Module) -> None:
             )
 
 
-def refuse_columns(setting: Setting) -> None:
+def refuse_columns(setting: TabularSettings) -> None:
     """Only runs in which everybody has all columns can be recorded.
 
     Raises:

@@ -18,23 +18,23 @@ from torch import nn
 from torch.nn import functional
 
 from cgd.errors import DivergenceError, InputError
-from cgd.optim.best_checkpoint import Keepsake
+from cgd.optim.best_checkpoint import BestCheckpoint
 from cgd.optim.lr_scheduler import InverseSquareLR
 from cgd.optim.optimizer import ConfinedAdam, ConfinedOptimizer, ConfinedSGD
 from cgd.optim.origin import confine
 from cgd.optim.vertical import first_layer_names
 from cgd.tabular.alignment import align, kept_back, kept_back_together, row_key
 from cgd.tabular.models import build
-from cgd.tabular.preprocessing import Preparation, fit
+from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.wide_sums import wide_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.peers import Peers
-    from cgd.tabular.dataset import Records
-    from cgd.tabular.settings import Setting
-    from cgd.tabular.trace_writer import Recorder
+    from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.trace_writer import TraceWriter
 
 CHUNK = 1 << 16  # records that go through the network together, so that memory does not grow with activations
 # A validation loss is better if it is lower by this part at least.
@@ -42,7 +42,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Look:
+class EvalRecord:
     """How far the training is, as seen every few steps.
 
     Attributes:
@@ -63,7 +63,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What comes out of a training.
 
     Attributes:
@@ -81,11 +81,11 @@ class Trained:
     """
 
     network: nn.Module
-    preparation: Preparation
-    looks: tuple[Look, ...]
+    preparation: Preprocessing
+    looks: tuple[EvalRecord, ...]
     best_step: int
     steps: int
-    validation: Records
+    validation: TabularDataset
     samples: int
     everyone_samples: int
     clipped: int
@@ -95,14 +95,14 @@ class Trained:
 
 def train(
     peers: Peers,
-    setting: Setting,
-    records: Records,
+    setting: TabularSettings,
+    records: TabularDataset,
     *,
     delta: float | None = None,
-    progress: Callable[[Look], None] = lambda _: None,
+    progress: Callable[[EvalRecord], None] = lambda _: None,
     caught_up: Callable[[int], None] = lambda _: None,
-    recorder: Recorder | None = None,
-) -> Trained:
+    recorder: TraceWriter | None = None,
+) -> TrainingResult:
     """Train a confined model on our records, together with the others.
 
     Args:
@@ -132,7 +132,7 @@ def train(
     if recorder is not None:
         recorder.resume(loop.optimizer)
     loop.run(progress, caught_up)
-    trained = Trained(
+    trained = TrainingResult(
         network=network.eval(),
         preparation=preparation,
         looks=tuple(loop.looks),
@@ -172,7 +172,7 @@ class Sample:
     weight: torch.Tensor
 
     @classmethod
-    def of(cls, records: Records, preparation: Preparation, setting: Setting) -> Sample:
+    def of(cls, records: TabularDataset, preparation: Preprocessing, setting: TabularSettings) -> Sample:
         """Features, target and weights of these records."""
         x, _ = preparation.transform(records)
         y = torch.from_numpy(preparation.encode_target(records))
@@ -211,19 +211,19 @@ class _Loop:
     """The steps, and the looks at the validation loss between them."""
 
     def __init__(
-        self, peers: Peers, setting: Setting, network: nn.Module, training: Sample, validation: Sample
+        self, peers: Peers, setting: TabularSettings, network: nn.Module, training: Sample, validation: Sample
     ) -> None:
         self.peers, self.setting, self.network = peers, setting, network
         self.training, self.validation = training, validation
         self.optimizer = _optimizer(peers, setting, network, len(training))
         self.optimizer.records = training.digest() + validation.digest()
-        self.best = Keepsake(self.optimizer)
-        self.looks: list[Look] = []
+        self.best = BestCheckpoint(self.optimizer)
+        self.looks: list[EvalRecord] = []
         self.step = 0
         self.clipped = 0
         self._lowest = float("inf")
 
-    def run(self, progress: Callable[[Look], None], caught_up: Callable[[int], None]) -> None:
+    def run(self, progress: Callable[[EvalRecord], None], caught_up: Callable[[int], None]) -> None:
         how = self.setting.training
         schedule = InverseSquareLR(self.optimizer, how.mu, how.steps) if how.mu else None
         taken = self.optimizer.taken()
@@ -286,7 +286,7 @@ class _Loop:
             each.clamp_(-bound, bound)
         return True
 
-    def _look(self, loss: float | None, new: bool) -> Look:
+    def _look(self, loss: float | None, new: bool) -> EvalRecord:
         """Sum the validation loss of everybody, and keep the model if it is the best so far.
 
         For steps that were taken before, the total is known to the members; what we would say ourselves is not asked.
@@ -302,19 +302,19 @@ class _Loop:
         if mean is not None and mean < self._lowest * (1 - TOLERANCE):
             self._lowest = mean
             self.best.keep(self.step)
-        look = Look(self.step, mean, self.best.steps)
+        look = EvalRecord(self.step, mean, self.best.steps)
         if new:
             look = replace(look, training_loss=loss, validation_loss=own / count if count else None, score=score)
         self.looks.append(look)
         return look
 
-    def _stagnant(self, look: Look) -> bool:
+    def _stagnant(self, look: EvalRecord) -> bool:
         how = self.setting.training
         waited = look.step - look.best_step
         return look.everyone_validation_loss is not None and waited >= how.patience * how.validate_every
 
 
-def _kept_back(peers: Peers, setting: Setting, records: Records) -> tuple[Records, Any]:
+def _kept_back(peers: Peers, setting: TabularSettings, records: TabularDataset) -> tuple[TabularDataset, Any]:
     """The records, in the order of the row if there is one, and which of them are kept back for validation."""
     part = setting.data.validation
     if not setting.in_columns:
@@ -328,7 +328,7 @@ def _kept_back(peers: Peers, setting: Setting, records: Records) -> tuple[Record
     return records, kept
 
 
-def _optimizer(peers: Peers, setting: Setting, network: nn.Module, samples: int) -> ConfinedOptimizer:
+def _optimizer(peers: Peers, setting: TabularSettings, network: nn.Module, samples: int) -> ConfinedOptimizer:
     how = setting.training
     groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
     if setting.in_columns:

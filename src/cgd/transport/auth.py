@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.messages import PeerId
     from cgd.transport.connections import Message
-    from cgd.transport.limits import Watch
+    from cgd.transport.limits import ConnectionLimits
 
 log = logging.getLogger("cgd.transport")
 
@@ -29,7 +29,7 @@ DOMAIN = b"cgd"
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Refusals:
+class RejectionLog:
     """Counts what is refused and says so now and then.
 
     Attributes:
@@ -76,12 +76,12 @@ class Refusals:
 
 
 class Guard:
-    """Context manager of `Refusals.guard`, as a class: a generator for each message costs a tenth of a small sum."""
+    """Context manager of `RejectionLog.guard`, as a class: a generator for each message costs a tenth of a small sum."""
 
-    __slots__ = ("_refusals", "_who")
+    __slots__ = ("_rejections", "_who")
 
-    def __init__(self, refusals: Refusals, who: str) -> None:
-        self._refusals, self._who = refusals, who
+    def __init__(self, rejections: RejectionLog, who: str) -> None:
+        self._rejections, self._who = rejections, who
 
     def __enter__(self) -> None:
         pass
@@ -90,11 +90,11 @@ class Guard:
         if not isinstance(fault, Exception):
             return False
         what = "a message that cgd failed on"
-        self._refusals.add(self._who, what, type(fault).__name__, logging.ERROR, fault)
+        self._rejections.add(self._who, what, type(fault).__name__, logging.ERROR, fault)
         return True
 
 
-class Gate:
+class ZapAuthenticator:
     """Answers ZeroMQ's question whether a key may come in.
 
     Args:
@@ -104,15 +104,15 @@ class Gate:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], names: Mapping[bytes, PeerId], refusals: Refusals
+        self, context: zmq.Context[zmq.Socket[bytes]], names: Mapping[bytes, PeerId], rejections: RejectionLog
     ) -> None:
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
         self.names = names
-        self._refusals = refusals
+        self._rejections = rejections
 
-    def answer(self) -> None:
+    def handle_request(self) -> None:
         """Answer one question."""
         request = self.socket.recv_multipart()
         version, number, _domain, address, _identity, mechanism, *credentials = request
@@ -124,17 +124,17 @@ class Gate:
         else:
             detail = f"mechanism {mechanism!r}"
         if name is None:
-            self._refusals.add("a stranger", "a connection", detail)
+            self._rejections.add("a stranger", "a connection", detail)
             self.socket.send_multipart([version, number, b"400", b"this key is not listed", b"", b""])
         else:
             self.socket.send_multipart([version, number, b"200", b"OK", key, b""])
 
-    def whose(self, message: Message) -> PeerId | None:
+    def member_of(self, message: Message) -> PeerId | None:
         """Return whose key a message came with; None if that is not listed any more."""
         return self.names.get(str(message.last.get("User-Id")).encode())
 
 
-class Visitors:
+class HandshakeMonitor:
     """Watches who comes to the door and gets no further than the handshake: ZeroMQ asks the gate about keys only.
 
     Args:
@@ -142,9 +142,9 @@ class Visitors:
         watch: told of their connections.
     """
 
-    def __init__(self, refusals: Refusals, watch: Watch) -> None:
-        self._refusals = refusals
-        self._watch = watch
+    def __init__(self, rejections: RejectionLog, limits: ConnectionLimits) -> None:
+        self._rejections = rejections
+        self._limits = limits
         self._ended = 0  # handshakes whose end was reported
         self._came: dict[int, int] = {}  # connections by their descriptor: how many handshakes had ended before
 
@@ -157,18 +157,18 @@ class Visitors:
             event, value = int(message["event"]), int(message["value"])
             if event == zmq.EVENT_ACCEPTED:
                 self._came[value] = self._ended
-                self._watch.accepted(value)
+                self._limits.accepted(value)
             elif event != zmq.EVENT_DISCONNECTED:
                 self._ended += 1
                 if event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                     self._refuse("it does not speak CURVE, or seeks another key than ours")
             else:
-                self._watch.closed(value)
+                self._limits.closed(value)
                 if self._came.pop(value, -1) == self._ended:  # none ended while it was here, so its own did not
                     self._refuse("it does not speak our protocol")
 
     def _refuse(self, why: str) -> None:
-        self._refusals.add("a stranger", "a handshake", why)
+        self._rejections.add("a stranger", "a handshake", why)
 
 
 # What a failed connection attempt means, in words, by the event that ZeroMQ reports; the address is put behind it.

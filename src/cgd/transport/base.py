@@ -22,12 +22,12 @@ class PeerStatus:
     Attributes:
         connected: whether frames reach it at the moment.
         latency: seconds to it and back, if that was measured.
-        trouble: if it is not connected, or nothing comes from it, why.
+        problem: if it is not connected, or nothing comes from it, why.
     """
 
     connected: bool
     latency: float | None = None
-    trouble: str = ""
+    problem: str = ""
 
 
 class Transport(Protocol):
@@ -63,7 +63,7 @@ class Transport(Protocol):
         """Let go of everything; a second call does nothing."""
 
 
-class StandingTransport(Transport, Protocol):
+class ReconnectingTransport(Transport, Protocol):
     """A transport whose peers may be away for a while."""
 
     def update(self, contacts: Mapping[PeerId, Any]) -> None:

@@ -80,7 +80,7 @@ MOST_LOSSES = 256
 T = TypeVar("T")
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """What a sealed message is."""
 
     FIRST = 1
@@ -113,7 +113,7 @@ class Opened:
     stale: bool = False
 
 
-class Session:
+class ChannelSession:
     """Both directions between our process and one of the peer's, under the keys of one handshake.
 
     Args:
@@ -171,7 +171,7 @@ class Session:
         return place - last - 1 if known else 0
 
 
-class Sealing:
+class ChannelFactory:
     """One participant's end of what it has with each other one, as long as its process lives.
 
     Args:
@@ -219,7 +219,7 @@ class Sealing:
 class Channel:
     """Seals what goes to one peer, and opens what comes from it."""
 
-    def __init__(self, sealing: Sealing, peer: PeerId) -> None:
+    def __init__(self, sealing: ChannelFactory, peer: PeerId) -> None:
         self.lost = 0
         """How many messages of the peer did not arrive, that we know of."""
         self.process = NOBODY
@@ -232,8 +232,8 @@ class Channel:
         self._in_prologue = _prologue(sealing.ends(peer, sealing.me))
         self._begun: OrderedDict[bytes, Handshake] = OrderedDict()  # by us, by the name of the session
         self._answered: OrderedDict[bytes, None] = OrderedDict()  # the peer's ephemeral keys
-        self._offered: OrderedDict[bytes, Session] = OrderedDict()  # not proved yet
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # proved, the newest last
+        self._offered: OrderedDict[bytes, ChannelSession] = OrderedDict()  # not proved yet
+        self._sessions: OrderedDict[bytes, ChannelSession] = OrderedDict()  # proved, the newest last
         self._unanswered = 0
         self._losses = 0.0
 
@@ -242,7 +242,7 @@ class Channel:
         handshake = Handshake(True, self._out_prologue, self._own.static, self._peer_key)
         name = handshake.ephemeral[:_SESSION_NAME_BYTES]
         _keep(self._begun, name, handshake, MAX_HANDSHAKES)
-        return _header(Kind.FIRST, self._out_print, name) + handshake.write(self._own.process)
+        return _header(PacketKind.FIRST, self._out_print, name) + handshake.write(self._own.process)
 
     def seal_hello(self, content: bytes, connection: int) -> list[bytes]:
         """Seal what is for whatever process the peer has; begin a handshake if we know of none that answers."""
@@ -259,7 +259,7 @@ class Channel:
         if session is None:
             return None
         count = session.next_count(connection)
-        header = _header(Kind.TRANSPORT, self._out_print, session.name, count)
+        header = _header(PacketKind.TRANSPORT, self._out_print, session.name, count)
         return header + session.encrypt(count, content, header)
 
     def open(self, sealed: Buffer, connection: int) -> Opened:
@@ -271,9 +271,9 @@ class Channel:
         """
         header, body = bytes(sealed[:PREFIX_BYTES]), bytes(sealed[PREFIX_BYTES:])
         kind, name, count = self._check_header(header)
-        if kind is Kind.FIRST:
+        if kind is PacketKind.FIRST:
             return self._respond(name, body)
-        if kind is Kind.SECOND:
+        if kind is PacketKind.SECOND:
             return self._complete(name, body)
         proved = name in self._sessions
         session = self._sessions[name] if proved else self._offered.get(name)
@@ -301,9 +301,9 @@ class Channel:
             raise self._repeated()
         handshake = Handshake(False, self._in_prologue, self._own.static, self._peer_key)
         process = self._read(handshake, body)
-        answer = _header(Kind.SECOND, self._out_print, name) + handshake.write(self._own.process)
+        answer = _header(PacketKind.SECOND, self._out_print, name) + handshake.write(self._own.process)
         _keep(self._answered, ephemeral, None, MAX_ANSWERED)
-        _keep(self._offered, name, Session(name, process, handshake.split()), MAX_HANDSHAKES)
+        _keep(self._offered, name, ChannelSession(name, process, handshake.split()), MAX_HANDSHAKES)
         return Opened(answer=answer)
 
     def _complete(self, name: bytes, body: bytes) -> Opened:
@@ -315,7 +315,7 @@ class Channel:
         handshake = self._begun[name]
         process = self._read(handshake, body)
         del self._begun[name]
-        self._use(Session(name, process, handshake.split()))
+        self._use(ChannelSession(name, process, handshake.split()))
         return Opened(process)
 
     def _read(self, handshake: Handshake, body: bytes) -> bytes:
@@ -328,12 +328,12 @@ class Channel:
             raise ForeignError(f"its handshake names a process by {len(process)} bytes instead of {PROCESS_BYTES}")
         return process
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: ChannelSession) -> None:
         """Have a session that is proved: the newest is what we send by."""
         self.process, self._unanswered = session.process, 0
         _keep(self._sessions, session.name, session, MAX_SESSIONS)
 
-    def _check_header(self, header: bytes) -> tuple[Kind, bytes, int]:
+    def _check_header(self, header: bytes) -> tuple[PacketKind, bytes, int]:
         if len(header) < PREFIX_BYTES or not header.startswith(_MAGIC):
             raise self._altered("it is truncated, or not sealed at all")
         _, version, kind, zero, fingerprint, name, count = _HEADER.unpack(header)
@@ -346,11 +346,11 @@ class Channel:
             raise HubError(
                 f"swapped messages: what it gives us as a message from {self._peer} is one from {pair[0]} to {pair[1]}"
             )
-        if kind not in list(Kind) or zero or (count and kind != Kind.TRANSPORT):
+        if kind not in list(PacketKind) or zero or (count and kind != PacketKind.TRANSPORT):
             raise self._altered("its header is not what the sender wrote")
-        return Kind(kind), name, count
+        return PacketKind(kind), name, count
 
-    def _count(self, session: Session, count: int, connection: int) -> bool:
+    def _count(self, session: ChannelSession, count: int, connection: int) -> bool:
         """Rule 5; whether it is late."""
         try:
             lost = session.note(count, connection)
@@ -372,7 +372,7 @@ class Channel:
         return HubError(f"repeated or reordered messages from {self._peer}: one came that is older than the last")
 
 
-def _header(kind: Kind, fingerprint: bytes, name: bytes, count: int = 0) -> bytes:
+def _header(kind: PacketKind, fingerprint: bytes, name: bytes, count: int = 0) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, kind, 0, fingerprint, name, count)
 
 

@@ -21,7 +21,7 @@ from cgd.transport.auth import BROKEN, DOMAIN, NO_HANDSHAKE, WHY_NOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cgd.transport.limits import Watch
+    from cgd.transport.limits import ConnectionLimits
 
 log = logging.getLogger("cgd.transport")
 
@@ -53,7 +53,7 @@ class Contact:
     public_key: bytes
 
 
-class Line:
+class Connection:
     """A connection that we make, and how it stands with it.
 
     Args:
@@ -73,16 +73,16 @@ class Line:
         peer: str,
         contact: Contact,
         own: tuple[bytes, bytes],
-        watch: Watch,
+        limits: ConnectionLimits,
         *,
         once: bool = False,
     ) -> None:
         self.peer = peer
         self.listed = self.address = contact.address
-        self.trouble = "not reached yet"
+        self.problem = "not reached yet"
         self.connected = False
         self._poller = poller
-        self._watch = watch
+        self._limits = limits
         self._wanted: str | None = None  # where the peer is to be found from now on
         self._moved = -inf  # when it was followed
         self._make = partial(calling_socket, context, peer, contact, *own, once=once)
@@ -123,10 +123,10 @@ class Line:
         message = recv_monitor_message(self.monitor)
         event, descriptor = zmq.Event(message["event"]), int(message["value"])
         if event == zmq.EVENT_CONNECTED:
-            self._watch.connected(descriptor, self.peer, self.address)
+            self._limits.connected(descriptor, self.peer, self.address)
             return
         if event == zmq.EVENT_DISCONNECTED:
-            self._watch.closed(descriptor)
+            self._limits.closed(descriptor)
         self.note_event(event, now)
 
     def note_event(self, event: zmq.Event, now: float) -> None:
@@ -134,18 +134,18 @@ class Line:
         before, self._event, self._redial = self._event, event, inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self.trouble = "connected, and not yet let in"
+            self.problem = "connected, and not yet let in"
         elif event == zmq.EVENT_DISCONNECTED:
             # ZeroMQ connects anew, and reports that next; not if the other side broke the protocol or refused our key,
             # but it may know better in a while.
             self._redial = now + REDIAL_SECONDS
             if self.connected:
-                self.trouble = BROKEN
+                self.problem = BROKEN
             elif before is None or before == zmq.EVENT_CONNECT_RETRIED:  # else the reason came before
-                self.trouble = f"{NO_HANDSHAKE} ({self.address})"
+                self.problem = f"{NO_HANDSHAKE} ({self.address})"
             self.connected = False
         elif event != zmq.EVENT_CONNECT_RETRIED or before in (None, event):  # else it is about a connection that ended
-            self.trouble = f"{WHY_NOT[event]} ({self.address})"
+            self.problem = f"{WHY_NOT[event]} ({self.address})"
 
     def needs_care(self, now: float) -> bool:
         """Return whether to ask for room, or to connect anew if that is due."""
@@ -172,12 +172,12 @@ class Line:
             self.dealer.connect(address)
             self.dealer.disconnect(self.address)
         except zmq.ZMQError as error:
-            self.trouble = f"it says that it is at {address!r}: {_reason(error)}"
+            self.problem = f"it says that it is at {address!r}: {_reason(error)}"
             return
         self.address = address
 
 
-class HubLine(Line):
+class HubConnection(Connection):
     """Our connection with the hub: each time it breaks it is made anew, with another socket and the next number.
 
     So whatever comes by a connection, or goes by it, is in order. A socket that connects anew by itself may hand out
@@ -196,11 +196,11 @@ class HubLine(Line):
         peer: str,
         contact: Contact,
         own: tuple[bytes, bytes],
-        watch: Watch,
+        limits: ConnectionLimits,
         numbers: Iterator[int],
     ) -> None:
         self._numbers = numbers
-        super().__init__(context, poller, peer, contact, own, watch, once=True)
+        super().__init__(context, poller, peer, contact, own, limits, once=True)
 
     def open(self) -> None:
         """Make the next connection."""
@@ -215,15 +215,15 @@ class HubLine(Line):
         self._redial = inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self.trouble = "connected, and not yet let in"
+            self.problem = "connected, and not yet let in"
         elif event in WHY_NOT:
-            self.trouble = f"{WHY_NOT[event]} ({self.address})"
+            self.problem = f"{WHY_NOT[event]} ({self.address})"
             self._redial = now + REDIAL_SECONDS
         elif event == zmq.EVENT_DISCONNECTED:
             if self.connected:
-                self.trouble = BROKEN
+                self.problem = BROKEN
             elif before not in WHY_NOT:
-                self.trouble = f"{NO_HANDSHAKE} ({self.address})"
+                self.problem = f"{NO_HANDSHAKE} ({self.address})"
             self._redial = now + (REDIAL_SECONDS / 4 if self.connected else REDIAL_SECONDS)
             self.connected = False
 
@@ -232,7 +232,7 @@ class HubLine(Line):
         if now <= self._redial:
             return
         if self._event is None:
-            self.trouble = f"{WHY_NOT[zmq.EVENT_CONNECT_RETRIED]} ({self.address})"
+            self.problem = f"{WHY_NOT[zmq.EVENT_CONNECT_RETRIED]} ({self.address})"
         self.close()
         self.open()
 

@@ -1,7 +1,7 @@
 """What drives the protocol over a transport: the seam below `Peers`.
 
 `SessionDriver` drives one session in the thread of whoever asks for a sum: all that members inside one process need.
-`Conductor` (conductor.py) drives a whole federation in a thread of its own, so that a participant answers its peers
+`FederationRuntime` (conductor.py) drives a whole federation in a thread of its own, so that a participant answers its peers
 while its program computes.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import State, Step
+    from cgd.secagg.journal import OptimizerState, Step
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.secagg.session import Session
     from cgd.transport.base import Transport
@@ -96,7 +96,7 @@ class Driver(Protocol):
         A `fixed` state does not change until it is replaced; members compare it before every sum.
         """
 
-    def recall(self, slot: int) -> State | None:
+    def recall(self, slot: int) -> OptimizerState | None:
         """The state of an optimiser as the members remember it."""
 
     def skip(self, slot: int, steps: int) -> None:
@@ -109,7 +109,7 @@ class Driver(Protocol):
         """The program's loop is at this step."""
 
 
-class Forgetful:
+class NoRecovery:
     """What a `Driver` does about the past where nobody who dies comes back: nothing."""
 
     def present(self) -> int:
@@ -127,7 +127,7 @@ class Forgetful:
     def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
         """Nothing is remembered."""
 
-    def recall(self, slot: int) -> State | None:  # noqa: ARG002
+    def recall(self, slot: int) -> OptimizerState | None:  # noqa: ARG002
         """Nothing is remembered."""
         return None
 
@@ -141,7 +141,7 @@ class Forgetful:
         """Nothing is remembered."""
 
 
-class SessionDriver(Forgetful):
+class SessionDriver(NoRecovery):
     """Drives one session over a transport, in the thread that asks for a sum; see `Driver`."""
 
     def __init__(self, transport: Transport, session: Session, timeout: float | None = None) -> None:

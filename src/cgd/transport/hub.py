@@ -9,7 +9,7 @@ a key that is not listed is not let in. The rules:
    what was lost. The hub neither reads nor keeps it. Who writes to somebody who is not here is told so, by an empty
    message.
 3. With each participant the hub has a link of its own in both directions. By it come deposits
-   (`secagg/hub_aggregator.py`), and totals go back. The first word to each is `Again`: the hub knows nothing of before.
+   (`secagg/hub_aggregator.py`), and totals go back. The first word to each is `ResendRequest`: the hub knows nothing of before.
 4. Of several processes with one key, one is let in: the one that has the link. Only it is heard, and hears.
 
 So whatever becomes of the hub, nothing is lost that matters. It is started again and all go on.
@@ -29,16 +29,16 @@ import zmq
 
 from cgd.errors import RemoteProtocolError
 from cgd.secagg.codec import Frame, to_bytes
-from cgd.secagg.hub_aggregator import Adder
-from cgd.secagg.messages import HUB, SESSION_BYTES, Again
+from cgd.secagg.hub_aggregator import HubAggregator
+from cgd.secagg.messages import HUB, SESSION_BYTES, ResendRequest
 from cgd.secagg.reduction import AHEAD
 from cgd.transport import link
-from cgd.transport.auth import Gate, Refusals, Visitors
+from cgd.transport.auth import HandshakeMonitor, RejectionLog, ZapAuthenticator
 from cgd.transport.connections import listening_socket, port_of, read_message
-from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, Watch
+from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, ConnectionLimits
 from cgd.transport.link import DatagramError
 from cgd.transport.receiver import FORMER, TURN
-from cgd.transport.routes import TO_HUB, Way, send_to
+from cgd.transport.routes import TO_HUB, Route, send_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -55,11 +55,11 @@ log = logging.getLogger("cgd.hub")
 # Messages that may wait for one participant: a window of large ones from everybody else fits.
 MESSAGES_FROM_EACH = 16
 PAST_CHANNELS = 16
-AGAIN = to_bytes(Frame(bytes(SESSION_BYTES), 0, Again()))
+AGAIN = to_bytes(Frame(bytes(SESSION_BYTES), 0, ResendRequest()))
 
 
 @dataclass(frozen=True)
-class VisitorReport:
+class HubClientStatus:
     """How it stands with one participant, for people.
 
     Attributes:
@@ -79,11 +79,11 @@ class VisitorReport:
     lost: int
 
 
-class Visitor(Way):
+class HubClient(Route):
     """The hub's end of what it has with one participant."""
 
-    def __init__(self, peer: PeerId, incarnation: bytes, refusals: Refusals, hub: Hub) -> None:
-        super().__init__(peer, incarnation, HUB.encode(), refusals)
+    def __init__(self, peer: PeerId, incarnation: bytes, rejections: RejectionLog, hub: Hub) -> None:
+        super().__init__(peer, incarnation, HUB.encode(), rejections)
         self.relayed = self.deposited = self.lost = 0
         self.past: deque[bytes] = deque(maxlen=PAST_CHANNELS)
         self._hub = hub
@@ -94,16 +94,16 @@ class Visitor(Way):
         """Whether it is here."""
         return self.into.channel is not None and self.into.alive(time.monotonic())
 
-    def post(self, datagram: Datagram) -> None:
+    def send_data(self, datagram: Datagram) -> None:
         """To the process that is in."""
         if self.into.channel is not None:
-            self.answer(self.into.channel, datagram)
+            self.send_ack(self.into.channel, datagram)
 
-    def answer(self, channel: bytes, datagram: Datagram) -> bool:
+    def send_ack(self, channel: bytes, datagram: Datagram) -> bool:
         """By the connection that the participant has made."""
         return self._hub.send(self, channel, TO_HUB, datagram.to_bytes())
 
-    def trouble(self, now: float) -> str:  # noqa: ARG002
+    def outbound_problem(self, now: float) -> str:  # noqa: ARG002
         """That it is not here, and no more."""
         return "not connected"
 
@@ -120,18 +120,18 @@ class Visitor(Way):
         while self._waiting and self.out.offer(self._waiting[0]):
             self._waiting.popleft()
 
-    def take_in(self, datagram: Datagram, channel: bytes) -> Buffer | None:
+    def on_data(self, datagram: Datagram, channel: bytes) -> Buffer | None:
         """Take in what the participant says; a connection that was followed by another is heard no more."""
         before = self.into.channel
-        frame = super().take_in(datagram, channel)
+        frame = super().on_data(datagram, channel)
         if before is not None and self.into.channel != before:
             self.past.append(before)
         return frame
 
-    def report(self, now: float) -> VisitorReport:
+    def report(self, now: float) -> HubClientStatus:
         """How it stands with it."""
         here = self.into.channel is not None and self.into.alive(now)
-        return VisitorReport(self.peer, here, self.out.latency, self.relayed, self.deposited, self.lost)
+        return HubClientStatus(self.peer, here, self.out.latency, self.relayed, self.deposited, self.lost)
 
 
 class Hub:
@@ -157,27 +157,27 @@ class Hub:
         listen: str,
         record: Record | None = None,
     ) -> None:
-        self.refusals = Refusals()
+        self.rejections = RejectionLog()
         self.failure: Exception | None = None
         self._record = record
         self._incarnation = os.urandom(link.INCARNATION_BYTES)
-        self._visitors: dict[PeerId, Visitor] = {}
-        self._adder = Adder(groups)
+        self._clients: dict[PeerId, HubClient] = {}
+        self._aggregator = HubAggregator(groups)
         self._update: tuple[Mapping[PeerId, Contact], Mapping[str, Collection[PeerId]]] | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._context: Context = zmq.Context()
         try:
-            self._gate = Gate(self._context, {}, self.refusals)
+            self._authenticator = ZapAuthenticator(self._context, {}, self.rejections)
             most = MESSAGES_FROM_EACH * len(contacts)
-            self._router, self._door = listening_socket(self._context, secret_key, listen, most)
+            self._router, self._monitor = listening_socket(self._context, secret_key, listen, most)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._watch = Watch(self.refusals, port_of(self._router))
-        self._callers = Visitors(self.refusals, self._watch)
+        self._limits = ConnectionLimits(self.rejections, port_of(self._router))
+        self._handshakes = HandshakeMonitor(self.rejections, self._limits)
         self._poller = zmq.Poller()
-        for each in (self._gate.socket, self._router, self._door):
+        for each in (self._authenticator.socket, self._router, self._monitor):
             self._poller.register(each, zmq.POLLIN)
         self._adopt(contacts, groups)
         self._thread = threading.Thread(target=self._run, name="cgd-hub", daemon=True)
@@ -188,11 +188,11 @@ class Hub:
         with self._changed:
             self._update = contacts, groups
 
-    def report(self) -> list[VisitorReport]:
+    def report(self) -> list[HubClientStatus]:
         """How it stands with every participant."""
         now = time.monotonic()
         with self._changed:
-            return [visitor.report(now) for visitor in self._visitors.values()]
+            return [client.report(now) for client in self._clients.values()]
 
     def close(self) -> None:
         """Stop; a second call does nothing."""
@@ -203,19 +203,19 @@ class Hub:
 
     def _adopt(self, contacts: Mapping[PeerId, Contact], groups: Mapping[str, Collection[PeerId]]) -> None:
         names = {contact.public_key: name for name, contact in contacts.items() if name != HUB}
-        kept = {name for key, name in names.items() if self._gate.names.get(key) == name}
-        self._gate.names = names
-        self._watch.members = self._watch.peers = len(names)
-        self._visitors = {name: visitor for name, visitor in self._visitors.items() if name in kept}
-        if self._adder.adopt(groups):
-            for visitor in self._visitors.values():
-                visitor.tell(AGAIN)
+        kept = {name for key, name in names.items() if self._authenticator.names.get(key) == name}
+        self._authenticator.names = names
+        self._limits.members = self._limits.peers = len(names)
+        self._clients = {name: client for name, client in self._clients.items() if name in kept}
+        if self._aggregator.adopt(groups):
+            for client in self._clients.values():
+                client.tell(AGAIN)
         for name in sorted(names.values()):
-            if name not in self._visitors:
-                self._visitors[name] = self._visitor(name)  # whose first word this is
+            if name not in self._clients:
+                self._clients[name] = self._client(name)  # whose first word this is
 
-    def _visitor(self, name: PeerId) -> Visitor:
-        return Visitor(name, self._incarnation, self.refusals, self)
+    def _client(self, name: PeerId) -> HubClient:
+        return HubClient(name, self._incarnation, self.rejections, self)
 
     def _run(self) -> None:
         try:
@@ -226,10 +226,10 @@ class Hub:
                         self._adopt(*update)
                     pause = self._send_all()
                 ready = dict(self._poller.poll(int(1000 * pause)))
-                with self.refusals.guard("a stranger"):
-                    self._watch_door(ready)
+                with self.rejections.guard("a stranger"):
+                    self._check_connections(ready)
                 if self._router in ready:
-                    with self._changed, self.refusals.guard("a participant"):
+                    with self._changed, self.rejections.guard("a participant"):
                         self._take_in()
         except Exception as error:
             log.exception("the hub stopped", extra={"event": "failed"})
@@ -237,30 +237,30 @@ class Hub:
         finally:
             self._context.destroy(linger=1000)
 
-    def _watch_door(self, ready: Mapping[Any, int]) -> None:
+    def _check_connections(self, ready: Mapping[Any, int]) -> None:
         """Let in whoever may come in, and cut who keeps too much."""
-        if self._gate.socket in ready:
-            self._gate.answer()
-        if self._door in ready:
-            self._callers.note(self._door, TURN)
-        self._watch.check(time.monotonic())
+        if self._authenticator.socket in ready:
+            self._authenticator.handle_request()
+        if self._monitor in ready:
+            self._handshakes.note(self._monitor, TURN)
+        self._limits.check(time.monotonic())
 
     def _send_all(self) -> float:
         """Send what the hub has to say itself; how long to sleep after that, at most."""
         pause = SECONDS_BETWEEN_CHECKS
-        for visitor in self._visitors.values():
-            with self.refusals.guard(visitor.peer):
-                pause = min(pause, self._send_to(visitor))
+        for client in self._clients.values():
+            with self.rejections.guard(client.peer):
+                pause = min(pause, self._send_to(client))
         return pause
 
-    def _send_to(self, visitor: Visitor) -> float:
+    def _send_to(self, client: HubClient) -> float:
         """Send what there is for a participant; how long there will be nothing more, at most."""
-        visitor.offer_more()
-        while visitor.has_room():
-            datagram = visitor.out.next_datagram(time.monotonic())
+        client.offer_more()
+        while client.has_room():
+            datagram = client.out.next_datagram(time.monotonic())
             if datagram is None:
-                return max(0.005, visitor.out.rest(time.monotonic()))
-            visitor.post(datagram)
+                return max(0.005, client.out.rest(time.monotonic()))
+            client.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
 
     def _take_in(self) -> None:
@@ -270,73 +270,73 @@ class Hub:
             except zmq.Again:
                 return
             message = read_message(self._router)
-            name = self._gate.whose(message)
-            self._watch.took(message, name)
-            with self.refusals.guard(name or FORMER):
+            name = self._authenticator.member_of(message)
+            self._limits.took(message, name)
+            with self.rejections.guard(name or FORMER):
                 self._take_message(name, channel, message)
 
     def _take_message(self, name: PeerId | None, channel: bytes, message: Message) -> None:
         if name is None:
-            self.refusals.add(FORMER, "a message", "its key is not in the federation file any more")
+            self.rejections.add(FORMER, "a message", "its key is not in the federation file any more")
         elif message.parts != 2:
-            self.refusals.add(name, "a malformed message", f"{message.parts} parts instead of 2")
-        elif channel not in self._visitors[name].past:
-            self._take(self._visitors[name], channel, message.first.bytes, message.last.bytes)
+            self.rejections.add(name, "a malformed message", f"{message.parts} parts instead of 2")
+        elif channel not in self._clients[name].past:
+            self._take(self._clients[name], channel, message.first.bytes, message.last.bytes)
 
-    def _take(self, visitor: Visitor, channel: bytes, to: bytes, payload: bytes) -> None:
+    def _take(self, client: HubClient, channel: bytes, to: bytes, payload: bytes) -> None:
         if self._record is not None:
-            self._record(True, visitor.peer, to, payload)
+            self._record(True, client.peer, to, payload)
         if to == TO_HUB:
-            self._hear(visitor, channel, payload)
-        elif visitor.into.channel == channel:
-            self._relay(visitor, to, payload)
+            self._on_hub_datagram(client, channel, payload)
+        elif client.into.channel == channel:
+            self._relay(client, to, payload)
         else:
-            self.refusals.add(visitor.peer, "a message for another", "it has not been let in", level=logging.INFO)
+            self.rejections.add(client.peer, "a message for another", "it has not been let in", level=logging.INFO)
 
-    def _relay(self, visitor: Visitor, to: bytes, payload: bytes) -> None:
+    def _relay(self, client: HubClient, to: bytes, payload: bytes) -> None:
         """Pass a message on."""
-        recipient = self._visitors.get(to.decode(errors="replace"))
-        if recipient is None or recipient is visitor:
-            self.refusals.add(visitor.peer, "a message", "it is for nobody who is in the federation file")
+        recipient = self._clients.get(to.decode(errors="replace"))
+        if recipient is None or recipient is client:
+            self.rejections.add(client.peer, "a message", "it is for nobody who is in the federation file")
             return
-        if recipient.has_room() and self.send(recipient, recipient.into.channel, visitor.peer.encode(), payload):
-            visitor.relayed += len(payload)
+        if recipient.has_room() and self.send(recipient, recipient.into.channel, client.peer.encode(), payload):
+            client.relayed += len(payload)
         elif payload:
             recipient.lost += 1
-            self.send(visitor, visitor.into.channel, to, b"")
+            self.send(client, client.into.channel, to, b"")
 
-    def _hear(self, visitor: Visitor, channel: bytes, payload: bytes) -> None:
+    def _on_hub_datagram(self, client: HubClient, channel: bytes, payload: bytes) -> None:
         """Take in what is for the hub itself."""
         try:
             datagram = link.from_bytes(payload)
         except DatagramError as error:
-            self.refusals.add(visitor.peer, "a malformed message", str(error))
+            self.rejections.add(client.peer, "a malformed message", str(error))
             return
         if not datagram.kind.from_sender:
-            visitor.take_answer(datagram, channel)
+            client.on_ack(datagram, channel)
             return
-        frame = visitor.take_in(datagram, channel)
+        frame = client.on_data(datagram, channel)
         if frame is None:
             return
-        answer = visitor.into.consumed(len(frame))
+        answer = client.into.consumed(len(frame))
         if answer is not None:
-            visitor.answer(channel, answer)
-        visitor.deposited += len(frame)
+            client.send_ack(channel, answer)
+        client.deposited += len(frame)
         try:
-            told = self._adder.receive(visitor.peer, frame)
+            told = self._aggregator.receive(client.peer, frame)
         except RemoteProtocolError as error:
-            self.refusals.add(visitor.peer, "a deposit", str(error))
+            self.rejections.add(client.peer, "a deposit", str(error))
             return
         if told is not None:
             self._tell(*told)
 
     def _tell(self, members: Collection[PeerId], total: bytes) -> None:
         for member in members:
-            if member in self._visitors and not self._visitors[member].tell(total):
-                self.refusals.add(member, "a total", "it has not taken those before, and we keep no more for it")
+            if member in self._clients and not self._clients[member].tell(total):
+                self.rejections.add(member, "a total", "it has not taken those before, and we keep no more for it")
 
-    def send(self, visitor: Visitor, channel: bytes | None, name: bytes, payload: bytes) -> bool:
+    def send(self, client: HubClient, channel: bytes | None, name: bytes, payload: bytes) -> bool:
         """Send a message to a participant; False if it is not there."""
         if self._record is not None:
-            self._record(False, visitor.peer, name, payload)
+            self._record(False, client.peer, name, payload)
         return channel is not None and send_to(self._router, channel, name, payload)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.secagg.messages import PeerId
-    from cgd.transport.auth import Refusals
+    from cgd.transport.auth import RejectionLog
     from cgd.transport.connections import Message
 
 log = logging.getLogger("cgd.transport")
@@ -61,7 +61,7 @@ _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 
 
 @dataclass
-class Connection:
+class ConnectionUsage:
     """One connection.
 
     Attributes:
@@ -81,7 +81,7 @@ class Connection:
     fresh: bool = False
 
 
-class Watch:
+class ConnectionLimits:
     """Watches the connections of one process.
 
     Args:
@@ -93,11 +93,11 @@ class Watch:
         peers: how many of them may be behind one connection: all, if that is with the hub.
     """
 
-    def __init__(self, refusals: Refusals, port: int | None = None) -> None:
+    def __init__(self, rejections: RejectionLog, port: int | None = None) -> None:
         self.port = port
         self.members = self.peers = 1
-        self._refusals = refusals
-        self._connections: dict[int, Connection] = {}
+        self._rejections = rejections
+        self._connections: dict[int, ConnectionUsage] = {}
         self._checked = -1.0
         self._share = raise_descriptor_limit() // UNPROVED_SHARE
 
@@ -162,12 +162,12 @@ class Watch:
         if found is None or not fits(*found[0]):
             return
         if known is None or known.ends != found[0]:  # else a message of it came before the report
-            known = Connection(found[0], peer, peer is not None)
+            known = ConnectionUsage(found[0], peer, peer is not None)
         self._connections[descriptor] = known
 
     def _cut(self, descriptor: int, what: str, detail: str) -> None:
         connection = self._connections.pop(descriptor)
-        self._refusals.add(connection.peer or "a stranger", what, detail)
+        self._rejections.add(connection.peer or "a stranger", what, detail)
         # It may be closed by now, and its descriptor another's; that of the copy cannot become another's meanwhile.
         with contextlib.suppress(OSError), _copy(descriptor) as copy:
             if (copy.getsockname(), copy.getpeername()) == connection.ends:

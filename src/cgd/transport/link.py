@@ -57,7 +57,7 @@ _COUNTS = struct.Struct("<QQ")
 HEADER_BYTES = _HEADER.size
 
 
-class Kind(IntEnum):
+class DatagramKind(IntEnum):
     """What a datagram is for; in brackets, its number. The first three are what a sending end says."""
 
     HELLO = 1  # I begin to send to you; the body is my name
@@ -72,14 +72,14 @@ class Kind(IntEnum):
     @property
     def from_sender(self) -> bool:
         """Whether a sending end says it."""
-        return self in (Kind.HELLO, Kind.DATA, Kind.PING)
+        return self in (DatagramKind.HELLO, DatagramKind.DATA, DatagramKind.PING)
 
 
 @dataclass(frozen=True)
 class Datagram:
     """One message of a link."""
 
-    kind: Kind
+    kind: DatagramKind
     sender: bytes
     recipient: bytes
     number: int = 0
@@ -109,11 +109,11 @@ def from_bytes(data: Buffer) -> Datagram:
         raise DatagramError("malformed: not a datagram of cgd")
     if version != VERSION:
         raise DatagramError(f"version {version} of the link, we speak {VERSION}; install the same cgd")
-    if not 1 <= kind <= len(Kind):
+    if not 1 <= kind <= len(DatagramKind):
         raise DatagramError(f"malformed: unknown kind {kind}")
     if number > HIGHEST_NUMBER:  # nobody gets there by counting, and what we add to it still has to fit
         raise DatagramError(f"malformed: the number {number}")
-    return Datagram(Kind(kind), sender, recipient, number, memoryview(data)[HEADER_BYTES:])
+    return Datagram(DatagramKind(kind), sender, recipient, number, memoryview(data)[HEADER_BYTES:])
 
 
 class Outgoing:
@@ -167,11 +167,11 @@ class Outgoing:
             if now - self._spoke < HELLO_SECONDS:
                 return None
             self._spoke = now
-            return Datagram(Kind.HELLO, self._me, NOBODY, 0, self._hello)
+            return Datagram(DatagramKind.HELLO, self._me, NOBODY, 0, self._hello)
         place = self._next - self._first
         if place < len(self._frames):
             self._next += 1
-            return Datagram(Kind.DATA, self._me, self._them, self._next - 1, self._frames[place])
+            return Datagram(DatagramKind.DATA, self._me, self._them, self._next - 1, self._frames[place])
         if now - self._spoke < (BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS):
             return None
         return self._ping(now)
@@ -197,18 +197,18 @@ class Outgoing:
         if datagram.recipient != self._me:
             return None
         match datagram.kind:
-            case Kind.WELCOME:
+            case DatagramKind.WELCOME:
                 self._welcome(datagram)
-            case Kind.REFUSED:
+            case DatagramKind.REFUSED:
                 text = bytes(datagram.body[:500]).decode(errors="replace")
                 self.refusal = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
                 return None
-            case Kind.ACK if datagram.sender == self._them and len(datagram.body) == _COUNTS.size:
+            case DatagramKind.ACK if datagram.sender == self._them and len(datagram.body) == _COUNTS.size:
                 self._acknowledge(datagram, now)
-            case Kind.STALE:
+            case DatagramKind.STALE:
                 self._them = NOBODY
                 return None
-            case Kind.PROBE if datagram.sender == self._them:
+            case DatagramKind.PROBE if datagram.sender == self._them:
                 return self._ping(now)
             case _:
                 return None
@@ -240,7 +240,7 @@ class Outgoing:
     def _ping(self, now: float) -> Datagram:
         self._spoke = now
         self._pinged = (self._next, now)
-        return Datagram(Kind.PING, self._me, self._them, self._next)
+        return Datagram(DatagramKind.PING, self._me, self._them, self._next)
 
 
 class Incoming:
@@ -280,7 +280,7 @@ class Incoming:
                 if now - self._asked >= HELLO_SECONDS:
                     self._asked, self._asking = now, True
                 return self._answer(
-                    Kind.REFUSED, datagram, b"another process with this key is connected; stop it first"
+                    DatagramKind.REFUSED, datagram, b"another process with this key is connected; stop it first"
                 )
             self._them = datagram.sender
             self._me = os.urandom(INCARNATION_BYTES)  # numbers begin anew, and the sender knows it by this
@@ -288,14 +288,14 @@ class Incoming:
             self._arrived = self._consumed = self._consumed_bytes = 0
             self._gap_told = -1
         self.channel, self.heard, self._probed = channel, now, None
-        return self._answer(Kind.WELCOME, datagram)
+        return self._answer(DatagramKind.WELCOME, datagram)
 
     def probe(self) -> Datagram | None:
         """Ask the one who is in whether it is still there, if somebody else wants in; once for many who do."""
         if not self._asking or self._probed is None:
             return None
         self._asking = False
-        return Datagram(Kind.PROBE, self._me, self._them)
+        return Datagram(DatagramKind.PROBE, self._me, self._them)
 
     def gone(self) -> None:
         """The channel of the one who is in does not exist any more."""
@@ -312,9 +312,9 @@ class Incoming:
         """Take in DATA or PING: the frame, if it is the next one, and an answer, if one is due."""
         if datagram.sender != self._them or datagram.recipient != self._me:
             self.stale += 1
-            return None, self._answer(Kind.STALE, datagram) if datagram.kind is Kind.PING else None
+            return None, self._answer(DatagramKind.STALE, datagram) if datagram.kind is DatagramKind.PING else None
         self.channel, self.heard, self._probed = channel, now, None
-        if datagram.kind is Kind.PING:
+        if datagram.kind is DatagramKind.PING:
             return None, self._ack(datagram.number)
         if datagram.number == self._arrived and self._room(len(datagram.body)):
             self._arrived += 1
@@ -343,7 +343,7 @@ class Incoming:
 
     def _ack(self, seen: int) -> Datagram:
         self._consumed_bytes = 0
-        return Datagram(Kind.ACK, self._me, self._them, self._consumed, _COUNTS.pack(self._arrived, seen))
+        return Datagram(DatagramKind.ACK, self._me, self._them, self._consumed, _COUNTS.pack(self._arrived, seen))
 
-    def _answer(self, kind: Kind, datagram: Datagram, body: bytes = b"") -> Datagram:
+    def _answer(self, kind: DatagramKind, datagram: Datagram, body: bytes = b"") -> Datagram:
         return Datagram(kind, self._me, datagram.sender, self._arrived, body)

@@ -1,4 +1,4 @@
-"""`Conductor`: drives a federation in a thread of its own.
+"""`FederationRuntime`: drives a federation in a thread of its own.
 
 A participant must answer its peers at any time, also while its program computes a gradient: greet one that comes back,
 give it the ledger, tell where we stand. So the assembly is driven here, and the program's thread only leaves a sum to
@@ -27,17 +27,17 @@ from cgd.errors import (
     RemoteProtocolError,
 )
 from cgd.secagg.messages import HUB
-from cgd.transport.auth import Refusals
+from cgd.transport.auth import RejectionLog
 from cgd.transport.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from cgd.secagg.federation_spec import Charter
+    from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
-    from cgd.secagg.membership import Assembly
+    from cgd.secagg.membership import Membership
     from cgd.secagg.messages import Buffer, PeerId
-    from cgd.transport.base import StandingTransport
+    from cgd.transport.base import ReconnectingTransport
 
 log = logging.getLogger("cgd.transport")
 
@@ -67,7 +67,7 @@ class PeerReport:
     latency: float | None = None
 
 
-class Store(Protocol):
+class JournalStore(Protocol):
     """Where ledgers outlive the process."""
 
     def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
@@ -76,11 +76,11 @@ class Store(Protocol):
     def turn(self, group: str) -> None:
         """The ledger as it is now will be saved; what is appended from now on goes with it."""
 
-    def save(self, group: str, length: int, ledger: bytes) -> bool:
+    def save(self, group: str, length: int, journal: bytes) -> bool:
         """Keep a group's ledger as it was, in place of all entries up to this length; whether that worked."""
 
 
-class Conductor:
+class FederationRuntime:
     """Drives an assembly over a transport until it is closed.
 
     Args:
@@ -94,16 +94,16 @@ class Conductor:
 
     def __init__(
         self,
-        transport: StandingTransport,
-        assembly: Assembly,
+        transport: ReconnectingTransport,
+        membership: Membership,
         timeout: float | None = None,
         linger: float | None = 0.0,
-        store: Store | None = None,
+        store: JournalStore | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         if timeout is not None and timeout <= 0:
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
-        self.assembly = assembly
+        self.membership = membership
         self.transport = transport
         self.traffic = Traffic()
         self._timeout = timeout
@@ -111,26 +111,26 @@ class Conductor:
         self._store = store
         self._on_close = on_close
         self._saved: dict[str, tuple[int, float]] = {}
-        self._entered: dict[str, int] = {name: len(assembly.group(name).ledger) for name in assembly.groups}
-        assembly.on_mark = self._keep_mark
+        self._entered: dict[str, int] = {name: len(membership.group(name).journal) for name in membership.groups}
+        membership.on_mark = self._keep_mark
         self._changed = threading.Condition(threading.RLock())
         self._unsent: dict[PeerId, bytes] = {}
         self._heard = time.monotonic()
-        self._refusals = Refusals()
+        self._rejections = RejectionLog()
         self._states: dict[PeerId, tuple[str, str]] = {}
         self._failure: BaseException | None = None
         self._closed = False
         self._hurried = False
         self._closing = threading.Lock()
         self._until: Callable[[], bool] = lambda: False
-        self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{assembly.me}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{membership.me}", daemon=True)
         self._thread.start()
 
-    def adopt(self, charter: Charter, contacts: Mapping[PeerId, Any]) -> None:
+    def adopt(self, federation_spec: FederationSpec, contacts: Mapping[PeerId, Any]) -> None:
         """Hold to a new charter, whose members are found there."""
         self.transport.update(contacts)
         with self._changed:
-            self.assembly.adopt(charter)
+            self.membership.adopt(federation_spec)
             self._changed.notify_all()
         self.transport.wake()
 
@@ -149,9 +149,9 @@ class Conductor:
         """How it stands with every peer."""
         links = self.transport.status()
         with self._changed:
-            trouble = self.assembly.doubts() | self.assembly.trouble()
-            left = {peer: self.assembly.left(peer) for peer in self.assembly.others}
-            hellos = {peer: self.assembly.hello(peer) for peer in left}
+            problems = self.membership.doubts() | self.membership.problems()
+            left = {peer: self.membership.left(peer) for peer in self.membership.others}
+            hellos = {peer: self.membership.hello(peer) for peer in left}
         reports = []
         for peer in left:  # not of the assembly: a new epoch may have begun
             link = links.get(peer)
@@ -159,15 +159,15 @@ class Conductor:
                 state, note = ("done", "") if left[peer] else ("left", STOPPED)
                 reports.append(PeerReport(peer, state, note))
             elif link is None or not link.connected:
-                reports.append(PeerReport(peer, "missing", link.trouble if link else "not in this epoch"))
+                reports.append(PeerReport(peer, "missing", link.problem if link else "not in this epoch"))
             elif hellos[peer] is None:
-                reports.append(PeerReport(peer, "missing", link.trouble or "connected; its greeting is on the way"))
-            elif peer in trouble:
-                reports.append(PeerReport(peer, "refused", trouble[peer], link.latency))
+                reports.append(PeerReport(peer, "missing", link.problem or "connected; its greeting is on the way"))
+            elif peer in problems:
+                reports.append(PeerReport(peer, "refused", problems[peer], link.latency))
             else:
                 reports.append(PeerReport(peer, "here", "", link.latency))
         if (link := links.get(HUB)) is not None:
-            reports.append(PeerReport(HUB, "here" if link.connected else "missing", link.trouble, link.latency))
+            reports.append(PeerReport(HUB, "here" if link.connected else "missing", link.problem, link.latency))
         return reports
 
     def close(self, *, done: bool) -> None:
@@ -183,16 +183,16 @@ class Conductor:
         with self._changed:
             if self._closed:
                 return
-            self.assembly.farewell(done)
+            self.membership.farewell(done)
             self.transport.wake()
             if done and self._failure is None:
                 deadline = None if self._linger is None else time.monotonic() + self._linger
-                self._until = lambda: self.assembly.all_done
+                self._until = lambda: self.membership.all_done
                 while not (
-                    self.assembly.all_done or self._hurried or (deadline is not None and time.monotonic() >= deadline)
+                    self.membership.all_done or self._hurried or (deadline is not None and time.monotonic() >= deadline)
                 ):
                     self._changed.wait(LOOK_SECONDS)
-            differences = self.assembly.differences() if done and self._failure is None else {}
+            differences = self.membership.differences() if done and self._failure is None else {}
             self._closed = True
             self._changed.notify_all()
         self.transport.wake()
@@ -215,14 +215,14 @@ class Conductor:
     @property
     def me(self) -> PeerId:
         """This member's name."""
-        return self.assembly.me
+        return self.membership.me
 
     @contextmanager
-    def holding(self) -> Iterator[Assembly]:
+    def holding(self) -> Iterator[Membership]:
         """The assembly, while nobody else touches it."""
         with self._changed:
             self._check()
-            yield self.assembly
+            yield self.membership
 
     def wait(self, group: str, until: Callable[[], bool]) -> None:
         """Wait, holding the assembly, until something is the case."""
@@ -234,10 +234,10 @@ class Conductor:
         self.transport.wake()
         while not until():
             self._check()
-            if self.assembly.conviction is not None:
-                raise self.assembly.conviction
+            if self.membership.conviction is not None:
+                raise self.membership.conviction
             if self._timeout is not None and time.monotonic() - self._heard > self._timeout:
-                what, missing = self.assembly.waiting_for(group)
+                what, missing = self.membership.waiting_for(group)
                 notes = {report.name: report.note for report in self.report() if report.note}
                 why = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
                 raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + why if why else ''}")
@@ -261,20 +261,20 @@ class Conductor:
         """
         if self._store is None:
             return
-        ledger = self.assembly.group(group).ledger
+        journal = self.membership.group(group).journal
         entered = self._entered.get(group, 0)
-        if len(ledger) > entered + 1:  # others have caught us up: what the entries alone do not tell is in the states
+        if len(journal) > entered + 1:  # others have caught us up: what the entries alone do not tell is in the states
             self._store.turn(group)
-            self._store.save(group, len(ledger), ledger.to_bytes())
-        elif len(ledger) > entered:
-            self._store.append(group, entered, ledger.entry(entered))
-        self._entered[group] = len(ledger)
+            self._store.save(group, len(journal), journal.to_bytes())
+        elif len(journal) > entered:
+            self._store.append(group, entered, journal.entry(entered))
+        self._entered[group] = len(journal)
 
     def _keep_mark(self, group: Group) -> None:
         """Keep that our key is about to leave us, and what came before: others may have caught us up since."""
         self.keep(group.name)
         if self._store is not None:
-            self._store.append(group.name, len(group.ledger), group.ledger.mark_record())
+            self._store.append(group.name, len(group.journal), group.journal.mark_record())
 
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
@@ -326,7 +326,7 @@ class Conductor:
                 moved = True
         while True:
             with self._changed:
-                outgoing = self.assembly.next_outgoing(self._unsent)
+                outgoing = self.membership.next_outgoing(self._unsent)
                 if outgoing is None:
                     self._notify()
                     return moved
@@ -364,11 +364,11 @@ class Conductor:
 
     def _hand_over(self, sender: PeerId, frame: Buffer) -> None:
         """Give a frame to the assembly; whatever comes of it, we go on."""
-        with self._refusals.guard(sender):
+        with self._rejections.guard(sender):
             try:
-                self.assembly.receive(sender, frame)
+                self.membership.receive(sender, frame)
             except RemoteProtocolError as error:
-                self._refusals.add(error.peer, "a frame", str(error))
+                self._rejections.add(error.peer, "a frame", str(error))
 
     def _notify(self) -> None:
         """Wake the program if what it waits for is there; not for less, because that would happen often."""
@@ -390,18 +390,18 @@ class Conductor:
         if self._store is None:
             return
         with self._changed:
-            names = self.assembly.groups
+            names = self.membership.groups
         for name in names:
             length, when = self._saved.get(name, (0, time.monotonic()))
             with self._changed:
-                if name not in self.assembly.groups:
+                if name not in self.membership.groups:
                     continue
-                ledger = self.assembly.group(name).ledger
-                if len(ledger) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
+                journal = self.membership.group(name).journal
+                if len(journal) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
                     self._saved.setdefault(name, (length, when))
                     continue
                 self._store.turn(name)
-                length, content = len(ledger), ledger.to_bytes()
+                length, content = len(journal), journal.to_bytes()
                 self._entered[name] = length
             saved = self._store.save(name, length, content)
             self._saved[name] = length if saved else -1, time.monotonic()  # if not, it is tried again

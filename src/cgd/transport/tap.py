@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.journal import Step
     from cgd.secagg.messages import Buffer, PeerId
-    from cgd.transport.base import PeerStatus, StandingTransport, Transport
+    from cgd.transport.base import PeerStatus, ReconnectingTransport, Transport
 
 Sink = Callable[["PeerId", "Buffer"], None]
 """Is given the sender and the bytes of every frame, before the protocol gets them; it may not keep the buffer."""
@@ -61,7 +61,7 @@ class Observer(Protocol):
         """The total of a sum, also of one of the past; then `addend` was not put in, and need not be what was."""
 
 
-class RecordingTransport:
+class TappedTransport:
     """Another transport, with every frame that it receives handed to a sink first."""
 
     def __init__(self, inner: Transport, sink: Sink) -> None:
@@ -97,10 +97,10 @@ class RecordingTransport:
         self._inner.close()
 
 
-class RecordingStandingTransport(RecordingTransport):
+class TappedReconnectingTransport(TappedTransport):
     """The same for a transport whose peers may be away for a while."""
 
-    def __init__(self, inner: StandingTransport, sink: Sink) -> None:
+    def __init__(self, inner: ReconnectingTransport, sink: Sink) -> None:
         super().__init__(inner, sink)
         self._standing = inner
 

@@ -2,7 +2,7 @@
 
 Every participant that has an address binds it (a ROUTER socket) and connects to that of every peer that has one (a
 DEALER each). Frames go out by the DEALERs and come in by the ROUTER. If there is a hub, one more DEALER connects to it,
-and what concerns a participant without an address goes through it, in both directions, sealed end to end (`ways.py`,
+and what concerns a participant without an address goes through it, in both directions, sealed end to end (`routes.py`,
 `sealing.py`). Links (`link.py`) number all frames, so that a connection that breaks loses nothing. One thread owns all
 sockets. The others leave frames in the links and take them from the inbox.
 """
@@ -25,12 +25,12 @@ from cgd.errors import ClosedError, HubError, InputError, MembershipError
 from cgd.secagg.messages import HUB
 from cgd.transport import link
 from cgd.transport.addresses import listening_address
-from cgd.transport.auth import Gate, Refusals, Visitors
-from cgd.transport.channel import Sealing
-from cgd.transport.connections import HubLine, Line, listening_socket, port_of
-from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, Watch
-from cgd.transport.receiver import TURN, Reader
-from cgd.transport.routes import DirectWay, HubWay, RelayedWay
+from cgd.transport.auth import HandshakeMonitor, RejectionLog, ZapAuthenticator
+from cgd.transport.channel import ChannelFactory
+from cgd.transport.connections import Connection, HubConnection, listening_socket, port_of
+from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, ConnectionLimits
+from cgd.transport.receiver import TURN, Receiver
+from cgd.transport.routes import DirectRoute, HubRoute, RelayedRoute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cgd.transport.base import PeerStatus
     from cgd.transport.connections import Contact, Context, Socket
     from cgd.transport.link import Datagram
-    from cgd.transport.routes import Way
+    from cgd.transport.routes import Route
 
 log = logging.getLogger("cgd.transport")
 
@@ -65,27 +65,27 @@ class ZeroMQTransport:
     ) -> None:
         self.me = me
         self.members = _members(contacts)
-        self.refusals = Refusals()
+        self.rejections = RejectionLog()
         self._contacts = dict(contacts)
         self._incarnation = os.urandom(link.INCARNATION_BYTES)
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[Way, Buffer, int]] = deque()  # the last: the life it comes from
-        self._answers: deque[tuple[Way, bytes, Datagram]] = deque()
+        self._inbox: deque[tuple[Route, Buffer, int]] = deque()  # the last: the life it comes from
+        self._answers: deque[tuple[Route, bytes, Datagram]] = deque()
         self._fault: HubError | None = None
         self._woken = False
         self._closed = False
         self._asleep = False
-        self._bell, self._ear = socket.socketpair()
-        for end in (self._bell, self._ear):
+        self._wakeup_send, self._wakeup_recv = socket.socketpair()
+        for end in (self._wakeup_send, self._wakeup_recv):
             end.setblocking(False)
         self._secret_key = secret_key
         self._update: Mapping[PeerId, Contact] | None = None
-        self._sealing = Sealing(me, secret_key, _public_keys(contacts))
+        self._channels = ChannelFactory(me, secret_key, _public_keys(contacts))
         self._numbers = itertools.count(1)  # of connections with the hub
-        self._ways: dict[PeerId, Way] = {}
+        self._routes: dict[PeerId, Route] = {}
         self._router: Socket | None = None
-        self._watch = Watch(self.refusals)
-        self._visitors = Visitors(self.refusals, self._watch)
+        self._limits = ConnectionLimits(self.rejections)
+        self._clients = HandshakeMonitor(self.rejections, self._limits)
         self._poller = zmq.Poller()
         self._context: Context = zmq.Context()
         try:
@@ -103,11 +103,11 @@ class ZeroMQTransport:
         if len(frame) > link.LONGEST_FRAME:
             raise InputError(f"a frame has {len(frame)} bytes, and at most {link.LONGEST_FRAME} go over the network")
         with self._changed:
-            if to not in self._ways:
+            if to not in self._routes:
                 raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
-            if self._closed or not self._ways[to].out.offer(frame):
+            if self._closed or not self._routes[to].out.offer(frame):
                 return self._closed
-        self._ring()
+        self._wake_io_thread()
         return True
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
@@ -122,13 +122,13 @@ class ZeroMQTransport:
             if not self._inbox:
                 self._woken = False
                 return None
-            way, frame, life = self._inbox.popleft()
-            answer = way.into.consumed(len(frame), life)
-            if answer is not None and way.into.channel is not None:
-                self._answers.append((way, way.into.channel, answer))
+            route, frame, life = self._inbox.popleft()
+            answer = route.into.consumed(len(frame), life)
+            if answer is not None and route.into.channel is not None:
+                self._answers.append((route, route.into.channel, answer))
         if answer is not None:
-            self._ring()
-        return way.peer, frame
+            self._wake_io_thread()
+        return route.peer, frame
 
     def wake(self) -> None:
         """Let `receive` return."""
@@ -143,45 +143,45 @@ class ZeroMQTransport:
             self._inbox.clear()
             self._changed.notify_all()
         if not already:
-            self._ring()
+            self._wake_io_thread()
             self._thread.join()
 
     def status(self) -> dict[PeerId, PeerStatus]:
         """How it stands with every peer."""
         now = time.monotonic()
         with self._changed:
-            return {peer: way.status(now) for peer, way in self._ways.items()}
+            return {peer: route.status(now) for peer, route in self._routes.items()}
 
     def update(self, contacts: Mapping[PeerId, Contact]) -> None:
         """Have these members from now on."""
         with self._changed:
             self._update = contacts
-            self._ring()
+            self._wake_io_thread()
             self._changed.wait_for(lambda: self._update is None or self._closed)
 
     def backlog(self, *, connected: bool) -> int:
         """How many frames wait for a peer to take them; `connected`: only for those that can."""
         status = self.status()
         with self._changed:
-            ways = [way for peer, way in self._ways.items() if status[peer].connected or not connected]
-            return sum(way.out.waiting for way in ways)
+            routes = [route for peer, route in self._routes.items() if status[peer].connected or not connected]
+            return sum(route.out.waiting for route in routes)
 
     # What the thread does.
 
     def _open(self, listen: str | None) -> None:
-        self._gate = Gate(self._context, self._names(), self.refusals)
-        self._reader = Reader(
-            *(self._ways, self._inbox, self._changed, self._gate, self._watch, self.refusals),
+        self._authenticator = ZapAuthenticator(self._context, self._names(), self.rejections)
+        self._receiver = Receiver(
+            *(self._routes, self._inbox, self._changed, self._authenticator, self._limits, self.rejections),
             *(self._incarnation, self._blame),
         )
         address = self._contacts[self.me].address
-        listening: list[Any] = [self._gate.socket, self._ear]
+        listening: list[Any] = [self._authenticator.socket, self._wakeup_recv]
         if address:
-            self._router, self._door = listening_socket(
+            self._router, self._monitor = listening_socket(
                 self._context, self._secret_key, listen or listening_address(address)
             )
-            listening += [self._router, self._door]
-            self._watch.port = port_of(self._router)
+            listening += [self._router, self._monitor]
+            self._limits.port = port_of(self._router)
         elif listen is not None:
             raise InputError(f"{self.me} has no address in the federation file: it only dials out, and cannot listen")
         for each in listening:
@@ -190,23 +190,25 @@ class ZeroMQTransport:
 
     def _connect(self) -> None:
         """Have a way to everybody we have none to; to the hub first, for others lead through it."""
-        self._watch.members = len(self._contacts)
-        self._watch.peers = len(self._contacts) if HUB in self._contacts else 1
+        self._limits.members = len(self._contacts)
+        self._limits.peers = len(self._contacts) if HUB in self._contacts else 1
         own = self._contacts[self.me]
         keys = own.public_key, self._secret_key
         hello = f"{self.me}\0{own.address}".encode()
         for peer, contact in sorted(self._contacts.items(), key=lambda pair: pair[0] != HUB):
-            if peer == self.me or peer in self._ways:
+            if peer == self.me or peer in self._routes:
                 continue
-            common = peer, self._incarnation, hello, self.refusals
+            common = peer, self._incarnation, hello, self.rejections
             if peer == HUB:
-                hub_line = HubLine(self._context, self._poller, peer, contact, keys, self._watch, self._numbers)
-                self._ways[HUB] = HubWay(*common, hub_line)
+                hub_connection = HubConnection(
+                    self._context, self._poller, peer, contact, keys, self._limits, self._numbers
+                )
+                self._routes[HUB] = HubRoute(*common, hub_connection)
             elif self._router is not None and contact.address:
-                line = Line(self._context, self._poller, peer, contact, keys, self._watch)
-                self._ways[peer] = DirectWay(*common, line, self._router, own.address)
-            elif isinstance(hub := self._ways.get(HUB), HubWay):
-                self._ways[peer] = RelayedWay(*common, hub, self._sealing.with_peer(peer))
+                connection = Connection(self._context, self._poller, peer, contact, keys, self._limits)
+                self._routes[peer] = DirectRoute(*common, connection, self._router, own.address)
+            elif isinstance(hub := self._routes.get(HUB), HubRoute):
+                self._routes[peer] = RelayedRoute(*common, hub, self._channels.with_peer(peer))
             else:
                 raise InputError(f"{peer} or {self.me} has no address, and there is no hub; give both one")
 
@@ -217,13 +219,13 @@ class ZeroMQTransport:
                 return
             contacts, self._update = self._update, None
             other_hub = contacts.get(HUB) != self._contacts.get(HUB)
-            for peer, way in list(self._ways.items()):
-                if contacts.get(peer) != self._contacts[peer] or (other_hub and isinstance(way, RelayedWay)):
-                    self._ways.pop(peer).close()
+            for peer, route in list(self._routes.items()):
+                if contacts.get(peer) != self._contacts[peer] or (other_hub and isinstance(route, RelayedRoute)):
+                    self._routes.pop(peer).close()
             self._contacts = dict(contacts)
             self.members = _members(contacts)
-            self._gate.names = self._names()
-            self._sealing.public_keys = _public_keys(contacts)
+            self._authenticator.names = self._names()
+            self._channels.public_keys = _public_keys(contacts)
             self._connect()
             self._changed.notify_all()
 
@@ -238,10 +240,10 @@ class ZeroMQTransport:
                 pause = self._send_all()
                 ready = dict(self._poller.poll(int(1000 * pause)))
                 with contextlib.suppress(BlockingIOError):
-                    while self._ear in ready or self._ear.fileno() in ready:
-                        self._ear.recv(4096)
-                with self.refusals.guard("a stranger"):
-                    self._watch_door(ready)
+                    while self._wakeup_recv in ready or self._wakeup_recv.fileno() in ready:
+                        self._wakeup_recv.recv(4096)
+                with self.rejections.guard("a stranger"):
+                    self._check_connections(ready)
                 with self._waking():
                     self._read_all(ready)
             self._send_all()
@@ -256,47 +258,49 @@ class ZeroMQTransport:
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         """Read from every socket that has something."""
         if self._router is not None and self._router in ready:
-            with self.refusals.guard("a participant"):
-                self._reader.read_router(self._router)
-        for way in list(self._ways.values()):
-            if isinstance(way, DirectWay | HubWay) and (way.line.dealer in ready or way.line.monitor in ready):
-                with self.refusals.guard(way.peer):
-                    self._reader.read_line(way, ready)
+            with self.rejections.guard("a participant"):
+                self._receiver.read_router(self._router)
+        for route in list(self._routes.values()):
+            if isinstance(route, DirectRoute | HubRoute) and (
+                route.connection.dealer in ready or route.connection.monitor in ready
+            ):
+                with self.rejections.guard(route.peer):
+                    self._receiver.read_connection(route, ready)
 
-    def _watch_door(self, ready: Mapping[Any, int]) -> None:
+    def _check_connections(self, ready: Mapping[Any, int]) -> None:
         """Let in whoever may come in, and cut who keeps too much."""
-        if self._gate.socket in ready:
-            self._gate.answer()
-        if self._router is not None and self._door in ready:
-            self._visitors.note(self._door, TURN)
-        self._watch.check(time.monotonic())
+        if self._authenticator.socket in ready:
+            self._authenticator.handle_request()
+        if self._router is not None and self._monitor in ready:
+            self._clients.note(self._monitor, TURN)
+        self._limits.check(time.monotonic())
 
     def _send_all(self) -> float:
         """Send whatever can be sent now; how long to sleep after that, at most."""
         pause = SECONDS_BETWEEN_CHECKS
         while self._answers:
-            way, channel, answer = self._answers.popleft()
-            with self.refusals.guard(way.peer):
-                way.answer(channel, answer)
+            route, channel, answer = self._answers.popleft()
+            with self.rejections.guard(route.peer):
+                route.send_ack(channel, answer)
         now = time.monotonic()
-        for way in self._ways.values():
-            if (rest := way.rest(now)) > 0:
+        for route in self._routes.values():
+            if (rest := route.rest(now)) > 0:
                 pause = min(pause, max(SHORTEST_PAUSE_SECONDS, rest))
                 continue
-            with self.refusals.guard(way.peer):
-                pause = min(pause, self._send_to(way))
+            with self.rejections.guard(route.peer):
+                pause = min(pause, self._send_to(route))
         return pause
 
-    def _send_to(self, way: Way) -> float:
+    def _send_to(self, route: Route) -> float:
         """Send what a way has; how long there will be nothing more, at most."""
-        if isinstance(way, DirectWay | HubWay):
-            way.line.redial_if_due(time.monotonic())
-        while way.has_room():  # without a connection, or with a full one, the poller tells when there is room
+        if isinstance(route, DirectRoute | HubRoute):
+            route.connection.redial_if_due(time.monotonic())
+        while route.has_room():  # without a connection, or with a full one, the poller tells when there is room
             with self._changed:
-                datagram = way.out.next_datagram(time.monotonic())
+                datagram = route.out.next_datagram(time.monotonic())
             if datagram is None:
-                return max(SHORTEST_PAUSE_SECONDS, way.out.rest(time.monotonic()))
-            way.post(datagram)
+                return max(SHORTEST_PAUSE_SECONDS, route.out.rest(time.monotonic()))
+            route.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
 
     @contextlib.contextmanager
@@ -315,17 +319,17 @@ class ZeroMQTransport:
             self._fault = fault
             self._changed.notify_all()
 
-    def _ring(self) -> None:
+    def _wake_io_thread(self) -> None:
         """Wake the thread that owns the sockets, unless somebody has."""
         if self._asleep:
             self._asleep = False
             with contextlib.suppress(BlockingIOError, OSError):
-                self._bell.send(b"!")
+                self._wakeup_send.send(b"!")
 
     def _release(self) -> None:
         self._context.destroy(linger=1000)
-        self._bell.close()
-        self._ear.close()
+        self._wakeup_send.close()
+        self._wakeup_recv.close()
 
 
 def _members(contacts: Mapping[PeerId, Contact]) -> tuple[PeerId, ...]:

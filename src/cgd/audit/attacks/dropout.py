@@ -19,7 +19,7 @@ from torch import nn
 from torch.func import functional_call, grad
 
 from cgd.audit.embedded import dealt, participants, samples
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import Finding, flat, unflat
 from cgd.errors import InputError
 
@@ -142,7 +142,7 @@ def _real_gradient(view: View, truth: Truth, names: Sequence[str], number: int) 
 # The settings it is shown in.
 
 
-def colony(*, lr: float = 0.1, leaves: int = 10, batch: int | None = None, seed: int = 0) -> Colony:
+def colony(*, lr: float = 0.1, leaves: int = 10, batch: int | None = None, seed: int = 0) -> Scenario:
     """Three honest participants with 40 digits each and two colluders; one drops out after `leaves` rounds.
 
     Args:
@@ -164,7 +164,7 @@ def colony(*, lr: float = 0.1, leaves: int = 10, batch: int | None = None, seed:
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
     gone = {leaves: (LEAVER,)}
-    return Colony(data, build, coalition, rounds=leaves + 1, lr=lr, seed=seed, batches=batches, dropouts=gone)
+    return Scenario(data, build, coalition, rounds=leaves + 1, lr=lr, seed=seed, batches=batches, dropouts=gone)
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:

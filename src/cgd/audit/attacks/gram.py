@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 from cgd.audit.embedded import dealt, participants, samples
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import Finding
 from cgd.errors import InputError
 
@@ -128,7 +128,9 @@ def _with_bias(view: View, x: torch.Tensor) -> torch.Tensor:
 # The settings it is shown in.
 
 
-def colony(way: Way = "passive", *, rounds: int = 60, delta: float = 0.1, bound: float = 16.0, seed: int = 0) -> Colony:
+def colony(
+    way: Way = "passive", *, rounds: int = 60, delta: float = 0.1, bound: float = 16.0, seed: int = 0
+) -> Scenario:
     """Two honest participants and two colluders who predict the course of diabetes from 10 measurements.
 
     Args:
@@ -149,7 +151,7 @@ def colony(way: Way = "passive", *, rounds: int = 60, delta: float = 0.1, bound:
         kick[number % (FEATURES + 1)] = 1.0 if number // (FEATURES + 1) % 2 else -1.0
         return kick if name == coalition[0] else None
 
-    return Colony(
+    return Scenario(
         data,
         lambda: nn.Linear(FEATURES, 1),
         coalition,

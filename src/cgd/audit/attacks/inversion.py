@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from cgd.audit.embedded import digit_colony, samples
+from cgd.audit.embedded import digit_scenario, samples
 from cgd.audit.matching import match, own_records, value_range
 from cgd.audit.schemes import observe
 from cgd.audit.view import Finding, Truth, unflat
@@ -251,7 +251,7 @@ def shown(
         seed: decides everything.
         strangers: score the guesses against people who took no part: nothing can be recovered of them.
     """
-    colony = digit_colony(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, delta=delta, seed=seed)
+    colony = digit_scenario(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, delta=delta, seed=seed)
     view, truth = observe(colony, scheme)
     if strangers:
         x, y = samples("digits", seed)

@@ -28,7 +28,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from cgd.audit.embedded import participants, samples
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import Finding, Truth, flat, unflat
 from cgd.errors import InputError
 from cgd.optim.origin import Origin
@@ -190,7 +190,7 @@ def _whole(counts: torch.Tensor, total: int) -> torch.Tensor:
 # The settings it is shown in.
 
 
-def colony(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int = 0) -> Colony:
+def colony(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int = 0) -> Scenario:
     """Two honest participants with digits of a few kinds, and two colluders with all kinds."""
     counts, coalition = participants(2, each, own=30)
     x, y = samples("digits", seed)
@@ -209,10 +209,10 @@ def colony(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10, bias=biases))
 
-    return Colony(data, build, coalition, rounds=1, delta=delta, seed=seed)
+    return Scenario(data, build, coalition, rounds=1, delta=delta, seed=seed)
 
 
-def steered(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) -> Colony:
+def steered(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) -> Scenario:
     """The same, and the first colluder makes every model predict class 0 for every sample, before the last round.
 
     Every number that it adds is within the bound of the sum, weighted by its part of all samples, as a gradient is.

@@ -26,7 +26,7 @@ from torch.func import functional_call, vmap
 
 from cgd.audit.embedded import dealt, participants, samples
 from cgd.audit.first_layer import gradient_rows, has_bias
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import Finding, Truth, unflat
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def displacement_membership(view: View, truth: Truth, fresh: Sample, setting: st
 
 def colony(
     each: int, rounds: int, *, data: Name = "digits", delta: float = 0.1, hidden: int = 32, seed: int = 0
-) -> tuple[Colony, Sample]:
+) -> tuple[Scenario, Sample]:
     """Two honest participants with so many records `each`, two colluders with 20, and the rest, which are fresh.
 
     Args:
@@ -173,7 +173,7 @@ def colony(
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
-    return Colony(given, build, coalition, rounds=rounds, lr=0.5, delta=delta, seed=seed), fresh
+    return Scenario(given, build, coalition, rounds=rounds, lr=0.5, delta=delta, seed=seed), fresh
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cgd.audit.embedded import digit_colony, samples
+from cgd.audit.embedded import digit_scenario, samples
 from cgd.audit.first_layer import gradient_rows, has_bias
 from cgd.audit.matching import match, own_records, value_range
 from cgd.audit.schemes import observe
@@ -155,7 +155,7 @@ def _distinct(guesses: torch.Tensor, most: int) -> torch.Tensor:
 
 def shown(scheme: Scheme, records: int, *, rounds: int = 3, seed: int = 0) -> Finding:
     """Two honest participants with so many digits each."""
-    view, truth = observe(digit_colony(records, rounds=rounds, seed=seed), scheme)
+    view, truth = observe(digit_scenario(records, rounds=rounds, seed=seed), scheme)
     return analytic_recovery(view, truth, f"2 × {records} record{'s' * (records > 1)}, {rounds} rounds")
 
 
@@ -166,7 +166,7 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
 
 def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
     """People who took no part."""
-    view, _ = observe(digit_colony(4, rounds=3, seed=seed), scheme)
+    view, _ = observe(digit_scenario(4, rounds=3, seed=seed), scheme)
     x, y = samples("digits", seed)
     strangers = Truth({"strangers": x[-200:]}, {"strangers": y[-200:]}, {})
     return [analytic_recovery(view, strangers, "2 × 4 records, 3 rounds, scored on 200 strangers")]

@@ -21,7 +21,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 
 from cgd.audit.embedded import dealt, samples
-from cgd.audit.schemes import Colony, observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import Finding, flat, unflat
 from cgd.errors import InputError
 
@@ -141,7 +141,7 @@ def shown(scheme: Scheme, *, rounds: int = 40, delta: float = 0.1, seed: int = 0
         random = torch.Generator().manual_seed(1000 * seed + number)
         return indices[torch.randperm(len(indices), generator=random)[:8]]
 
-    colony = Colony(
+    colony = Scenario(
         data,
         lambda: torch.nn.Linear(x.shape[1], 1, bias=False, dtype=torch.double),
         ["curious"],

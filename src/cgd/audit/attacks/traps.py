@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgd.audit.attacks.records import analytic_recovery
-from cgd.audit.embedded import digit_colony, samples
+from cgd.audit.embedded import digit_scenario, samples
 from cgd.audit.schemes import observe
 from cgd.audit.view import Truth
 
 if TYPE_CHECKING:
-    from cgd.audit.schemes import Colony
+    from cgd.audit.schemes import Scenario
     from cgd.audit.view import Finding, Scheme, View
 
 # How much larger than origins a trap's weights are made, so that these do not matter.
@@ -84,9 +84,9 @@ def spring(view: View, truth: Truth, rounds: list[int], setting: str = "") -> Fi
 # The settings it is shown in.
 
 
-def steered(records: int, phases: int, *, seed: int = 0) -> tuple[Colony, Trapper]:
+def steered(records: int, phases: int, *, seed: int = 0) -> tuple[Scenario, Trapper]:
     """Two honest participants with so many digits each, and a curious one that sets traps so many times."""
-    colony = digit_colony(records, rounds=5 * phases, lr=0.5, seed=seed)
+    colony = digit_scenario(records, rounds=5 * phases, lr=0.5, seed=seed)
     name = colony.coalition[0]
     own = colony.data[name][0]
     share = len(own) / sum(len(y) for _, y in colony.data.values())

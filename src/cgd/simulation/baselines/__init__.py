@@ -3,6 +3,6 @@
 from cgd.simulation.baselines.dp_sgd import PrivatelyTrained, dp_sgd
 from cgd.simulation.baselines.federated import federated_sgd
 from cgd.simulation.baselines.plain import centralised, local
-from cgd.simulation.baselines.setting import Setting, Trained
+from cgd.simulation.baselines.setting import BaselineResult, BaselineSettings
 
-__all__ = ["PrivatelyTrained", "Setting", "Trained", "centralised", "dp_sgd", "federated_sgd", "local"]
+__all__ = ["BaselineResult", "BaselineSettings", "PrivatelyTrained", "centralised", "dp_sgd", "federated_sgd", "local"]

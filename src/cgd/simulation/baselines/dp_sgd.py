@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError
-from cgd.simulation.baselines.setting import Learner, Trained, evaluate, follow_learners
+from cgd.simulation.baselines.setting import BaselineResult, Learner, evaluate, follow_learners
 
 if TYPE_CHECKING:
-    from cgd.simulation.baselines.setting import Setting
+    from cgd.simulation.baselines.setting import BaselineSettings
     from cgd.simulation.result import Evaluation
 
 NAME = "dp-sgd"
@@ -35,7 +35,7 @@ could be reached at a δ of 1e-5. Above 1029 the binomials in Opacus are no long
 
 
 @dataclass(frozen=True)
-class PrivatelyTrained(Trained):
+class PrivatelyTrained(BaselineResult):
     """What DP-SGD returns.
 
     Attributes:
@@ -48,7 +48,7 @@ class PrivatelyTrained(Trained):
 
 
 def dp_sgd(
-    setting: Setting, *, epsilon: float, dp_delta: float = 1e-5, batch: int = 256, clip: float = 1.0
+    setting: BaselineSettings, *, epsilon: float, dp_delta: float = 1e-5, batch: int = 256, clip: float = 1.0
 ) -> PrivatelyTrained:
     """Train one model on all samples with all features by DP-SGD; it starts where `centralised` does.
 
@@ -105,7 +105,9 @@ class _PrivateDescent:
     pass, but for a network of 200,000 weights and 256 samples it is twenty times as fast.
     """
 
-    def __init__(self, setting: Setting, learner: Learner, noise_multiplier: float, batch: int, clip: float) -> None:
+    def __init__(
+        self, setting: BaselineSettings, learner: Learner, noise_multiplier: float, batch: int, clip: float
+    ) -> None:
         from opacus.grad_sample import GradSampleModuleFastGradientClipping
         from opacus.optimizers import DPOptimizerFastGradientClipping
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from cgd.simulation.baselines.setting import Setting
-    from cgd.simulation.colony import Colony
+    from cgd.simulation.baselines.setting import BaselineSettings
+    from cgd.simulation.colony import SimulationResult
     from cgd.simulation.population import Mode
 
 
-def federated_sgd(setting: Setting, *, secure: bool = False, mode: Mode = "towers", accept: str = "") -> Colony:
+def federated_sgd(
+    setting: BaselineSettings, *, secure: bool = False, mode: Mode = "towers", accept: str = ""
+) -> SimulationResult:
     """Train one common model on everybody's data without moving the data.
 
     Args:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgd.optim.grid import Cell
-from cgd.simulation.baselines.setting import Learner, Trained, descend
+from cgd.simulation.baselines.setting import BaselineResult, Learner, descend
 from cgd.simulation.population import sample_of
 
 if TYPE_CHECKING:
-    from cgd.simulation.baselines.setting import Setting
+    from cgd.simulation.baselines.setting import BaselineSettings
 
 
-def centralised(setting: Setting) -> Trained:
+def centralised(setting: BaselineSettings) -> BaselineResult:
     """Train one model on all samples with all features, the baseline of every comparison."""
     return descend(setting, {"centralised": Learner(setting.origin(), *setting.pooled())})
 
 
-def local(setting: Setting, sample: int | None = None) -> Trained:
+def local(setting: BaselineSettings, sample: int | None = None) -> BaselineResult:
     """Train participants' models on their own data alone, from the origins they have in CGD.
 
     Args:

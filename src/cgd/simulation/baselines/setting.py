@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cgd.optim.grid import Block
-    from cgd.simulation.colony import Colony
-    from cgd.simulation.loop import Course, OnStep
+    from cgd.simulation.colony import SimulationResult
+    from cgd.simulation.loop import OnStep, TrainingLoop
     from cgd.simulation.population import Delta, Loss, Mode
 
 
 @dataclass(frozen=True)
-class Setting:
+class BaselineSettings:
     """The same data, model and measures for all methods; the names are those of `cgd.simulate`.
 
     Attributes:
@@ -82,7 +82,7 @@ class Setting:
         mu: float = 0.0,
         hold: int = 0,
         common_origin: bool = False,
-    ) -> Colony:
+    ) -> SimulationResult:
         """Simulate the colony in this setting; the arguments are those of `cgd.simulate`."""
         return simulate(
             self.build_model,
@@ -119,7 +119,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Trained:
+class BaselineResult:
     """What a baseline returns.
 
     Attributes:
@@ -141,15 +141,15 @@ class Learner:
     features: slice | None = None
 
 
-def descend(setting: Setting, learners: dict[str, Learner]) -> Trained:
+def descend(setting: BaselineSettings, learners: dict[str, Learner]) -> BaselineResult:
     """Train all learners side by side, each by full-batch gradient descent; resumes if there is a checkpoint."""
     with _side_by_side(len(learners)) as each:
         history = follow_learners(setting, learners, _Descent(setting, list(learners.values()), each), {})
-    return Trained({name: learner.model for name, learner in learners.items()}, history)
+    return BaselineResult({name: learner.model for name, learner in learners.items()}, history)
 
 
 def follow_learners(
-    setting: Setting, learners: dict[str, Learner], course: Course, settings: dict[str, str]
+    setting: BaselineSettings, learners: dict[str, Learner], course: TrainingLoop, settings: dict[str, str]
 ) -> History:
     """Follow a course of these learners; `settings` are those that this kind of training has besides the usual ones."""
     every = evaluations_every(setting.steps, setting.evaluate_every)
@@ -176,7 +176,7 @@ def follow_learners(
 class _Descent:
     """The course of plain gradient descent."""
 
-    def __init__(self, setting: Setting, learners: list[Learner], each: Callable[..., Iterable[Any]]) -> None:
+    def __init__(self, setting: BaselineSettings, learners: list[Learner], each: Callable[..., Iterable[Any]]) -> None:
         self._setting, self._learners, self._each = setting, learners, each
         self._optimizers = [torch.optim.SGD(learner.model.parameters(), lr=setting.lr) for learner in learners]
 
@@ -222,7 +222,7 @@ def _side_by_side(learners: int) -> Iterator[Callable[..., Iterable[Any]]]:
 
 
 @torch.no_grad()
-def evaluate(setting: Setting, learners: list[Learner], step: int) -> Evaluation | None:
+def evaluate(setting: BaselineSettings, learners: list[Learner], step: int) -> Evaluation | None:
     """Losses and accuracies on held-out data, if there are any."""
     if setting.test is None:
         return None
