@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Sharing
 
 MEMBERS = (3, 10, 30, 100)
-MOST_WORK, MOST_BYTES = 2.0, 2.2  # what we hold ourselves to: expanded shares, 10 members
+MAX_WORK, MAX_BYTES = 2.0, 2.2  # what we hold ourselves to: expanded shares, 10 members
 
 
 class Member:
@@ -180,7 +180,7 @@ def main() -> None:
     console.print(table)
     verdicts = [
         f"{what} {figure:.2f}, promised {most}: {'met' if figure <= most else 'MISSED'}"
-        for what, figure, most in (("work", promised[0], MOST_WORK), ("bytes", promised[2], MOST_BYTES))
+        for what, figure, most in (("work", promised[0], MAX_WORK), ("bytes", promised[2], MAX_BYTES))
     ]
     console.print(f"Expanded shares, 10 members: {'; '.join(verdicts)}.", highlight=False)
     if options.elements == parser.get_default("elements") and any("MISSED" in verdict for verdict in verdicts):

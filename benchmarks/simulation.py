@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cgd.simulation.population import Mode
 
 GIGABYTE = 1e9
-MOST_MEMORY = 6.0
+MAX_MEMORY = 6.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def main() -> None:
             ratios[case.rows] = ratio
         promise = "" if case.most is None else f"≤ {case.most:g}"
         table.add_row(case.name, f"{ratio:.2f}", promise, f"{set_up:.0f}", f"{memory:.1f}")
-        if (case.most is not None and ratio > case.most) or memory > MOST_MEMORY:
+        if (case.most is not None and ratio > case.most) or memory > MAX_MEMORY:
             missed.append(f"{case.name}: {ratio:.2f} times, {memory:.1f} GB")
     table.title = f"one iteration on {data}, {torch.get_num_threads()} threads"
     Console().print(table)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COLUMNS, CATEGORICAL, STEPS = 50, 15, 10
 CHUNK_ROWS = 50_000
-MOST = 1.5  # times what a row of the small table costs
+MAX_RATIO = 1.5  # times what a row of the small table costs
 MEGABYTE = 1 << 20
 
 
@@ -170,11 +170,11 @@ def main() -> None:
                 per_row = [f"{ratio:.2f}" for ratio in ratios.values()] if cost is large else ["1", "1"]
                 figures = (f"{path.stat().st_size / MEGABYTE:.0f}", f"{cost.reading:.2f} s", f"{cost.training:.2f} s")
                 table.add_row(kind, f"{rows:,}", *figures, *per_row, f"{cost.memory / cost.matrix:.2f}")
-            missed += [f"{kind}: {what} {ratio:.2f}" for what, ratio in ratios.items() if ratio > MOST]
+            missed += [f"{kind}: {what} {ratio:.2f}" for what, ratio in ratios.items() if ratio > MAX_RATIO]
     Console().print(table)
     if missed:
-        raise SystemExit(f"a row of the large table costs more than {MOST} times one of the small: {'; '.join(missed)}")
-    print(f"A row of the large table costs at most {MOST} times one of the small: met.")
+        raise SystemExit(f"a row of the large table costs more than {MAX_RATIO} times one of the small: {'; '.join(missed)}")
+    print(f"A row of the large table costs at most {MAX_RATIO} times one of the small: met.")
 
 
 if __name__ == "__main__":

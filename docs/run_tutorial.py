@@ -40,7 +40,7 @@ PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 VARYING = re.compile(r"(…|\b[0-9a-f]{12,}\b|\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
 NUMBER, DIGEST = r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", "[0-9a-f]+"
 # Below the range from which the system takes ports for outgoing connections.
-LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
+MIN_PORT, MAX_PORT = 20_000, 32_000
 SECONDS = 600  # for one block; a hanging one is a fault
 LINES_SHOWN = 4  # of what a block has printed, in the progress
 PICTURE_SIZE = (1180, 980)
@@ -113,7 +113,7 @@ def with_free_ports(found: Sequence[Block]) -> list[Block]:
 def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
-        port = random.SystemRandom().randrange(LOWEST_PORT, HIGHEST_PORT)
+        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -45,7 +45,7 @@ STEPS = 20  # that are recorded; a module counts if all of them enter it
 TRAINING_STEPS = 20  # of the walk of a record
 ATTACKS = ("labels",)
 SECONDS = 600  # for one process; a hanging one is a fault
-LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000  # below those that the system takes for outgoing connections
+MIN_PORT, MAX_PORT = 20_000, 32_000  # below those that the system takes for outgoing connections
 
 WALKS = {
     "process": "a gradient in one process: optimizer.step() of ConfinedSGD among local_peers",
@@ -229,7 +229,7 @@ def federation(folder: Path, *options: str) -> None:
 def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
-        port = random.SystemRandom().randrange(LOWEST_PORT, HIGHEST_PORT)
+        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

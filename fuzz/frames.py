@@ -19,7 +19,7 @@ from cgd.transport import link
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST = 1 << 16
+MAX_INPUT_BYTES = 1 << 16
 
 
 def one_input(data: bytes) -> None:
@@ -123,7 +123,7 @@ def check_certificate(data: bytes) -> None:
         certificate = Certificate.from_json(value)
         certificate.signers("everyone", TRUSTING)
         certificate.check_entry(None, fields)
-        certificate.check_total(bytes(min(fields[4], LONGEST)))
+        certificate.check_total(bytes(min(fields[4], MAX_INPUT_BYTES)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error):
         return
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cgd.secagg.membership import Membership
 
 STEPS = 300
-LONGEST = 1 << 12
+MAX_INPUT_BYTES = 1 << 12
 BENT = 0.1
 """How much of what the dishonest member sends is bent byte by byte, besides what `Liar` does."""
 
@@ -80,7 +80,7 @@ def one_input(data: bytes) -> None:
     with ideal_cryptography(), patch("os.urandom", stream.randbytes):
         dishonest._identity.cache_clear()
         try:
-            run(Drawn(data[:LONGEST]))
+            run(Drawn(data[:MAX_INPUT_BYTES]))
         finally:
             dishonest._identity.cache_clear()
 

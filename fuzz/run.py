@@ -32,11 +32,11 @@ TARGETS = ("frames", "membership", "files")
 CORPUS = ROOT / "tests" / "corpus"
 KEPT = ROOT / "build" / "fuzz"
 SPENT = ROOT / "results" / "fuzz.json"
-LONGEST_INPUT = 1 << 16
-MOST_MEGABYTES = 50
+MAX_INPUT_BYTES = 1 << 16
+MAX_MEGABYTES = 50
 """By how much one input may raise the peak of memory."""
 WORDS = Path(__file__).parent / "words.dict"
-LIMITS = (f"-dict={WORDS}", f"-max_len={LONGEST_INPUT}", "-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1")
+LIMITS = (f"-dict={WORDS}", f"-max_len={MAX_INPUT_BYTES}", "-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1")
 
 
 class MemoryGrowthError(AssertionError):
@@ -61,7 +61,7 @@ def measured(one_input: Callable[[bytes], None]) -> Callable[[bytes], None]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         one_input(data)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-        if grown > MOST_MEGABYTES:
+        if grown > MAX_MEGABYTES:
             raise MemoryGrowthError(f"an input of {len(data)} bytes took {grown} MB")
 
     return run

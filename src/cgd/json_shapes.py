@@ -16,7 +16,7 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-LARGEST = 2**63
+MAX_INTEGER = 2**63
 
 Shape = Any
 
@@ -113,6 +113,6 @@ def _typed(value: Any, kind: type, told: str, where: str) -> Any:
     fits = (int, float) if kind is float else kind
     if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
         raise MisfitError(f"{where or 'the whole'} is {reprlib.repr(value)}, not {told}")
-    if isinstance(value, int) and abs(value) >= LARGEST:
+    if isinstance(value, int) and abs(value) >= MAX_INTEGER:
         raise MisfitError(f"{where} is {reprlib.repr(value)}, which nothing can be")
     return value

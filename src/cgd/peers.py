@@ -10,7 +10,7 @@ import numpy as np
 
 from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, WeightError
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
-from cgd.secagg.messages import LONGEST_NAME, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
+from cgd.secagg.messages import MAX_NAME_BYTES, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
 from cgd.transport.arrays import decoded_type, from_numpy, to_numpy
 from cgd.transport.tap import Addend
 
@@ -318,8 +318,8 @@ class Peers:
     def _spec(
         self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint, context: str, *, weighted: bool
     ) -> SumSpec:
-        if not context.isprintable() or len(context.encode()) > LONGEST_NAME:
-            raise InputError(f"the context {context!r} must be printable and of at most {LONGEST_NAME} bytes")
+        if not context.isprintable() or len(context.encode()) > MAX_NAME_BYTES:
+            raise InputError(f"the context {context!r} must be printable and of at most {MAX_NAME_BYTES} bytes")
         return SumSpec(
             shape=array.shape,
             dtype=dtype,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd.audit.attacks.inversion import CLEARLY, inversion, invert, shown
+from cgd.audit.attacks.inversion import MIN_PSNR_GAIN, inversion, invert, shown
 from cgd.audit.embedded import digit_scenario
 from cgd.audit.schemes import observe
 from cgd.errors import InputError
@@ -54,7 +54,7 @@ def test_three_rounds_with_origins_as_unknowns_give_records_away_in_cgd() -> Non
     found = shown("cgd", rounds=3)
     assert found.attack == "inversion, several rounds, unknown models"
     assert found.succeeds
-    assert found.value > found.chance + 2 * CLEARLY
+    assert found.value > found.chance + 2 * MIN_PSNR_GAIN
 
 
 def test_a_guessed_origin_is_enough_once_the_displacement_is_large_beside_it() -> None:
@@ -65,7 +65,7 @@ def test_a_guessed_origin_is_enough_once_the_displacement_is_large_beside_it() -
     assert late.setting == "2 × 2 records, round 41 alone, δ 0.02"
     assert not early.succeeds
     assert late.succeeds
-    assert late.value > late.chance + 2 * CLEARLY
+    assert late.value > late.chance + 2 * MIN_PSNR_GAIN
 
 
 def weighted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

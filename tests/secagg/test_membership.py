@@ -24,7 +24,7 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.secagg import hello as greetings
+from cgd.secagg import hello as hello_module
 from cgd.secagg.certificates import PendingReveal, kind_of
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.federation_spec import FederationSpec
@@ -759,7 +759,7 @@ def test_who_is_started_too_often_is_refused_and_the_rest_goes_on_when_we_are_st
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None of its keys may be forgotten, and they must not fill the memory."""
-    monkeypatch.setattr(greetings, "MOST_LIVES", 3)
+    monkeypatch.setattr(hello_module, "MAX_INCARNATIONS", 3)
     world = still()
     exchange(world)
     for _ in range(3):

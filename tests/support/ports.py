@@ -9,7 +9,7 @@ from collections import deque
 
 # Below the range from which the system takes ports for outgoing connections: there, one that is free now may be taken
 # by any connection before it is bound.
-LOWEST, HIGHEST = 20_000, 32_000
+MIN_PORT, MAX_PORT = 20_000, 32_000
 # Processes that run tests at the same time take ports of their own.
 PROCESSES, OURS = 8, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
 _given: deque[int] = deque(maxlen=100)
@@ -18,7 +18,7 @@ _given: deque[int] = deque(maxlen=100)
 def free_port() -> int:
     """A port that nobody listens at, a moment ago, and that was not given just before: in a federation they differ."""
     while True:
-        port = random.SystemRandom().randrange(LOWEST, HIGHEST, PROCESSES) + OURS
+        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT, PROCESSES) + OURS
         if port in _given:
             continue
         with socket.socket() as probe:

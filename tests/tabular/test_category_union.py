@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cgd
 from cgd import InputError, Peers, ProtocolError
-from cgd.federation.data_schema import LONGEST_CATEGORY
+from cgd.federation.data_schema import MAX_CATEGORY_LENGTH
 from cgd.tabular import category_union
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_it_is_the_plain_union_with_total_counts_at_every_member(members: list[O
 
 def test_many_categories_of_the_longest_kind() -> None:
     rng = np.random.default_rng(0)
-    names = [f"{number:05}".ljust(LONGEST_CATEGORY, "x") for number in range(1500)]
+    names = [f"{number:05}".ljust(MAX_CATEGORY_LENGTH, "x") for number in range(1500)]
     members = [
         {name: {names[i]: int(rng.integers(1, 1000)) for i in rng.permutation(1500)[:700]} for name in COLUMNS}
         for _ in range(3)
@@ -143,13 +143,13 @@ def test_a_category_that_is_too_long_is_refused_before_anything_is_sent() -> Non
         return "learned"
 
     with cgd.local_peers(3) as colony:
-        refused, *told = colony.run(learn, [{"ward": {"ä" * LONGEST_CATEGORY: 1}}, {"ward": {}}, {"ward": {}}])
+        refused, *told = colony.run(learn, [{"ward": {"ä" * MAX_CATEGORY_LENGTH: 1}}, {"ward": {}}, {"ward": {}}])
     assert refused.startswith("InputError: the category 'ääääää")
     assert all(each.startswith("PeerAbortedError") for each in told)
 
 
 def test_too_many_categories_are_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(category_union, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(category_union, "MAX_ENTRIES", 5)
 
     def learn(peers: Peers, own: Mapping[str, Mapping[str, int]]) -> str:
         with pytest.raises(InputError) as error:

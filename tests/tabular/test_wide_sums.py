@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import cgd
 from cgd import InputError, PeerAbortedError, Peers, RangeError
-from cgd.tabular.wide_sums import DIGITS, FRACTION_BITS, LARGEST, exact_sum, wide_sum
+from cgd.tabular.wide_sums import DIGITS, FRACTION_BITS, MAX_VALUE, exact_sum, wide_sum
 
 STEP = Fraction(1, 1 << FRACTION_BITS)
 
-numbers = st.floats(min_value=-LARGEST, max_value=LARGEST)
+numbers = st.floats(min_value=-MAX_VALUE, max_value=MAX_VALUE)
 tables = st.integers(3, 5).flatmap(
     lambda members: st.integers(1, 4).flatmap(
         lambda width: st.lists(st.lists(numbers, min_size=width, max_size=width), min_size=members, max_size=members)
@@ -52,7 +52,7 @@ def test_doubles_would_have_lost_it() -> None:
     assert all(total.tolist() == [1.0, pytest.approx(1e-30, rel=2**-20)] for total in summed(table))
 
 
-@pytest.mark.parametrize("value", [LARGEST, -LARGEST, 0.0, 2.0**-FRACTION_BITS, 5e-324])
+@pytest.mark.parametrize("value", [MAX_VALUE, -MAX_VALUE, 0.0, 2.0**-FRACTION_BITS, 5e-324])
 def test_the_ends_of_the_range_are_within(value: float) -> None:
     expected = 3 * value if abs(value) >= 2.0**-FRACTION_BITS else 0.0
     assert summed([[value]] * 3)[0].tolist() == [expected]
@@ -63,7 +63,7 @@ def test_the_ends_of_the_range_are_within(value: float) -> None:
     [
         (float("nan"), InputError, "nan; leave missing values out"),
         (float("inf"), RangeError, "is inf"),
-        (np.nextafter(LARGEST, np.inf), RangeError, "beyond the bound"),
+        (np.nextafter(MAX_VALUE, np.inf), RangeError, "beyond the bound"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_the_others_are_told(value: float, kind: type, says: str) -> None:

@@ -148,7 +148,7 @@ def test_a_few_lost_messages_are_healed(town: Town) -> None:
 
 
 def test_a_hub_that_goes_on_losing_messages_is_told(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "MOST_LOSSES", 10)
+    monkeypatch.setattr(channel, "MAX_LOSSES", 10)
     rng = random.Random(1)
     bent(town, lambda sender, to, payload: [(sender, to, payload)] if sender != "a" or rng.random() > 0.7 else [])
     town.start()

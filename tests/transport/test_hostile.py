@@ -29,7 +29,7 @@ from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport import connections, link
-from cgd.transport import runtime as conductor_module
+from cgd.transport import runtime as runtime_module
 from cgd.transport.connections import Contact
 from cgd.transport.group_driver import GroupDriver
 from cgd.transport.link import Datagram, DatagramKind, Incoming, Outgoing
@@ -371,8 +371,8 @@ class Attack:
         self.with_key_of_c("replayed", self.replayed(times(16_000)))
         self.with_key_of_c("many parts", self.many_parts(times(2_000), 40))
         self.with_key_of_c("many parts", self.many_parts(4, 20_000))
-        self.with_key_of_c("oversized", self.oversized(times(40), link.LONGEST_FRAME))
-        for message in self.oversized(8, 2 * link.LONGEST_FRAME):  # it hangs up after each
+        self.with_key_of_c("oversized", self.oversized(times(40), link.MAX_FRAME_BYTES))
+        for message in self.oversized(8, 2 * link.MAX_FRAME_BYTES):  # it hangs up after each
             self.with_key_of_c("dropped", iter([message]), heard=False)
         self.garbage(times(5_600))
         self.unlisted(times(400))
@@ -663,7 +663,7 @@ def test_a_receiver_keeps_no_more_than_a_window_whatever_the_sender_does() -> No
     assert taken(megabyte, most, 5) == 1  # there is room for one again, and the numbers go on
     for _ in range(most):
         into.consumed(len(megabyte))
-    assert taken(b"", most + 1, 2 * link.MOST_UNREAD) == link.MOST_UNREAD
+    assert taken(b"", most + 1, 2 * link.MAX_UNREAD_BYTES) == link.MAX_UNREAD_BYTES
 
 
 def test_numbers_at_the_end_of_their_range_stop_nobody(
@@ -683,7 +683,7 @@ def test_numbers_at_the_end_of_their_range_stop_nobody(
     out = Outgoing(b"m" * 8, b"a")
     for i in range(3):
         out.offer(bytes([i]))
-    out.take(Datagram(DatagramKind.WELCOME, b"t" * 8, b"m" * 8, link.HIGHEST_NUMBER), 0.0)
+    out.take(Datagram(DatagramKind.WELCOME, b"t" * 8, b"m" * 8, link.MAX_DATAGRAM_NUMBER), 0.0)
     while (datagram := out.next_datagram(1.0)) is not None:
         datagram.to_bytes()
     assert out.rest(1.0) > 0
@@ -743,7 +743,7 @@ def test_a_backlog_of_frames_does_not_stop_a_conductor(
     trio: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(conductor_module, "TURN", 1)  # so that few are enough; with 32, it takes 32,000
+    monkeypatch.setattr(runtime_module, "TURN", 1)  # so that few are enough; with 32, it takes 32,000
     with conducting(trio) as (runtime, b, c):
         with runtime.holding():
             for _ in range(2000):

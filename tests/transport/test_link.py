@@ -166,7 +166,7 @@ def test_a_first_process_whose_channel_is_gone_makes_room_at_once() -> None:
         (bytes(40), "not a datagram of cgd"),
         (b"CGDL\x09" + bytes(40), "version 9 of the link"),
         (b"CGDL\x01\x63" + bytes(40), "unknown kind 99"),
-        (b"CGDL\x01\x02" + bytes(link.LONGEST_FRAME + 40), "oversized"),
+        (b"CGDL\x01\x02" + bytes(link.MAX_FRAME_BYTES + 40), "oversized"),
     ],
 )
 def test_what_is_no_datagram_is_told(data: bytes, says: str) -> None:

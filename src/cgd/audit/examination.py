@@ -2,7 +2,7 @@
 
 The settings of the catalogue are made so that each attack shows what it can do. Here the setting is given, and most
 attacks will find little in a harmless one; what they find is what this coalition would have found. Where many rounds or
-records would take long and tell nothing new, some are looked at: `MOST_ROWS` and the like. All attacks but that on who
+records would take long and tell nothing new, some are looked at: `MAX_ROWS` and the like. All attacks but that on who
 drops out take n and the members to be the same in all rounds, so they are given those before the first change.
 """
 
@@ -27,12 +27,12 @@ EXAMINED = ("gram", "membership", "records", "inversion", "labels", "dropout")
 """The attacks that can be tried on any view; the others need a setting of their own."""
 
 # Rows of first-layer gradients that are compared with each other: units times rounds.
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 # Candidates on each side, of which membership is asked.
-MOST_CANDIDATES = 2000
-FEWEST_CANDIDATES = 5
+MAX_CANDIDATES = 2000
+MIN_CANDIDATES = 5
 # A search finds no more records than this, and takes minutes with more parameters.
-MOST_SEARCHED, MOST_PARAMETERS = 8, 20_000
+MAX_SEARCHED, MAX_PARAMETERS = 8, 20_000
 ROUNDS_SEARCHED = 3
 
 
@@ -107,26 +107,26 @@ def _by_loss(view: View, truth: Truth, fresh: Sample) -> list[Finding]:
 
 def _candidates(truth: Truth, fresh: Sample) -> tuple[Truth, Sample]:
     x, y = fresh
-    if min(len(y), len(truth.all_y)) < FEWEST_CANDIDATES:
+    if min(len(y), len(truth.all_y)) < MIN_CANDIDATES:
         raise InputError(
             f"there are {len(truth.all_y)} records and {len(y)} fresh ones to tell them from; membership needs at "
-            f"least {FEWEST_CANDIDATES} of each"
+            f"least {MIN_CANDIDATES} of each"
         )
-    members = Truth({"": truth.all_x[:MOST_CANDIDATES]}, {"": truth.all_y[:MOST_CANDIDATES]}, {})
-    return members, (x[:MOST_CANDIDATES], y[:MOST_CANDIDATES])
+    members = Truth({"": truth.all_x[:MAX_CANDIDATES]}, {"": truth.all_y[:MAX_CANDIDATES]}, {})
+    return members, (x[:MAX_CANDIDATES], y[:MAX_CANDIDATES])
 
 
 def _few_rows(view: View) -> View:
-    """As many of the first rounds as have `MOST_ROWS` units."""
-    return view.until(max(1, MOST_ROWS // units(view.build_model())))
+    """As many of the first rounds as have `MAX_ROWS` units."""
+    return view.until(max(1, MAX_ROWS // units(view.build_model())))
 
 
 def _inversions(view: View, truth: Truth) -> list[Finding]:
     parameters = sum(each.numel() for each in view.build_model().parameters())
-    if view.honest_samples > MOST_SEARCHED or parameters > MOST_PARAMETERS:
+    if view.honest_samples > MAX_SEARCHED or parameters > MAX_PARAMETERS:
         raise InputError(
             f"{_count(view.honest_samples, 'record')} and {parameters:,} parameters; the search is tried with up to "
-            f"{MOST_SEARCHED} records and {MOST_PARAMETERS:,} parameters"
+            f"{MAX_SEARCHED} records and {MAX_PARAMETERS:,} parameters"
         )
     first = view.until(1)
     if view.scheme != "cgd":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-MOST = 8
+MAX_IMAGES = 8
 """At most so many records in a picture: more, and on a telephone nobody could see any."""
 SIDE = 96
 """About the size of one record, in pixels of the picture."""
@@ -23,7 +23,7 @@ def strip(images: torch.Tensor) -> bytes:
     import numpy as np
     from PIL import Image
 
-    shown = images[:MOST].detach().cpu().float().nan_to_num(0.0).clamp(0, 1)
+    shown = images[:MAX_IMAGES].detach().cpu().float().nan_to_num(0.0).clamp(0, 1)
     scale = max(1, SIDE // max(shown.shape[1:]))
     # Repeated, not interpolated: what was recovered is shown as it is, without smoothing.
     grey = (shown * 255).round().numpy().astype(np.uint8).repeat(scale, 1).repeat(scale, 2)

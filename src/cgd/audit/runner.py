@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cgd.audit.plan import Part, Plan
     from cgd.audit.view import Finding, Inapplicable, Scheme
 
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _CONTEXT = multiprocessing.get_context("spawn")  # a fork would take torch's threads with it, and hang
 
@@ -262,5 +262,5 @@ def _reason(error: Exception) -> str:
     """What happened and where, in a line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     told = " ".join(f"{type(error).__name__}: {error}".split())
-    told = told if len(told) <= LONGEST_REASON else f"{told[:LONGEST_REASON]}…"
+    told = told if len(told) <= MAX_REASON_LENGTH else f"{told[:MAX_REASON_LENGTH]}…"
     return f"{told} ({Path(last.filename).name}, line {last.lineno})"

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cgd.experiments.datasets import Dataset
     from cgd.experiments.spec import RunSpec
 
-MOST_PARTICIPANTS = 200
+MAX_PARTICIPANTS = 200
 # Bytes of addends and sums that a view may keep.
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 
 
 def observed(
@@ -83,9 +83,9 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
             f"the run has {spec.columns} columns; an audit of one's own setting is for rows alone (columns = 1), and "
             "`cgd audit --only joint` shows what `joint` columns give away"
         )
-    if spec.rows > MOST_PARTICIPANTS:
+    if spec.rows > MAX_PARTICIPANTS:
         raise InputError(
-            f"the run has {spec.rows} participants, and views are made of at most {MOST_PARTICIPANTS}; take fewer "
+            f"the run has {spec.rows} participants, and views are made of at most {MAX_PARTICIPANTS}; take fewer "
             "rows, and fewer samples with them"
         )
     if not 1 <= honest < spec.rows:
@@ -98,10 +98,10 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
     seen = min(rounds, spec.steps)
     parameters = sum(each.numel() for each in build_model(spec, data).parameters())
     needed = 4 * parameters * seen * (spec.rows + 2)
-    if needed > MOST_BYTES:
+    if needed > MAX_BYTES:
         raise InputError(
             f"{spec.rows} participants, {parameters:,} parameters and {seen} rounds make {needed / 2**30:.1f} GiB of "
-            f"gradients, and at most {MOST_BYTES / 2**30:g} are kept; take fewer rounds, or fewer rows in the spec"
+            f"gradients, and at most {MAX_BYTES / 2**30:g} are kept; take fewer rounds, or fewer rows in the spec"
         )
 
 

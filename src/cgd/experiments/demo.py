@@ -15,7 +15,7 @@ from cgd.local import local_peers
 from cgd.optim.grid import Grid
 from cgd.optim.optimizer import ConfinedSGD
 from cgd.optim.origin import confine
-from cgd.secagg.partition import FEWEST_MEMBERS
+from cgd.secagg.partition import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +44,8 @@ class DemoSettings:
     delta: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.participants < FEWEST_MEMBERS:
-            raise InputError(f"participants is {self.participants}; a secure sum needs at least {FEWEST_MEMBERS}")
+        if self.participants < MIN_MEMBERS:
+            raise InputError(f"participants is {self.participants}; a secure sum needs at least {MIN_MEMBERS}")
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}; train for at least 1")
 

@@ -22,7 +22,7 @@ from cgd.peers import SumSettings
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import HUB
-from cgd.secagg.partition import FEWEST_MEMBERS
+from cgd.secagg.partition import MIN_MEMBERS
 from cgd.transport.connections import Contact
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Training:
     sharing: Sharing = "expanded"
     opening: Opening = "mesh"
     aggregator: str = ""
-    minimum: int = FEWEST_MEMBERS
+    minimum: int = MIN_MEMBERS
     optimizer: str = "sgd"
     momentum: float = 0.0
     validate_every: int = 10
@@ -88,9 +88,9 @@ class Training:
             raise InputError(
                 f"validate_every is {self.validate_every} and patience {self.patience}; they are at least 1 and 0"
             )
-        if self.minimum < FEWEST_MEMBERS:
+        if self.minimum < MIN_MEMBERS:
             raise InputError(
-                f"minimum is {self.minimum}; a sum over fewer than {FEWEST_MEMBERS} members hides nothing, raise it"
+                f"minimum is {self.minimum}; a sum over fewer than {MIN_MEMBERS} members hides nothing, raise it"
             )
         _ = self.settings  # refuses what cannot be
 
@@ -140,7 +140,7 @@ class Federation:
         self._check_hub()
         count, minimum = len(self.participants), self.training.minimum
         if count < minimum:
-            because = "a sum over fewer hides nothing" if minimum == FEWEST_MEMBERS else "minimum in [training]"
+            because = "a sum over fewer hides nothing" if minimum == MIN_MEMBERS else "minimum in [training]"
             raise InputError(
                 f"there are {count} participants, and at least {minimum} are needed ({because}); add {minimum - count}"
             )
@@ -306,7 +306,7 @@ class Federation:
             )
         if grid.rows < self.training.minimum:
             because = (
-                "hides nothing" if self.training.minimum == FEWEST_MEMBERS else "is ruled out by minimum in [training]"
+                "hides nothing" if self.training.minimum == MIN_MEMBERS else "is ruled out by minimum in [training]"
             )
             raise InputError(
                 f"the grid has {grid.rows} row(s), and a sum over a column of fewer than {self.training.minimum} "

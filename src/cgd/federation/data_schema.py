@@ -38,8 +38,8 @@ Activation = Literal["relu", "tanh", "gelu", "sigmoid"]
 SCHEMA_SECTIONS = ("data", "model")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 # In bytes of UTF-8: what is longer is a text, not a category.
-LONGEST_CATEGORY = 90
-MOST_LAYERS, WIDEST_LAYER = 32, 65536
+MAX_CATEGORY_LENGTH = 90
+MAX_LAYERS, WIDEST_LAYER = 32, 65536
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
         raise InputError(f"{name} is {values!r}; it is a list of texts, in quotes")
     seen: set[str] = set()
     for each in values:
-        if len(each.encode()) > LONGEST_CATEGORY:
-            raise InputError(f"{name} has {each[:20]!r}…, of more than {LONGEST_CATEGORY} bytes; shorten it")
+        if len(each.encode()) > MAX_CATEGORY_LENGTH:
+            raise InputError(f"{name} has {each[:20]!r}…, of more than {MAX_CATEGORY_LENGTH} bytes; shorten it")
         if each in seen:
             raise InputError(f"{name} has {each!r} twice; name it once")
         seen.add(each)
@@ -281,6 +281,6 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
 def _widths(layers: Any) -> tuple[int, ...]:
     if not isinstance(layers, (list, tuple)) or not all(type(each) is int for each in layers):
         raise InputError(f"layers is {layers!r}; it is a list of whole numbers, such as [64, 32]")
-    if len(layers) > MOST_LAYERS or not all(1 <= each <= WIDEST_LAYER for each in layers):
-        raise InputError(f"layers is {list(layers)}; up to {MOST_LAYERS} layers of 1 to {WIDEST_LAYER} units")
+    if len(layers) > MAX_LAYERS or not all(1 <= each <= WIDEST_LAYER for each in layers):
+        raise InputError(f"layers is {list(layers)}; up to {MAX_LAYERS} layers of 1 to {WIDEST_LAYER} units")
     return tuple(layers)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from cgd.secagg.partition import FEWEST_MEMBERS
+from cgd.secagg.partition import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -226,7 +226,7 @@ def _counted(records: int) -> str:
 
 def _colluders(members: int) -> str:
     """Who it takes: all but us and one other, or fewer."""
-    if members == FEWEST_MEMBERS:
+    if members == MIN_MEMBERS:
         return "each of the other two members, alone,"
     others = f"{members - 2} of the {members - 1} others" if members else "the others, all but one,"
     return f"{others} together"

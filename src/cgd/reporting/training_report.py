@@ -17,9 +17,9 @@ from cgd.reporting import charts
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MOST_CATEGORIES = 8
+MAX_CATEGORIES = 8
 # From this many classes on, or with longer names, the confusion matrix has numbers for headings.
-MOST_NAMED_CLASSES, LONGEST_HEADING = 4, 12
+MAX_NAMED_CLASSES, MAX_HEADING_LENGTH = 4, 12
 # Not strftime's, which speaks the language of the machine: the same run gives the same page.
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
@@ -99,12 +99,12 @@ def render(run: dict[str, Any]) -> str:
         curves=[each for each in pictures if each],
         details=[each for each in detail if each],
         classes=classes,
-        numbered=len(classes) > MOST_NAMED_CLASSES or any(len(each.name) > LONGEST_HEADING for each in classes),
+        numbered=len(classes) > MAX_NAMED_CLASSES or any(len(each.name) > MAX_HEADING_LENGTH for each in classes),
         model=model_sentence(run),
         holders={each["name"]: each["held_by"] for each in run["data"]["columns"] or []},
         settings=[(_SETTINGS.get(name, name), name, value) for name, value in _settings(run)],
         fewer=_fewer_records_than_features(run),
-        most_categories=MOST_CATEGORIES,
+        most_categories=MAX_CATEGORIES,
     )
     return compact(text)
 

@@ -29,7 +29,7 @@ from cgd.secagg.messages import (
     CONTRIBUTION_BYTES,
     DIGEST_BYTES,
     EPHEMERAL_BYTES,
-    LONGEST_NAME,
+    MAX_NAME_BYTES,
     OPENINGS,
     SEAL_KEY_BYTES,
     SHARINGS,
@@ -61,7 +61,7 @@ from cgd.secagg.messages import (
 )
 
 VERSION = 2
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 MAX_TERMS_BYTES = 4096
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB3x16sQQQ")
@@ -244,7 +244,7 @@ def _hello(body: bytes) -> Hello:
     signature, knows = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + EPHEMERAL_BYTES]
     content = body[SIGNATURE_BYTES + EPHEMERAL_BYTES :]
     version, federation, epoch, sections = json.loads(content[EPHEMERAL_BYTES:])
-    _expect(len(sections) <= MOST_DIMENSIONS, f"{len(sections)} sections, at most {MOST_DIMENSIONS}")
+    _expect(len(sections) <= MAX_DIMENSIONS, f"{len(sections)} sections, at most {MAX_DIMENSIONS}")
     return Hello(
         content[:EPHEMERAL_BYTES],
         knows,
@@ -317,7 +317,7 @@ def read_spec(body: bytes) -> SumSpec:
     ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
     _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
     _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
-    _expect(dimensions <= MOST_DIMENSIONS, f"{dimensions} dimensions, at most {MOST_DIMENSIONS}")
+    _expect(dimensions <= MAX_DIMENSIONS, f"{dimensions} dimensions, at most {MAX_DIMENSIONS}")
     _expect(len(body) >= _SPEC.size + 8 * dimensions, "the settings are cut off")
     shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
     dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
@@ -337,7 +337,7 @@ def _name(body: bytes) -> tuple[str, bytes]:
 
 def _text(value: object) -> str:
     text = value.decode() if isinstance(value, bytes) else value
-    _expect(isinstance(text, str) and text.isprintable() and len(text.encode()) <= LONGEST_NAME, "a text is no name")
+    _expect(isinstance(text, str) and text.isprintable() and len(text.encode()) <= MAX_NAME_BYTES, "a text is no name")
     return str(text)
 
 

@@ -28,7 +28,7 @@ WORD_TYPES: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")
 CHUNK = 1 << 16
 
 # A fraction bit count travels in one byte, and 2⁻²⁵⁵ is finer than anybody needs.
-MOST_FRACTION_BITS = 255
+MAX_FRACTION_BITS = 255
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ for every member (ring_bits=64 keeps the precision)
     def __post_init__(self) -> None:
         if self.ring_bits not in WORD_TYPES:
             raise InputError(f"ring_bits is {self.ring_bits}; choose 32 or 64")
-        if not 0 <= self.fraction_bits <= MOST_FRACTION_BITS:
-            raise InputError(f"fraction_bits is {self.fraction_bits}; it must be from 0 to {MOST_FRACTION_BITS}")
+        if not 0 <= self.fraction_bits <= MAX_FRACTION_BITS:
+            raise InputError(f"fraction_bits is {self.fraction_bits}; it must be from 0 to {MAX_FRACTION_BITS}")
         if not 0 < self.bound < math.inf:
             raise InputError(f"bound is {self.bound}; it must be a positive, finite number")
         if Fraction(self.bound) * (1 << self.fraction_bits) > _largest(self.ring_bits):  # exact, for large integers too
@@ -104,7 +104,7 @@ for every member (ring_bits=64 keeps the precision)
                 + ("use ring_bits=64, or " if ring_bits == 32 else "")
                 + "scale the values down"
             )
-        bits = min(MOST_FRACTION_BITS, room.bit_length() - math.frexp(bound)[1] + 1)
+        bits = min(MAX_FRACTION_BITS, room.bit_length() - math.frexp(bound)[1] + 1)
         while math.ldexp(bound, bits) > room:  # exact: Python compares a float with an int without rounding
             bits -= 1
         return cls(fraction_bits=bits, bound=bound, ring_bits=ring_bits)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cgd.secagg.identity import Identity
     from cgd.secagg.messages import PeerId
 
-MOST_LIVES = 10_000
+MAX_INCARNATIONS = 10_000
 
 
 class HelloExchange:
@@ -78,8 +78,10 @@ class HelloExchange:
             raise RemoteProtocolError(sender, "goes back to an ephemeral key of before; it must be started again")
         known = self.heard.get(sender)
         if known is not None and known.ephemeral != hello.ephemeral:
-            if sum(peer == sender for peer, _ in self._spent) >= MOST_LIVES:  # none of them may be forgotten
-                raise RemoteProtocolError(sender, f"was started more than {MOST_LIVES} times; start us again, too")
+            if sum(peer == sender for peer, _ in self._spent) >= MAX_INCARNATIONS:  # none of them may be forgotten
+                raise RemoteProtocolError(
+                    sender, f"was started more than {MAX_INCARNATIONS} times; start us again, too"
+                )
             self._spent.add((sender, known.ephemeral))
         self.heard[sender] = hello
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer, SumSpec
 
 FORMAT = "cgd-ledger-3"
-MOST_KEPT_BYTES = 64 << 20
+MAX_KEPT_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
 
 
@@ -321,7 +321,7 @@ class Journal:
     def _forget_the_oldest(self) -> None:
         """Rule 3."""
         for place, entry in enumerate(self.entries[:-1]):
-            if self._kept_bytes <= MOST_KEPT_BYTES:
+            if self._kept_bytes <= MAX_KEPT_BYTES:
                 return
             if entry.step is None and entry.words is not None:
                 self._kept_bytes -= len(entry.words)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError
 from cgd.secagg.certificates import link
 from cgd.secagg.journal import Journal, read_header, read_row
-from cgd.secagg.partition import FEWEST_MEMBERS
+from cgd.secagg.partition import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from cgd.secagg.federation_spec import FederationSpec
@@ -27,7 +27,7 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 32 << 20
 HEADER_BYTES_FOR_AN_ENTRY = 4096
 HEADER_BYTES_FOR_A_MEMBER = 512
-LARGEST_NUMBER = 1 << 50
+MAX_NUMBER = 1 << 50
 
 
 class JournalTransfer:
@@ -80,7 +80,7 @@ class JournalTransfer:
             raise InputError(str(error)) from None
 
     def _longest_header(self) -> int:
-        entries = min(self.claim.length - self._since, LARGEST_NUMBER)
+        entries = min(self.claim.length - self._since, MAX_NUMBER)
         allowed = HEADER_BYTES_FOR_AN_ENTRY + HEADER_BYTES_FOR_A_MEMBER * len(self._federation_spec.keys)
         return min(MAX_HEADER_BYTES, (1 << 16) + entries * allowed)
 
@@ -119,9 +119,9 @@ class JournalTransfer:
         last, kept = rows[-1]
         if last.certificate is None or not kept:
             raise ValueError("its last sum is not proved")
-        if len(last.certificate.keys) < FEWEST_MEMBERS:
+        if len(last.certificate.keys) < MIN_MEMBERS:
             raise ValueError(
-                f"its last sum has {len(last.certificate.keys)} members; none has fewer than {FEWEST_MEMBERS}"
+                f"its last sum has {len(last.certificate.keys)} members; none has fewer than {MIN_MEMBERS}"
             )
         self.signers = last.certificate.signers(self._group.name, self._federation_spec.keys)
         if (

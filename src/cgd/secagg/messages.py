@@ -30,7 +30,7 @@ SIGNATURE_BYTES = 64
 TAG_BYTES = 16
 NO_SIGNATURE = bytes(SIGNATURE_BYTES)
 """What stands for a signature among members of one process, who do not sign."""
-LONGEST_NAME = 255  # bytes; its length travels in one byte
+MAX_NAME_BYTES = 255  # bytes; its length travels in one byte
 
 
 class Reason(IntEnum):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, LocalProtocolError, MembershipError
 from cgd.secagg.fixed_point import WORD_TYPES
-from cgd.secagg.messages import LONGEST_NAME, PeerId, SumSpec
+from cgd.secagg.messages import MAX_NAME_BYTES, PeerId, SumSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.masking import PairwiseMasks
 
-FEWEST_MEMBERS = 3
+MIN_MEMBERS = 3
 # Elements in one message. A mebibyte of 32-bit words is where encrypted channels were fastest, and small enough that
 # nobody has to hold much of what another has not asked for.
 SLICE = 1 << 18
@@ -27,14 +27,14 @@ def check_members(me: PeerId, members: Collection[PeerId]) -> None:
     Raises:
         MembershipError: there are fewer than 3 members, a name is there twice, or `me` is not a member.
     """
-    if len(members) < FEWEST_MEMBERS:
+    if len(members) < MIN_MEMBERS:
         raise MembershipError(
             f"{len(members)} member(s): two members show each other everything; "
-            f"a secure sum needs at least {FEWEST_MEMBERS}"
+            f"a secure sum needs at least {MIN_MEMBERS}"
         )
     for name in members:
-        if not name.isprintable() or not 1 <= len(name.encode()) <= LONGEST_NAME:
-            raise MembershipError(f"{name!r} is no name for a member; use 1 to {LONGEST_NAME} printable characters")
+        if not name.isprintable() or not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+            raise MembershipError(f"{name!r} is no name for a member; use 1 to {MAX_NAME_BYTES} printable characters")
     if len(set(members)) != len(members):
         raise MembershipError(f"a member is named twice: {', '.join(sorted(members))}")
     if me not in members:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import InputError, ProtocolError
-from cgd.federation.data_schema import LONGEST_CATEGORY
+from cgd.federation.data_schema import MAX_CATEGORY_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 PARTS = 3  # every entry has a cell in each: more than two thirds of the cells may be written to before peeling fails
 SLACK = 64  # cells of a part whatever the number of entries: few entries would meet too often otherwise
 ATTEMPTS = 8
-MOST_ENTRIES = 1 << 18  # a table of 100 megabytes
+MAX_ENTRIES = 1 << 18  # a table of 100 megabytes
 # A limb times a count stays below 2⁶³ for a count of up to 2³⁸, over all columns and members.
 LIMB_BYTES = 3
-KEY_BYTES = 2 + 1 + LONGEST_CATEGORY  # column, length, text
+KEY_BYTES = 2 + 1 + MAX_CATEGORY_LENGTH  # column, length, text
 LIMBS = -(-KEY_BYTES // LIMB_BYTES)
 CHECK_LIMBS = 2
 WIDTH = 1 + LIMBS + CHECK_LIMBS
@@ -66,9 +66,9 @@ def learn(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> d
         peers.decline()
         raise
     total = int(peers.sum(np.array([len(entries)]), context=f"{context}: size")[0])
-    if not 0 <= total <= MOST_ENTRIES:
+    if not 0 <= total <= MAX_ENTRIES:
         raise InputError(
-            f"the members have {total:,} categories, added up, and {MOST_ENTRIES:,} is the most; "
+            f"the members have {total:,} categories, added up, and {MAX_ENTRIES:,} is the most; "
             "list the categories in the federation file, or leave the columns out that have many"
         )
     for attempt in range(ATTEMPTS):
@@ -91,8 +91,8 @@ def _entries(own: Sequence[Mapping[str, int]]) -> dict[Entry, int]:
     entries = {}
     for column, categories in enumerate(own):
         for text, count in categories.items():
-            if len(text.encode()) > LONGEST_CATEGORY:
-                raise InputError(f"the category {text[:20]!r}… has more than {LONGEST_CATEGORY} bytes; shorten it")
+            if len(text.encode()) > MAX_CATEGORY_LENGTH:
+                raise InputError(f"the category {text[:20]!r}… has more than {MAX_CATEGORY_LENGTH} bytes; shorten it")
             if count > 0:
                 entries[column, text] = count
     return entries
@@ -150,7 +150,7 @@ def _row(key: bytes, part: int, salt: str) -> tuple[npt.NDArray[np.int64], list[
 
 def _key(entry: Entry) -> bytes:
     column, text = entry[0], entry[1].encode()
-    return column.to_bytes(2, "little") + bytes([len(text)]) + text.ljust(LONGEST_CATEGORY, b"\0")
+    return column.to_bytes(2, "little") + bytes([len(text)]) + text.ljust(MAX_CATEGORY_LENGTH, b"\0")
 
 
 def _entry(key: bytes, columns: int) -> Entry | None:

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import LONGEST_CATEGORY
+from cgd.federation.data_schema import MAX_CATEGORY_LENGTH
 from cgd.federation.keys import similar
 from cgd.tabular.dataset import MISSING_CODE, Categorical, values_are
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     Place = Callable[[int], str]
 
-MOST_CATEGORIES = 1000
+MAX_CATEGORIES = 1000
 OTHERS = "…"
 # Its square, added up over 2³¹ records, is still within a wide sum.
-LARGEST_NUMBER = 2.0**80
+MAX_NUMBER = 2.0**80
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 _TRUTH = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
@@ -93,11 +93,11 @@ class Numbers:
         for number in self._missing.numbers:
             values = np.where(values == number, np.nan, values)
         with np.errstate(invalid="ignore"):
-            large = np.flatnonzero(np.abs(values) > LARGEST_NUMBER)
+            large = np.flatnonzero(np.abs(values) > MAX_NUMBER)
         if large.size:
             place = int(large[0])
             value = float(values[place])
-            fact = "is infinite" if np.isinf(value) else f"is beyond ±{LARGEST_NUMBER:.0e}"
+            fact = "is infinite" if np.isinf(value) else f"is beyond ±{MAX_NUMBER:.0e}"
             remedy = "mend it; if it stands for a missing value, list it as missing in [data]"
             raise self._error(first + place, f"{_shown(array[place].as_py())} {fact}; {remedy}")
         return values
@@ -183,7 +183,7 @@ class Categories:
             often = np.bincount(places + 1, minlength=len(distinct) + 1)[1:]
             for place, text in strange.items():
                 # There may be a million: those beyond a number are counted, and not told.
-                known = text in self.unlisted or len(self.unlisted) < MOST_CATEGORIES
+                known = text in self.unlisted or len(self.unlisted) < MAX_CATEGORIES
                 self.unlisted[text if known else OTHERS] += int(often[place])
         of_rows: npt.NDArray[np.int32] = codes[places]
         return of_rows
@@ -232,15 +232,15 @@ class Categories:
         return codes
 
     def _enter(self, text: str, first: int, places: npt.NDArray[Any], place: int) -> int:
-        if len(text.encode()) > LONGEST_CATEGORY:
+        if len(text.encode()) > MAX_CATEGORY_LENGTH:
             row = first + int(np.flatnonzero(places == place)[0])
             raise InputError(
                 f"{self._title}, {self._place(row)}, column {self._name!r}: the category {text[:20]!r}… has "
-                f"{len(text.encode())} bytes, and {LONGEST_CATEGORY} is the most; shorten it, or leave the column out"
+                f"{len(text.encode())} bytes, and {MAX_CATEGORY_LENGTH} is the most; shorten it, or leave the column out"
             )
-        if len(self._codes) == MOST_CATEGORIES:
+        if len(self._codes) == MAX_CATEGORIES:
             raise InputError(
-                f"{self._title}: column {self._name!r} has more than {MOST_CATEGORIES} different values; {self._remedy}"
+                f"{self._title}: column {self._name!r} has more than {MAX_CATEGORIES} different values; {self._remedy}"
             )
         return self._codes.setdefault(text, len(self._codes))
 

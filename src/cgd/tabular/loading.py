@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Column, Data
     from cgd.tabular.readers import Table
 
-MOST_NAMES_SHOWN = 10
+MAX_NAMES_SHOWN = 10
 ID_OR_TEXT = "is it an ID or free text? Leave it out of [data.columns], group its values, or make it a number"
 TOO_MANY_CLASSES = "is it a number to predict? Write task = 'regression' in [data]; or group its values"
 
@@ -212,8 +212,8 @@ def _note_of_unread(table: Table, known: set[str]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(name or "(no name)" for name in names[:MOST_NAMES_SHOWN])
-    more = len(names) - MOST_NAMES_SHOWN
+    shown = ", ".join(name or "(no name)" for name in names[:MAX_NAMES_SHOWN])
+    more = len(names) - MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 

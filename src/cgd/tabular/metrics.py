@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-MOST_ROC_POINTS = 200
-MOST_SCATTER_POINTS = 1000
+MAX_ROC_POINTS = 200
+MAX_SCATTER_POINTS = 1000
 
 
 def classification_scores(probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def regression_scores(predicted: ArrayLike, actual: ArrayLike) -> dict[str, Any]
     said, true = _vector("predicted", predicted), _vector("actual", actual)
     if len(said) != len(true):
         raise InputError(f"there are {len(said)} predictions of {len(true)} records; pass one for each")
-    shown = np.unique(np.linspace(0, len(true) - 1, MOST_SCATTER_POINTS).round().astype(int))
+    shown = np.unique(np.linspace(0, len(true) - 1, MAX_SCATTER_POINTS).round().astype(int))
     return {
         "records": len(true),
         "r2": float(metrics.r2_score(true, said)) if np.ptp(true) > 0 else None,
@@ -135,5 +135,5 @@ def _roc(p: Floats, y: Integers) -> dict[str, list[float]]:
 
     fpr, tpr, _ = roc_curve(y, p)
     # At equal distances along the curve, from (0, 0) to (1, 1), not along the thresholds.
-    kept = np.unique(np.searchsorted(fpr + tpr, np.linspace(0, 2, MOST_ROC_POINTS)))
+    kept = np.unique(np.searchsorted(fpr + tpr, np.linspace(0, 2, MAX_ROC_POINTS)))
     return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist()}

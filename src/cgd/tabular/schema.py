@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import LONGEST_CATEGORY, MISSING
-from cgd.tabular.columns import LARGEST_NUMBER, MOST_CATEGORIES, Missing, canonical, is_number
+from cgd.federation.data_schema import MAX_CATEGORY_LENGTH, MISSING
+from cgd.tabular.columns import MAX_NUMBER, MAX_CATEGORIES, Missing, canonical, is_number
 from cgd.tabular.loading import position
 from cgd.tabular.readers import open_table
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-MOST_CODES = 8  # whole numbers of so few different values are probably codes
+MAX_CODES = 8  # whole numbers of so few different values are probably codes
 MANY_CATEGORIES = 100
-MOST_ODD_TEXTS = 3  # so few texts in a column of numbers probably stand for missing values
-MOST_CLASSES = 20  # whole numbers of more different values are predicted as numbers
+MAX_ODD_TEXTS = 3  # so few texts in a column of numbers probably stand for missing values
+MAX_CLASSES = 20  # whole numbers of more different values are predicted as numbers
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Profile:
         try:
             values = encoded.dictionary.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
         except pyarrow.ArrowInvalid:
-            odd = [text for text in distinct if len(self.texts) > MOST_ODD_TEXTS or not is_number(text)]
+            odd = [text for text in distinct if len(self.texts) > MAX_ODD_TEXTS or not is_number(text)]
             self._see_texts(odd)
             self._see_numbers(np.array([float(text) for text in distinct if text not in set(odd)]))
             self.rising = False
@@ -80,13 +80,13 @@ class Profile:
 
     def _see_numbers(self, values: Any) -> None:
         self.whole = self.whole and bool(np.all(values == np.floor(values)))
-        if len(self.numbers) <= MOST_CATEGORIES:
-            self.numbers.update(values[: MOST_CATEGORIES + 1].tolist())
+        if len(self.numbers) <= MAX_CATEGORIES:
+            self.numbers.update(values[: MAX_CATEGORIES + 1].tolist())
 
     def _see_texts(self, texts: Sequence[str]) -> None:
         self.longest = max([self.longest, *(len(text.encode()) for text in texts)])
-        if len(self.texts) <= MOST_CATEGORIES:
-            self.texts.update(texts[: MOST_CATEGORIES + 1])
+        if len(self.texts) <= MAX_CATEGORIES:
+            self.texts.update(texts[: MAX_CATEGORIES + 1])
 
     @property
     def values(self) -> list[str]:
@@ -96,14 +96,14 @@ class Profile:
     @property
     def numeric(self) -> bool:
         """Whether it is a number, or could be if a few texts were taken for missing ones."""
-        few = len(self.texts) <= MOST_ODD_TEXTS and len(self.numbers) > MOST_CODES
-        finite = all(abs(number) <= LARGEST_NUMBER for number in self.numbers)
+        few = len(self.texts) <= MAX_ODD_TEXTS and len(self.numbers) > MAX_CODES
+        finite = all(abs(number) <= MAX_NUMBER for number in self.numbers)
         return bool(self.numbers) and (not self.texts or few) and finite
 
     @property
     def id_like(self) -> bool:
         """Whether it tells records apart."""
-        text = not self.numbers and self.present > MOST_CODES
+        text = not self.numbers and self.present > MAX_CODES
         return self.different and self.present == self.rows > 2 and (text or (self.whole and self.rising))
 
 
@@ -149,7 +149,7 @@ MODEL = (
 
 
 def _data(label: str, target: Profile, odd: Sequence[str], profiles: dict[str, Profile]) -> list[str]:
-    regression = target.numeric and (len(target.numbers) > MOST_CLASSES or not target.whole)
+    regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: look it over together,",
         "# and delete comments that say more about your table than you like.",
@@ -157,7 +157,7 @@ def _data(label: str, target: Profile, odd: Sequence[str], profiles: dict[str, P
         f"target = {_text(label)}",
         f'task = "{"regression" if regression else "classification"}"',
     ]
-    if not regression and len(target.values) <= MOST_CLASSES:
+    if not regression and len(target.values) <= MAX_CLASSES:
         lines.append(f"# classes = {_list(target.values)}  # as here; left out: learned by a secure sum")
     if odd:
         texts = list(dict.fromkeys((*MISSING, *odd)))
@@ -172,7 +172,7 @@ def _data(label: str, target: Profile, odd: Sequence[str], profiles: dict[str, P
 def _column(name: str, profile: Profile, nested: bool) -> str:
     key = _key(name)
     count = len(profile.texts) + len(profile.numbers)
-    many = f"more than {MOST_CATEGORIES}" if count > MOST_CATEGORIES else str(count)
+    many = f"more than {MAX_CATEGORIES}" if count > MAX_CATEGORIES else str(count)
     if nested:
         return f"# {key}: left out, its type is no number and no text"
     if not profile.present:
@@ -182,10 +182,10 @@ def _column(name: str, profile: Profile, nested: bool) -> str:
     if count == 1:
         return f'# {key} = "category"  # left out, it has one value only'
     if profile.numeric:
-        if profile.whole and 2 < count <= MOST_CODES:
+        if profile.whole and 2 < count <= MAX_CODES:
             return f'{key} = "category"  # {count} whole numbers: a code? If they count or measure, write "number"'
         return f'{key} = "number"'
-    if count > MOST_CATEGORIES or profile.longest > LONGEST_CATEGORY:
+    if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_LENGTH:
         return f"# {key}: left out, {many} different values of up to {profile.longest} bytes: free text?"
     if count > MANY_CATEGORIES:
         return f'{key} = "category"  # {count} different values, and a feature for each'

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError
-from cgd.secagg.partition import FEWEST_MEMBERS
+from cgd.secagg.partition import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from cgd.federation.config import Federation, Training
@@ -49,7 +49,7 @@ class TabularSettings:
             return setting
         minimum = federation.training.minimum
         if grid.columns < minimum:
-            because = "hides nothing" if minimum == FEWEST_MEMBERS else "is ruled out by minimum in [training]"
+            because = "hides nothing" if minimum == MIN_MEMBERS else "is ruled out by minimum in [training]"
             raise InputError(
                 f"the grid has {grid.columns} columns; for a prediction a row adds up what its members say, and a sum "
                 f"over fewer than {minimum} {because}: cut the table into more columns"

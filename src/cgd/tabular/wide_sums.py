@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FRACTION_BITS = 128
 DIGITS, DIGIT_BITS = 10, 32
-LARGEST = 2.0 ** (DIGITS * DIGIT_BITS - FRACTION_BITS - 1)
+MAX_VALUE = 2.0 ** (DIGITS * DIGIT_BITS - FRACTION_BITS - 1)
 """The largest magnitude of an addend, 2¹⁹¹."""
 
 
@@ -72,8 +72,8 @@ def wide_sum(
 def _digits(value: float | Fraction, index: int) -> list[int]:
     if value != value:
         raise InputError(f"value at index ({index},) is nan; leave missing values out before the sum")
-    if not -LARGEST <= value <= LARGEST:
-        raise RangeError(float(value), (index,), LARGEST)
+    if not -MAX_VALUE <= value <= MAX_VALUE:
+        raise RangeError(float(value), (index,), MAX_VALUE)
     integer = round(Fraction(value) * (1 << FRACTION_BITS))
     sign, rest = (-1 if integer < 0 else 1), abs(integer)
     return [sign * ((rest >> DIGIT_BITS * place) & ((1 << DIGIT_BITS) - 1)) for place in range(DIGITS)]

@@ -70,12 +70,12 @@ MAX_SESSIONS = 8
 MAX_ANSWERED = 1024
 # So many HELLOs without a message from the peer, and the session is taken to be gone.
 MAX_UNANSWERED = 4
-MOST_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 # A gap costs what was lost, but not more than this; a message without one pays back a fraction; beyond the limit there
 # are too many. So a tenth may be lost for ever, and one long silence is forgiven, but not that half of all gets lost.
-MOST_FOR_A_GAP = 16
+MAX_GAP_PENALTY = 16
 PAID_BACK = 0.25
-MOST_LOSSES = 256
+MAX_LOSSES = 256
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class ChannelSession:
         self._last[theirs] = place
         if theirs < latest:
             return None
-        if len(self._last) > MOST_CONNECTIONS:
+        if len(self._last) > MAX_CONNECTIONS:
             del self._last[min(self._last)]
         known, self._ours = not first and connection == self._ours, connection
         return place - last - 1 if known else 0
@@ -359,8 +359,8 @@ class Channel:
         if lost is None:
             return True
         self.lost += lost
-        self._losses = max(0.0, self._losses + min(lost, MOST_FOR_A_GAP) - PAID_BACK)
-        if self._losses > MOST_LOSSES:
+        self._losses = max(0.0, self._losses + min(lost, MAX_GAP_PENALTY) - PAID_BACK)
+        if self._losses > MAX_LOSSES:
             self._losses = 0.0
             raise HubError(f"loses messages from {self._peer}: {self.lost} so far, and it goes on")
         return False

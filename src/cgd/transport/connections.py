@@ -29,7 +29,7 @@ HEARTBEAT_MILLISECONDS = 2000
 LINGER_MILLISECONDS = 1000
 HANDSHAKE_MILLISECONDS = 10000
 # Messages that wait in a socket: few, because what is under way is in the links' windows.
-MOST_MESSAGES = 64
+MAX_QUEUED_MESSAGES = 64
 _ROOM = int(zmq.POLLOUT)  # a plain number: the enumeration is slow, and this is asked often
 REDIAL_SECONDS = 1.0
 RESOLVE_SECONDS = 3.0
@@ -238,7 +238,7 @@ class HubConnection(Connection):
 
 
 def listening_socket(
-    context: Context, secret_key: bytes, listen: str, most: int = MOST_MESSAGES
+    context: Context, secret_key: bytes, listen: str, most: int = MAX_QUEUED_MESSAGES
 ) -> tuple[Socket, Socket]:
     """The socket that peers connect to, and a monitor that tells who comes and goes.
 
@@ -260,7 +260,7 @@ def listening_socket(
     router.zap_domain = DOMAIN
     router.router_mandatory = True  # so that we are told if a connection is gone
     _prepare(router)
-    router.sndhwm = max(most, MOST_MESSAGES)
+    router.sndhwm = max(most, MAX_QUEUED_MESSAGES)
     door = router.get_monitor_socket(
         zmq.EVENT_ACCEPTED
         | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -351,8 +351,8 @@ def port_of(router: Socket) -> int:
 
 def _prepare(each: Socket) -> None:
     each.linger = LINGER_MILLISECONDS
-    each.maxmsgsize = 2 * link.LONGEST_FRAME
-    each.rcvhwm = each.sndhwm = MOST_MESSAGES
+    each.maxmsgsize = 2 * link.MAX_FRAME_BYTES
+    each.rcvhwm = each.sndhwm = MAX_QUEUED_MESSAGES
     each.heartbeat_ivl = HEARTBEAT_MILLISECONDS
     each.heartbeat_timeout = 3 * HEARTBEAT_MILLISECONDS
     each.handshake_ivl = HANDSHAKE_MILLISECONDS

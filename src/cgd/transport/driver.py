@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cgd.transport.base import Transport
 
 # While a peer's inbox is full we look into our own this often; it is the only place where we poll.
-FULL_PAUSE_SECONDS = 0.002
+MIN_PAUSE_WHEN_FULL_SECONDS = 0.002
 # How long a member that gives up tries to tell the others.
 FAREWELL_SECONDS = 2.0
 
@@ -237,7 +237,7 @@ class SessionDriver(NoRecovery):
                 raise self._session.fault
             if not blocked and not self._session.running:
                 return
-            received = self._transport.receive(FULL_PAUSE_SECONDS if blocked else self._patience(heard))
+            received = self._transport.receive(MIN_PAUSE_WHEN_FULL_SECONDS if blocked else self._patience(heard))
             if received is not None:
                 heard = time.monotonic()
                 self._take(*received)
@@ -285,7 +285,7 @@ class SessionDriver(NoRecovery):
             while left := [outgoing for outgoing in left if not self._send(*outgoing)]:
                 if time.monotonic() > deadline:
                     return
-                time.sleep(FULL_PAUSE_SECONDS)
+                time.sleep(MIN_PAUSE_WHEN_FULL_SECONDS)
 
     def _depart_if_idle(self) -> None:
         """Leave the session, unless a sum is running: then its thread does, as soon as it notices."""

@@ -12,7 +12,7 @@ whoever drives it. The rules:
 3. The channel keeps the order of what it does not lose. So when the other side tells that it lacks a frame sent before
    one it has seen (or before a PING it has seen), that frame is lost, and everything from there on is sent again.
 4. At most `WINDOW` bytes are under way, or one frame. They count until the other side has consumed them. The other side
-   drops what is beyond that, and what is beyond `MOST_UNREAD` frames, so that nobody can fill its memory.
+   drops what is beyond that, and what is beyond `MAX_UNREAD_BYTES` frames, so that nobody can fill its memory.
 5. A second process with the same key is not let in while the first one answers: see `Incoming`.
 
     offset  bytes  field
@@ -44,9 +44,9 @@ VERSION = 1
 INCARNATION_BYTES = 8
 NOBODY = bytes(INCARNATION_BYTES)
 WINDOW = 8 << 20
-LONGEST_FRAME = 4 << 20
-MOST_UNREAD = 1 << 16
-HIGHEST_NUMBER = 2**63
+MAX_FRAME_BYTES = 4 << 20
+MAX_UNREAD_BYTES = 1 << 16
+MAX_DATAGRAM_NUMBER = 2**63
 HELLO_SECONDS = 0.25
 BUSY_PING_SECONDS = 0.25
 IDLE_PING_SECONDS = 1.0
@@ -102,8 +102,8 @@ def from_bytes(data: Buffer) -> Datagram:
     """
     if len(data) < HEADER_BYTES:
         raise DatagramError(f"truncated: {len(data)} bytes, the header alone has {HEADER_BYTES}")
-    if len(data) > HEADER_BYTES + LONGEST_FRAME:
-        raise DatagramError(f"oversized: {len(data)} bytes, at most {HEADER_BYTES + LONGEST_FRAME}")
+    if len(data) > HEADER_BYTES + MAX_FRAME_BYTES:
+        raise DatagramError(f"oversized: {len(data)} bytes, at most {HEADER_BYTES + MAX_FRAME_BYTES}")
     magic, version, kind, sender, recipient, number = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise DatagramError("malformed: not a datagram of cgd")
@@ -111,7 +111,7 @@ def from_bytes(data: Buffer) -> Datagram:
         raise DatagramError(f"version {version} of the link, we speak {VERSION}; install the same cgd")
     if not 1 <= kind <= len(DatagramKind):
         raise DatagramError(f"malformed: unknown kind {kind}")
-    if number > HIGHEST_NUMBER:  # nobody gets there by counting, and what we add to it still has to fit
+    if number > MAX_DATAGRAM_NUMBER:  # nobody gets there by counting, and what we add to it still has to fit
         raise DatagramError(f"malformed: the number {number}")
     return Datagram(DatagramKind(kind), sender, recipient, number, memoryview(data)[HEADER_BYTES:])
 
@@ -329,7 +329,7 @@ class Incoming:
         return None, None
 
     def _room(self, nbytes: int) -> bool:
-        return self._unread == 0 or (self._unread < MOST_UNREAD and self._unread_bytes + nbytes <= WINDOW)
+        return self._unread == 0 or (self._unread < MAX_UNREAD_BYTES and self._unread_bytes + nbytes <= WINDOW)
 
     def consumed(self, nbytes: int, life: int | None = None) -> Datagram | None:
         """A frame was read, of the present life of the peer if not told; an answer if the sender should know now."""

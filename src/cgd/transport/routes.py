@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cgd.transport.channel import Channel
     from cgd.transport.connections import Connection, HubConnection, Socket
 
-LONGEST_HELLO = 1024
+MAX_HELLO_BYTES = 1024
 TO_HUB = b""  # the name that a message for the hub itself is addressed to, or comes from
 
 
@@ -113,7 +113,7 @@ class Route(ABC):
             self.send_data(answer)
 
     def _greet(self, datagram: Datagram, channel: bytes, now: float) -> Datagram:
-        claimed, _, address = bytes(datagram.body[:LONGEST_HELLO]).decode(errors="replace").partition("\0")
+        claimed, _, address = bytes(datagram.body[:MAX_HELLO_BYTES]).decode(errors="replace").partition("\0")
         if claimed != self.peer:
             detail = f"it says that it is {claimed!r}, and its key is that of {self.peer}"
             self._rejections.add(self.peer, "a false name", detail)

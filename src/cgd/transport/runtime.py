@@ -28,7 +28,7 @@ from cgd.errors import (
 )
 from cgd.secagg.messages import HUB
 from cgd.transport.auth import RejectionLog
-from cgd.transport.driver import FAREWELL_SECONDS, FULL_PAUSE_SECONDS, Traffic
+from cgd.transport.driver import FAREWELL_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ STOPPED = "its program stopped, and its own screen says why; all go on when it i
 LOOK_SECONDS = 0.2
 TELL_SECONDS = 10.0
 SAVE_SECONDS = 5.0
-LONGEST_FULL_PAUSE_SECONDS = 0.05
+MAX_PAUSE_WHEN_FULL_SECONDS = 0.05
 # Frames taken in before the next ones are sent.
 TURN = 32
 
@@ -287,15 +287,15 @@ class FederationRuntime:
     # What the thread does.
 
     def _run(self) -> None:
-        full_pause, looked = FULL_PAUSE_SECONDS, 0.0
+        full_pause, looked = MIN_PAUSE_WHEN_FULL_SECONDS, 0.0
         try:
             while not self._closed:
                 moved = self._send_all()
-                full_pause = FULL_PAUSE_SECONDS if moved else min(2 * full_pause, LONGEST_FULL_PAUSE_SECONDS)
+                full_pause = MIN_PAUSE_WHEN_FULL_SECONDS if moved else min(2 * full_pause, MAX_PAUSE_WHEN_FULL_SECONDS)
                 received = self._receive(full_pause if self._unsent else LOOK_SECONDS)
                 while received is not None and not self._closed:
                     received = self._take_in(received)
-                    full_pause = FULL_PAUSE_SECONDS
+                    full_pause = MIN_PAUSE_WHEN_FULL_SECONDS
                     self._send_all()
                 if time.monotonic() - looked > LOOK_SECONDS:
                     looked = time.monotonic()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cgd.transport")
 
-SHORTEST_PAUSE_SECONDS = 0.005
+MIN_PAUSE_SECONDS = 0.005
 
 
 class ZeroMQTransport:
@@ -100,8 +100,8 @@ class ZeroMQTransport:
 
     def send(self, to: PeerId, frame: bytes) -> bool:
         """Leave a frame for a peer; False while there is no room for it."""
-        if len(frame) > link.LONGEST_FRAME:
-            raise InputError(f"a frame has {len(frame)} bytes, and at most {link.LONGEST_FRAME} go over the network")
+        if len(frame) > link.MAX_FRAME_BYTES:
+            raise InputError(f"a frame has {len(frame)} bytes, and at most {link.MAX_FRAME_BYTES} go over the network")
         with self._changed:
             if to not in self._routes:
                 raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
@@ -285,7 +285,7 @@ class ZeroMQTransport:
         now = time.monotonic()
         for route in self._routes.values():
             if (rest := route.rest(now)) > 0:
-                pause = min(pause, max(SHORTEST_PAUSE_SECONDS, rest))
+                pause = min(pause, max(MIN_PAUSE_SECONDS, rest))
                 continue
             with self.rejections.guard(route.peer):
                 pause = min(pause, self._send_to(route))
@@ -299,7 +299,7 @@ class ZeroMQTransport:
             with self._changed:
                 datagram = route.out.next_datagram(time.monotonic())
             if datagram is None:
-                return max(SHORTEST_PAUSE_SECONDS, route.out.rest(time.monotonic()))
+                return max(MIN_PAUSE_SECONDS, route.out.rest(time.monotonic()))
             route.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
 

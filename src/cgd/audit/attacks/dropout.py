@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cgd.audit.view import Scheme, Truth, View
 
 # An attack succeeds if it halves the error of guessing.
-CLEARLY = 0.5
-MOST_ORDERS = 4
+MAX_RELATIVE_ERROR = 0.5
+MAX_ORDERS = 4
 LEAVER = "honest-1"
 
 
@@ -99,7 +99,7 @@ def difference(view: View, truth: Truth, setting: str = "") -> Finding:
         "relative error",
         value,
         chance,
-        value <= CLEARLY * chance,
+        value <= MAX_RELATIVE_ERROR * chance,
         setting,
         f"{missing}; {together}",
     )
@@ -120,7 +120,7 @@ def _continued(past: Sequence[torch.Tensor], order: int) -> torch.Tensor:
 
 def _best_order(past: Sequence[torch.Tensor]) -> int:
     """The order that would have foretold the latest of these sums best from those before it."""
-    orders = range(min(MOST_ORDERS, len(past) - 1))
+    orders = range(min(MAX_ORDERS, len(past) - 1))
     return min(orders, key=lambda order: float((_continued(past[:-1], order) - past[-1]).norm()), default=0)
 
 

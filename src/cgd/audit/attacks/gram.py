@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Way = Literal["passive", "own batches", "probe"]
 WAYS: tuple[Way, ...] = ("passive", "own batches", "probe")
 # An attack succeeds if it halves the error of guessing.
-CLEARLY = 0.5
+MAX_RELATIVE_ERROR = 0.5
 FLOAT_ROUNDING = 1e-7
 TINY = 1e-300
 FEATURES = 10
@@ -94,7 +94,7 @@ def recover(view: View, truth: Truth, setting: str = "") -> tuple[Finding, Findi
     findings = []
     for what, found, guessed, actual in zip(("XᵀX", "Xᵀy"), second_moments(view), own_moments(view), real, strict=True):
         value, chance = (float((each - actual).norm() / actual.norm()) for each in (found, guessed))
-        attack, succeeds = f"{what} of a linear regression", value <= CLEARLY * chance
+        attack, succeeds = f"{what} of a linear regression", value <= MAX_RELATIVE_ERROR * chance
         detail = f"opened sums: {len(view.rounds)}; own samples alone suggest it with an error of {chance:.2g}"
         findings.append(Finding(attack, view.scheme, "relative error", value, chance, succeeds, setting, detail))
     return findings[0], findings[1]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Models = Literal["known", "guessed", "unknown"]
 
-CLEARLY = 3.0
+MIN_PSNR_GAIN = 3.0
 """The attack succeeds from so many dB above chance on: half the squared error."""
 
 # How strongly the search is drawn to what is likely beforehand, beside a relative error of the gradients of 1: a record
@@ -68,7 +68,7 @@ def inversion(
         "mean PSNR, dB",
         found.mean_psnr,
         chance,
-        succeeds=found.mean_psnr >= chance + CLEARLY,
+        succeeds=found.mean_psnr >= chance + MIN_PSNR_GAIN,
         setting=setting,
         detail=f"mean correlation {found.correlation.mean().item():.2f}; {found.recovered:.0%} recovered",
         images=found.images(),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cgd.audit.view import Colluder, Scheme, View
 
 # An attack succeeds if it halves the distance of guessing.
-CLEARLY = 0.5
+MAX_LABEL_ERROR = 0.5
 # How many models a coalition draws to see what the honest participants' may predict.
 ORIGINS = 16
 TINY = 1e-12
@@ -106,7 +106,14 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
         raise InputError("the labels are exactly as one would guess, so that nothing can be learned about them")
     detail = "every class is counted exactly" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
     return Finding(
-        "label histogram", view.scheme, "labels wrong", value, chance, value <= CLEARLY * chance, setting, detail
+        "label histogram",
+        view.scheme,
+        "labels wrong",
+        value,
+        chance,
+        value <= MAX_LABEL_ERROR * chance,
+        setting,
+        detail,
     )
 
 

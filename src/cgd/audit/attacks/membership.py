@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Score = Callable[[View, Sample], torch.Tensor]
 
-CLEARLY = 0.6
+MIN_AUC = 0.6
 DEVIATIONS = 3.0
 FALSE_ALARMS = 0.001
 FLOAT_ROUNDING = 1e-7
@@ -123,10 +123,10 @@ def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, se
     value = area_under_curve(members, others)
     # The standard deviation of the Mann-Whitney statistic when both are alike.
     chance_deviation = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
-    succeeds = value >= CLEARLY and value - 0.5 > DEVIATIONS * chance_deviation
+    succeeds = value >= MIN_AUC and value - 0.5 > DEVIATIONS * chance_deviation
     rate = f"{FALSE_ALARMS:.1%} false alarms" if FALSE_ALARMS * len(others) >= 1 else "no false alarm"
     detail = f"{true_alarms(members, others):.0%} of the members are found with {rate} among {len(others)} others"
-    undecided = value >= CLEARLY and not succeeds
+    undecided = value >= MIN_AUC and not succeeds
     return Finding(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided)
 
 

@@ -32,7 +32,7 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from cgd.audit.view import Scheme, View
 
-MOST_COMBINED = 10
+MAX_COMBINED = 10
 """With more records than this a hyperplane is not found by drawing any more."""
 DRAWS = 8000
 TRIED = 1500
@@ -99,7 +99,7 @@ def _alone(rows: torch.Tensor) -> torch.Tensor:
 def _combined(rows: torch.Tensor, records: int) -> torch.Tensor:
     """All records at once, from the hyperplanes that they leave alone; nothing if that is out of reach."""
     nothing = rows.new_zeros(0, rows.shape[1] - 1)
-    if not 2 <= records <= min(MOST_COMBINED, rows.shape[1] - 1) or len(rows) < 2 * records:
+    if not 2 <= records <= min(MAX_COMBINED, rows.shape[1] - 1) or len(rows) < 2 * records:
         return nothing
     # In coordinates in which the rows fill all directions alike: records that resemble each other are told apart.
     left, size, right = torch.linalg.svd(rows, full_matrices=False)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cgd.audit.view import Scheme, Truth, View
 
 # z₂ is exposed if it explains the opened sums but for less than half.
-CLEARLY = 0.5
+MAX_RELATIVE_ERROR = 0.5
 # δ of a model for tables, unless another is given.
 USUAL_DELTA = 0.02
 
@@ -171,7 +171,7 @@ def _finding(scheme: Scheme, delta: float, seed: int) -> Finding:
     detail += f"{found.products:.1g} for xᵀy"
     setting = f"2 honest, 222 records, 40 rounds, δ = {delta:g}"
     return Finding(
-        "z₂ of Theorem 3", scheme, "relative error of z₂", found.z2, 1.0, found.z2 < CLEARLY, setting, detail
+        "z₂ of Theorem 3", scheme, "relative error of z₂", found.z2, 1.0, found.z2 < MAX_RELATIVE_ERROR, setting, detail
     )
 
 
