@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench table-results small-results docs docs-serve audit-results lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results small-results docs docs-serve audit-results lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## this list
@@ -45,14 +45,19 @@ bench: .venv/installed  ## what sums, simulated steps, sums over sockets and lar
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/tables.py
 
+demo-results: .venv/installed  ## run the demo and keep its figures in results/demo.json
+	mkdir -p build && $(BIN)/cgd demo --json results/demo.json --plot build/demo.png
+
+leverage-results: .venv/installed  ## measure membership inference by leverage over sizes; keep the curve (half an hour)
+	$(BIN)/python benchmarks/leverage.py --out results/leverage.json
+
 table-results: .venv/installed  ## models of five organisations on real tables, beside pooled and alone; keep the page
 	$(BIN)/python benchmarks/organisations.py --out results/tables
 
 small-results: .venv/installed-dev  ## run all experiments at the quick scale anew and keep their page in results/small
 	rm -rf build/small && $(BIN)/cgd reproduce all --scale quick --out build/small
 	$(BIN)/cgd reproduce report --scale quick --out build/small
-	rm -rf results/small && mkdir results/small
-	cp -r build/small/quick/report.md build/small/quick/plots results/small
+	rm -rf results/small && cp -r build/small/quick results/small
 
 audit-results: .venv/installed  ## run the audit anew with five seeds, keep what it found, and put it into the threat model
 	rm -rf build/audit results/audit
@@ -84,7 +89,7 @@ model: .venv/installed-dev  ## check the model of views, marks and keys with Spi
 structure: .venv/installed  ## modules that a gradient, a record and an attack pass; sizes of packages; beside those of before
 	$(BIN)/python docs/structure.py all
 
-coverage: .venv/installed-dev  ## lines and branches that `make test` runs, by package (TESTS=tests/ring for less)
+coverage: .venv/installed-dev  ## lines and branches that `make test` runs, by package (TESTS=tests/secagg for less)
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(BIN)/coverage run -m pytest --numprocesses 2 -m "not slow" $(TESTS)
 	$(BIN)/coverage combine --quiet
@@ -112,7 +117,7 @@ clean:  ## remove everything that was made here
 .venv/installed: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd into .venv (once; a minute or two) ...'
 	$(LOCKED) requirements/run.lock
-	$(EDITABLE) .
+	$(EDITABLE) '.[all]'
 	@touch $@
 
 .venv/installed-dev: $(NEEDS) | .venv/bin/python
@@ -124,5 +129,5 @@ clean:  ## remove everything that was made here
 .venv/installed-docs: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd and its documentation tools into .venv (once; a minute or two) ...'
 	$(LOCKED) requirements/docs.lock
-	$(EDITABLE) '.[docs]'
+	$(EDITABLE) '.[all,docs]'
 	@touch $@ .venv/installed

@@ -1,7 +1,7 @@
-"""What a secure sum costs one member: `make bench`.
+"""Measure the cost of a secure sum for one member: `make bench`.
 
-Times are ratios of two things measured in turns in the same run, the best of several: the machine may be busy. The
-floor of a share kind is what its random bits alone cost: AES-CTR (expanded) or the operating system's generator
+Times are ratios of two functions that alternate in the same run, the best of several, because the machine may be busy.
+The floor of a masking is the cost of its random bits alone: AES-CTR (pairwise) or the generator of the operating system
 (uniform), once over the vector for each peer.
 """
 
@@ -21,8 +21,18 @@ from rich.table import Table
 
 from cgd import FixedPoint
 from cgd.secagg.codec import Frame, to_bytes
-from cgd.secagg.masking import KEY_BYTES, PairwiseMasks, seal, unseal
-from cgd.secagg.messages import SEAL_KEY_BYTES, SHARINGS, Confirm, Ready, RevealKey, Share, Subtotal, SumSpec, Total
+from cgd.secagg.masking import KEY_BYTES, PairwiseMasks, add_self_mask, remove_self_masks
+from cgd.secagg.messages import (
+    MASKINGS,
+    SELF_MASK_KEY_BYTES,
+    Confirm,
+    Ready,
+    RevealKey,
+    Share,
+    Subtotal,
+    SumSpec,
+    Total,
+)
 from cgd.secagg.partition import parts, slices
 from cgd.secagg.secret_sharing import uniform_words
 from cgd.secagg.secure_sum import SecureSum
@@ -33,68 +43,68 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.messages import Sharing
+    from cgd.secagg.messages import Masking
 
 MEMBERS = (3, 10, 30, 100)
-MAX_WORK, MAX_BYTES = 2.0, 2.2  # what we hold ourselves to: expanded shares, 10 members
+MAX_WORK, MAX_BYTES = 2.0, 2.2  # the promised limits: pairwise masks, 10 members
 
 
 class Member:
-    """One of `count` members, with its gradient; the others are played as far as it notices them."""
+    """One of `count` members, with its gradient; the messages of the others are simulated."""
 
-    def __init__(self, count: int, gradient: npt.NDArray[Any], sharing: Sharing) -> None:
-        self.count, self.gradient, self.sharing = count, gradient, sharing
+    def __init__(self, count: int, gradient: npt.NDArray[Any], masking: Masking) -> None:
+        self.count, self.gradient, self.masking = count, gradient, masking
         self.names = [f"p{i:03d}" for i in range(count)]
-        self.zeros = memoryview(bytes(gradient.nbytes))  # what the others send, and what AES-CTR encrypts
+        self.zeros = memoryview(bytes(gradient.nbytes))  # the messages of the others, and the plaintext of AES-CTR
         self.buffer = bytearray(gradient.nbytes + 16)
         self.opened = np.zeros(gradient.size, dtype=np.uint32)
 
     def encode(self) -> npt.NDArray[Any]:
-        """From the gradient to the ring."""
+        """Encode the gradient in the ring."""
         fixed_point = FixedPoint.for_weighted_sum(addends=self.count, bound=16.0)
         return fixed_point.encode(self.gradient, weight=1 / self.count)
 
     def shares(self) -> PairwiseMasks:
-        """The pair keys of this member."""
+        """Return the pairwise keys of this member."""
         me, *others = self.names
         return PairwiseMasks(me, {peer: i.to_bytes(KEY_BYTES, "big") for i, peer in enumerate(others)})
 
     def work(self) -> None:
-        """All that a member computes before it sends: encode, hide, and seal."""
+        """Do the work of a member before it sends: encode, mask, add the self-mask."""
         words = self.encode()
-        if self.sharing == "expanded":
+        if self.masking == "pairwise":
             self.shares().add_to(words, position=1)
         else:
             for _ in range(self.count - 1):
                 np.subtract(words, uniform_words(words.size, words.dtype), out=words)
-        seal(words, bytes(SEAL_KEY_BYTES))
+        add_self_mask(words, bytes(SELF_MASK_KEY_BYTES))
 
     def opening(self) -> None:
-        """What it computes at the end: remove everybody's seal."""
-        unseal(self.opened, [i.to_bytes(SEAL_KEY_BYTES, "big") for i in range(self.count)])
+        """Do the work at the end: remove the self-masks of all members."""
+        remove_self_masks(self.opened, [i.to_bytes(SELF_MASK_KEY_BYTES, "big") for i in range(self.count)])
 
     def floor(self) -> None:
-        """The random bits that this takes, and nothing else."""
+        """Generate the random bits of the masks, and nothing else."""
         for _ in range(self.count - 1):
-            if self.sharing == "expanded":
+            if self.masking == "pairwise":
                 stream = Cipher(algorithms.AES(bytes(KEY_BYTES)), modes.CTR(bytes(16))).encryptor()
                 stream.update_into(self.zeros, self.buffer)
             else:
                 os.urandom(self.gradient.nbytes)
 
     def whole_sum(self) -> int:
-        """Go through a whole sum; the bytes sent, with all frames."""
+        """Run a whole sum; return the bytes of all frames sent."""
         me, *others = self.names
-        spec = SumSpec(self.gradient.shape, "float32", 32, 26, self.sharing, "mesh")
-        cut = parts(spec, self.names)
+        spec = SumSpec(self.gradient.shape, "float32", 32, 26, self.masking, "mesh")
+        member_parts = parts(spec, self.names)
         member = SecureSum(me, self.names, 1, self.shares())
         digests: set[bytes] = set()
 
         def receive(kind: type[Share | Subtotal | Total], part: slice, peer: str) -> None:
-            for place in slices(part):
-                member.receive(peer, kind(place.start, self.zeros[: 4 * (place.stop - place.start)]))
+            for each in slices(part):
+                member.receive(peer, kind(each.start, self.zeros[: 4 * (each.stop - each.start)]))
 
-        def sent() -> int:
+        def send_all() -> int:
             count = 0
             while (outgoing := member.next_outgoing()) is not None:
                 if isinstance(outgoing[1], Confirm):
@@ -103,25 +113,25 @@ class Member:
             return count
 
         member.start(spec, self.encode())
-        total = sent()
-        key = bytes(SEAL_KEY_BYTES)
+        total = send_all()
+        key = bytes(SELF_MASK_KEY_BYTES)
         for peer in others:
             member.receive(peer, Ready(spec, hashlib.sha256(key).digest()))
-        total += sent()
+        total += send_all()
         for peer in others:
-            if self.sharing == "uniform":
+            if self.masking == "uniform":
                 receive(Share, slice(0, spec.size), peer)
-        total += sent()
+        total += send_all()
         for peer in others:
-            receive(Subtotal, cut[me], peer)
-        total += sent()
+            receive(Subtotal, member_parts[me], peer)
+        total += send_all()
         for peer in others:
-            receive(Total, cut[peer], peer)
-        total += sent()
+            receive(Total, member_parts[peer], peer)
+        total += send_all()
         (digest,) = digests
         for peer in others:
             member.receive(peer, Confirm(digest))
-        total += sent()
+        total += send_all()
         for peer in others:
             member.receive(peer, RevealKey(key))
         assert member.state is State.FINISHED
@@ -129,7 +139,7 @@ class Member:
         return total
 
     def peak_memory(self) -> int:
-        """The most bytes allocated at a time during a whole sum."""
+        """Return the peak of allocated bytes during a whole sum."""
         tracemalloc.start()
         self.whole_sum()
         _, peak = tracemalloc.get_traced_memory()
@@ -138,13 +148,13 @@ class Member:
 
 
 def best_of(repeats: int, *functions: Callable[[], object]) -> list[float]:
-    """The shortest time of each function, taken in turns so that all meet the same machine."""
+    """Return the shortest time of each function; the functions alternate, so that the load is the same for all."""
     shortest = [float("inf")] * len(functions)
     for _ in range(repeats):
         for i, function in enumerate(functions):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             function()
-            shortest[i] = min(shortest[i], time.perf_counter() - begun)
+            shortest[i] = min(shortest[i], time.perf_counter() - started)
     return shortest
 
 
@@ -158,7 +168,7 @@ def main() -> None:
 
     table = Table(title=f"One member's cost of one sum of {options.elements:,} floats, opening by mesh")
     for heading in (
-        "shares",
+        "masking",
         "members",
         "work / floor",
         "opening / floor",
@@ -166,23 +176,23 @@ def main() -> None:
         "peak memory / vector",
     ):
         table.add_column(heading, justify="right")
-    for sharing in SHARINGS:
+    for masking in MASKINGS:
         for count in MEMBERS:
-            member = Member(count, gradient, sharing)
+            member = Member(count, gradient, masking)
             repeats = options.repeats if count < 100 else 3
             work, opening, floor = best_of(repeats, member.work, member.opening, member.floor)
             nbytes, memory = member.whole_sum(), member.peak_memory()
             figures = (work / floor, opening / floor, nbytes / gradient.nbytes, memory / gradient.nbytes)
-            table.add_row(sharing, str(count), *(f"{figure:.2f}" for figure in figures))
-            if (sharing, count) == ("expanded", 10):
-                promised = figures
+            table.add_row(masking, str(count), *(f"{figure:.2f}" for figure in figures))
+            if (masking, count) == ("pairwise", 10):
+                pairwise = figures
     console = Console()
     console.print(table)
     verdicts = [
-        f"{what} {figure:.2f}, promised {most}: {'met' if figure <= most else 'MISSED'}"
-        for what, figure, most in (("work", promised[0], MAX_WORK), ("bytes", promised[2], MAX_BYTES))
+        f"{what} {figure:.2f}, limit {most}: {'met' if figure <= most else 'MISSED'}"
+        for what, figure, most in (("work", pairwise[0], MAX_WORK), ("bytes", pairwise[2], MAX_BYTES))
     ]
-    console.print(f"Expanded shares, 10 members: {'; '.join(verdicts)}.", highlight=False)
+    console.print(f"Pairwise masks, 10 members: {'; '.join(verdicts)}.", highlight=False)
     if options.elements == parser.get_default("elements") and any("MISSED" in verdict for verdict in verdicts):
         raise SystemExit(1)
 

@@ -1,8 +1,8 @@
-"""What an iteration of a simulated colony costs: `make bench`.
+"""Cost of a step of the simulator, relative to a step of centralised training: `make bench`.
 
-Each case runs in a process of its own, in turns with an iteration of centralised full-batch training by torch on the
-same data. Times are ratios of the best of each: the machine may be busy. The data are MNIST's 60,000 images where they
-are found, else random images of the same shape, of which a fifth of the pixels are not zero.
+Each case runs in its own process and alternates with a step of centralised full-batch training by torch on the same
+data. The ratio is that of the fastest runs, because the machine may be busy. The data are MNIST's 60,000 images if
+available, else random images of the same shape, with a fifth of the pixels not zero.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from cgd.simulation.population import Mode
 
 GIGABYTE = 1e9
-MAX_MEMORY = 6.0
+MAX_MEMORY_GB = 6.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A colony, and what we hold its cost to: at most so many times a centralised iteration."""
+    """A grid to simulate, and the largest accepted ratio to a centralised step; None for no limit."""
 
     rows: int
     columns: int
     mode: Mode
-    most: float | None = None
+    max_ratio: float | None = None
 
     @property
     def name(self) -> str:
-        """How it is called in the table."""
+        """The name in the table."""
         return f"{self.rows}×{self.columns}" + (f" {self.mode}" if self.columns > 1 else "")
 
 
@@ -64,7 +64,7 @@ CASES = (
 
 
 def load() -> tuple[str, torch.Tensor, torch.Tensor]:
-    """The name of the data, samples and labels."""
+    """Return the name of the data, samples and labels."""
     try:
         data = datasets.load("mnist").scaled()
     except InputError:
@@ -75,16 +75,16 @@ def load() -> tuple[str, torch.Tensor, torch.Tensor]:
 
 
 def build() -> nn.Sequential:
-    """The paper's network."""
+    """Build the paper's network."""
     return nn.Sequential(nn.Linear(784, 256, bias=False), nn.ReLU(), nn.Linear(256, 10, bias=False))
 
 
 def measure(case: Case, repeats: int, results: Any) -> None:
-    """Runs in a process of its own: the ratio of the two times, the time itself, and the peak of the memory."""
+    """Put the ratio of the times, the set-up time in centralised steps and the peak memory into the queue."""
     name, x, y = load()
     participants = Participants(build, Grid(case.rows, case.columns).split(x, y), case.mode)
     started = time.perf_counter()
-    network = Network.of(participants.models[0])
+    network = Network.from_model(participants.models[0])
     assert network is not None
     engine = FusedEngine(participants, network, CROSS_ENTROPY, 4 * GIGABYTE)
     set_up = time.perf_counter() - started
@@ -95,25 +95,25 @@ def measure(case: Case, repeats: int, results: Any) -> None:
         model.zero_grad()
         functional.cross_entropy(model(x), y).backward()
 
-    def colony() -> None:
+    def simulated() -> None:
         engine.gradient_sum(displacement)
 
-    colony()  # compiles
-    both = [(seconds(centralised), seconds(colony)) for _ in range(repeats)]
-    reference, own = (min(times) for times in zip(*both, strict=True))
+    simulated()  # compiles the kernels
+    times = [(seconds(centralised), seconds(simulated)) for _ in range(repeats)]
+    reference, own = (min(each) for each in zip(*times, strict=True))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
     results.put((name, own / reference, set_up / reference, memory / GIGABYTE))
 
 
 def seconds(function: Callable[[], None]) -> float:
-    """How long it takes."""
+    """Return the run time of a function."""
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
 
 
 def plot(ratios: dict[int, float], path: Path) -> None:
-    """The cost against the number of rows, on the same data."""
+    """Plot the ratio over the number of rows, on the same data."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -122,21 +122,21 @@ def plot(ratios: dict[int, float], path: Path) -> None:
     axes = figure.subplots()
     axes.plot(list(ratios), list(ratios.values()), "o-")
     axes.axhline(1.0, color="black", linestyle=":", label="centralised, torch")
-    axes.set(xscale="log", xlabel="participants", ylabel="iteration / centralised iteration", ylim=(0, None))
+    axes.set(xscale="log", xlabel="participants", ylabel="step / centralised step", ylim=(0, None))
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def main() -> None:
-    """Measure all cases, print them, draw the plot, and fail if a promise is missed."""
+    """Measure all cases, print a table, draw the plot, and fail if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7, help="how often each is timed")
-    parser.add_argument("--plot", type=Path, default=Path("cgd-bench.png"), help="where the picture goes")
+    parser.add_argument("--repeats", type=int, default=7, help="number of timed runs per case")
+    parser.add_argument("--plot", type=Path, default=Path("cgd-bench.png"), help="file of the plot")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    table = Table("colony", "iteration / centralised", "promise", "set-up / centralised iteration", "peak memory, GB")
-    missed, ratios, data = [], {}, ""
+    table = Table("grid", "step / centralised step", "limit", "set-up / centralised step", "peak memory, GB")
+    exceeded, ratios, data = [], {}, ""
     for case in CASES:
         results = context.SimpleQueue()
         process = context.Process(target=measure, args=(case, options.repeats, results))
@@ -147,16 +147,16 @@ def main() -> None:
         data, ratio, set_up, memory = results.get()
         if case.columns == 1:
             ratios[case.rows] = ratio
-        promise = "" if case.most is None else f"≤ {case.most:g}"
-        table.add_row(case.name, f"{ratio:.2f}", promise, f"{set_up:.0f}", f"{memory:.1f}")
-        if (case.most is not None and ratio > case.most) or memory > MAX_MEMORY:
-            missed.append(f"{case.name}: {ratio:.2f} times, {memory:.1f} GB")
-    table.title = f"one iteration on {data}, {torch.get_num_threads()} threads"
+        limit = "" if case.max_ratio is None else f"≤ {case.max_ratio:g}"
+        table.add_row(case.name, f"{ratio:.2f}", limit, f"{set_up:.0f}", f"{memory:.1f}")
+        if (case.max_ratio is not None and ratio > case.max_ratio) or memory > MAX_MEMORY_GB:
+            exceeded.append(f"{case.name}: {ratio:.2f} times, {memory:.1f} GB")
+    table.title = f"one step on {data}, {torch.get_num_threads()} threads"
     Console().print(table)
     plot(ratios, options.plot)
     print(f"The plot is {options.plot}")
-    if missed:
-        raise SystemExit(f"missed: {'; '.join(missed)}")
+    if exceeded:
+        raise SystemExit(f"limits exceeded: {'; '.join(exceeded)}")
 
 
 if __name__ == "__main__":

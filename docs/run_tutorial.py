@@ -1,46 +1,55 @@
-"""Runs what docs/tables.md says, as a reader would: `make tutorial`.
+"""Run the commands of docs/tables.md as a reader would, and compare their output with the page: `make tutorial`.
 
-The page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block is run in a
-fresh folder, in order. A block with a title belongs in a terminal of its own: neighbours with titles run at the same
-time, those with the same title one after the other. A `text` block is what the block above it prints: a number stands
-for any number, a digest for any digest, `…` for anything, and `…` in a line of its own for any lines. Ports are
-replaced by free ones. All must end well and print what the page shows.
+The page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block runs in a
+fresh folder, in order. Blocks with a title run in terminals of their own: adjacent blocks with titles run in parallel,
+those with the same title one after the other. Ports are replaced by free ones.
+
+A `text` block is the output of the block above it. In it
+
+- an integer must be printed exactly, unless a comment above the block states the range that it may have:
+  `<!-- varies: 148 (60-400), 80 (10-300) -->`. Origins are random, so training may stop at another step;
+- a decimal number must be printed within a fifth of its value, or within 0.05;
+- `…` stands for any text, `…` on a line of its own for any lines, and a digest for any digest.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # tests load this file by its path
+from ports import free_ports  # noqa: E402
+
 PAGE, PICTURE = HERE / "tables.md", HERE / "images" / "report.png"
 
 PART = re.compile(r"^<!-- run: (\w+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
-FENCE = re.compile(r'^```(sh|python|text)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r'(?:^<!-- varies: ([\d, ()-]+) -->\n\n?)?^```(sh|python|text)(?: title="([^"]*)")?\n(.*?)^```$',
+    re.MULTILINE | re.DOTALL,
+)
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
-# What differs from run to run, in what the page shows.
-VARYING = re.compile(r"(…|\b[0-9a-f]{12,}\b|\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
-NUMBER, DIGEST = r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", "[0-9a-f]+"
-# Below the range from which the system takes ports for outgoing connections.
-MIN_PORT, MAX_PORT = 20_000, 32_000
+# The parts of an expected output that are not compared as text.
+DECIMAL, DIGEST, INTEGER = r"-?\d[\d,]*\.\d+", r"[0-9a-f]+", r"\d[\d,]*"
+VARYING = re.compile(rf"(…|\b[0-9a-f]{{12,}}\b|{DECIMAL}(?![\d.])|\b{INTEGER}\b)")
+MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal number
+RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
 SECONDS = 600  # for one block; a hanging one is a fault
 LINES_SHOWN = 4  # of what a block has printed, in the progress
 PICTURE_SIZE = (1180, 980)
@@ -54,13 +63,15 @@ class Block:
         language: "sh" or "python".
         code: what to run.
         terminal: where; empty if it does not matter.
-        shown: what the page says it prints; None if it says nothing.
+        expected: the output on the page; None if the page has none.
+        varies: the integers of that output that differ between runs, with the range that each may have.
     """
 
     language: str
     code: str
     terminal: str = ""
-    shown: str | None = None
+    expected: str | None = None
+    varies: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class TutorialError(Exception):
@@ -73,55 +84,66 @@ def blocks(page: str, part: str) -> list[Block]:
     if part not in parts:
         raise TutorialError(f"the page has no part {part!r}; it has {', '.join(parts)}")
     found: list[Block] = []
-    for language, terminal, code in FENCE.findall(parts[part]):
+    for varies, language, terminal, code in FENCE.findall(parts[part]):
         if language != "text":
             found.append(Block(language, code, terminal))
-        elif found and found[-1].shown is None:
-            found[-1] = replace(found[-1], shown=code)
+        elif found and found[-1].expected is None:
+            numbers = {number: (int(low), int(high)) for number, low, high in RANGE.findall(varies)}
+            if missing := sorted(number for number in numbers if not re.search(rf"\b{number}\b", code)):
+                raise TutorialError(f"the output does not contain {', '.join(missing)}, said to vary:\n{code}")
+            found[-1] = replace(found[-1], expected=code, varies=numbers)
         else:
             raise TutorialError(f"no block is above this output, or it has one already:\n{code}")
     return found
 
 
-def pattern(shown: str) -> re.Pattern[str]:
-    """What an output must look like of which the page shows this."""
-    return re.compile("".join(_line(line) for line in shown.splitlines()))
+def matches(output: str, expected: str, varies: Mapping[str, tuple[int, int]]) -> bool:
+    """Return whether an output agrees with the one on the page; see the rules above."""
+    numbers: list[str] = []
+    found = re.fullmatch("".join(_line(line, varies, numbers) for line in expected.splitlines()), output)
+    return found is not None and all(_agree(*pair, varies) for pair in zip(numbers, found.groups(), strict=True))
 
 
-def _line(line: str) -> str:
+def _line(line: str, varies: Mapping[str, tuple[int, int]], numbers: list[str]) -> str:
+    """Return the regular expression of one line; each of its groups is a number, which is added to `numbers`."""
     if line.strip() == "…":
         return r"(?:.*\n)*?"
     parts = VARYING.split(line.rstrip())
-    stands_for = [_stands_for(varying) for varying in parts[1::2]]
-    fixed = [re.escape(text) for text in parts[::2]]
-    return "".join(a + b for a, b in zip(fixed, [*stands_for, ""], strict=True)) + r"[ ]*\n"
+    regex = ""
+    for text, piece in zip(parts[::2], [*parts[1::2], None], strict=True):
+        regex += re.escape(text)
+        if piece == "…":
+            regex += ".*"
+        elif piece is None or (re.fullmatch(INTEGER, piece) and piece not in varies):
+            regex += re.escape(piece or "")
+        elif re.fullmatch(INTEGER, piece) or re.fullmatch(DECIMAL, piece):
+            numbers.append(piece)
+            regex += f"({INTEGER if piece in varies else DECIMAL})"
+        else:
+            regex += DIGEST
+    return regex + r"[ ]*\n"
 
 
-def _stands_for(varying: str) -> str:
-    if varying == "…":
-        return ".*"
-    return NUMBER if re.fullmatch(NUMBER, varying) else DIGEST
+def _agree(expected: str, actual: str, varies: Mapping[str, tuple[int, int]]) -> bool:
+    one, other = (float(each.replace(",", "")) for each in (expected, actual))
+    if expected in varies:
+        low, high = varies[expected]
+        return low <= other <= high
+    return abs(one - other) <= max(MAX_ABSOLUTE_DIFFERENCE, MAX_RELATIVE_DIFFERENCE * abs(one))
 
 
 def with_free_ports(found: Sequence[Block]) -> list[Block]:
     """The same blocks with ports at which nobody listens."""
     named = sorted({port for block in found for port in PORT.findall(block.code)})
-    free = dict(zip(named, _free_ports(len(named)), strict=True))
-    return [replace(block, code=PORT.sub(lambda match: str(free[match[0]]), block.code)) for block in found]
+    free = dict(zip(named, free_ports(len(named)), strict=True))
 
+    def replaced(text: str) -> str:
+        return PORT.sub(lambda match: str(free.get(match[0], match[0])), text)
 
-def _free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in ports:
-            ports.append(port)
-    return ports
+    return [
+        replace(block, code=replaced(block.code), expected=block.expected and replaced(block.expected))
+        for block in found
+    ]
 
 
 def run(part: str, folder: Path, say: Callable[[str], None] = print) -> None:
@@ -169,8 +191,8 @@ class _Runner:
             return
         if code:
             raise TutorialError(f"exit code {code}:\n{block.code}\n{output}")
-        if block.shown is not None and pattern(block.shown).fullmatch(output) is None:
-            raise TutorialError(f"{block.code}\nshould print\n\n{block.shown}\nand printed\n\n{output}")
+        if block.expected is not None and not matches(output, block.expected, block.varies):
+            raise TutorialError(f"{block.code}\nshould print\n\n{block.expected}\nand printed\n\n{output}")
         where = f"{block.terminal}, " if block.terminal else ""
         seconds = f"({where}{time.monotonic() - begun:.1f} s)"
         self._say("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))

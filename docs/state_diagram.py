@@ -1,7 +1,7 @@
-"""Draws the states of a secure sum from the tables that the code runs on.
+"""Draw the state diagram of a secure sum from the transition tables of `cgd.secagg.states`.
 
-`python docs/state_diagram.py` writes docs/images/secure-sum.svg, the picture in docs/design.md. The same tables give
-the same bytes, so a test can tell when the picture is out of date.
+`python docs/state_diagram.py` writes docs/images/secure-sum.svg, which docs/design.md shows. The output depends on the
+tables only, so that a test can detect an outdated picture.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PICTURE = Path(__file__).parent / "images" / "secure-sum.svg"
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 COLUMN: list[State] = [state for state in State if state is not State.FAILED]
-WIDTH, TOP, ROW = 760, 78, 92  # of the picture; where the first state's middle is; from one state to the next
-CENTRE, BOX_WIDTH, BOX_HEIGHT = 360, 150, 44  # of a state
+WIDTH, TOP, ROW = 760, 78, 92  # picture width; y of the first state's centre; distance between states
+CENTRE, BOX_WIDTH, BOX_HEIGHT = 360, 150, 44  # x of the states' centre; size of a state's box
 FAILED_LEFT, FAILED_WIDTH = 610, 110
 HEIGHT = TOP + ROW * (len(COLUMN) - 1) + 50
 
@@ -35,14 +35,14 @@ STYLE = """
 
 
 def draw() -> str:
-    """The picture as SVG text."""
+    """Return the picture as SVG text."""
     lines = [
         f'<svg xmlns="{NAMESPACE}" role="img" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">',
         "<title>The states of one secure sum</title>",
         f"<style>{STYLE}\n</style>",
         f"<defs>{_arrowhead('on', '#0969da')}{_arrowhead('off', '#cf222e')}</defs>",
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10" fill="#ffffff" stroke="#d0d7de"/>',
-        _text(CENTRE - BOX_WIDTH // 2 - 18, 30, "kinds head", "what may arrive"),
+        _text(CENTRE - BOX_WIDTH // 2 - 18, 30, "kinds head", "expected messages"),
         _text(CENTRE, 30, "state head", "state"),
     ]
     for state in COLUMN:
@@ -64,7 +64,7 @@ def draw() -> str:
             lines.append(f'<path class="on" d="M{CENTRE} {y + BOX_HEIGHT // 2}V{y + ROW - BOX_HEIGHT // 2 - 2}"/>')
             lines.append(_text(CENTRE + 12, y + ROW // 2 + 4, "event", event.value))
         else:
-            raise ValueError(f"{state.name} to {after.name}: the picture has no place for this arrow; draw it anew")
+            raise ValueError(f"{state.name} to {after.name}: the layout has no place for this arrow; extend draw()")
     return "\n".join([*lines, "</svg>", ""])
 
 

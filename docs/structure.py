@@ -1,13 +1,13 @@
 """Measure the structure of the package: `make structure`.
 
-`python docs/structure.py walks` runs four things and lists the modules of `cgd` whose functions each of them calls, in
-the order of the first call. `modules` counts modules and lines, and finds modules that at most one other imports. `all`
-does both. `coverage FILE` reads what `coverage json` wrote. Each prints tables, with the figures of
-docs/structure-before.json beside them, and `--json FILE` writes them.
+`python docs/structure.py walks` runs four programs and lists the modules of `cgd` whose functions each of them calls,
+in the order of the first call. `modules` counts modules and lines, and lists the modules that at most one other module
+imports. `all` does both. `coverage FILE` reads the output of `coverage json`. Each command prints tables, with the
+figures of docs/structure-before.json for comparison; `--json FILE` also writes the figures to a file.
 
-A module is in a walk if one of its functions is called, also one that `dataclass` has made. What runs while a module is
-imported does not count. The walks use public names and commands alone, so that they can be compared across changes of
-what is behind these.
+A module belongs to a walk if at least one of its functions is called, including functions that `dataclass` generates.
+Code that runs while a module is imported does not count. The walks use public names and commands only, so that they can
+be compared across changes of the implementation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import inspect
 import json
 import os
 import platform
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,15 +35,17 @@ if TYPE_CHECKING:
     from cgd import Peers
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))  # tests load this file by its path
+from ports import free_ports  # noqa: E402
+
 SOURCE = ROOT / "src" / "cgd"
 KEPT = ROOT / "docs" / "structure-before.json"
-LONG = 400  # lines of a module
-NAMES = ("hospital-a", "hospital-b", "hospital-c")  # as `cgd sample` calls its tables
-STEPS = 20  # that are recorded; a module counts if all of them enter it
-TRAINING_STEPS = 20  # of the walk of a record
+LONG = 400  # lines; longer modules are listed
+NAMES = ("hospital-a", "hospital-b", "hospital-c")  # the names of the tables that `cgd sample` writes
+STEPS = 20  # recorded steps; a module counts if every step calls one of its functions
+TRAINING_STEPS = 20  # of the walk "record"
 ATTACKS = ("labels",)
-SECONDS = 600  # for one process; a hanging one is a fault
-MIN_PORT, MAX_PORT = 20_000, 32_000  # below those that the system takes for outgoing connections
+SECONDS = 600  # timeout of one process
 
 WALKS = {
     "process": "a gradient in one process: optimizer.step() of ConfinedSGD among local_peers",
@@ -53,39 +53,42 @@ WALKS = {
     "record": "a record of a CSV file: cgd join --data, to the model and the report",
     "attack": f"an attack: cgd audit --only {' --only '.join(ATTACKS)}, to the page",
 }
-COUNTED = ("modules", "lines", "lines of __init__")  # of a package
+COUNTED = ("modules", "lines", "lines of __init__")  # figures of a package
 COVERED = (("covered_lines", "num_statements"), ("covered_branches", "num_branches"))
 Figures = dict[str, Any]
 
 
 class StructureError(Exception):
-    """Something that is measured has failed."""
+    """A measured program failed, or a source file cannot be analysed."""
 
 
-class TraceWriter:
-    """Records the modules of the package whose functions are called, in all threads that start after `install`.
+class CallRecorder:
+    """Record the modules of the package whose functions are called, in this thread and in threads started later.
 
     Args:
-        log: also append the path of each module to this file, as soon as it is entered.
+        log: a file to which the path of each module is appended at its first call; None for no file.
     """
 
     def __init__(self, log: Path | None = None) -> None:
         self._log = None if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._entered: dict[str, None] = {}
-        self._known: set[object] = set()  # names of modules that are recorded, or are none of the package
+        self._known: set[object] = set()  # names of modules that are recorded already, or not part of the package
         self._on = False
 
     def install(self) -> None:
-        """Have all calls reported. `threading.setprofile_all_threads` would need Python 3.12."""
+        """Install the profiler in this thread and in all later threads.
+
+        `threading.setprofile_all_threads` needs Python 3.12.
+        """
         sys.setprofile(self._called)
         threading.setprofile(self._called)
 
     def begin(self) -> None:
-        """Forget what was recorded, and record from now on."""
+        """Delete the recorded modules and start recording."""
         self._entered, self._known, self._on = {}, set(), True
 
     def end(self) -> list[str]:
-        """Stop recording, and return the files that were entered, in order."""
+        """Stop recording, and return the recorded files in the order of their first calls."""
         self._on = False
         return [relative(file) for file in self._entered]
 
@@ -97,7 +100,7 @@ class TraceWriter:
             return
         if not _in_package(name):
             self._known.add(name)
-        elif frame.f_code.co_flags & inspect.CO_OPTIMIZED and not _importing(frame):  # the bodies of modules are not
+        elif frame.f_code.co_flags & inspect.CO_OPTIMIZED and not _importing(frame):  # not a module body
             self._known.add(name)
             file = frame.f_globals["__file__"]
             self._entered[file] = None
@@ -110,7 +113,7 @@ def _in_package(name: object) -> bool:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Tell whether a module of the package is being imported by this call, or makes it while it is imported."""
+    """Return whether this call happens while a module of the package is imported."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and _in_package(frame.f_globals.get("__name__")):
             return True
@@ -119,13 +122,13 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def relative(file: str | os.PathLike[str]) -> str:
-    """Return the path of a file inside the package."""
+    """Return the path of a file relative to the package."""
     return Path(file).resolve().relative_to(SOURCE).as_posix()
 
 
 def record_process(log: str) -> None:
-    """Record everything that this process does. A `sitecustomize` calls it."""
-    recorder = TraceWriter(Path(log))
+    """Record this process from now on. A generated `sitecustomize.py` calls this function."""
+    recorder = CallRecorder(Path(log))
     recorder.install()
     recorder.begin()
 
@@ -134,10 +137,10 @@ def record_process(log: str) -> None:
 
 
 def walk(name: str) -> list[str]:
-    """Return the files that one of the walks enters, in order.
+    """Return the files of one walk, in the order of their first calls.
 
     Raises:
-        StructureError: one of its commands has failed.
+        StructureError: one of its commands failed.
     """
     with tempfile.TemporaryDirectory(prefix="cgd-structure-") as temporary:
         folder = Path(temporary)
@@ -153,7 +156,7 @@ def walk(name: str) -> list[str]:
 
 
 def _record(folder: Path) -> list[str]:
-    """Train on small tables in a process for each participant, and trace one of them."""
+    """Train on small tables with one process per participant, and trace one of them."""
     _command(folder, "sample", "tables")
     (folder / "schema.toml").write_text(_command(folder, "schema", "tables/hospital-a.csv", "--label", "diagnosis"))
     federation(folder, "--schema", "schema.toml", "--steps", str(TRAINING_STEPS))
@@ -167,11 +170,11 @@ def _record(folder: Path) -> list[str]:
 
 
 def _traced(folder: Path, arguments: Sequence[str]) -> list[str]:
-    """Run a command of `cgd`, and return the files that it and the processes that it starts enter."""
+    """Run a command of `cgd`, and return the files that it and its child processes call."""
     site, log = folder / "site", folder / "entered.log"
     site.mkdir()
     (site / "sitecustomize.py").write_text(f"import structure\n\nstructure.record_process({str(log)!r})\n")
-    # Compiled functions are not seen as calls.
+    # The profiler does not see calls of compiled functions.
     more = {"PYTHONPATH": os.pathsep.join(map(str, (site, ROOT / "docs", ROOT / "src"))), "NUMBA_DISABLE_JIT": "1"}
     with _started(folder, "traced", ["-m", "cgd", *arguments], more) as process:
         _finish(folder, "traced", process)
@@ -182,7 +185,7 @@ def _traced(folder: Path, arguments: Sequence[str]) -> list[str]:
 def _started(
     folder: Path, name: str, arguments: Sequence[str], more: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run Python in a folder with the package of this tree; end the process if it is still there at the end."""
+    """Run Python in a folder with the package of this tree; kill the process at the end if it is still running."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **more}
     with (folder / f"{name}.out").open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -206,47 +209,33 @@ def _finish(folder: Path, name: str, process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         code = -1
     if code:
-        said = "\n".join(f"--- {file.name}\n{file.read_text()}" for file in sorted(folder.glob("*.out")))
-        raise StructureError(f"{name} ended with {code}, or not at all:\n{said}")
+        output = "\n".join(f"--- {file.name}\n{file.read_text()}" for file in sorted(folder.glob("*.out")))
+        raise StructureError(f"{name} ended with {code}, or not at all:\n{output}")
 
 
 def _command(folder: Path, *arguments: str) -> str:
-    """Run a command of `cgd` that prepares something, and return what it prints."""
+    """Run a command of `cgd`, and return its output."""
     with _started(folder, "command", ["-m", "cgd", *arguments], {}) as process:
         _finish(folder, "command", process)
     return (folder / "command.out").read_text()
 
 
 def federation(folder: Path, *options: str) -> None:
-    """Write the file of a federation on loopback, and the keys of its participants."""
+    """Write a federation file with loopback addresses, and the key files of its participants."""
     listed = []
-    for name, port in zip(NAMES, _free_ports(len(NAMES)), strict=True):
+    for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True):
         _command(folder, "keygen", name)
         listed += ["--participant", f"{name}=tcp://127.0.0.1:{port}={name}.pub"]
     _command(folder, "federation", "new", "federation.toml", *options, *listed)
 
 
-def _free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in ports:
-            ports.append(port)
-    return ports
-
-
 def steps(name: str) -> list[str]:
-    """Return the files that every step of an optimiser enters, in all threads of all participants, after the first.
+    """Return the files that every step of an optimiser calls after the first step, in all threads of all participants.
 
-    What happens now and then, such as a look at the federation file every second, is not in every step.
+    Periodic work, such as checking the federation file every second, is not part of every step and does not count.
     """
-    recorder = TraceWriter()
-    recorder.install()  # before there are threads
+    recorder = CallRecorder()
+    recorder.install()  # before any thread starts
     import cgd
 
     if name == "process":
@@ -255,8 +244,8 @@ def steps(name: str) -> list[str]:
     return _common(_train(recorder, [cgd.join("federation.toml", each) for each in NAMES]))
 
 
-def _train(recorder: TraceWriter, members: Sequence[Peers]) -> list[list[str]]:
-    """Return what each step enters, from when all members are there until all have ended it."""
+def _train(recorder: CallRecorder, members: Sequence[Peers]) -> list[list[str]]:
+    """Return the files that each step calls, between two barriers of all members."""
     import torch
 
     import cgd
@@ -290,14 +279,14 @@ def _train(recorder: TraceWriter, members: Sequence[Peers]) -> list[list[str]]:
 
 def _common(rounds: Sequence[Sequence[str]]) -> list[str]:
     count = Counter(file for entered in rounds for file in entered)
-    return [file for file in count if count[file] == len(rounds)]  # in the order in which they were met
+    return [file for file in count if count[file] == len(rounds)]  # in the order of their first calls
 
 
 # Modules.
 
 
 def modules() -> Figures:
-    """Return the number of modules and lines of each package, and for each module its lines and who imports it."""
+    """Return the number of modules and lines of each package, and the lines and importers of each module."""
     files = sorted(SOURCE.rglob("*.py"))
     dotted = {_dotted(file): relative(file) for file in files}
     every: dict[str, set[str]] = defaultdict(set)
@@ -306,7 +295,7 @@ def modules() -> Figures:
     for file in files:
         text, here = file.read_text(encoding="utf-8"), relative(file)
         lines[here] = len(text.splitlines())
-        # The names of the package itself are declared for the type checker, and imported when they are used.
+        # `cgd/__init__.py` declares its names for the type checker and imports them lazily, at first use.
         lazy = here == "__init__.py"
         for target, for_types in _imports(ast.parse(text), dotted):
             if dotted[target] != here:
@@ -343,12 +332,12 @@ def _folder(file: str) -> str:
 
 
 def _imports(node: ast.AST, known: Mapping[str, str], for_types: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the modules of the package that are imported below a node, and whether it is for type checking alone."""
+    """Yield the modules of the package imported below a node, each with whether it is for type checking only."""
     if isinstance(node, ast.Import):
         yield from ((alias.name, for_types) for alias in node.names if alias.name in known)
     elif isinstance(node, ast.ImportFrom):
         if node.level:
-            raise StructureError(f"line {node.lineno}: relative imports are not understood")
+            raise StructureError(f"line {node.lineno}: relative imports are not supported; import from cgd")
         for alias in node.names:
             yield from (
                 (name, for_types) for name in (f"{node.module}.{alias.name}", str(node.module)) if name in known
@@ -367,7 +356,7 @@ def _imports(node: ast.AST, known: Mapping[str, str], for_types: bool = False) -
 
 
 def coverage(report: Path) -> Figures:
-    """Return the covered lines and branches of each package from a file that `coverage json` wrote."""
+    """Return the covered lines and branches of each package from the output of `coverage json`."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for file, content in json.loads(report.read_text())["files"].items():
         for what in ("num_statements", "covered_lines", "num_branches", "covered_branches"):
@@ -387,7 +376,7 @@ def show_walks(walks: Mapping[str, Sequence[str]], before: Figures) -> None:
 
 
 def show_modules(found: Figures, before: Figures) -> None:
-    """Print the packages, modules that at most one other imports, and long modules."""
+    """Print the packages, the modules that at most one other module imports, and the long modules."""
     then = before.get("modules", {"packages": {}, "modules": {}})
     names = [*found["packages"], *(each for each in then["packages"] if each not in found["packages"])]
     heads = ("package", "modules", "before", "lines", "before", "lines of __init__", "before")
@@ -401,8 +390,8 @@ def show_modules(found: Figures, before: Figures) -> None:
     _table(heads, rows)
     figures = {
         "mean lines of a module": "mean",
-        "modules that at most one module imports": "fewest",
-        "the same, imports for type checking left out": "fewest at run time",
+        "modules imported by at most one module": "fewest",
+        "the same, without imports for type checking": "fewest at run time",
         f"modules of more than {LONG} lines": "long",
     }
     _table(
@@ -433,7 +422,7 @@ def _summary(found: Figures) -> Figures:
 
 
 def show_coverage(found: Figures, before: Figures) -> None:
-    """Print the covered part of the lines and branches of each package."""
+    """Print the covered share of the lines and branches of each package."""
     then = before.get("coverage", {})
     both = [
         {**each, "all": dict(sum(map(Counter, each.values()), Counter()))} if each else {} for each in (found, then)
@@ -459,13 +448,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def main() -> None:
-    """Measure what the arguments name, print it, and write it if asked."""
+    """Measure, print, and with `--json` write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("walks", "modules", "all", "coverage", "steps"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"walks: {', '.join(WALKS)} (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="put the figures into this file, beside other ones")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to this file")
     options = parser.parse_args()
-    if options.what == "steps":  # in a process that `walk` has started
+    if options.what == "steps":  # `walk` starts this in a process of its own
         name, file = options.names
         with redirect_stdout(sys.stderr):
             found = steps(name)

@@ -1,8 +1,8 @@
-"""Confined Gradient Descent in 100 lines, for reading: no sockets, no threads, nothing from the package.
+"""Confined Gradient Descent in 100 lines, for reading: without sockets, threads, or the cgd package.
 
-Five hospitals train on the breast cancer data of scikit-learn. Each keeps its records and its model to itself. In each
-step everybody splits its gradient into secret shares; together they learn the sum of all gradients and nothing else,
-and everybody moves its own model by that sum. Run it: python examples/cgd_in_100_lines.py
+Five hospitals train on the breast cancer data of scikit-learn. The records and the model of each hospital stay private.
+In each step every hospital splits its gradient into secret shares; the secure sum opens the sum of all gradients and
+nothing else, and every hospital moves its own model by that sum. Run it: python examples/cgd_in_100_lines.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_breast_cancer
 
-# The ring Z_2^32: a number x is carried as the integer nearest to x·2^26, so |x| < 16 leaves room for the sign.
+# The ring Z_2^32: a number x is encoded as the integer nearest to x·2^26, with a sign, for |x| < 16.
 FRACTION_BITS = 26
 
 
@@ -26,26 +26,26 @@ def decode(words: np.ndarray) -> np.ndarray:
 
 
 def split(secret: np.ndarray, count: int) -> list[np.ndarray]:
-    """Shr: `count` shares that add up to the secret; any count - 1 of them are just noise."""
+    """Shr: return `count` shares that sum to the secret; any count - 1 of them are uniformly random."""
     shares = [np.frombuffer(secrets.token_bytes(secret.nbytes), dtype=np.uint32) for _ in range(count - 1)]
     return [*shares, secret - reconstruct(shares)]
 
 
 def reconstruct(shares: list[np.ndarray]) -> np.ndarray:
-    """Rec: add the shares; the ring wraps around, as it should."""
+    """Rec: add the shares in the ring, modulo 2^32."""
     total: np.ndarray = np.add.reduce(shares, dtype=np.uint32)
     return total
 
 
 def secure_sum(addends: list[np.ndarray]) -> np.ndarray:
     count = len(addends)
-    given = [split(addend, count) for addend in addends]  # share j of participant l goes from l to j
-    subtotals = [reconstruct([shares[j] for shares in given]) for j in range(count)]  # j adds the shares it holds
-    return reconstruct(subtotals)  # the subtotals are published: they add up to the sum of all addends
+    sent = [split(addend, count) for addend in addends]  # participant l sends share j to participant j
+    subtotals = [reconstruct([shares[j] for shares in sent]) for j in range(count)]  # j adds the shares it received
+    return reconstruct(subtotals)  # the subtotals are published; they sum to the sum of all addends
 
 
 class Participant:
-    """Private: the data, the origin, and so the model. Common to all: the displacement."""
+    """A participant: data, origin and model are private, the displacement is the same for all."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, model: torch.nn.Module) -> None:
         self.x, self.y, self.model = x, y, model
@@ -64,7 +64,7 @@ class Participant:
 
 
 def train(participants: list[Participant], steps: int, lr: float) -> None:
-    """Algorithm 1. Weighted by samples, the sum is the gradient of the mean loss over everybody's samples."""
+    """Algorithm 1. The weights make the sum the gradient of the mean loss over the samples of all participants."""
     total_samples = sum(len(each.y) for each in participants)
     for _ in range(steps):
         addends = [encode(each.local_gradient(), len(each.y) / total_samples) for each in participants]
@@ -90,7 +90,7 @@ def main() -> None:
     train(participants, steps=200, lr=0.5)
     for each in participants:
         accuracy = (each.model(x[test]).argmax(dim=1) == y[test]).float().mean()
-        print(f"{len(each.y):4d} samples of its own, {accuracy:.1%} on {len(test)} held-out samples")
+        print(f"{len(each.y):4d} own samples, {accuracy:.1%} on {len(test)} held-out samples")
 
 
 if __name__ == "__main__":

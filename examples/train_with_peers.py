@@ -1,7 +1,7 @@
-"""The training loop of a cgd user: an ordinary PyTorch loop with another optimiser.
+"""Training with peers: an ordinary PyTorch training loop with a confined optimiser.
 
-Three labs with 600, 400 and 200 of scikit-learn's digits train together. Here they are threads of one process,
-connected by `local_peers`. Run it: python examples/train_with_peers.py
+Three labs with 600, 400 and 200 of scikit-learn's digits train together. In this example they are threads of one
+process, connected by `local_peers`. Run it: python examples/train_with_peers.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STEPS = 300
 
 
 def train(peers: cgd.Peers, x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
-    """One participant's side. Only `optimizer.step()` talks to the others."""
+    """Train one participant's model. Only `optimizer.step()` communicates with the other participants."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     cgd.confine(model, delta=0.1)
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
@@ -27,18 +27,18 @@ def train(peers: cgd.Peers, x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module
 
 
 def main() -> None:
-    """Split the data, train, and look at every lab's own model."""
+    """Split the data, train, and evaluate the model of every lab."""
     torch.set_num_threads(1)
     x, y = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     x = (x / 16).float()
     held_out, *parts = torch.randperm(len(x)).split([597, 600, 400, 200])
 
-    with cgd.local_peers(["lab-a", "lab-b", "lab-c"]) as colony:
-        models = colony.run(train, [x[part] for part in parts], [y[part] for part in parts])
+    with cgd.local_peers(["lab-a", "lab-b", "lab-c"]) as members:
+        models = members.run(train, [x[part] for part in parts], [y[part] for part in parts])
 
-    for peers, part, model in zip(colony, parts, models, strict=True):
+    for peers, part, model in zip(members, parts, models, strict=True):
         accuracy = (model(x[held_out]).argmax(dim=1) == y[held_out]).float().mean()
-        print(f"{peers.me}: {len(part)} samples of its own, {accuracy:.1%} on {len(held_out)} held-out digits")
+        print(f"{peers.me}: {len(part)} own samples, {accuracy:.1%} on {len(held_out)} held-out digits")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Fuzz what is read from files: ledgers, journals, keys, federation files, models, runs and tables.
+"""Fuzz the readers of files: journals, journal entries, keys, federation files, models, runs and tables.
 
-The first byte of an input says which reader gets the rest. Where a file begins with a digest, the digest is made right,
-so that what is behind it is reached. Only a `CGDError` may come out.
+The first byte of an input selects the reader of the rest. Where a file begins with a digest, the digest is made valid,
+so that the code behind it is reached. Readers may raise `CGDError` only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from cgd.secagg.group import Group
 from cgd.secagg.journal import Journal
 from cgd.secagg.journal_transfer import JournalTransfer
 from cgd.secagg.messages import JournalChunk
-from cgd.secagg.positions import GroupRow
-from cgd.tabular.loading import read
+from cgd.secagg.positions import GroupPosition
+from cgd.tabular.dataset import read_dataset
 from cgd.tabular.model import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MEMBERS = ("a", "b", "c")
-TABLE = Data("outcome", (Column("age", "number"), Column("ward", "category")), id="id")
-NUMBERS = Data("dose", (Column("age", "number"), Column("ward", "category", ("A", "B"))), "regression")
+CLASSIFICATION = Data("outcome", (Column("age", "number"), Column("ward", "category")), id="id")
+REGRESSION = Data("dose", (Column("age", "number"), Column("ward", "category", ("A", "B"))), "regression")
 
 
 def one_input(data: bytes) -> None:
-    """Read one input; raise what the readers should not raise."""
+    """Read one input; raise every error except CGDError."""
     if not data:
         return
     try:
@@ -51,19 +51,19 @@ def one_input(data: bytes) -> None:
 
 @cache
 def folder() -> Path:
-    """Make a folder of this process, in memory if there is such a place."""
+    """Create a folder for this process, in memory if possible."""
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     made = tempfile.TemporaryDirectory(prefix="cgd-fuzz-", dir=place)
-    _KEPT.append(made)
+    _FOLDERS.append(made)
     return Path(made.name)
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def written(name: str, data: bytes) -> Path:
-    """Write a file that only its owner may read; returns its path."""
+def write(name: str, data: bytes) -> Path:
+    """Write a file with mode 0600; return its path."""
     path = folder() / name
     with open(path, "wb", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
         file.write(data)
@@ -71,61 +71,65 @@ def written(name: str, data: bytes) -> Path:
 
 
 def parts(data: bytes) -> tuple[bytes, bytes]:
-    """Cut an input in two; its first two bytes say where."""
+    """Split an input in two, at the position in its first two bytes."""
     at = 2 + int.from_bytes(data[:2], "little")
     return data[2:at], data[at:]
 
 
 def with_digest(body: bytes) -> bytes:
-    """Put its digest before the body of a ledger."""
+    """Return the body of a journal with its digest in front."""
     return sha256(body).digest() + body
 
 
-def read_ledger(data: bytes) -> None:
-    """Read a ledger, use it, and read it again."""
+def read_journal(data: bytes) -> None:
+    """Read a journal, write it, read it again, and use it."""
     journal = Journal.from_bytes(with_digest(data))
     again = Journal.from_bytes(journal.to_bytes())
-    if (again.heads, again.mark, again.state_rows()) != (journal.heads, journal.mark, journal.state_rows()):
-        raise AssertionError("a ledger is another one after it was written")
+    if (again.heads, again.pending_reveal, again.state_summaries()) != (
+        journal.heads,
+        journal.pending_reveal,
+        journal.state_summaries(),
+    ):
+        raise AssertionError("a journal differs after it was written and read")
     use(journal)
 
 
 def use(journal: Journal) -> None:
-    """Do what a member does with the ledger that it comes back with."""
-    journal.kept_digest()
-    journal.gift(0, states=True)
-    journal.mark_record()
+    """Use a journal as a restarted member does."""
+    journal.fixed_states_digest()
+    journal.export_since(0, states=True)
+    journal.pending_reveal_record()
     for place in range(len(journal)):
-        journal.entry(place)
-    Journal().catch_up(journal)
+        journal.entry_record(place)
+    Journal().extend(journal)
 
 
-def read_record(data: bytes) -> None:
-    """Add a record of a journal to a ledger."""
+def read_entry(data: bytes) -> None:
+    """Add an entry to a journal."""
     journal = Journal()
     journal.add_record(data)
     use(journal)
 
 
-def take_over(data: bytes) -> None:
-    """Take over a ledger in pieces; the first four bytes say where it is cut, and how many sums it has."""
+def transfer_journal(data: bytes) -> None:
+    """Transfer a journal in chunks; the first four bytes give the cuts and the claimed number of sums."""
     cuts, body = data[:4].ljust(4, b"\0"), with_digest(data[4:])
     given = Journal()
     with contextlib.suppress(CGDError):
         given = Journal.from_bytes(body)
-    claim = GroupRow(len(given) or cuts[3], given.head, None, bytes(32), given.state_rows())
+    claim = GroupPosition(len(given) or cuts[3], given.head, None, bytes(32), given.state_summaries())
     journal_transfer = JournalTransfer(
         "b", Group("everyone", MEMBERS, Journal()), claim, agreed(), states=cuts[3] < 128
     )
     places = sorted({0, *(len(body) * cut // 256 for cut in cuts[:3]), len(body)})
     for start, end in pairwise(places):
-        journal_transfer.take(JournalChunk(start, "everyone", len(body), body[start:end]))
-    if journal_transfer.given is not None:
-        Journal().catch_up(journal_transfer.given)
+        journal_transfer.receive(JournalChunk(start, "everyone", len(body), body[start:end]))
+    if journal_transfer.journal is not None:
+        Journal().extend(journal_transfer.journal)
 
 
-class Trusting:
-    """Stand for a public key under which every signature is right, so that the checks behind it are reached."""
+class AnySignature:
+    """A public key that accepts every signature, so that the checks behind it are reached."""
 
     def verify(self, statement: bytes, signature: bytes) -> bool:
         """Accept any signature."""
@@ -134,13 +138,13 @@ class Trusting:
 
 @cache
 def agreed() -> FederationSpec:
-    """Make what the members of a takeover hold to."""
-    own: Any = dict.fromkeys(MEMBERS, Trusting())
+    """Return the federation of a journal transfer."""
+    own: Any = dict.fromkeys(MEMBERS, AnySignature())
     return FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {}, "1.0", own)
 
 
 def read_federation(data: bytes) -> None:
-    """Read a federation file, and make everything of it that a participant needs."""
+    """Read a federation file, and derive everything that a participant needs."""
     federation = Federation.parse(data.decode(errors="replace"), Path("federation.toml"))
     federation.federation_spec("1.0")
     _ = federation.digest, federation.contacts_and_hub, federation.settings
@@ -148,56 +152,56 @@ def read_federation(data: bytes) -> None:
 
 def read_keys(data: bytes) -> None:
     """Read a key file."""
-    _ = Keys.load(written("a.key", data)).identity
+    _ = Keys.load(write("a.key", data)).identity
 
 
 def read_state(data: bytes) -> None:
-    """Read a state folder: a ledger, with its digest made right unless it is empty, and a journal."""
-    journal, journal = parts(data)
+    """Read a state folder: a snapshot of a journal, with a valid digest unless it is empty, and further entries."""
+    snapshot, entries = parts(data)
     state = folder() / "state"
     state.mkdir(exist_ok=True)
     file = state / "trial+everyone.ledger"
     file.unlink(missing_ok=True)
-    if journal:
-        written("state/trial+everyone.ledger", with_digest(journal))
-    written("state/trial+everyone.0.entries", journal)
+    if snapshot:
+        write("state/trial+everyone.ledger", with_digest(snapshot))
+    write("state/trial+everyone.0.entries", entries)
     for each in StateFolder(state, "trial").load(["everyone"]).values():
         use(each)
 
 
 def read_run(data: bytes) -> None:
     """Read the file of a run."""
-    load_run(written("run.json", data).parent)
+    load_run(write("run.json", data).parent)
 
 
 def read_model(data: bytes) -> None:
-    """Read a model: what it says of itself, with the digest of its weights made right, and the weights."""
-    about, weights = parts(data)
+    """Read a model: model.json, with the digest of the weights made valid, and the weights."""
+    document, weights = parts(data)
     try:
-        content = json.loads(about)
+        content = json.loads(document)
         if content["model"]["function"]:
             return  # it would be imported
         content["weights"]["sha256"] = sha256(weights).hexdigest()
-        about = json.dumps(content).encode()
+        document = json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    written("model.json", about)
-    written("model.safetensors", weights)
+    write("model.json", document)
+    write("model.safetensors", weights)
     load_model(folder()).records({"age": [1.0], "dose": [2.0], "ward": ["A"]})
 
 
 def read_table(data: bytes) -> None:
-    """Read a table as CSV; Parquet files are read by Arrow alone."""
+    """Read a table as CSV; Parquet files are parsed by Arrow itself."""
     if data[1:5] == b"PAR1":
         return
-    described = NUMBERS if data[:1] > b"\x7f" else TABLE
-    read(written("table.csv", data[1:]), described, described.columns, ids=bool(described.id))
+    schema = REGRESSION if data[:1] > b"\x7f" else CLASSIFICATION
+    read_dataset(write("table.csv", data[1:]), schema, schema.columns, ids=bool(schema.id))
 
 
 READERS: tuple[Callable[[bytes], None], ...] = (
-    read_ledger,
-    read_record,
-    take_over,
+    read_journal,
+    read_entry,
+    transfer_journal,
     read_federation,
     read_keys,
     read_state,

@@ -1,7 +1,7 @@
-"""Fuzz what comes from the network: frames, datagrams, reports and proofs.
+"""Fuzz the parsers of received data: frames, datagrams, reports and certificates.
 
-The first byte of an input says which reader gets the rest. Each reader may raise the errors that its callers catch, and
-no others; and what it has read must be the same after it was written and read again.
+The first byte of an input selects the reader of the rest. A reader may raise only the errors that its callers catch,
+and the result must be the same after it was encoded and decoded again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_INPUT_BYTES = 1 << 16
 
 
 def one_input(data: bytes) -> None:
-    """Read one input; raise what the readers should not raise."""
+    """Read one input; raise the errors that a reader must not raise."""
     if data:
         READERS[data[0] % len(READERS)](data[1:])
 
 
 def read_frame(data: bytes) -> None:
-    """Read a frame as an assembly does."""
+    """Read a frame as `Membership` does."""
     codec.session_of(data)
     codec.kind_of_frame(data)
     try:
@@ -38,36 +38,36 @@ def read_frame(data: bytes) -> None:
         return
     written = codec.to_bytes(frame)
     if codec.from_bytes(written, "peer") != frame or codec.to_bytes(codec.from_bytes(written, "peer")) != written:
-        raise AssertionError(f"a frame is another one after it was written: {frame}")
+        raise AssertionError(f"a frame changes when it is encoded and decoded: {frame}")
 
 
 def read_datagram(data: bytes) -> None:
-    """Read a datagram, and give it to both ends of a link."""
+    """Read a datagram, and pass it to both ends of a link."""
     try:
         datagram = link.from_bytes(data)
     except link.DatagramError:
         return
     if link.from_bytes(datagram.to_bytes()) != datagram:
-        raise AssertionError(f"a datagram is another one after it was written: {datagram}")
-    outgoing, incoming = link.Outgoing(b"outgoing", b"name"), link.Incoming(b"incoming")
-    outgoing.offer(b"frame")
+        raise AssertionError(f"a datagram changes when it is encoded and decoded: {datagram}")
+    outbound, inbound = link.OutboundLink(b"outgoing", b"name"), link.InboundLink(b"incoming")
+    outbound.enqueue(b"frame")
     for now in (0.0, 1.0):
-        outgoing.take(datagram, now)
-        outgoing.next_datagram(now)
+        outbound.receive(datagram, now)
+        outbound.next_datagram(now)
     if datagram.kind.from_sender:
-        answer = incoming.hello(datagram, b"channel", 0.0)
-        welcomed = link.Datagram(datagram.kind, datagram.sender, answer.sender, datagram.number, datagram.body)
-        incoming.take(welcomed, b"channel", 0.0)
+        answer = inbound.on_hello(datagram, b"connection", 0.0)
+        accepted = link.Datagram(datagram.kind, datagram.sender, answer.sender, datagram.number, datagram.body)
+        inbound.receive(accepted, b"connection", 0.0)
 
 
 def read_report(data: bytes) -> None:
-    """Read a report as `PositionReports.take` does."""
+    """Read a report as `PositionReports.receive` does."""
     try:
         report = PositionReport.from_bytes(data)
     except ValueError:
         return
     if PositionReport.from_bytes(report.to_bytes()) != report:
-        raise AssertionError(f"a report is another one after it was written: {report}")
+        raise AssertionError(f"a report changes when it is encoded and decoded: {report}")
 
 
 def read_terms(data: bytes) -> None:
@@ -77,43 +77,43 @@ def read_terms(data: bytes) -> None:
     except (ValueError, TypeError):
         return
     if Terms.from_bytes(terms.to_bytes()) != terms:
-        raise AssertionError(f"terms are others after they were written: {terms}")
+        raise AssertionError(f"terms change when they are encoded and decoded: {terms}")
     terms.differences(Terms.from_bytes(terms.to_bytes()))
 
 
 def read_ready(data: bytes) -> None:
-    """Read what a member was ready with, as it is signed."""
+    """Read the signed content of a `Ready`."""
     try:
         content = codec.read_ready(data)
     except (ValueError, TypeError, KeyError):
         return
     if codec.read_ready(codec.ready_content(*content)) != content:
-        raise AssertionError(f"what a member is ready with is something else after it was written: {content}")
+        raise AssertionError(f"the content of a Ready changes when it is encoded and decoded: {content}")
 
 
-def read_proof(kind: type[Certificate] | type[PendingReveal]) -> Callable[[bytes], None]:
-    """Make a reader of proofs as `ViewChange` and `JournalTransfer` read them."""
+def read_json(kind: type[Certificate] | type[PendingReveal]) -> Callable[[bytes], None]:
+    """Make a reader of certificates or pending reveals, as in a journal."""
 
     def reader(data: bytes) -> None:
         try:
-            proof = kind.from_json(json.loads(data))
+            value = kind.from_json(json.loads(data))
         except (ValueError, TypeError, AttributeError, RecursionError):
             return
-        if kind.from_json(json.loads(json.dumps(proof.to_json()))) != proof:
-            raise AssertionError(f"a proof is another one after it was written: {proof}")
+        if kind.from_json(json.loads(json.dumps(value.to_json()))) != value:
+            raise AssertionError(f"a value changes when it is encoded and decoded: {value}")
 
     return reader
 
 
-class Trusting:
-    """Stand for a public key under which every signature is right, so that the checks behind it are reached."""
+class AcceptingKey:
+    """A public key that accepts every signature, so that the checks after the signature are reached."""
 
     def verify(self, statement: bytes, signature: bytes) -> bool:
         """Accept any signature."""
         return len(statement) + len(signature) > 0
 
 
-TRUSTING: dict[str, Any] = dict.fromkeys(("a", "b", "c"), Trusting())
+ACCEPTING_KEYS: dict[str, Any] = dict.fromkeys(("a", "b", "c"), AcceptingKey())
 
 
 def check_certificate(data: bytes) -> None:
@@ -121,9 +121,9 @@ def check_certificate(data: bytes) -> None:
     try:
         value, fields = json.loads(data)
         certificate = Certificate.from_json(value)
-        certificate.signers("everyone", TRUSTING)
-        certificate.check_entry(None, fields)
-        certificate.check_total(bytes(min(fields[4], MAX_INPUT_BYTES)))
+        certificate.signers("everyone", ACCEPTING_KEYS)
+        certificate.verify_entry(None, fields)
+        certificate.verify_total(bytes(min(fields[4], MAX_INPUT_BYTES)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error):
         return
 
@@ -134,7 +134,7 @@ READERS: tuple[Callable[[bytes], None], ...] = (
     read_report,
     read_terms,
     read_ready,
-    read_proof(Certificate),
-    read_proof(PendingReveal),
+    read_json(Certificate),
+    read_json(PendingReveal),
     check_certificate,
 )

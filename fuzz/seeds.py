@@ -1,7 +1,7 @@
 """Write small valid inputs of every kind into tests/corpus: `python fuzz/seeds.py`.
 
-The keys of seals are drawn anew each time, so some files differ from those that are there, and mean the same. Inputs
-that crashed a target once are in the same folders, under names that begin with `crash-`; they stay.
+Self-mask keys are drawn again each time, so some files differ from the present ones and are equivalent. Inputs that
+once crashed a target are in the same folders, under names that begin with `crash-`; they stay.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fuzz import files, frames  # noqa: E402
 from zmq.utils import z85  # noqa: E402
 
 from cgd.federation.data_schema import Data, Model  # noqa: E402
-from cgd.federation.keys import PRIVATE, Keys, _public  # noqa: E402
-from cgd.federation.state import record_head  # noqa: E402
+from cgd.federation.keys import PRIVATE_FILE, Keys, derive_public  # noqa: E402
+from cgd.federation.state import entry_header  # noqa: E402
 from cgd.secagg.certificates import PendingReveal  # noqa: E402
 from cgd.secagg.codec import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
 from cgd.secagg.journal import Journal  # noqa: E402
@@ -44,15 +44,15 @@ from cgd.secagg.messages import (  # noqa: E402
     SignedEvidence,
     Total,
 )
-from cgd.tabular.federated_stats import Category, Number, Target  # noqa: E402
+from cgd.tabular.federated_stats import CategoryStats, NumberStats, TargetStats  # noqa: E402
 from cgd.tabular.model import ConfinedModel  # noqa: E402
 from cgd.tabular.models import build  # noqa: E402
 from cgd.tabular.preprocessing import Preprocessing  # noqa: E402
 from cgd.transport.link import Datagram, DatagramKind  # noqa: E402
 from support import dishonest, runs  # noqa: E402
-from support.dishonest import World  # noqa: E402
+from support.dishonest import Simulation  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402
-from support.practice import DATA, IN_COLUMNS, NUMBER, SCHEMA  # noqa: E402
+from support.tabular import DATA, REGRESSION, SCHEMA, VERTICAL_SCHEMA  # noqa: E402
 
 if TYPE_CHECKING:
     from collections import deque
@@ -62,51 +62,53 @@ SESSION = b"s" * 16
 SCHEDULES = 24
 
 
-class Recorded(World):
-    """A world whose frames are kept, by kind of message."""
+class RecordedSimulation(Simulation):
+    """A simulation of honest members that records all frames, by type of message."""
 
     def __init__(self, seed: int, sums: int) -> None:
         super().__init__(seed, 2, sums)
-        self.liar.rate, self.liar.withholds = 0.0, False
+        self.adversary.rate, self.adversary.withholds = 0.0, False
         self.frames: dict[str, list[bytes]] = {}
 
     def deliver(self, sender: str, to: str, frame: bytes) -> None:
-        """Deliver a frame, and keep it."""
+        """Deliver and record a frame."""
         self.frames.setdefault(type(from_bytes(frame, sender).message).__name__, []).append(frame)
         super().deliver(sender, to, frame)
 
     def finish(self) -> None:
-        """Run until all have all sums; nobody is disturbed."""
-        with self.observations.watching():
+        """Run until all members have all sums, without disturbances."""
+        with self.observations.recording():
             for me in self.federation_spec.members:
-                self.let_speak(me)
-            while not self.over:
-                wires: dict[tuple[str, str], deque[bytes]] = {ends: wire for ends, wire in self.wires.items() if wire}
-                sender, to = next(iter(wires))
-                self.deliver(sender, to, wires[sender, to].popleft())
+                self.advance(me)
+            while not self.done:
+                queues: dict[tuple[str, str], deque[bytes]] = {
+                    ends: queue for ends, queue in self.queues.items() if queue
+                }
+                sender, to = next(iter(queues))
+                self.deliver(sender, to, queues[sender, to].popleft())
 
 
-def recorded(sums: int) -> Recorded:
-    """Run an honest world, with the same bytes every time."""
+def run_simulation(sums: int) -> RecordedSimulation:
+    """Run a simulation of honest members, with the same bytes every time."""
     with ideal_cryptography(), patch("os.urandom", random.Random(0).randbytes):
         dishonest._identity.cache_clear()
-        world = Recorded(0, sums)
-        world.finish()
+        simulation = RecordedSimulation(0, sums)
+        simulation.finish()
         dishonest._identity.cache_clear()
-    return world
+    return simulation
 
 
-def frame_seeds(world: Recorded) -> dict[str, bytes]:
+def frame_seeds(simulation: RecordedSimulation) -> dict[str, bytes]:
     """Make inputs of the target `frames`."""
     made: dict[str, bytes] = {}
 
     def add(name: str, reader: Any, content: bytes) -> None:
         made[name] = bytes([frames.READERS.index(reader)]) + content
 
-    for kind, found in world.frames.items():
-        add(f"frame-{kind.lower()}", frames.read_frame, found[0])
+    for name, found in simulation.frames.items():
+        add(f"frame-{name.lower()}", frames.read_frame, found[0])
     words = memoryview(bytes(8))
-    said = tuple((name, bytes(32), bytes(64)) for name in ("a", "b"))
+    statements = tuple((name, bytes(32), bytes(64)) for name in ("a", "b"))
     others = (
         *(
             Abort(Reason.RANGE),
@@ -114,7 +116,7 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
             ResendRequest(),
             JournalRequest("everyone", 1, True),
             Total(0, words),
-            SignedEvidence("ready", bytes(32), said),
+            SignedEvidence("ready", bytes(32), statements),
             PositionsGathered(bytes(32)),
         ),
         *(
@@ -125,24 +127,24 @@ def frame_seeds(world: Recorded) -> dict[str, bytes]:
     )
     for message in others:
         add(f"frame-{type(message).__name__.lower()}", frames.read_frame, to_bytes(Frame(SESSION, 1, message)))
-    for told in DatagramKind:
-        body = struct.pack("<QQ", 1, 1) if told is DatagramKind.ACK else b"name"
-        datagram = Datagram(told, b"incoming", b"outgoing", 0, body)
-        add(f"datagram-{told.name.lower()}", frames.read_datagram, datagram.to_bytes())
-    standing = from_bytes(world.frames["JournalPosition"][-1], "a").message
-    ready = from_bytes(world.frames["Ready"][-1], "a").message
-    assert isinstance(standing, JournalPosition)
+    for kind in DatagramKind:
+        body = struct.pack("<QQ", 1, 1) if kind is DatagramKind.ACK else b"name"
+        datagram = Datagram(kind, b"incoming", b"outgoing", 0, body)
+        add(f"datagram-{kind.name.lower()}", frames.read_datagram, datagram.to_bytes())
+    position = from_bytes(simulation.frames["JournalPosition"][-1], "a").message
+    ready = from_bytes(simulation.frames["Ready"][-1], "a").message
+    assert isinstance(position, JournalPosition)
     assert isinstance(ready, Ready)
-    add("report", frames.read_report, standing.content)
+    add("report", frames.read_report, position.content)
     add("terms", frames.read_terms, ready.terms)
-    content = ready_content(ready.spec, ready.seal, ready.terms)
+    content = ready_content(ready.spec, ready.commitment, ready.terms)
     add("ready", frames.read_ready, content)
-    entry = world.programs["a"].journal.entries[-1]
+    entry = simulation.programs["a"].journal.entries[-1]
     assert entry.certificate is not None
     certificate = entry.certificate.to_json()
-    mark = PendingReveal(1, ("a", "b", "c"), bytes(32))
+    pending_reveal = PendingReveal(1, ("a", "b", "c"), bytes(32))
     for name, reader, value in zip(
-        ("certificate", "mark"), frames.READERS[5:7], (certificate, mark.to_json()), strict=True
+        ("certificate", "mark"), frames.READERS[5:7], (certificate, pending_reveal.to_json()), strict=True
     ):
         add(name, reader, json.dumps(value).encode())
     add("checked", frames.check_certificate, json.dumps([certificate, entry.fields]).encode())
@@ -158,37 +160,37 @@ def membership_seeds() -> dict[str, bytes]:
     return made
 
 
-def file_seeds(world: Recorded) -> dict[str, bytes]:
+def file_seeds(simulation: RecordedSimulation) -> dict[str, bytes]:
     """Make inputs of the target `files`."""
     made: dict[str, bytes] = {}
 
     def add(name: str, reader: Any, content: bytes) -> None:
         made[name] = bytes([files.READERS.index(reader)]) + content
 
-    journal = Journal.from_bytes(world.programs["a"].journal.to_bytes())
-    journal.mark = PendingReveal(2, ("a", "b", "c"), bytes(32))
+    journal = Journal.from_bytes(simulation.programs["a"].journal.to_bytes())
+    journal.pending_reveal = PendingReveal(2, ("a", "b", "c"), bytes(32))
     whole = journal.to_bytes()[32:]
-    entries = [b"".join(journal.entry(place)) for place in range(len(journal))]
-    records = [*entries, b"".join(journal.mark_record())]
-    places = (*range(len(journal)), len(journal))
-    segment = b"".join(record_head(place, [each]) + each for place, each in zip(places, records, strict=True))
-    add("ledger", files.read_ledger, whole)
-    add("ledger-empty", files.read_ledger, Journal().to_bytes()[32:])
-    add("record", files.read_record, entries[-1])
-    add("record-mark", files.read_record, records[-1])
-    add("takeover", files.take_over, bytes([10, 100, 200, 0]) + journal.gift(0, states=True)[32:])
-    add("takeover-whole", files.take_over, bytes([0, 0, 0, 0]) + journal.gift(0, states=True)[32:])
+    entries = [b"".join(journal.entry_record(index)) for index in range(len(journal))]
+    records = [*entries, b"".join(journal.pending_reveal_record())]
+    indices = (*range(len(journal)), len(journal))
+    segment = b"".join(entry_header(index, [each]) + each for index, each in zip(indices, records, strict=True))
+    add("ledger", files.read_journal, whole)
+    add("ledger-empty", files.read_journal, Journal().to_bytes()[32:])
+    add("record", files.read_entry, entries[-1])
+    add("record-mark", files.read_entry, records[-1])
+    add("takeover", files.transfer_journal, bytes([10, 100, 200, 0]) + journal.export_since(0, states=True)[32:])
+    add("takeover-whole", files.transfer_journal, bytes([0, 0, 0, 0]) + journal.export_since(0, states=True)[32:])
     add("state", files.read_state, two(whole, b""))
     add("state-journal", files.read_state, two(b"", segment))
     for name, text in federations().items():
         add(f"federation-{name}", files.read_federation, text.encode())
     keys = keys_of("a")
     content = {"name": keys.name, "secret": keys.secret.decode(), "seed": keys.seed.hex()}
-    add("keys", files.read_keys, PRIVATE.format(**content, public=keys.public).encode())
-    add("keys-before-signatures", files.read_keys, PRIVATE.format(**content, public=keys.public[:40]).encode())
-    for make in (runs.classification, runs.regression, runs.grid, runs.least):
+    add("keys", files.read_keys, PRIVATE_FILE.format(**content, public=keys.public).encode())
+    add("keys-before-signatures", files.read_keys, PRIVATE_FILE.format(**content, public=keys.public[:40]).encode())
+    for make in (runs.classification, runs.regression, runs.grid, runs.minimal):
         add(f"run-{make.__name__}", files.read_run, json.dumps(make()).encode())
-    for data in (DATA, NUMBER):
+    for data in (DATA, REGRESSION):
         add(f"model-{data.task}", files.read_model, model(data))
     tables = {
         "commas": b"\0age,ward,id,outcome\n61,A,p1,ill\n,B,p2,well\n",
@@ -202,14 +204,14 @@ def file_seeds(world: Recorded) -> dict[str, bytes]:
 
 
 def two(one: bytes, other: bytes) -> bytes:
-    """Join what `files.parts` cuts."""
+    """Join two parts, which `files.parts` separates."""
     return struct.pack("<H", len(one)) + one + other
 
 
 def keys_of(name: str) -> Keys:
-    """Make keys that are the same every time."""
+    """Make keys that are the same in every run."""
     secret, seed = z85.encode(sha256(f"secret {name}".encode()).digest()), sha256(f"seed {name}".encode()).digest()
-    return Keys(name, _public(secret, seed), secret, seed)
+    return Keys(name, derive_public(secret, seed), secret, seed)
 
 
 def participant(name: str, address: str | None = None, cell: str = "") -> str:
@@ -229,7 +231,7 @@ def federations() -> dict[str, str]:
     )
     training = '[training]\nsteps = 10\nlr = 0.5\nring_bits = 64\nopening = "aggregator"\naggregator = "b"\n'
     hub = f'[hub]\naddress = "tcp://[2001:db8::1]:7000"\nkey = {json.dumps(keys_of("hub").public)}\n'
-    in_columns = IN_COLUMNS.replace("held_by = 2", "held_by = 1")
+    in_columns = VERTICAL_SCHEMA.replace("held_by = 2", "held_by = 1")
     return {
         "least": head + three,
         "training": head + training + three,
@@ -241,24 +243,30 @@ def federations() -> dict[str, str]:
 
 def model(data: Data) -> bytes:
     """Make a small model."""
-    columns = (Number("age", 3, 1, 60.0, 12.0), Number("dose", 4, 0, 0.0, 3.0), Category("ward", ("A", "B"), (2, 1), 0))
-    preparation = Preprocessing(columns, Target(("ill", "well"), (1, 2)) if data.task == "classification" else Target())
+    columns = (
+        NumberStats("age", 3, 1, 60.0, 12.0),
+        NumberStats("dose", 4, 0, 0.0, 3.0),
+        CategoryStats("ward", ("A", "B"), (2, 1), 0),
+    )
+    preprocessing = Preprocessing(
+        columns, TargetStats(("ill", "well"), (1, 2)) if data.task == "classification" else TargetStats()
+    )
     described = Model("mlp", (2,))
     torch.manual_seed(0)
-    network = build(described, len(preparation.features), preparation.outputs)
+    network = build(described, len(preprocessing.features), preprocessing.outputs)
     origin = {"participant": "a", "federation": "trial", "epoch": 1, "digest": "ab"}
     with tempfile.TemporaryDirectory() as place:
-        ConfinedModel(data, described, preparation, network, data.columns, 1, origin).save(place)
+        ConfinedModel(data, described, preprocessing, network, data.columns, 1, origin).save(place)
         return two((Path(place) / "model.json").read_bytes(), (Path(place) / "model.safetensors").read_bytes())
 
 
 def main() -> None:
-    """Write all of them."""
-    world = recorded(2)
+    """Write all inputs."""
+    simulation = run_simulation(2)
     for target, made in (
-        ("frames", frame_seeds(world)),
+        ("frames", frame_seeds(simulation)),
         ("membership", membership_seeds()),
-        ("files", file_seeds(world)),
+        ("files", file_seeds(simulation)),
     ):
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Check the model of views, marks and keys with Spin: `make model`.
+"""Check the model of views, pending reveals and keys with Spin: `make model`.
 
-Every run is an exhaustive search within its bounds. The laws must hold in the runs of the protocol, and must break in
-most of those that take a rule away. What a run leaves behind, with the trail to a violation, is in build/model/.
+Every run is an exhaustive search within its bounds. The invariants must hold in the runs of the protocol, and must fail
+in most of those without a rule. The output of a run, with the trail to a violation, is in build/model/.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DEPTH = 100_000
 TIMEOUT_SECONDS = 600
 
 HOLDS = "no violation"
-ONE_TOTAL = "law 1 is broken"
-ONE_GROUP = "law 2 is broken"
-REACHED = "it happens"
+ONE_TOTAL = "invariant 1 fails"
+ONE_GROUP = "invariant 2 fails"
+REACHED = "reached"
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Run:
     """One run of Spin.
 
     Attributes:
-        name: of the run.
-        what: of what, in words.
-        switches: of the model.
-        expected: its outcome.
+        name: the name of the run.
+        description: the setting, or the removed rule.
+        switches: the switches of the model.
+        expected: the expected outcome.
         long: whether it takes more than a few seconds.
     """
 
     name: str
-    what: str
+    description: str
     switches: str
     expected: str
     long: bool = False
@@ -59,56 +59,66 @@ RUNS = (
     Run("joins-first", "the same, and the sum is the first one", f"{JOINS_AND_LEAVES} PLACE=0", HOLDS, long=True),
     Run("returns", "one comes back to two, and leaves again", JOINS_AND_LEAVES, HOLDS, long=True),
     Run("replaced", "one is replaced by another, and comes back", "N=3 KILLS=0 FIRST=5 SECOND=6 THIRD=5", HOLDS),
-    Run("no-wedge", "no mark speaks for ever against what another has finished", "WEDGE KILLS=1 WIPES=1", HOLDS),
+    Run("no-wedge", "no pending reveal objects for ever to a finished sum", "WEDGE KILLS=1 WIPES=1", HOLDS),
     Run(
         "removed-wedge",
-        "there is one after a removal",
+        "one does after a removal",
         "N=3 KILLS=0 FIRST=7 SECOND=3 THIRD=7 WEDGE",
         REACHED,
         long=True,
     ),
     Run("finishes", "a sum is finished by all", "REACH VIEWS=1 KILLS=0", REACHED),
-    Run("takes-over", "a sum is taken over", "REACH_TAKEOVER", REACHED),
-    Run("guest-takes", "a sum is taken over by one that was no member", f"REACH_GUEST {JOINS_AND_LEAVES}", REACHED),
-    Run("runs-again", "a sum is finished after an earlier attempt was opened by the liar", "REACH_RERUN", REACHED),
-    Run("finding2", "claims are believed without proof", "FINDING2", ONE_TOTAL),
-    Run("late-takeover", "a sum is taken over that nobody claimed at first", "LATE_TAKEOVER", ONE_TOTAL),
+    Run("takes-over", "a sum is transferred", "REACH_TAKEOVER", REACHED),
+    Run(
+        "guest-takes",
+        "a sum is transferred to a member that did not take part",
+        f"REACH_GUEST {JOINS_AND_LEAVES}",
+        REACHED,
+    ),
+    Run("runs-again", "a sum is finished after the adversary revealed an earlier attempt", "REACH_RERUN", REACHED),
+    Run("finding2", "claims are accepted without proof", "FINDING2", ONE_TOTAL),
+    Run("late-takeover", "a sum is transferred that no first report claimed", "LATE_TAKEOVER", ONE_TOTAL),
     Run(
         "guest-new",
-        "a new one takes over what others may run again",
+        "a new member accepts a sum that others may repeat",
         f"{JOINS_AND_LEAVES} NEW=4 GUEST_TAKEOVER",
         ONE_TOTAL,
     ),
-    Run("guest-returns", "one that was away takes over the same", f"{JOINS_AND_LEAVES} GUEST_TAKEOVER", ONE_TOTAL),
-    Run("later-epoch", "a sum of a later epoch is taken over", f"{JOINS_AND_LEAVES} LATER_EPOCH", ONE_TOTAL),
-    Run("no-mark-members", "a mark does not bind members", "N=3 KILLS=0 FIRST=7 SECOND=3 NO_MARK_MEMBERS", ONE_GROUP),
-    Run("no-marks", "others' marks are ignored", "NO_MARK_COMPARISON GUEST_TAKEOVER WIPES=1", ONE_TOTAL),
-    Run("no-comparison", "others' marks of other attempts are ignored", "NO_MARK_COMPARISON WIPES=1", HOLDS),
-    Run("comparison-wedge", "the same: a mark speaks for ever", "NO_MARK_COMPARISON WEDGE", REACHED),
+    Run("guest-returns", "a former member accepts such a sum", f"{JOINS_AND_LEAVES} GUEST_TAKEOVER", ONE_TOTAL),
+    Run("later-epoch", "a sum of a later epoch is transferred", f"{JOINS_AND_LEAVES} LATER_EPOCH", ONE_TOTAL),
+    Run(
+        "no-mark-members",
+        "a pending reveal does not restrict the members",
+        "N=3 KILLS=0 FIRST=7 SECOND=3 NO_MARK_MEMBERS",
+        ONE_GROUP,
+    ),
+    Run("no-marks", "others' pending reveals are ignored", "NO_MARK_COMPARISON GUEST_TAKEOVER WIPES=1", ONE_TOTAL),
+    Run("no-comparison", "others' pending reveals of other attempts are ignored", "NO_MARK_COMPARISON WIPES=1", HOLDS),
+    Run("comparison-wedge", "the same: a pending reveal objects for ever", "NO_MARK_COMPARISON WEDGE", REACHED),
     Run(
         "no-own",
-        "one's own mark of another attempt is ignored, too",
+        "the own pending reveal of another attempt is ignored, too",
         "NO_MARK_COMPARISON NO_OWN_COMPARISON VIEWS=4 WIPES=1",
         HOLDS,
         long=True,
     ),
     Run("no-gathered", "reports may differ and be old", "NO_GATHERED VIEWS=4 WIPES=1", HOLDS, long=True),
-    Run("gathered-wedge", "the same: a mark speaks for ever", "NO_GATHERED WEDGE", REACHED),
-    Run("all-lose-total", "all who took part lose everything", "KILLS=0 WIPES=2", ONE_TOTAL),
+    Run("gathered-wedge", "the same: a pending reveal objects for ever", "NO_GATHERED WEDGE", REACHED),
+    Run("all-lose-total", "all members that took part lose their state", "KILLS=0 WIPES=2", ONE_TOTAL),
     Run("all-lose-group", "the same, and one is removed", "N=3 KILLS=0 WIPES=2 FIRST=7 SECOND=3", ONE_GROUP),
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has found.
+    """The result of a run.
 
     Attributes:
-        outcome: one of the words above, or what went wrong.
-        states: how many different states were visited.
-        depth: the longest path.
-        megabytes: of memory.
-        seconds: that it took, without making it.
+        outcome: one of the outcomes above, or the failure.
+        states: the number of visited states.
+        depth: the length of the longest path.
+        megabytes: the memory used.
+        seconds: the run time, without compilation.
     """
 
     outcome: str
@@ -119,12 +129,12 @@ class Result:
 
 
 def missing_tools() -> list[str]:
-    """The programs that are needed and not here."""
+    """Return the required programs that are not installed."""
     return [tool for tool in TOOLS if shutil.which(tool) is None]
 
 
 def execute(run: Run, out: Path = OUT) -> Result:
-    """Make the verifier of a run and run it."""
+    """Compile and run the verifier of a run."""
     folder = out / run.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -174,28 +184,28 @@ def _read(text: str, seconds: float) -> Result:
 
 
 def main() -> int:
-    """Run all, print a table, and tell whether all is as expected."""
+    """Execute all runs, print a table, and return 1 if an outcome is unexpected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="leave out the runs that take more than a few seconds")
+    parser.add_argument("--quick", action="store_true", help="skip the runs that take more than a few seconds")
     quick = parser.parse_args().quick
     if missing := missing_tools():
         print(f"{' and '.join(missing)} not found; on Debian and Ubuntu: apt-get install spin gcc", file=sys.stderr)
         return 2
-    print(f"{'run':<18}{'states':>10}{'depth':>7}{'MB':>6}{'s':>7}  {'outcome':<17}  what")
-    wrong = 0
+    print(f"{'run':<18}{'states':>10}{'depth':>7}{'MB':>6}{'s':>7}  {'outcome':<17}  description")
+    unexpected = 0
     for run in RUNS:
         if quick and run.long:
             continue
         found = execute(run)
         verdict = found.outcome
         if verdict != run.expected:
-            wrong += 1
+            unexpected += 1
             verdict = f"{verdict} (expected: {run.expected})"
         figures = f"{found.states:>10,}{found.depth:>7}{found.megabytes:>6}{found.seconds:>7.1f}"
-        print(f"{run.name:<18}{figures}  {verdict:<17}  {run.what}", flush=True)
-    if wrong:
-        print(f"{wrong} not as expected; see {OUT}", file=sys.stderr)
-    return 1 if wrong else 0
+        print(f"{run.name:<18}{figures}  {verdict:<17}  {run.description}", flush=True)
+    if unexpected:
+        print(f"{unexpected} runs have an unexpected outcome; see {OUT}", file=sys.stderr)
+    return 1 if unexpected else 0
 
 
 if __name__ == "__main__":

@@ -1,66 +1,69 @@
-/* Views, marks, keys and certificates: the core of cgd's protocol, for the model checker Spin.
+/* Views, marks, keys and certificates: the core of cgd's membership protocol, for the model checker Spin.
 
-   `make model` checks it, docs/model.md tells what was found. The code is in src/cgd/protocol: assembly.py (views),
-   reports.py and catching_up.py (reports, takeovers), history.py (certificates, marks), group.py (when a mark is
-   written), secure_sum.py (rules 4 and 5).
+   `make model` checks it, docs/model.md describes the results. The code is in src/cgd/secagg: membership.py (views),
+   positions.py and view_change.py (reports, transfers), certificates.py (certificates, pending reveals), group.py (when
+   a pending reveal is written), secure_sum.py (rules 4 and 5). A mark is a pending reveal in the code.
 
-   WHAT IS MODELLED
-   - N honest members (0, 1, ...) and one liar, who is a member of every group and has no process of its own: whatever
-     it can do is a choice of the moment at which an honest member goes on. It withholds a message by letting a member
-     never go on; it sends it to one and not to the other by letting only one go on; it starts a new view at any
-     moment; it holds every signature and every key that ever left an honest member; it gives a certificate to
-     whomever it likes, in any view.
-   - One sum, at place 1 of the history. (A member has the sum at place 0 behind it, or is new or wiped and has nothing.)
-   - A view is named by the lives of its members and a key of the liar. Who is in a view reports: how many sums it has
-     finished, by which history, and its mark. Members may be in different views at the same time, stay in an old one
-     while others are in a new one, and visit views in a different order if the liar gives its keys in a different
-     order. Nobody visits a view twice.
-   - Gathered: who has the first reports of all says so. Nobody does anything in a view before all have said so.
-   - Second reports: who has taken the sum over reports it in the same view. Others may get that late, or not at all.
-   - The liar's first report is one bit, the same for all: that it has finished the sum, or that it has not. It is
-     decided when the first member makes use of it.
-   - One attempt of the sum in each view, so an attempt has the number of its view. Its steps: Ready, agreed (all are
-     ready; Confirm leaves), shown (all have confirmed; the mark is written and the key leaves), finished (all keys are
-     here).
-   - What is durable: finished sums and the mark. The rest is gone when a member is killed.
-   - Epochs: a list of groups of honest members. Each member goes to the next epoch at a moment of its own.
+   MODELLED
+   - N honest members (0, 1, ...) and one adversary, which is a member of every group and has no process of its own: its
+     actions are choices of the moment at which an honest member continues. It withholds a message if a member never
+     continues; it sends it to one member only if only that one continues; it starts a new view at any moment; it has
+     every signature and every key that an honest member ever sent; it sends a certificate to any member, in any view.
+   - One sum, at index 1 of the history. (A member has finished the sum at index 0, or is new or wiped and has no
+     history.)
+   - A view is identified by the incarnations of its members and a key of the adversary. A member in a view reports the
+     number and the history of its finished sums, and its mark. Members may be in different views at the same time, stay
+     in an old one while others are in a new one, and visit views in a different order if the adversary sends its keys in
+     a different order. No member visits a view twice.
+   - Gathered: a member that has the first reports of all members announces it. No member does anything in a view before
+     all have announced it.
+   - Second reports: a member that accepted a transfer of the sum reports it in the same view. Others may receive that
+     late, or not at all.
+   - The adversary's first report is one bit, the same for all members: whether it has finished the sum. It is decided
+     when the first member uses it.
+   - One attempt at the sum in each view, so an attempt has the number of its view. Its steps: Ready; agreed (all are
+     ready; Confirm is sent); revealed (all have confirmed; the mark is written and the key is sent); finished (all keys
+     were received).
+   - Durable state: finished sums and the mark. All other state is lost when a member is killed.
+   - Epochs: a list of groups of honest members. Each member enters the next epoch at its own time.
 
-   WHAT IS LEFT OUT
-   - Numbers. A total is the attempt that it comes from: the liar chooses its addend anew in every attempt. If it tells
-     two members different things within one attempt, the digests in the Confirms differ and nobody shows a key.
+   NOT MODELLED
+   - Numbers. A total is identified by its attempt: the adversary chooses its addend again in every attempt. If it sends
+     different statements to two members within one attempt, the digests in the Confirms differ and no key is revealed.
    - Forged signatures and guessed keys. Messages between honest members are neither lost nor forged, but may be late.
-   - What else the liar may report. It never speaks against its own certificates, and a report that does only holds
-     others up, as does one that more was finished than at first.
-   - Steps that add nothing: agreed and Confirm are one step, and so are writing the mark and showing the key. To be
-     killed between them is to be killed after them, with others that do not make use of it.
+   - Other reports of the adversary. It never objects to its own certificates, and a report that does only delays
+     others, as does a report of more finished sums than at first.
+   - Steps without effect: agreed and Confirm are one step, and so are writing the mark and revealing the key. A kill
+     between them is equivalent to a kill after them, with others that do not use it.
 
    BOUNDS (set by -D)
    N      honest members (2)             VIEWS  views, and so attempts, in the whole run (3)
-   KILLS  kills that leave what is durable (1)      WIPES  kills that lose everything (0)
+   KILLS  kills that keep durable state (1)         WIPES  kills that lose all state (0)
    FIRST, SECOND, THIRD   the honest members in each epoch, as bit masks: 3 is {0, 1}, 7 is {0, 1, 2}, 0 is no epoch
           (one epoch with all N members)
-   NEW    the members that begin without a past, a bit mask (0)
-   PLACE  of the sum in the history (1); 0: it is the first, and nobody has a past
+   NEW    the members that start without history, a bit mask (0)
+   PLACE  the index of the sum in the history (1); 0: it is the first, and no member has a history
 
-   SWITCHES, each of which takes a rule away
-   FINDING2            who says that it has finished the sum is believed, and may tell everybody something else
-   NO_GATHERED         a member goes on with the reports that it has: others may have left the view meanwhile, and may
-                       have another first report of the liar
-   LATE_TAKEOVER       a sum is taken over even if it was not claimed in a first report: also by a member that is ready
-                       to run it in the same view, and goes on running it
-   GUEST_TAKEOVER      who has not shown its key in an attempt takes it over although those who have may run it again
-   NO_MARK_COMPARISON  other members' marks of other attempts do not speak against an attempt
-   NO_OWN_COMPARISON   our own mark of another attempt does not
-   NO_MARK_MEMBERS     a mark does not bind its member to the members of the attempt
-   LATER_EPOCH         a sum of a later epoch than ours is taken over
+   SWITCHES, each of which removes a rule
+   FINDING2            a member that claims to have finished the sum is believed, and may send everyone another total
+   NO_GATHERED         a member continues with the reports that it has: others may have left the view meanwhile, and may
+                       have another first report of the adversary
+   LATE_TAKEOVER       a sum is accepted even if it was not claimed in a first report: also by a member that is ready to
+                       run it in the same view, and continues to run it
+   GUEST_TAKEOVER      a member that has not revealed its key in an attempt accepts it although those that have may
+                       repeat it
+   NO_MARK_COMPARISON  other members' marks of other attempts are no objection to an attempt
+   NO_OWN_COMPARISON   our own mark of another attempt is no objection
+   NO_MARK_MEMBERS     a mark does not restrict its member to the members of the attempt
+   LATER_EPOCH         a sum of a later epoch than ours is accepted
 
-   CLAIMS, instead of the two laws
-   REACH             "no sum is ever finished by all": must be wrong, or the laws hold for want of any sum
-   REACH_TAKEOVER    "no sum is ever taken over": must be wrong
-   REACH_GUEST       "no sum is ever taken over by one that was no member of it": must be wrong
-   REACH_RERUN       "no sum is ever finished after an earlier attempt was opened": must be wrong
-   WEDGE             "nobody has finished an attempt that another one's mark speaks against": such a mark keeps its member
-                     from taking over what the other has, for ever. It is true as long as the members stay the same
+   CLAIMS, instead of the two invariants
+   REACH             "no sum is ever finished by all": must be wrong, or the invariants hold for lack of sums
+   REACH_TAKEOVER    "no sum is ever transferred": must be wrong
+   REACH_GUEST       "no sum is ever transferred to a member that was not one of its members": must be wrong
+   REACH_RERUN       "no sum is ever finished after an earlier attempt was revealed": must be wrong
+   WEDGE             "no member has finished an attempt to which another one's mark objects": such a mark prevents its
+                     member forever from accepting the other's sum. It is true as long as the members stay the same
 
    With TABLE the model checks nothing and prints the values of its conditions; tests/test_model.py compares them with
    those of the code. */
@@ -101,35 +104,35 @@ typedef View {
   byte epoch;
   byte members;   /* those of the epoch, a bit mask, as are: */
   byte here;      /* who has entered it and reported */
-  byte gathered;  /* who has had all reports */
-  byte claimed;   /* to whom the liar has reported at first that it has finished the sum, if that made a difference */
-  byte ready;     /* who has said Ready */
-  byte agreed;    /* who has all Readies, and has said Confirm */
-  byte shown;     /* who has all Confirms, has written its mark and shown its key */
-  byte life[N];   /* whose life this is a view of */
+  byte gathered;  /* who has all reports */
+  byte claimed;   /* to which members the adversary first reported that it has finished the sum, if that mattered */
+  byte ready;     /* who has sent Ready */
+  byte agreed;    /* who has all Readies, and has sent Confirm */
+  byte revealed;  /* who has all Confirms, has written its mark and revealed its key */
+  byte incarnation[N];   /* of every member in this view */
   byte length[N]; /* first reports: finished sums */
-  byte head[N];   /* first reports: the attempt that finished the sum, if it is finished; the place before is the same for all */
+  byte head[N];   /* first reports: the attempt that finished the sum, if it is finished; index 0 is the same for all */
   byte mark[N];   /* first reports: the attempt of the mark; 0: none */
-  byte took[N];   /* second reports: the attempt that was taken over in this view; 0: none */
+  byte took[N];   /* second reports: the attempt that was accepted in this view; 0: none */
 };
 
 View view[VIEWS + 1]; /* view[0] is none */
-byte views;           /* how many there are */
+byte views;           /* the number of views */
 byte kills = KILLS;
 byte wipes = WIPES;
 
 /* Of every honest member: */
-byte life[N] = 1;
+byte incarnation[N] = 1;
 byte epoch[N];
 byte at[N];           /* its view; 0: none */
-bool past[N];         /* durable: whether it has finished the sum at place 0 */
+bool past[N];         /* durable: whether it has finished the sum at index 0 */
 byte done[N];         /* durable: the attempt with which it has finished the sum; 0: it has not */
 byte mark[N];         /* durable: the attempt of its mark; 0: none */
 
 #define LENGTH(i)   (done[i] -> DONE : (past[i] -> PLACE : 0))
 #define MEMBER(i,v) ((view[v].members & BIT(i)) != 0)
 #define ALL(v,what) ((view[v].what & view[v].members) == view[v].members)
-#define OPEN(t)     (view[t].members && ALL(t, shown))              /* the liar has all keys, and so a certificate, of attempt t */
+#define OPEN(t)     (view[t].members && ALL(t, revealed))              /* the adversary has all keys, and so a certificate, of attempt t */
 
 /* SOME(condition, v, i, t): it is true of some honest member j in view v, other than i. */
 #define OTHER(condition, v, i, j, t) (i != j && MEMBER(j, v) && condition(v, i, j, t))
@@ -139,9 +142,9 @@ byte mark[N];         /* durable: the attempt of its mark; 0: none */
 #define SOME(condition, v, i, t) (OTHER(condition, v, i, 0, t) || OTHER(condition, v, i, 1, t))
 #endif
 
-/* The conditions that the code has, too; see TABLE. */
+/* The conditions that are also in the code; see TABLE. */
 
-/* history.acceptable: a report keeps us from taking over that attempt t finished the sum. */
+/* certificates.find_objections: a report objects to attempt t. */
 #ifdef NO_MARK_COMPARISON
 #define LEFT_BEHIND(mark, t) false
 #else
@@ -157,15 +160,15 @@ byte mark[N];         /* durable: the attempt of its mark; 0: none */
      -> (length) == PLACE + 1 && (head) != (t) \
       : (((length) == PLACE && (LEFT_BEHIND(mark, t) || UNFINISHED(mark, took_part))) || ((length) != 0 && !(signer))))
 
-/* Group._check_mark: a member with this mark (0: none) may take part in the sum with these members. */
+/* Group._check_pending_reveal: a member with this mark (0: none) may take part in the sum with these members. */
 #ifdef NO_MARK_MEMBERS
 #define MAY_ENTER(m, group) true
 #else
 #define MAY_ENTER(m, group) (!(m) || view[m].members == (group))
 #endif
 
-/* CatchingUp._speaks_against: member i, in view v with all reports, is given the certificate of attempt t. Whoever has
-   taken the same over in this view does not speak against it any more, as soon as its second report is here. */
+/* ViewChange._find_objections: member i, in view v with all reports, receives the certificate of attempt t. A member
+   that accepted the same in this view does not object to it any more, once its second report was received. */
 #define HOLDS(v, j, t)  ((view[v].length[j] == DONE && view[v].head[j] == (t)) || view[v].took[j] == (t))
 #define TOOK_PART(i, t) (LENGTH(i) == PLACE && mark[i] == (t))
 #define REPORT_AGAINST(v, i, j, t) (view[v].took[j] != (t) && \
@@ -180,45 +183,45 @@ byte mark[N];         /* durable: the attempt of its mark; 0: none */
   (!OWN_AGAINST(i, t) && !SOME(REPORT_AGAINST, v, i, t) \
    && (LENGTH(i) == 0 || MEMBER(i, t) || !SOME(STRANGE, v, i, t)))
 
-/* Those about views. */
+/* Conditions of views. */
 
-/* Reports.settled: a member may go on in this view. */
+/* PositionReports.agreed: a member may continue in this view. */
 #ifdef NO_GATHERED
 #define SETTLED(v) ALL(v, here)
 #else
 #define SETTLED(v) (ALL(v, here) && ALL(v, gathered))
 #endif
 
-/* Reports.longest: in a view in which somebody has claimed the sum in a first report, it is taken over and not run; in
-   any other it is run and not taken over. */
+/* PositionReports.max_length: in a view in which a first report claimed the sum, it is accepted and not run; in any
+   other view it is run and not accepted. */
 #define IS_AHEAD(v, i, j, t) (view[v].length[j] == DONE)
 #define SOMEBODY_AHEAD(v, i) SOME(IS_AHEAD, v, i, 0)
-#ifdef NO_GATHERED /* what the liar has told this one */
-#define TOLD(v, i)  BIT(i)
+#ifdef NO_GATHERED /* the adversary has reported to this member only */
+#define INFORMED(v, i)  BIT(i)
 #else
-#define TOLD(v, i)  view[v].members
+#define INFORMED(v, i)  view[v].members
 #endif
 #ifdef LATE_TAKEOVER
 #define MAY_TAKE(v, i) true
 #else
-#define MAY_TAKE(v, i) (SOMEBODY_AHEAD(v, i) || !(view[v].ready & TOLD(v, i)))
+#define MAY_TAKE(v, i) (SOMEBODY_AHEAD(v, i) || !(view[v].ready & INFORMED(v, i)))
 #endif
 #define MAY_RUN(v, i) (!SOMEBODY_AHEAD(v, i) && !(view[v].claimed & BIT(i)))
 
-/* Takeover: whether a sum of this epoch can be taken over. */
+/* JournalTransfer: whether a sum of this epoch is accepted. */
 #ifdef LATER_EPOCH
 #define KNOWN_EPOCH(i, t) true
 #else
 #define KNOWN_EPOCH(i, t) (view[t].epoch <= epoch[i])
 #endif
 
-/* The laws. */
+/* The invariants. */
 
 #define TWO(i, j)  (done[i] && done[j] && done[i] != done[j])
 #define WEDGED(i, j) (done[i] && !done[j] && OWN_AGAINST(j, done[i]))
 #define SPLIT(s, t) (OPEN(s) && OPEN(t) && view[s].members != view[t].members)
 
-inline laws() {
+inline invariants() {
 #if defined(REACH)
 #if N == 3
   assert(!(done[0] && done[1] && done[2]))
@@ -226,19 +229,19 @@ inline laws() {
   assert(!(done[0] && done[1]))
 #endif
 #elif defined(REACH_TAKEOVER) || defined(REACH_GUEST) || defined(REACH_RERUN)
-  skip /* where it happens */
+  skip /* asserted where it occurs */
 #elif defined(WEDGE)
   assert(!WEDGED(0, 1) && !WEDGED(1, 0));
 #if N == 3
   assert(!WEDGED(0, 2) && !WEDGED(2, 0) && !WEDGED(1, 2) && !WEDGED(2, 1))
 #endif
 #else
-  /* 1. One total for a step. */
+  /* 1. One total for a sum. */
   assert(!TWO(0, 1));
 #if N == 3
   assert(!TWO(0, 2) && !TWO(1, 2));
 #endif
-  /* 2. No two openings of a sum over different honest members. */
+  /* 2. No two attempts at a sum are revealed over different honest members. */
 #if VIEWS >= 2
   assert(!SPLIT(1, 2));
 #endif
@@ -254,9 +257,9 @@ inline laws() {
 #endif
 }
 
-/* What a member does. */
+/* The actions of a member. */
 
-inline report(i, v) { /* it is in view v now, and tells all where it stands */
+inline report(i, v) { /* enter view v and report to all */
   view[v].here = view[v].here | BIT(i);
   view[v].length[i] = LENGTH(i);
   view[v].head[i] = done[i];
@@ -264,27 +267,27 @@ inline report(i, v) { /* it is in view v now, and tells all where it stands */
   at[i] = v
 }
 
-inline found(i) { /* a view with a new key of the liar */
+inline found(i) { /* a view with a new key of the adversary */
   views++;
   view[views].epoch = epoch[i];
   view[views].members = GROUP(epoch[i]);
-  view[views].life[0] = life[0];
-  view[views].life[1] = life[1];
+  view[views].incarnation[0] = incarnation[0];
+  view[views].incarnation[1] = incarnation[1];
 #if N == 3
-  view[views].life[2] = life[2];
+  view[views].incarnation[2] = incarnation[2];
 #endif
   report(i, views)
 }
 
 #if N == 3
-#define NOT_OLDER(v, w) (view[v].life[0] >= view[w].life[0] && view[v].life[1] >= view[w].life[1] \
-                         && view[v].life[2] >= view[w].life[2])
+#define NOT_OLDER(v, w) (view[v].incarnation[0] >= view[w].incarnation[0] && view[v].incarnation[1] >= view[w].incarnation[1] \
+                         && view[v].incarnation[2] >= view[w].incarnation[2])
 #else
-#define NOT_OLDER(v, w) (view[v].life[0] >= view[w].life[0] && view[v].life[1] >= view[w].life[1])
+#define NOT_OLDER(v, w) (view[v].incarnation[0] >= view[w].incarnation[0] && view[v].incarnation[1] >= view[w].incarnation[1])
 #endif
-/* A view of others that it has not been in. It does not go back to older lives of others than it knows. */
+/* A view of others that it has not visited. It does not return to older incarnations of others than it knows. */
 #define MAY_JOIN(i, v) (v <= views && view[v].epoch == epoch[i] && MEMBER(i, v) && !(view[v].here & BIT(i)) \
-                        && view[v].life[i] == life[i] && NOT_OLDER(v, at[i]))
+                        && view[v].incarnation[i] == incarnation[i] && NOT_OLDER(v, at[i]))
 
 inline finish(i, t) {
   done[i] = t;
@@ -292,10 +295,10 @@ inline finish(i, t) {
   mark[i] = 0
 }
 
-inline take_over(i, t) { /* and report again */
+inline take_over(i, t) { /* accept the transfer, and report again */
   if
   :: SOMEBODY_AHEAD(at[i], i)
-  :: else -> view[at[i]].claimed = view[at[i]].claimed | TOLD(at[i], i)
+  :: else -> view[at[i]].claimed = view[at[i]].claimed | INFORMED(at[i], i)
   fi;
   view[at[i]].took[i] = t;
   finish(i, t);
@@ -304,7 +307,7 @@ inline take_over(i, t) { /* and report again */
 #elif defined(REACH_GUEST)
   assert(t >= 254 || MEMBER(i, t));
 #endif
-  laws()
+  invariants()
 }
 
 #define MAY_CATCH_UP(i) (at[i] && !done[i] && SETTLED(at[i]) && MAY_TAKE(at[i], i))
@@ -317,7 +320,7 @@ inline take_over(i, t) { /* and report again */
 active [N] proctype member() {
   past[_pid] = !(NEW & BIT(_pid));
   do
-  /* Views: of its own, or of others. */
+  /* Views: a new one, or one of others. */
   :: atomic { views < VIEWS && (GROUP(epoch[_pid]) & BIT(_pid)) -> found(_pid) }
   ENTER(1)
 #if VIEWS >= 2
@@ -334,28 +337,28 @@ active [N] proctype member() {
        view[at[_pid]].gathered = view[at[_pid]].gathered | BIT(_pid) }
 #endif
 
-  /* The sum. Nobody that it believes is ahead: it is ready. Who had no past has taken over place 0 by now. */
+  /* The sum. No member is known to be ahead: it is ready. A member without history has received index 0 by now. */
   :: atomic { at[_pid] && !done[_pid] && SETTLED(at[_pid]) && !(view[at[_pid]].ready & BIT(_pid)) &&
               MAY_RUN(at[_pid], _pid) && MAY_ENTER(mark[_pid], view[at[_pid]].members) ->
        past[_pid] = true;
        view[at[_pid]].ready = view[at[_pid]].ready | BIT(_pid) }
   :: atomic { at[_pid] && ALL(at[_pid], ready) && !(view[at[_pid]].agreed & BIT(_pid)) ->
        view[at[_pid]].agreed = view[at[_pid]].agreed | BIT(_pid) }
-  :: atomic { at[_pid] && ALL(at[_pid], agreed) && !(view[at[_pid]].shown & BIT(_pid)) ->
-       view[at[_pid]].shown = view[at[_pid]].shown | BIT(_pid);
+  :: atomic { at[_pid] && ALL(at[_pid], agreed) && !(view[at[_pid]].revealed & BIT(_pid)) ->
+       view[at[_pid]].revealed = view[at[_pid]].revealed | BIT(_pid);
        if
        :: !done[_pid] -> mark[_pid] = at[_pid]
-       :: else /* LATE_TAKEOVER: the mark is of the place behind, where nothing is modelled */
+       :: else /* LATE_TAKEOVER: the mark is of the next index, which is not modelled */
        fi;
-       laws() }
+       invariants() }
   :: atomic { at[_pid] && !done[_pid] && OPEN(at[_pid]) && mark[_pid] == at[_pid] ->
        finish(_pid, at[_pid]);
 #ifdef REACH_RERUN
        assert(!(OPEN(1) && at[_pid] > 1));
 #endif
-       laws() }
+       invariants() }
 
-  /* The past. */
+  /* Transfers. */
   TAKE(1)
 #if VIEWS >= 2
   TAKE(2)
@@ -371,16 +374,16 @@ active [N] proctype member() {
   :: atomic { MAY_CATCH_UP(_pid) -> take_over(_pid, 255) }
 #endif
 
-  /* Its life. */
-  :: atomic { kills && at[_pid] -> kills--; life[_pid]++; at[_pid] = 0 }
-  :: atomic { wipes && at[_pid] -> wipes--; life[_pid]++; at[_pid] = 0;
+  /* Kills and epochs. */
+  :: atomic { kills && at[_pid] -> kills--; incarnation[_pid]++; at[_pid] = 0 }
+  :: atomic { wipes && at[_pid] -> wipes--; incarnation[_pid]++; at[_pid] = 0;
        past[_pid] = false; done[_pid] = 0; mark[_pid] = 0 }
   :: atomic { GROUP(epoch[_pid] + 1) -> epoch[_pid]++; at[_pid] = 0 }
   od
 }
 #else
 
-/* The conditions, with all values of what they depend on: a line has these and, last, what comes out. */
+/* The conditions for all values of their parameters: a line has these and, last, the value. */
 byte one, two, three, four, five, six;
 
 #define FOR(what, from, to) for (what : from .. to)

@@ -22,7 +22,7 @@ PYPI = "https://pypi.org/simple"
 LINK = re.compile(r'/([^/"]+\.whl)#sha256=([0-9a-f]{64})"')
 OLDEST = (3, 11)  # of Python: what it can use, newer ones can
 BUILD = ("hatchling", "editables")  # what an editable installation needs, so that pip fetches nothing else for it
-LOCKS = {"run": ".", "dev": ".[dev]", "docs": ".[docs]"}
+LOCKS = {"run": ".[all]", "dev": ".[dev]", "docs": ".[all,docs]"}
 LEFT_OUT = re.compile(r"cgd|torch|triton|nvidia-.*|cuda-.*")
 HEAD = "# Written by `make lock`; what it is for is in CONTRIBUTING.md.\n"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from hypothesis import settings
 
-# The machine's speed is no property of the code: no deadlines. CI runs are repeatable, and print what fails.
+# No deadlines, because machines differ in speed. Examples are derandomised, so that a failure can be reproduced.
 settings.register_profile("cgd", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("cgd")
 

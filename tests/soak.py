@@ -1,6 +1,6 @@
-"""Five processes train while they are killed, stopped and lose their state at random: `make soak`.
+"""Train in five processes that are killed, paused or lose their state at random: `make soak`.
 
-In the end everybody must have the bits of an undisturbed run.
+All participants must end with the bits of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from support.federations import NAMES, ProcessFederation  # noqa: E402
 
 
 def undisturbed(folder: Path, steps: int) -> str:
-    """What the same participants, with the same keys, come to inside one process."""
+    """Return the digest of the same training, with the same keys, in one process."""
     training = runpy.run_path(str(folder / "training.py"))
 
     def work(peers: Any) -> Any:
         peers.seed = Keys.load(folder / f"{peers.me}.key").federation_seed("trial")
         return training["train"](peers, steps=steps)[0]
 
-    with local_peers(NAMES) as peers:
-        digests = {hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in peers.run(work)}
+    with local_peers(NAMES) as members:
+        digests = {hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in members.run(work)}
     (digest,) = digests
     return digest
 
 
-def disturb(federation_of_processes: ProcessFederation, rng: random.Random) -> str:
-    """Kill a participant, with or without its state, or stop it for a while; says which."""
-    victim = rng.choice(NAMES)
+def disturb(federation: ProcessFederation, rng: random.Random) -> str:
+    """Kill a participant, with or without its state, or pause it; return the kind of disturbance."""
+    name = rng.choice(NAMES)
     kind = rng.choice(["kill", "kill", "wipe", "stop"])
     if kind == "stop":
-        federation_of_processes.processes[victim].send_signal(signal.SIGSTOP)
+        federation.processes[name].send_signal(signal.SIGSTOP)
         time.sleep(rng.uniform(0, 1))
-        federation_of_processes.processes[victim].send_signal(signal.SIGCONT)
+        federation.processes[name].send_signal(signal.SIGCONT)
     else:
-        federation_of_processes.kill(victim, lose_state=kind == "wipe")
-        federation_of_processes.start(victim, PAUSE="0.05", LOOP="steps")
+        federation.kill(name, lose_state=kind == "wipe")
+        federation.start(name, PAUSE="0.05", LOOP="steps")
     return kind
 
 
 def main() -> None:
-    """Disturb a training so many times, and compare."""
+    """Disturb a training run and compare its result with an undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--disturbances", type=int, default=150)
     parser.add_argument("--steps", type=int, default=400)
@@ -64,23 +64,22 @@ def main() -> None:
     rng = random.Random(arguments.seed)
     counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="cgd-soak-") as name:
-        federation_of_processes = ProcessFederation(Path(name), steps=arguments.steps)
+        federation = ProcessFederation(Path(name), steps=arguments.steps)
         try:
-            federation_of_processes.start_all(PAUSE="0.05", LOOP="steps")
+            federation.start_all(PAUSE="0.05", LOOP="steps")
             while sum(counts.values()) < arguments.disturbances:
                 time.sleep(rng.uniform(0, 2))
-                if any(process.poll() is not None for process in federation_of_processes.processes.values()):
+                if any(process.poll() is not None for process in federation.processes.values()):
                     sys.exit(
-                        f"somebody has ended after {counts}: give more --steps\n"
-                        + federation_of_processes.said(NAMES[0])
+                        f"a participant has finished after {counts}: give more --steps\n" + federation.output(NAMES[0])
                     )
-                kind = disturb(federation_of_processes, rng)
+                kind = disturb(federation, rng)
                 counts[kind] = counts.get(kind, 0) + 1
-            codes = federation_of_processes.wait(seconds=1200)
-            bits = set(federation_of_processes.bits().values())
+            codes = federation.wait(seconds=1200)
+            bits = set(federation.bits().values())
         finally:
-            federation_of_processes.close()
-        expected = undisturbed(federation_of_processes.folder, arguments.steps)
+            federation.close()
+        expected = undisturbed(federation.folder, arguments.steps)
         if set(codes.values()) != {0} or bits != {expected}:
             sys.exit(f"after {counts}: exit codes {codes}, bits {bits}, undisturbed {expected}")
     print(f"{sum(counts.values())} disturbances ({counts}), {arguments.steps} steps: the bits of an undisturbed run")

@@ -24,7 +24,7 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
 
 
-def test_version_and_help_need_no_torch(tmp_path: Path) -> None:
+def test_version_and_help_do_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from cgd.cli import app; app(['--help'], standalone_mode=False); "
         "assert not {'torch', 'sklearn', 'matplotlib', 'numpy'} & set(sys.modules)"
@@ -36,7 +36,7 @@ def test_version_and_help_need_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["breast-cancer", "digits"])
-def test_the_demo_ends_with_a_table_a_plot_and_the_numbers(dataset: str, tmp_path: Path) -> None:
+def test_demo_writes_a_table_a_plot_and_json(dataset: str, tmp_path: Path) -> None:
     finished = run(
         "demo", "--dataset", dataset, "--steps", "60", "--participants", "4", "--json", "out.json", cwd=tmp_path
     )
@@ -51,14 +51,14 @@ def test_the_demo_ends_with_a_table_a_plot_and_the_numbers(dataset: str, tmp_pat
     confined = [each["confined"]["accuracy"][-1] for each in result["participants"]]
     alone = [each["alone"]["accuracy"][-1] for each in result["participants"]]
     assert min(confined) > 0.85
-    if dataset == "breast-cancer":  # digits takes more steps until together is better than alone
+    if dataset == "breast-cancer":  # digits needs more steps until together is better than alone
         assert sum(confined) > sum(alone)
     for each in result["participants"]:
         assert f"{each['confined']['loss'][-1]:.3f}" in finished.stdout
         assert each["traffic"]["sums"] == 62  # statistics, n, and one for each step
 
 
-def test_the_seed_repeats_the_demo(tmp_path: Path) -> None:
+def test_demo_with_the_same_seed_gives_the_same_json(tmp_path: Path) -> None:
     results = []
     for name in ("one.json", "two.json"):
         assert run("demo", "--steps", "5", "--seed", "3", "--json", name, cwd=tmp_path).returncode == 0
@@ -67,30 +67,30 @@ def test_the_seed_repeats_the_demo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["demo", "--participants", "2"], "a secure sum needs at least 3"),
-        (["demo", "--steps", "0"], "steps is 0; train for at least 1"),
-        (["demo", "--participants", "300"], "do not suffice for 300 parts"),
+        (["demo", "--steps", "0"], "steps is 0; it must be at least 1"),
+        (["demo", "--participants", "300"], "are too few for 300 parts"),
         (["demo", "--dataset", "mnist"], "mnist"),
         (["demo", "--json", "nowhere/out.json"], "nowhere/out.json cannot be written (No such file or directory)"),
         (["demo", "--plot", "."], "cannot be written (Is a directory)"),
         (["demo", "--plot", "curves.xyz"], "ends with .png"),
         (["demo", "--json", "/proc/out.json"], "cannot be written"),
         (["demo", "--participants", "-1"], "participants is -1"),
-        (["demo", "--participants", "100000"], "do not suffice for 100000 parts"),
+        (["demo", "--participants", "100000"], "are too few for 100000 parts"),
         (["dance"], "No such command"),
     ],
 )
-def test_bad_input_is_one_clear_error(arguments: Sequence[str], says: str, tmp_path: Path) -> None:
+def test_bad_input_is_reported_without_a_traceback(arguments: Sequence[str], message: str, tmp_path: Path) -> None:
     finished = run(*arguments, cwd=tmp_path)
     assert finished.returncode == 2
-    assert says in " ".join(finished.stderr.replace("│", " ").split())
+    assert message in " ".join(finished.stderr.replace("│", " ").split())
     assert "Traceback" not in finished.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_lost_when_the_reader_goes_away(tmp_path: Path) -> None:
+def test_closed_pipe_loses_no_files(tmp_path: Path) -> None:
     command = f"{sys.executable} -m cgd demo --steps 3 --json out.json | head -c 1"
     finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "Traceback" not in finished.stderr
@@ -99,7 +99,7 @@ def test_nothing_is_lost_when_the_reader_goes_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of a process in /proc")
-def test_an_interrupt_stops_members_in_training_at_once_and_without_a_traceback(tmp_path: Path) -> None:
+def test_interrupt_stops_the_demo_without_a_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cgd", "demo", "--steps", "1000", "--participants", "8"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`cgd audit`, as a user types it."""
+"""`cgd audit` as a command."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=env)
 
 
-def test_one_attack_from_start_to_end(tmp_path: Path) -> None:
+def test_one_attack_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
     finished = run("--only", "labels", "--jobs", "1", "--seed", "1", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     lines = [line.rstrip() for line in finished.stdout.splitlines()]
     assert max(map(len, lines)) <= 80  # in a pipe, too
     assert any("leaks" in line for line in lines)
-    assert "1 of 1 attack succeeds against CGD; all 4 controls come out as they must." in finished.stdout
+    assert "1 of 1 attack succeeds against CGD; all 4 controls passed." in finished.stdout
     assert lines[-1] == "The page is cgd-audit/audit.html"
     assert "\x1b[" not in finished.stdout + finished.stderr
     assert len([line for line in finished.stderr.splitlines() if ": done (" in line]) == 8
     found = results.load(tmp_path / "cgd-audit")
-    assert found["complete"]
-    assert found["command"] == "cgd audit --only labels --seed 1"
+    assert found.complete
+    assert found.command == "cgd audit --only labels --seed 1"
     page = (tmp_path / "cgd-audit" / "audit.html").read_text()
     assert "Histogram of labels" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cgd-audit"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--only", "grams"), "there is no attack 'grams' here; choose from gram, membership, "),
         (("nowhere",), "nowhere does not exist; name a spec (.toml), or folders that `cgd join --record` wrote"),
         (("full",), "full has no recording.json"),
         (("nowhere.toml",), "nowhere.toml"),
-        (("mine.toml", "full"), "mine.toml, full cannot be audited at once"),
+        (("mine.toml", "full"), "mine.toml, full cannot be audited together"),
         (("--coalition", "a,b"), "--coalition is a, b; it is for recorded runs"),
         (("--out", "full"), "full is not empty and holds no audit; name another folder with --out"),
         (("--out", "full/notes.txt"), "is a file"),
@@ -59,30 +59,30 @@ def test_one_attack_from_start_to_end(tmp_path: Path) -> None:
         (("--seed", "-1"), "Invalid value for '--seed'"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     finished = run(*arguments, cwd=tmp_path)
     assert finished.returncode == 2
-    assert says in " ".join(finished.stderr.replace("│", " ").split())
+    assert message in " ".join(finished.stderr.replace("│", " ").split())
     assert "Traceback" not in finished.stderr
     assert finished.stdout == ""
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "notes.txt"]
 
 
-def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+def test_interrupt_keeps_the_finished_parts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cgd", "audit", "--only", "reducer", "--only", "simulator", "--jobs", "1"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
     )
     assert process.stderr is not None
-    assert "A reducer that lies about a total, cgd: done" in process.stderr.readline()
+    assert "A reducer that sends different totals, cgd: done" in process.stderr.readline()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all of its processes
-    told, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "cgd: interrupted; " in errors
-    assert "not run" in told
+    assert "not run" in output
     found = json.loads((tmp_path / "cgd-audit" / "audit.json").read_text())
     assert not found["complete"]
     assert found["attacks"][0]["findings"]

@@ -1,4 +1,4 @@
-"""The operator's commands, as an operator meets them: files, tables, exit codes, and one clear line for bad input."""
+"""`cgd keygen`, `cgd federation` and `cgd join`: files, tables, exit codes, and errors in one line."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
-def found(folder: Path) -> None:
-    """Keys and a file, made by the commands."""
+def create_federation(folder: Path) -> None:
+    """Create keys and a federation file with the commands."""
     participants = []
     for name in NAMES:
         assert run("keygen", name, cwd=folder).returncode == 0
@@ -42,8 +42,8 @@ def found(folder: Path) -> None:
     assert made.returncode == 0, made.stderr
 
 
-def test_from_keys_to_a_file_that_changes(tmp_path: Path) -> None:
-    found(tmp_path)
+def test_commands_create_show_and_change_a_federation_file(tmp_path: Path) -> None:
+    create_federation(tmp_path)
     assert stat.S_IMODE((tmp_path / "ada.key").stat().st_mode) == 0o600
     federation = Federation.load(tmp_path / "federation.toml")
     assert (federation.name, federation.epoch, federation.training.steps) == ("trial", 1, 3)
@@ -57,18 +57,18 @@ def test_from_keys_to_a_file_that_changes(tmp_path: Path) -> None:
         *("--public-key", "dan.pub"),
         cwd=tmp_path,
     )
-    assert "epoch 2 now: ada, bob, cleo, dan" in added.stdout
+    assert "has epoch 2 now: ada, bob, cleo, dan" in added.stdout
     removed = run("federation", "remove", "federation.toml", "bob", cwd=tmp_path)
-    assert "epoch 3 now: ada, cleo, dan" in removed.stdout
+    assert "has epoch 3 now: ada, cleo, dan" in removed.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("keygen", "ada"), "ada.key exists and is never overwritten"),
         (("keygen", "no/slash"), "no/slash"),
         (("federation", "show", "none.toml"), "none.toml"),
-        (("federation", "remove", "federation.toml", "bob"), "stays as it is"),
+        (("federation", "remove", "federation.toml", "bob"), "is unchanged"),
         (("federation", "remove", "federation.toml", "bop"), "did you mean 'bob'?"),
         (("federation", "new", "federation.toml", "--participant", "ada"), "NAME=ADDRESS=PUBLIC-KEY-FILE"),
         (("join", "federation.toml", "--as", "zoe", "--run", "training:main"), "name one of ada, bob, cleo"),
@@ -92,16 +92,16 @@ def test_from_keys_to_a_file_that_changes(tmp_path: Path) -> None:
         (("federation", "check", "federation.toml", "--as", "ada", "--wait", "0"), "a number of seconds above 0"),
     ],
 )
-def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     ProcessFederation(tmp_path, NAMES)
     finished = run(*arguments, cwd=tmp_path)
     assert finished.returncode == 2
-    assert says in finished.stderr
+    assert message in finished.stderr
     assert "Traceback" not in finished.stderr
     assert finished.stderr.startswith("cgd: ")
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_key_file_readable_by_others_is_rejected(tmp_path: Path) -> None:
     ProcessFederation(tmp_path, NAMES)
     (tmp_path / "ada.key").chmod(0o644)
     finished = run("join", "federation.toml", "--as", "ada", "--run", "json:dumps", cwd=tmp_path)
@@ -109,7 +109,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert "chmod 600" in finished.stderr
 
 
-def test_a_grid_is_made_by_the_command(tmp_path: Path) -> None:
+def test_new_creates_a_grid(tmp_path: Path) -> None:
     participants = []
     for row, name in enumerate(NAMES):
         run("keygen", name, cwd=tmp_path)
@@ -119,15 +119,15 @@ def test_a_grid_is_made_by_the_command(tmp_path: Path) -> None:
     assert federation.groups()["column-0"] == NAMES
     shown = run("federation", "show", "grid.toml", cwd=tmp_path).stdout
     for each in federation.participants:
-        assert all(text in shown for text in (each.name, each.key[:40], each.key[40:]))  # unbroken, to be compared
+        assert all(text in shown for text in (each.name, each.key[:40], each.key[40:]))  # unbroken, for comparison
 
 
-def test_a_public_key_of_before_signatures_is_made_anew_from_the_private_one(tmp_path: Path) -> None:
+def test_keygen_public_rewrites_the_public_key_from_the_private_one(tmp_path: Path) -> None:
     run("keygen", "ada", cwd=tmp_path)
     private, public = tmp_path / "ada.key", tmp_path / "ada.pub"
     new = public.read_text()
     key = Keys.load(private).public
-    for path in (private, public):  # as they were then
+    for path in (private, public):  # as older versions wrote them
         path.write_text(path.read_text().replace(key, key[:40]))
     made = run("keygen", "ada", "--public", cwd=tmp_path)
     assert made.returncode == 0
@@ -136,45 +136,45 @@ def test_a_public_key_of_before_signatures_is_made_anew_from_the_private_one(tmp
     assert Keys.load(private).public == key
 
 
-def test_who_is_at_fault_ends_as_for_bad_input(tmp_path: Path) -> None:
-    """So that a service manager does not start it again, and the others wait for it."""
-    federation_of_processes = ProcessFederation(tmp_path, NAMES)
+def test_participant_that_caused_an_error_exits_with_code_2(tmp_path: Path) -> None:
+    """So that a service manager does not restart it, and the peers wait for it."""
+    federation = ProcessFederation(tmp_path, NAMES)
     (tmp_path / "nan.py").write_text(
         "import sys, numpy as np\n\ndef main(peers):\n    peers.sum(np.array([np.nan if peers.me == 'bob' else 1.0]))\n"
     )
     try:
         for name in NAMES:
-            federation_of_processes.start(name, run="nan:main")
-        assert federation_of_processes.wait(seconds=90) == {"ada": 1, "bob": 2, "cleo": 1}
-        assert "Traceback" not in federation_of_processes.said("bob")
+            federation.start(name, run="nan:main")
+        assert federation.wait(seconds=90) == {"ada": 1, "bob": 2, "cleo": 1}
+        assert "Traceback" not in federation.output("bob")
     finally:
-        federation_of_processes.close()
+        federation.close()
 
 
-def test_check_says_who_answers(tmp_path: Path) -> None:
-    federation_of_processes = ProcessFederation(tmp_path, NAMES)
+def test_check_reports_which_peers_answer(tmp_path: Path) -> None:
+    federation = ProcessFederation(tmp_path, NAMES)
     try:
-        federation_of_processes.start("bob", run="time:sleep")  # anything that is connected answers
+        federation.start("bob", run="time:sleep")  # any connected participant answers
         checked = run("federation", "check", "federation.toml", "--as", "ada", "--wait", "8", cwd=tmp_path)
         assert checked.returncode == 3
         rows = {line.split()[1]: line for line in checked.stdout.splitlines() if line.startswith("│")}
         assert "missing" in rows["cleo"]
         assert "nobody answers" in checked.stdout
-        assert Federation.load(federation_of_processes.path).digest in checked.stdout
+        assert Federation.load(federation.path).digest in checked.stdout
     finally:
-        federation_of_processes.close()
+        federation.close()
 
 
-def test_a_peer_that_never_comes_is_named_and_events_are_json(tmp_path: Path) -> None:
-    federation_of_processes = ProcessFederation(tmp_path, NAMES)
+def test_timeout_names_the_missing_peer_and_events_are_json(tmp_path: Path) -> None:
+    federation = ProcessFederation(tmp_path, NAMES)
     try:
         for name in ("ada", "bob"):
-            federation_of_processes.start(name, "--timeout", "4", "--log", f"{name}.jsonl")
-        assert set(federation_of_processes.wait(("ada", "bob"), seconds=60).values()) == {3}
-        assert "no word from cleo for 4 s" in federation_of_processes.said("ada")
-        assert "nobody answers there" in federation_of_processes.said("ada")
+            federation.start(name, "--timeout", "4", "--log", f"{name}.jsonl")
+        assert set(federation.wait(("ada", "bob"), seconds=60).values()) == {3}
+        assert "received nothing from cleo for 4 s" in federation.output("ada")
+        assert "nobody answers there" in federation.output("ada")
     finally:
-        federation_of_processes.close()
+        federation.close()
     events = [json.loads(line) for line in (tmp_path / "ada.jsonl").read_text().splitlines()]
     assert {"time", "level", "text"} <= events[0].keys()
     assert any(each.get("peer") == "bob" and each.get("state") == "here" for each in events)
@@ -186,29 +186,29 @@ def test_a_peer_that_never_comes_is_named_and_events_are_json(tmp_path: Path) ->
     assert not any(secret in text for secret in secrets)
 
 
-def test_a_failing_function_is_its_own_error_and_the_others_wait(tmp_path: Path) -> None:
-    federation_of_processes = ProcessFederation(tmp_path, NAMES)
+def test_failing_function_is_reported_and_peers_wait_for_a_restart(tmp_path: Path) -> None:
+    federation = ProcessFederation(tmp_path, NAMES)
     (tmp_path / "broken.py").write_text("def main(peers):\n    raise ValueError('no such column')\n")
     try:
-        federation_of_processes.start("bob")
-        assert federation_of_processes.start("ada", run="broken:main").wait(60) == 1
-        assert federation_of_processes.said("ada").endswith(
+        federation.start("bob")
+        assert federation.start("ada", run="broken:main").wait(60) == 1
+        assert federation.output("ada").endswith(
             "ValueError: no such column\ncgd: broken:main failed: ValueError: no such column\n"
         )
-        assert "typer" not in federation_of_processes.said("ada")  # where our code called theirs is of no interest
-        federation_of_processes.start("cleo")
-        federation_of_processes.start("ada")
-        assert set(federation_of_processes.wait(seconds=90).values()) == {0}
+        assert "typer" not in federation.output("ada")  # frames of our own code are left out
+        federation.start("cleo")
+        federation.start("ada")
+        assert set(federation.wait(seconds=90).values()) == {0}
     finally:
-        federation_of_processes.close()
+        federation.close()
     assert os.path.exists(tmp_path / "bob.bits")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
-def test_a_log_that_cannot_be_written_complains_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_log_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     events = EventFile("/dev/full")
     for _ in range(3):
         events.handle(logging.LogRecord("cgd", logging.INFO, "", 0, "something", None, None))
-    with suppress(OSError):  # what could not be written is still there
+    with suppress(OSError):  # the buffer still has the unwritten lines
         events.close()
-    assert capsys.readouterr().err == "cgd: /dev/full cannot be written any more; events are lost\n"
+    assert capsys.readouterr().err == "cgd: /dev/full can no longer be written; events are lost\n"

@@ -1,4 +1,4 @@
-"""`cgd simulate` and `cgd reproduce`, as a user types them."""
+"""`cgd simulate` and `cgd reproduce` as commands."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ rows = 5
 
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cgd", *arguments]
-    # Wide, so that no table is cut; without a data folder or a cache, unless the test gives one.
+    # Wide, so that no table is truncated; without a data folder or cache, unless the test gives one.
     bare = {key: value for key, value in os.environ.items() if key != "CGD_DATA"}
-    nowhere = {"XDG_CACHE_HOME": str(cwd / "cache"), "XDG_DATA_DIRS": str(cwd / "system"), "HOME": str(cwd)}
-    env = {**bare, **nowhere, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environment}
+    empty_folders = {"XDG_CACHE_HOME": str(cwd / "cache"), "XDG_DATA_DIRS": str(cwd / "system"), "HOME": str(cwd)}
+    env = {**bare, **empty_folders, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=env)
 
 
-def test_a_colony_of_ones_own(tmp_path: Path) -> None:
+def test_simulate_writes_a_table_a_plot_and_json(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SPEC)
     finished = run("simulate", "mine.toml", "--out", "there", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert "Mine" in finished.stdout
     assert "5 of 5" in finished.stdout
-    assert "paper" not in finished.stdout  # there is nothing of the paper to show
+    assert "paper" not in finished.stdout  # there are no figures of the paper to show
     results = list((tmp_path / "there").glob("*.json"))
     assert len(results) == 2
     assert all(json.loads(path.read_text())["history"]["training_loss"] for path in results)
@@ -65,7 +65,7 @@ def test_a_colony_of_ones_own(tmp_path: Path) -> None:
     assert all(path.stat().st_mtime_ns > before[path] for path in results)
 
 
-def test_the_experiments_are_listed(tmp_path: Path) -> None:
+def test_reproduce_list_names_the_experiments(tmp_path: Path) -> None:
     finished = run("reproduce", "list", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     for name in ("table-3", "table-4", "table-7", "table-8", "figure-4", "figure-9", "theory", "towers"):
@@ -74,7 +74,7 @@ def test_the_experiments_are_listed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_says_what_has_not_been_run(tmp_path: Path) -> None:
+def test_report_names_missing_runs(tmp_path: Path) -> None:
     finished = run("reproduce", "report", "--out", "results", "--scale", "paper", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     page = (tmp_path / "results" / "paper" / "report.md").read_text()
@@ -87,7 +87,7 @@ def corrupt_mnist(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "change", "says"),
+    ("arguments", "change", "message"),
     [
         (("simulate", "none.toml"), "", "none.toml cannot be read"),
         (("simulate", "mine.toml"), "rows = 500", "rows is 500 and there are 112 samples; make it smaller"),
@@ -102,21 +102,23 @@ def corrupt_mnist(folder: Path) -> None:
         (("reproduce", "table-3", "--data-dir", "."), "", "is not the published file"),
     ],
 )
-def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], change: str, says: str, tmp_path: Path) -> None:
+def test_bad_input_is_reported_without_a_traceback(
+    arguments: tuple[str, ...], change: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine.toml").write_text(SPEC.replace("rows = 5", change))
     corrupt_mnist(tmp_path)
     finished = run(*arguments, cwd=tmp_path)
     assert finished.returncode in (1, 2)
-    assert says in finished.stderr
+    assert message in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_without_data_the_error_says_what_to_put_where(tmp_path: Path) -> None:
+def test_missing_data_error_names_files_and_folder(tmp_path: Path) -> None:
     finished = run(
         "reproduce", "table-3", cwd=tmp_path, http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9"
     )
     assert finished.returncode == 2
-    said = " ".join(finished.stderr.split())
-    assert "train-images-idx3-ubyte.gz" in said
-    assert f"{tmp_path}/cache/cgd/mnist" in said
-    assert "Traceback" not in said
+    output = " ".join(finished.stderr.split())
+    assert "train-images-idx3-ubyte.gz" in output
+    assert f"{tmp_path}/cache/cgd/mnist" in output
+    assert "Traceback" not in output

@@ -6,14 +6,20 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import cgd
-from support.pages import script
+from support.pages import load_script
 
 ROOT = Path(__file__).parent.parent
+DESIGN_PAGES = [
+    *(ROOT / "docs" / f"{name}.md" for name in ("design", "glossary", "model", "wire-format")),
+    *sorted(ROOT.glob("docs/decisions/*.md")),
+    ROOT / "CONTRIBUTING.md",
+]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/simulation.md"])
@@ -28,18 +34,18 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -
 
 
 def test_the_picture_of_the_states_is_the_one_the_tables_give() -> None:
-    module = script("state_diagram")
+    module = load_script("state_diagram")
     assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it anew"
 
 
 @pytest.mark.slow
 def test_the_gradients_journey_lists_the_files_that_a_step_enters() -> None:
-    structure = script("structure")
+    structure = load_script("structure")
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     section = page.partition("## A gradient's journey\n")[2].partition("\n## ")[0]
     here, _, there = section.partition("Over ZeroMQ")
     in_one_process, not_there, more = (
-        set(re.findall(r"\w+/\w+\.py", text)) for text in (here, *there.partition("in addition:")[::2])
+        set(re.findall(r"(?:\w+/)*\w+\.py", text)) for text in (here, *there.partition("in addition:")[::2])
     )
     assert in_one_process == set(structure.walk("process"))
     assert not_there < in_one_process
@@ -48,7 +54,7 @@ def test_the_gradients_journey_lists_the_files_that_a_step_enters() -> None:
 
 
 def test_the_modules_that_are_counted_are_those_of_the_package() -> None:
-    structure = script("structure")
+    structure = load_script("structure")
     found = structure.modules()
     files = {path.relative_to(ROOT / "src/cgd").as_posix() for path in ROOT.glob("src/cgd/**/*.py")}
     assert {*found["modules"]} == {file for file in files if not file.endswith("__init__.py")}
@@ -78,6 +84,23 @@ def test_every_public_name_is_documented_and_has_a_docstring() -> None:
     errors = {name for name in cgd.__all__ if name.endswith(("Error", "Warning"))}  # they are on a page of their own
     assert listed == set(cgd.__all__) - errors - {"__version__"}
     assert all(getattr(cgd, name).__doc__ for name in cgd.__all__ if name != "__version__")
+
+
+def test_every_module_is_on_one_page_of_the_api() -> None:
+    pages = "\n".join(page.read_text() for page in ROOT.glob("docs/api/*.md"))
+    listed = Counter(re.findall(r"^::: (cgd\.[\w.]+)$", pages, flags=re.MULTILINE))
+    paths = (path.relative_to(ROOT / "src") for path in ROOT.glob("src/cgd/**/*.py") if not path.name.startswith("__"))
+    modules = {".".join(path.with_suffix("").parts) for path in paths}
+    assert {name: listed[name] for name in modules if listed[name] != 1} == {}
+
+
+@pytest.mark.parametrize("page", DESIGN_PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    folders = ("src", "tests", "docs", "models", "fuzz", "benchmarks", "requirements")
+    files = {f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    named = re.findall(r"`([\w./-]+\.(?:py|md|json|pml))`", page.read_text())
+    missing = [name for name in named if not any(file.endswith(f"/{name}") for file in files) and "ID.py" not in name]
+    assert missing == []
 
 
 def test_the_lazy_names_are_those_for_the_type_checker() -> None:

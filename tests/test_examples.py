@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-IN_100_LINES = EXAMPLES / "cgd_in_100_lines.py"
+EXAMPLE_100_LINES = EXAMPLES / "cgd_in_100_lines.py"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_every_example_runs(path: Path) -> None:
+def test_example_runs(path: Path) -> None:
     finished = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
     assert "held-out" in finished.stdout
 
 
-def test_it_is_100_lines_and_stands_alone() -> None:
-    source = IN_100_LINES.read_text()
+def test_100_line_example_has_100_lines_and_does_not_import_cgd() -> None:
+    source = EXAMPLE_100_LINES.read_text()
     assert len(source.splitlines()) <= 100
     imported = {
         alias.name.split(".")[0]
@@ -39,7 +39,7 @@ def test_it_is_100_lines_and_stands_alone() -> None:
     assert "cgd" not in imported
 
 
-def load(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -48,22 +48,22 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def test_the_100_lines_agree_with_the_package_bit_for_bit() -> None:
-    example = load(IN_100_LINES)
+def test_100_line_example_equals_the_package_bit_for_bit() -> None:
+    example = load_module(EXAMPLE_100_LINES)
     generator = torch.Generator().manual_seed(0)
     blocks = [
         (torch.randn(samples, 6, generator=generator), torch.randint(3, (samples,), generator=generator))
         for samples in (30, 20, 7)
     ]
     models = [example.confined_model(6, 3) for _ in blocks]
-    twins = copy.deepcopy(models)
-    for model, twin in zip(models, twins, strict=True):
-        confine(model).apply(twin)
+    copies = copy.deepcopy(models)
+    for model, model_copy in zip(models, copies, strict=True):
+        confine(model).apply(model_copy)
 
     participants: list[Any] = [example.Participant(x, y, model) for (x, y), model in zip(blocks, models, strict=True)]
     example.train(participants, steps=20, lr=0.5)
 
-    def work(peers: Peers, block: tuple[torch.Tensor, torch.Tensor], model: torch.nn.Module) -> torch.Tensor:
+    def train(peers: Peers, block: tuple[torch.Tensor, torch.Tensor], model: torch.nn.Module) -> torch.Tensor:
         optimizer = ConfinedSGD(model.parameters(), 0.5, peers=peers, samples=len(block[1]))
         for _ in range(20):
             optimizer.zero_grad()
@@ -71,9 +71,9 @@ def test_the_100_lines_agree_with_the_package_bit_for_bit() -> None:
             optimizer.step()
         return optimizer.displacement()
 
-    with local_peers(3) as colony:
-        displacements = colony.run(work, blocks, twins)
-    for participant, twin, displacement in zip(participants, twins, displacements, strict=True):
+    with local_peers(3) as members:
+        displacements = members.run(train, blocks, copies)
+    for participant, model_copy, displacement in zip(participants, copies, displacements, strict=True):
         assert torch.equal(participant.displacement, displacement)
-        for ours, theirs in zip(twin.parameters(), participant.model.parameters(), strict=True):
+        for ours, theirs in zip(model_copy.parameters(), participant.model.parameters(), strict=True):
             assert torch.equal(ours, theirs)

@@ -1,6 +1,6 @@
-"""No bit of a result changes unnoticed: the digests of runs of every kind are those that are kept in golden.json.
+"""No bit of a result changes unnoticed: the digests of all kinds of runs are those in golden.json.
 
-`python tests/golden.py` prints them, and with --write rewrites the file. `support/golden.py` has the runs.
+`python tests/golden.py` prints them, and rewrites the file with --write. The runs are in `support/golden.py`.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ import json
 
 import pytest
 
-from support.golden import KEPT, OF_PROCESSES, RUNS, SAME
+from support.golden import EQUAL_RUNS, GOLDEN_FILE, PROCESS_RUNS, RUNS
 
-kept = json.loads(KEPT.read_text())
+golden = json.loads(GOLDEN_FILE.read_text())
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_bits_are_those_that_are_kept(name: str) -> None:
-    assert RUNS[name]() == kept[name]
+def test_run_has_golden_digests(name: str) -> None:
+    assert RUNS[name]() == golden[name]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_PROCESSES)
-def test_the_bits_of_processes_are_those_that_are_kept(name: str) -> None:
-    assert OF_PROCESSES[name]() == kept[name]
+@pytest.mark.parametrize("name", PROCESS_RUNS)
+def test_run_of_processes_has_golden_digests(name: str) -> None:
+    assert PROCESS_RUNS[name]() == golden[name]
 
 
-def test_all_runs_are_kept_and_no_others() -> None:
-    assert kept.keys() == RUNS.keys() | OF_PROCESSES.keys()
+def test_golden_file_has_all_runs_and_no_others() -> None:
+    assert golden.keys() == RUNS.keys() | PROCESS_RUNS.keys()
 
 
-@pytest.mark.parametrize("names", SAME, ids=lambda names: names[-1])
-def test_runs_of_one_kind_and_another_end_in_the_same_bits(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", EQUAL_RUNS, ids=lambda names: names[-1])
+def test_equivalent_runs_have_equal_digests(names: tuple[str, ...]) -> None:
     """A grid in threads and in the simulator, participants in threads and in processes, killed or not."""
-    first, *others = (kept[name] for name in names)
+    first, *others = (golden[name] for name in names)
     for other in others:
         common = first.keys() & other.keys()
         assert common

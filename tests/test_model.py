@@ -1,4 +1,4 @@
-"""The model in models/views.pml: the laws hold in it, and its conditions are those of the code."""
+"""The Spin model in models/views.pml: its invariants hold, and its conditions are those of the code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any, cast
 import pytest
 
 from cgd.errors import LocalProtocolError
-from cgd.secagg.certificates import PendingReveal, acceptable
+from cgd.secagg.certificates import PendingReveal, find_objections
 from cgd.secagg.group import Group
 from cgd.secagg.journal import Journal
-from cgd.secagg.positions import GroupRow
+from cgd.secagg.positions import GroupPosition
 from cgd.secagg.view_change import ViewChange
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "models"))
-import check  # noqa: E402 - it is a script
+import check  # noqa: E402 - a script
 
 pytestmark = pytest.mark.skipif(bool(check.missing_tools()), reason="the model needs spin and gcc")
 
-PLACE = 1
+INDEX = 1
 NAMES = "abc"
 GROUP = "everyone"
 
@@ -37,21 +37,21 @@ def digest(*what: Any) -> bytes:
     return sha256(repr(what).encode()).digest()
 
 
-def opening(attempt: int) -> bytes | None:
+def attempt_digest(attempt: int) -> bytes | None:
     return digest("attempt", attempt) if attempt else None
 
 
-def row(length: int, head: int = 1, mark: int = 0) -> GroupRow:
-    return GroupRow(length, digest("head", head), opening(mark), bytes(32))
+def position(length: int, head: int = 1, pending: int = 0) -> GroupPosition:
+    return GroupPosition(length, digest("head", head), attempt_digest(pending), bytes(32))
 
 
 def names(mask: int) -> tuple[str, ...]:
-    return tuple(name for place, name in enumerate(NAMES) if mask >> place & 1)
+    return tuple(name for i, name in enumerate(NAMES) if mask >> i & 1)
 
 
 @cache
 def table() -> dict[str, Values]:
-    """The values of the model's conditions: what they depend on, and what comes out."""
+    """Return the values of the model's conditions for all values of their parameters."""
     done = subprocess.run(["spin", "-T", "-DTABLE", str(check.MODEL)], check=True, text=True, capture_output=True)
     found: dict[str, Values] = {}
     for line in done.stdout.splitlines():
@@ -63,48 +63,50 @@ def table() -> dict[str, Values]:
 
 
 def compare(kind: str, code: Values) -> None:
-    """The model and the code say the same, and neither says always the same."""
+    """Check that model and code have the same values, and that the condition is not constant."""
     model = table()[kind]
     assert model.keys() == code.keys()
     assert {given: (model[given], code[given]) for given in code if model[given] != code[given]} == {}
     assert len(set(code.values())) == 2
 
 
-def test_a_report_speaks_against_an_attempt_in_the_model_as_in_the_code() -> None:
+def test_objections_of_reports_are_the_same_in_model_and_code() -> None:
     code: Values = {}
-    for length, head, mark, took_part, signer in product(range(4), (1, 2), range(3), (0, 1), (0, 1)):
-        own, rows = row(PLACE, 0, took_part), {"b": row(length, head, mark)}
-        found = acceptable(PLACE, digest("attempt", 1), digest("head", 1), own, rows, {"b"} if signer else ())
-        code[length, head, mark, took_part, signer] = bool(found)
+    for length, head, pending, took_part, signer in product(range(4), (1, 2), range(3), (0, 1), (0, 1)):
+        own, positions = position(INDEX, 0, took_part), {"b": position(length, head, pending)}
+        signers = {"b"} if signer else ()
+        found = find_objections(INDEX, digest("attempt", 1), digest("head", 1), own, positions, signers)
+        code[length, head, pending, took_part, signer] = bool(found)
     compare("AGAINST", code)
 
 
-def test_a_mark_binds_members_in_the_model_as_in_the_code() -> None:
+def test_pending_reveal_restricts_members_equally_in_model_and_code() -> None:
     code: Values = {}
-    for marked, members, present in product((0, 1), range(1, 8), range(1, 8)):
+    for pending, members, present in product((0, 1), range(1, 8), range(1, 8)):
         journal = Journal()
-        journal.mark = PendingReveal(PLACE, names(members), digest("attempt", 1)) if marked else None
+        journal.pending_reveal = PendingReveal(INDEX, names(members), digest("attempt", 1)) if pending else None
         try:
-            Group(GROUP, names(present), journal)._check_mark()
+            Group(GROUP, names(present), journal)._check_pending_reveal()
         except LocalProtocolError:
-            code[marked, members, present] = False
+            code[pending, members, present] = False
         else:
-            code[marked, members, present] = True
+            code[pending, members, present] = True
     compare("MAY_ENTER", code)
 
 
-def test_a_certificate_is_taken_in_the_model_as_in_the_code() -> None:
+def test_acceptance_of_certificates_is_the_same_in_model_and_code() -> None:
     code: Values = {}
-    for members, mark, past, length, other, head in product(range(1, 4), range(3), (0, 1), range(3), range(3), (1, 2)):
-        ours, peers = row(past, 0, mark), {"b": row(length, head, other)}
-        side = cast("Any", object.__new__(ViewChange))
-        side._me, side.reports = "a", SimpleNamespace(rows=lambda _, peers=peers: peers)
+    values = product(range(1, 4), range(3), (0, 1), range(3), range(3), (1, 2))
+    for members, own_pending, own_length, length, pending, head in values:
+        own, positions = position(own_length, 0, own_pending), {"b": position(length, head, pending)}
+        view_change = cast("Any", object.__new__(ViewChange))
+        view_change._me, view_change.reports = "a", SimpleNamespace(positions=lambda _, found=positions: found)
         signers = frozenset(names(members))
-        journal_transfer = SimpleNamespace(
-            holder="c", members=signers, signers=signers, claim=row(PLACE + 1), opening=digest("attempt", 1)
+        transfer = SimpleNamespace(
+            source="c", members=signers, signers=signers, claimed=position(INDEX + 1), attempt=digest("attempt", 1)
         )
-        against = side._speaks_against(SimpleNamespace(name=GROUP), journal_transfer, ours)
-        code[members, mark, past, length, other, head] = not against
+        objections = view_change._find_objections(SimpleNamespace(name=GROUP), transfer, own)
+        code[members, own_pending, own_length, length, pending, head] = not objections
     compare("ACCEPTS", code)
 
 
@@ -118,11 +120,11 @@ def _check(run: check.Run, out: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [run for run in QUICK if run.name in ("two", "late-takeover")])
-def test_the_laws_hold_in_the_model_and_break_without_a_rule(run: check.Run, tmp_path: Path) -> None:
+def test_invariants_hold_in_the_model_and_fail_without_a_rule(run: check.Run, tmp_path: Path) -> None:
     _check(run, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [*QUICK, *LONG], ids=lambda run: str(run.name))
-def test_all_runs_of_the_model(run: check.Run, tmp_path: Path) -> None:
+def test_all_model_runs_have_the_expected_outcome(run: check.Run, tmp_path: Path) -> None:
     _check(run, tmp_path)

@@ -1,4 +1,4 @@
-"""The package itself: names that load when they are first used, and what is installed with it."""
+"""The package: names that are imported on first use, and lock files."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ assert not failures, failures
 """
 
 
-def test_threads_may_load_names_at_the_same_time() -> None:
-    """Without a lock, about every second time a thread finds a module half made."""
+def test_threads_may_import_names_at_the_same_time() -> None:
+    """Without a lock, a thread sees a partially imported module about every second time."""
     for _ in range(3):
         ended = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
@@ -48,7 +48,7 @@ LOCKS = {path.stem: path.read_text() for path in (ROOT / "requirements").glob("*
 
 
 @pytest.mark.parametrize("name", ["run", "dev", "docs"])
-def test_a_lock_file_has_digests_of_everything_and_no_places(name: str) -> None:
+def test_lock_file_has_digests_of_all_packages_and_no_paths(name: str) -> None:
     lines = LOCKS[name].splitlines()[1:]
     package, digest = r"[a-z0-9-]+==[A-Za-z0-9.]+ \\", r"    --hash=sha256:[0-9a-f]{64}( \\)?"
     assert all(re.fullmatch(f"{package}|{digest}", line) for line in lines)
@@ -58,12 +58,12 @@ def test_a_lock_file_has_digests_of_everything_and_no_places(name: str) -> None:
     assert {"hatchling", "editables"} <= set(packages)
 
 
-def test_what_is_pinned_is_locked_in_that_version() -> None:
+def test_pinned_packages_are_locked_in_that_version() -> None:
     pinned = re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert len(pinned) > 20
     locked = {found for text in LOCKS.values() for found in re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE)}
     assert set(pinned) - {("torch", "2.13.0")} <= locked
-    for text in LOCKS.values():  # all of them agree
+    for text in LOCKS.values():  # all files agree
         versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
         assert set(versions.items()) <= locked
     assert len(locked) == len({package for package, _ in locked})

@@ -1,3 +1,5 @@
+"""`Peers.sum`: exact totals, rejected input, and errors that name the responsible member."""
+
 from __future__ import annotations
 
 import threading
@@ -24,11 +26,11 @@ from cgd.errors import (
     SettingsError,
     WeightError,
 )
-from cgd.peers import SumSettings
+from cgd.peers import SumSettings, _check_weights
 from cgd.secagg.codec import from_bytes
-from cgd.secagg.messages import SHARINGS, Subtotal
+from cgd.secagg.messages import MASKINGS, Subtotal
 from cgd.transport.memory import connect
-from support.transports import MEMBERS, BentTransport, custom_peers
+from support.transports import MEMBERS, TamperingTransport, custom_peers
 from support.wire import MEMBER_OPENINGS
 
 if TYPE_CHECKING:
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.local import LocalPeers
-    from cgd.secagg.messages import Opening, Sharing
+    from cgd.secagg.messages import Masking, Opening
     from cgd.transport.base import Transport
 
 
-def outcomes(colony: LocalPeers, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What every member gets: its result, or its error."""
+def outcomes(members: LocalPeers, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return the result or the error of every member."""
 
     def attempt(peers: Peers, *own: Any) -> Any:
         try:
@@ -50,7 +52,7 @@ def outcomes(colony: LocalPeers, function: Callable[..., Any], *arguments: Any) 
         except Exception as error:
             return error
 
-    return colony.run(attempt, *arguments)
+    return members.run(attempt, *arguments)
 
 
 def is_subtotal(frame: bytes) -> bool:
@@ -59,19 +61,19 @@ def is_subtotal(frame: bytes) -> bool:
 
 @given(
     hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(-4, 4, width=32)),
-    st.sampled_from(SHARINGS),
+    st.sampled_from(MASKINGS),
     st.sampled_from(MEMBER_OPENINGS),
     st.sampled_from([32, 64]),
 )
-def test_everyone_gets_the_same_bits_in_its_own_kind_of_array(
-    values: npt.NDArray[Any], sharing: Sharing, opening: Opening, ring_bits: int
+def test_total_has_the_same_bits_at_every_member_and_the_type_of_its_input(
+    values: npt.NDArray[Any], masking: Masking, opening: Opening, ring_bits: int
 ) -> None:
     fixed_point = FixedPoint.for_sum(addends=3, bound=4.0, ring_bits=ring_bits)
     words = [fixed_point.encode(values * scale) for scale in (1.0, 0.5, -0.25)]
     expected = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype), np.float32)
-    with local_peers(3, bound=4.0, sharing=sharing, opening=opening, ring_bits=ring_bits) as colony:
+    with local_peers(3, bound=4.0, masking=masking, opening=opening, ring_bits=ring_bits) as members:
         inputs = [values, torch.from_numpy(values * np.float32(0.5)), torch.from_numpy(values * np.float32(-0.25))]
-        first, second, third = colony.run(lambda peers, own: peers.sum(own), inputs)
+        first, second, third = members.run(lambda peers, own: peers.sum(own), inputs)
     assert isinstance(first, np.ndarray)
     assert isinstance(second, torch.Tensor)
     assert first.dtype == np.float32
@@ -80,58 +82,58 @@ def test_everyone_gets_the_same_bits_in_its_own_kind_of_array(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_every_float_type_comes_back_as_it_was(dtype: torch.dtype) -> None:
-    with local_peers(3) as colony:
-        totals = colony.run(lambda peers: peers.sum(torch.full((2, 3), 0.5, dtype=dtype)))
+def test_total_has_the_float_type_of_the_input(dtype: torch.dtype) -> None:
+    with local_peers(3) as members:
+        totals = members.run(lambda peers: peers.sum(torch.full((2, 3), 0.5, dtype=dtype)))
     assert all(torch.equal(total, torch.full((2, 3), 1.5, dtype=dtype)) for total in totals)
 
 
 @pytest.mark.parametrize("values", [np.array([2**60, -5]), np.array([True, False]), np.array(7, dtype=np.uint8)])
-def test_integers_are_summed_exactly(values: npt.NDArray[Any]) -> None:
-    with local_peers(3) as colony:
-        totals = colony.run(lambda peers: peers.sum(values))
+def test_sum_of_integers_is_exact(values: npt.NDArray[Any]) -> None:
+    with local_peers(3) as members:
+        totals = members.run(lambda peers: peers.sum(values))
     assert all(total.dtype == np.int64 and np.array_equal(total, 3 * values.astype(object)) for total in totals)
 
 
-def test_a_weighted_sum_keeps_its_precision() -> None:
-    with local_peers(4, bound=1.0) as colony:
-        totals = colony.run(lambda peers, weight: peers.sum(np.array([1.0]), weight=weight), [0.1, 0.2, 0.3, 0.4])
+def test_weighted_sum_keeps_its_precision() -> None:
+    with local_peers(4, bound=1.0) as members:
+        totals = members.run(lambda peers, weight: peers.sum(np.array([1.0]), weight=weight), [0.1, 0.2, 0.3, 0.4])
     assert abs(totals[0][0] - 1.0) <= 4 * 2.0**-31
 
 
-def test_one_sum_may_have_its_own_bound() -> None:
-    with local_peers(3) as colony:
-        totals = colony.run(lambda peers: peers.sum(np.array([1e9]), bound=1e10, ring_bits=64))
+def test_bound_can_be_set_for_one_sum() -> None:
+    with local_peers(3) as members:
+        totals = members.run(lambda peers: peers.sum(np.array([1e9]), bound=1e10, ring_bits=64))
         assert [float(total[0]) for total in totals] == [3e9] * 3
-        assert isinstance(outcomes(colony, lambda peers: peers.sum(np.array([1e9])))[0], RangeError)
+        assert isinstance(outcomes(members, lambda peers: peers.sum(np.array([1e9])))[0], RangeError)
 
 
-def test_many_members_and_many_sums() -> None:
+def test_sums_of_many_members_are_correct() -> None:
     def work(peers: Peers) -> list[float]:
         return [float(peers.sum(np.array([step / 10]))[0]) for step in range(20)]
 
-    with local_peers(12) as colony:
-        results = colony.run(work)
-        assert all(peers.traffic.sums == 20 for peers in colony)
+    with local_peers(12) as members:
+        results = members.run(work)
+        assert all(peers.traffic.sums == 20 for peers in members)
     assert all(result == results[0] for result in results)
     assert results[0] == pytest.approx([1.2 * step for step in range(20)], abs=1e-6)
 
 
-def test_bytes_sent_are_two_vectors_with_mesh() -> None:
-    with local_peers(10) as colony:
-        colony.run(lambda peers: peers.sum(np.ones(100_000, dtype=np.float32)))
-        for peers in colony:
+def test_mesh_sends_two_vectors() -> None:
+    with local_peers(10) as members:
+        members.run(lambda peers: peers.sum(np.ones(100_000, dtype=np.float32)))
+        for peers in members:
             assert peers.traffic.bytes_sent <= 2.2 * 4 * 100_000
 
 
-# Bad input: who and what, nothing hangs, nothing is applied, and the next sum works.
+# Invalid input: the error names the member and the value, no member waits, and the next sum works.
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 17.0])
-def test_a_value_out_of_range_is_told_to_its_owner_in_full_and_to_the_others_without_the_value(bad: float) -> None:
+def test_value_out_of_range_is_shown_to_its_owner_only(bad: float) -> None:
     values = [np.ones(3), np.array([1.0, bad, 1.0]), np.ones(3)]
-    with local_peers(MEMBERS) as colony:
-        own, offender, other = outcomes(colony, lambda peers, value: peers.sum(value), values)
+    with local_peers(MEMBERS) as members:
+        own, offender, other = outcomes(members, lambda peers, value: peers.sum(value), values)
         assert isinstance(offender, RangeError)
         assert (offender.index, offender.bound) == ((1,), 16.0)
         for error in (own, other):
@@ -139,26 +141,26 @@ def test_a_value_out_of_range_is_told_to_its_owner_in_full_and_to_the_others_wit
             assert error.peer == "b"
             assert "one of its values is not finite or beyond the bound" in str(error)
             assert str(bad) not in str(error)
-        assert [float(total[0]) for total in colony.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
+        assert [float(total[0]) for total in members.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
 
 
 @pytest.mark.parametrize(
-    ("odd", "says"),
+    ("odd", "message"),
     [
         (np.ones((3, 2), dtype=np.float32), r"shape \(3, 2\) instead of \(2, 3\)"),
         (np.ones((2, 3)), "dtype 'float64' instead of 'float32'"),
         (np.ones((2, 3), dtype=np.int32), "dtype 'int64'"),
     ],
 )
-def test_other_shapes_and_types_are_told(odd: npt.NDArray[Any], says: str) -> None:
+def test_different_shape_or_type_raises_settings_error(odd: npt.NDArray[Any], message: str) -> None:
     even = np.ones((2, 3), dtype=np.float32)
-    with local_peers(MEMBERS) as colony:
-        results = outcomes(colony, lambda peers, value: peers.sum(value), [even, even, odd])
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers, value: peers.sum(value), [even, even, odd])
         for error in results:
             assert error.peer == "c"
-            with pytest.raises(SettingsError, match=says):
+            with pytest.raises(SettingsError, match=message):
                 raise error
-        assert [float(total[0]) for total in colony.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
+        assert [float(total[0]) for total in members.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -166,189 +168,188 @@ def test_other_shapes_and_types_are_told(odd: npt.NDArray[Any], says: str) -> No
     [
         SumSettings(bound=1.0),
         SumSettings(ring_bits=64),
-        SumSettings(sharing="uniform"),
+        SumSettings(masking="uniform"),
         SumSettings(opening="aggregator", aggregator="a"),
     ],
 )
-def test_another_fixed_point_sharing_or_opening_is_told(odd: SumSettings) -> None:
-    with custom_peers(connect(MEMBERS), [SumSettings(), odd, SumSettings()]) as colony:
-        results = outcomes(colony, lambda peers: peers.sum(np.ones(4)))
+def test_different_settings_raise_settings_error(odd: SumSettings) -> None:
+    with custom_peers(connect(MEMBERS), [SumSettings(), odd, SumSettings()]) as members:
+        results = outcomes(members, lambda peers: peers.sum(np.ones(4)))
     assert all(isinstance(error, SettingsError) and error.peer == "b" for error in results)
 
 
-def test_a_different_context_is_told() -> None:
+def test_different_context_raises_an_error() -> None:
     contexts = ["lr 0.5", "lr 0.1", "lr 0.5"]
-    with local_peers(MEMBERS) as colony:
-        results = outcomes(colony, lambda peers, text: peers.sum(np.ones(1), context=text), contexts)
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers, text: peers.sum(np.ones(1), context=text), contexts)
     assert all("context 'lr 0.1' instead of 'lr 0.5'" in str(error) for error in results)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda frame: frame[:-1], "truncated"),
         (lambda frame: frame + b"x", "oversized"),
-        (lambda frame: frame[:3] + b"\x09" + frame[4:], "speaks version 9"),
+        (lambda frame: frame[:3] + b"\x09" + frame[4:], "uses protocol version 9"),
         (lambda frame: b"GET / HTTP/1.1" + frame, "not a frame of cgd"),
         (lambda frame: frame[:4] + b"\x63" + frame[5:], "unknown kind 99"),
         (lambda frame: frame[:8] + bytes(16) + frame[24:], "another session"),
     ],
 )
-def test_a_bad_frame_names_its_sender_and_nobody_waits(change: Callable[[bytes], bytes], says: str) -> None:
+def test_invalid_frame_raises_an_error_with_its_sender_at_once(change: Callable[[bytes], bytes], message: str) -> None:
     transports: list[Transport] = list(connect(MEMBERS))
-    transports[1] = BentTransport(transports[1], lambda frame: change(frame) if is_subtotal(frame) else frame)
-    begun = time.monotonic()
-    with custom_peers(transports, [SumSettings()] * 3, timeout=30) as colony:
-        results = outcomes(colony, lambda peers: peers.sum(np.ones(9)))
-    assert time.monotonic() - begun < 20
+    transports[1] = TamperingTransport(transports[1], lambda frame: change(frame) if is_subtotal(frame) else frame)
+    started = time.monotonic()
+    with custom_peers(transports, [SumSettings()] * 3, timeout=30) as members:
+        results = outcomes(members, lambda peers: peers.sum(np.ones(9)))
+    assert time.monotonic() - started < 20
     assert all(isinstance(error, RemoteProtocolError) for error in results)
     direct = [error for error in results if isinstance(error, FrameError)]
     assert direct
-    assert all(error.peer == "b" and says in str(error) for error in direct)
+    assert all(error.peer == "b" and message in str(error) for error in direct)
 
 
-def test_a_silent_member_is_named() -> None:
-    with local_peers(MEMBERS, timeout=0.2) as colony:
-        results = outcomes(colony, lambda peers: time.sleep(2) if peers.me == "c" else peers.sum(np.ones(1)))
+def test_timeout_names_the_silent_member() -> None:
+    with local_peers(MEMBERS, timeout=0.2) as members:
+        results = outcomes(members, lambda peers: time.sleep(2) if peers.me == "c" else peers.sum(np.ones(1)))
     timeouts = [error for error in results[:2] if isinstance(error, PeerTimeoutError)]
     assert timeouts
     assert all(error.peers == {"c"} for error in timeouts)
-    assert "no word from c for 0.2 s (missing: Ready in sum 1)" in str(timeouts[0])
+    assert "received nothing from c for 0.2 s (missing: Ready in sum 1)" in str(timeouts[0])
 
 
-def test_a_member_that_leaves_is_named_at_once() -> None:
-    with local_peers(MEMBERS) as colony:
-        begun = time.monotonic()
-        results = outcomes(colony, lambda peers: peers.close() if peers.me == "c" else peers.sum(np.ones(1)))
-        assert time.monotonic() - begun < 20
+def test_error_names_a_member_that_leaves_at_once() -> None:
+    with local_peers(MEMBERS) as members:
+        started = time.monotonic()
+        results = outcomes(members, lambda peers: peers.close() if peers.me == "c" else peers.sum(np.ones(1)))
+        assert time.monotonic() - started < 20
         assert all(isinstance(error, PeerLeftError) and error.peer == "c" for error in results[:2])
         with pytest.raises(ClosedError, match="is closed"):
-            colony[2].sum(np.ones(1))
+            members[2].sum(np.ones(1))
 
 
-def begin_alone(peers: Peers) -> tuple[threading.Thread, list[Exception]]:
-    """Enter a sum in another thread; its error comes into the list."""
+def start_sum_in_thread(peers: Peers) -> tuple[threading.Thread, list[Exception]]:
+    """Start a sum in another thread; return the thread and the list for its error."""
     errors: list[Exception] = []
 
-    def enter() -> None:
+    def run_sum() -> None:
         try:
             peers.sum(np.ones(1))
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=enter)
+    thread = threading.Thread(target=run_sum)
     thread.start()
     while peers.traffic.frames_sent == 0:
         time.sleep(0.001)
     return thread, errors
 
 
-def test_closing_from_another_thread_stops_a_sum_and_tells_the_others() -> None:
-    with local_peers(MEMBERS) as colony:
-        threads = [begin_alone(peers) for peers in colony[:2]]
-        begun = time.monotonic()
-        colony[0].close()
+def test_close_in_another_thread_stops_a_sum_at_every_member() -> None:
+    with local_peers(MEMBERS) as members:
+        threads = [start_sum_in_thread(peers) for peers in members[:2]]
+        started = time.monotonic()
+        members[0].close()
         for thread, _ in threads:
             thread.join()
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - started < 20
         (own,), (other,) = (errors for _, errors in threads)
         assert isinstance(own, ClosedError)
         assert isinstance(other, PeerLeftError)
         assert other.peer == "a"
 
 
-def test_two_sums_at_a_time_are_refused() -> None:
-    with local_peers(MEMBERS) as colony:
-        thread, errors = begin_alone(colony[0])
+def test_second_sum_at_the_same_time_raises() -> None:
+    with local_peers(MEMBERS) as members:
+        thread, errors = start_sum_in_thread(members[0])
         with pytest.raises(LocalProtocolError, match="in a sum already"):
-            colony[0].sum(np.ones(1))
-        colony[0].close()
+            members[0].sum(np.ones(1))
+        members[0].close()
         thread.join()
         assert isinstance(errors[0], ClosedError)
 
 
-def test_a_slow_member_is_waited_for_as_long_as_something_comes() -> None:
-    """Five seconds in all with a timeout of four: every word starts the wait anew."""
+def test_timeout_restarts_with_every_frame() -> None:
+    """The sum takes five seconds with a timeout of four."""
 
     def work(peers: Peers) -> float:
         time.sleep({"a": 0.0, "b": 2.5, "c": 5.0}[peers.me])
         return float(peers.sum(np.ones(1))[0])
 
-    with local_peers(MEMBERS, timeout=4) as colony:
-        assert colony.run(work) == [3.0] * 3
+    with local_peers(MEMBERS, timeout=4) as members:
+        assert members.run(work) == [3.0] * 3
 
 
-def test_declining_tells_the_others_and_the_next_sum_works() -> None:
+def test_abort_sum_fails_the_sum_at_every_member_and_the_next_sum_works() -> None:
     def work(peers: Peers) -> Exception | float:
         try:
             if peers.me == "b":
-                peers.decline()
+                peers.abort_sum()
             else:
                 peers.sum(np.ones(1))
         except PeerAbortedError as error:
             assert error.peer == "b"
         return float(peers.sum(np.ones(1))[0])
 
-    with local_peers(MEMBERS) as colony:
-        assert colony.run(work) == [3.0] * 3
+    with local_peers(MEMBERS) as members:
+        assert members.run(work) == [3.0] * 3
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.3, 0.3, 0.3), (0.5, 0.3, 0.2001)])
-def test_weights_that_do_not_sum_to_one_are_told_to_everyone(weights: tuple[float, ...]) -> None:
-    with local_peers(MEMBERS) as colony:
-        results = outcomes(colony, lambda peers, weight: peers.sum(np.full(2, 16.0), weight=weight), weights)
+def test_weights_that_do_not_sum_to_one_raise_weight_error_at_every_member(weights: tuple[float, ...]) -> None:
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers, weight: peers.sum(np.full(2, 16.0), weight=weight), weights)
         assert all(isinstance(error, WeightError) for error in results)
         assert f"{sum(weights):.4g}" in str(results[0])
-        assert [float(total[0]) for total in colony.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
+        assert [float(total[0]) for total in members.run(lambda peers: peers.sum(np.ones(1)))] == [3.0] * 3
 
 
 @pytest.mark.parametrize(("count", "ring_bits"), [(3, 32), (7, 32), (1000, 32), (5000, 32), (3, 64), (100_000, 64)])
-def test_honest_weights_pass_and_one_wrong_one_does_not(count: int, ring_bits: int) -> None:
-    """Equal weights are rounded all in the same direction, which is the worst that can happen."""
-    weighing = FixedPoint.for_sum(addends=count, bound=1.0, ring_bits=ring_bits)
-    peers = local_peers(3)[0]
-    words = weighing.encode(np.full(count, 1 / count))
+def test_check_weights_accepts_honest_weights_and_rejects_one_wrong_weight(count: int, ring_bits: int) -> None:
+    """Equal weights are all rounded in the same direction, which is the worst case."""
+    encoding = FixedPoint.for_sum(addends=count, bound=1.0, ring_bits=ring_bits)
+    words = encoding.encode(np.full(count, 1 / count))
     honest = words.sum(dtype=words.dtype, keepdims=True)
-    peers._check_weights(honest, weighing, count)
+    _check_weights(honest, encoding, count)
     with pytest.raises(WeightError):
-        peers._check_weights(honest + weighing.encode(np.array([0.02])), weighing, count)
+        _check_weights(honest + encoding.encode(np.array([0.02])), encoding, count)
 
 
-def test_a_weight_at_some_members_only_is_told() -> None:
-    with local_peers(MEMBERS) as colony:
-        results = outcomes(colony, lambda peers, weight: peers.sum(np.ones(2), weight=weight), [0.5, 0.5, None])
+def test_weight_at_some_members_only_raises_settings_error() -> None:
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers, weight: peers.sum(np.ones(2), weight=weight), [0.5, 0.5, None])
     assert all(isinstance(error, SettingsError) and "weighted False instead of True" in str(error) for error in results)
 
 
 @pytest.mark.parametrize("odd", [{"context": 3}, {"bound": "x"}, {"weight": "x"}])
-def test_any_error_of_one_member_is_told_to_the_others(odd: dict[str, Any]) -> None:
-    begun = time.monotonic()
-    with local_peers(MEMBERS) as colony:
+def test_any_error_of_one_member_fails_the_sum_at_the_others(odd: dict[str, Any]) -> None:
+    started = time.monotonic()
+    with local_peers(MEMBERS) as members:
         options = [{}, odd, {}]
-        results = outcomes(colony, lambda peers, own: peers.sum(np.ones(1), **own), options)
-    assert time.monotonic() - begun < 20
+        results = outcomes(members, lambda peers, own: peers.sum(np.ones(1), **own), options)
+    assert time.monotonic() - started < 20
     assert all(isinstance(results[i], PeerAbortedError) and results[i].peer == "b" for i in (0, 2))
 
 
 @pytest.mark.parametrize("members", [3.0, "abc"])
-def test_members_are_a_number_or_names(members: Any) -> None:
+def test_members_must_be_a_number_or_names(members: Any) -> None:
     with pytest.raises(InputError, match="a whole number, or a list of names"):
         local_peers(members)
 
 
 @pytest.mark.parametrize("members", [0, 1, 2, [], ["a", "b"]])
-def test_fewer_than_three_are_refused(members: int | list[str]) -> None:
+def test_fewer_than_three_members_are_rejected(members: int | list[str]) -> None:
     with pytest.raises(MembershipError, match="at least 3"):
         local_peers(members)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"bound": -1.0}, "bound is -1"),
         ({"bound": 1e10}, "use ring_bits=64"),
         ({"ring_bits": 16}, "choose 32 or 64"),
-        ({"sharing": "shamir"}, "choose one of expanded, uniform"),
+        ({"masking": "shamir"}, "choose one of pairwise, uniform"),
         ({"opening": "tree"}, "choose one of mesh, aggregator, hub"),
         ({"opening": "hub"}, "there is no hub inside one process"),
         ({"opening": "aggregator", "aggregator": "z"}, "aggregator 'z' is not a member"),
@@ -356,8 +357,8 @@ def test_fewer_than_three_are_refused(members: int | list[str]) -> None:
         ({"timeout": -1}, "timeout is -1"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         local_peers(MEMBERS, **settings)
 
 
@@ -372,9 +373,9 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: s
         torch.zeros(1, device="meta"),
     ],
 )
-def test_what_cannot_be_summed_is_refused_and_the_others_are_told(values: Any) -> None:
-    with local_peers(MEMBERS) as colony:
-        results = outcomes(colony, lambda peers, value: peers.sum(value), [np.ones(1), values, np.ones(1)])
+def test_unsupported_values_are_rejected_and_fail_the_sum_at_the_others(values: Any) -> None:
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers, value: peers.sum(value), [np.ones(1), values, np.ones(1)])
     assert isinstance(results[1], InputError)
     for error in (results[0], results[2]):
         assert isinstance(error, PeerAbortedError)

@@ -1,4 +1,4 @@
-"""docs/tables.md: its examples are accepted, and its messages are those that the commands give."""
+"""docs/tables.md: its examples are valid, and its messages are those of the commands."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cgd.federation.config import FOR_TABLES, Federation
 from cgd.federation.data_schema import Model
 from cgd.tabular.models import build
 from cgd.tabular.training import train
-from support.pages import script
-from support.practice import federation_file, records, setting, table, together
+from support.pages import load_script
+from support.tabular import records, run_members, table, tabular_settings, write_federation
 
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
 SCHEMA = """
@@ -37,7 +37,7 @@ EXCEL, LATIN = b"PK\x03\x04 and so on", "age,ward,outcome\n63,Köln,ill\n".encod
 MANY = "age,ward,outcome\n" + "".join(f"63,W{number},ill\n" for number in range(1001))
 LONG = f"age,ward,outcome\n63,{'a long history of ' * 6},ill\n"
 
-# What is wrong, by the file that has it.
+# Faulty files.
 FILES: dict[str, str | bytes | None] = {
     "nowhere.csv": None,
     "empty.csv": "",
@@ -60,7 +60,7 @@ FILES: dict[str, str | bytes | None] = {
 }
 
 
-def documented() -> list[str]:
+def documented_errors() -> list[str]:
     section = PAGE.read_text().partition("## Errors you may meet")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+(?:``[^`]+)*)` \|", section, flags=re.MULTILINE)
 
@@ -71,74 +71,72 @@ def error_of(*arguments: str) -> str:
     return str(result.exception)
 
 
-def joined(path: str, data: str, *options: str) -> str:
+def join_error(path: str, data: str, *options: str) -> str:
     return error_of("join", path, "--as", "ada", "--data", data, *options)
 
 
-def of_the_file(folder: Path) -> list[str]:
-    """Messages about one participant's own file, options and folders."""
+def own_errors(folder: Path) -> list[str]:
+    """Return the messages about one participant's own file, options and folders."""
     for name, content in FILES.items():
         if content is not None:
             (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     (folder / "good.csv").write_text(GOOD)
-    file = federation_file(folder, ("ada", "bob", "cleo"), schema=SCHEMA).name
-    said = [joined(file, name) for name in FILES]
-    plain = federation_file(folder / "plain", ("ada", "bob", "cleo"), schema=None)
+    file = write_federation(folder, ("ada", "bob", "cleo"), schema=SCHEMA).name
+    messages = [join_error(file, name) for name in FILES]
+    plain = write_federation(folder / "plain", ("ada", "bob", "cleo"), schema=None)
     (folder / "plain.toml").write_text(plain.read_text())
-    said.append(joined("plain.toml", "good.csv"))
-    said.append(error_of("join", file, "--as", "ada"))
-    said.append(error_of("join", file, "--as", "dora", "--data", "good.csv"))
+    messages.append(join_error("plain.toml", "good.csv"))
+    messages.append(error_of("join", file, "--as", "ada"))
+    messages.append(error_of("join", file, "--as", "dora", "--data", "good.csv"))
     runs = folder / "runs" / "ada"
     runs.mkdir(parents=True)
     (runs / "history.jsonl").write_text('{"participant": "ada", "federation": "last-year"}\n')
-    said.append(joined(file, "good.csv"))
-    said.append(error_of("predict", "runs/nowhere", "--data", "good.csv"))
+    messages.append(join_error(file, "good.csv"))
+    messages.append(error_of("predict", "runs/nowhere", "--data", "good.csv"))
     (folder / "ada.key").chmod(0o644)
-    said.append(joined(file, "good.csv", "--out", "new"))
-    return said
+    messages.append(join_error(file, "good.csv", "--out", "new"))
+    return messages
 
 
-def of_all_together() -> list[str]:
-    """Messages that all participants get."""
+def common_errors() -> list[str]:
+    """Return the messages that all participants get."""
 
-    def one(peers: Any, own: Any) -> str:
+    def member(peers: Any, own: Any) -> str:
         with pytest.raises(InputError) as error:
-            train(peers, setting(), own)
+            train(peers, tabular_settings(), own)
         return str(error.value)
 
     well = {**table(8, 1), "outcome": ["well"] * 8}
-    return [together(one, [records(well)] * 3)[0]]
+    return [run_members(member, [records(well)] * 3)[0]]
 
 
-def test_every_message_of_the_page_is_one_that_comes_and_the_other_way_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
-    said = of_the_file(tmp_path) + of_all_together()
-    pattern = script("run_tutorial").pattern
-    shown = documented()
-    assert len(shown) > 20
-    for message in shown:
-        assert any(pattern(message).fullmatch(f"{each}\n") for each in said), f"nothing says: {message}"
-    for each in said:
-        assert any(pattern(message).fullmatch(f"{each}\n") for message in shown), f"the page has no: {each}"
+    messages = own_errors(tmp_path) + common_errors()
+    matches = load_script("run_tutorial").matches
+    documented = documented_errors()
+    assert len(documented) > 20
+    for message in documented:
+        assert any(matches(f"{each}\n", message) for each in messages), f"no error has this text: {message}"
+    for each in messages:
+        assert any(matches(f"{each}\n", message) for message in documented), f"not on the page: {each}"
 
 
-def test_the_sections_of_the_page_are_accepted(tmp_path: Path) -> None:
+def test_sections_of_the_page_are_valid(tmp_path: Path) -> None:
     sections = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert len(sections) == 2
-    head = federation_file(tmp_path, ("ada", "bob", "cleo"), schema=None).read_text()
-    whole = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "whole.toml")
-    assert whole.data is not None
-    assert whole.data.missing == ("", "NA", "-9")
+    head = write_federation(tmp_path, ("ada", "bob", "cleo"), schema=None).read_text()
+    complete = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "complete.toml")
+    assert complete.data is not None
+    assert complete.data.missing == ("", "NA", "-9")
     data = sections[0].partition("[model]")[0]
     own = Federation.parse(f"{head}\n{data}\n{sections[1]}", tmp_path / "own.toml")
     assert own.model is not None
     assert (own.model.kind, own.model.function) == ("custom", "networks:deep")
 
 
-def test_the_own_network_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_network_of_the_page_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "networks.py").write_text(program)
     monkeypatch.chdir(tmp_path)
@@ -148,9 +146,9 @@ def test_the_own_network_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.
     sys.modules.pop("networks", None)
 
 
-def test_what_the_page_says_is_written_for_tables_is() -> None:
+def test_training_defaults_of_the_page_are_the_real_ones() -> None:
     section = PAGE.read_text().partition("## The `[training]` section")[2].partition("\n## ")[0]
-    told = dict(re.findall(r"^\| `(\w+)` \| `?\"?([\w.]+)\"?`? \|", section, flags=re.MULTILINE))
-    assert {"steps", "lr", "optimizer", "patience"} <= told.keys()
-    for name, value in told.items():
+    stated = dict(re.findall(r"^\| `(\w+)` \| `?\"?([\w.]+)\"?`? \|", section, flags=re.MULTILINE))
+    assert {"steps", "lr", "optimizer", "patience"} <= stated.keys()
+    for name, value in stated.items():
         assert str(getattr(FOR_TABLES, name)) == value, name

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cgd.audit import verdicts
-from cgd.audit.registry import CATALOGUE
+from cgd.audit.registry import ATTACKS
 from mutate import Mutation, mutations
-from support.pages import script
+from support.pages import load_script
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
@@ -58,7 +58,7 @@ def test_every_test_that_is_named_is_there() -> None:
 
 
 def test_every_attack_that_is_named_is_there_and_every_attack_is_named() -> None:
-    assert {each.id for each in CATALOGUE} == set(re.findall(r"[Aa]ttack:? `(\w+)`", PAGE))
+    assert {each.id for each in ATTACKS} == set(re.findall(r"[Aa]ttack:? `(\w+)`", PAGE))
 
 
 @pytest.mark.parametrize("mutation", mutations(), ids=lambda each: f"{each.promise}: {each.what}")
@@ -69,13 +69,13 @@ def test_every_mutation_fits_the_code(mutation: Mutation) -> None:
 
 
 def test_the_figures_on_the_page_are_those_of_the_audit_that_is_kept() -> None:
-    made = script("threat_table")
+    made = load_script("threat_table")
     audits = made.audits()
-    assert [each["seed"] for each in audits] == [0, 1, 2, 3, 4]
+    assert [each.seed for each in audits] == [0, 1, 2, 3, 4]
     for audit in audits:
-        assert audit["complete"]
-        assert not audit["failed"]
+        assert audit.complete
+        assert not audit.failed
         assert verdicts.controls(audit)
-        assert not verdicts.loud(audit)
-        assert {each["id"] for each in audit["attacks"]} == {each.id for each in CATALOGUE}
+        assert not verdicts.failed_controls(audit)
+        assert {each.id for each in audit.attacks} == {each.id for each in ATTACKS}
     assert made.with_table(PAGE, audits) == PAGE

@@ -1,4 +1,4 @@
-"""The tutorial in one go: five hospitals as five processes, one of them killed on the way. `make federation-demo`."""
+"""Run the tutorial: five hospitals as five processes, one of which is killed and restarted. `make federation-demo`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def join(folder: Path, hospital: str, output: int) -> subprocess.Popen[str]:
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="cgd-federation-"))
-    print(f"Everything is in {folder}\n")
+    print(f"All files are in {folder}\n")
     participants = []
     for hospital, port in zip(HOSPITALS, free_ports(len(HOSPITALS)), strict=True):
         subprocess.run([*CGD, "keygen", hospital], cwd=folder, check=True, stdout=subprocess.DEVNULL)

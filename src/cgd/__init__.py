@@ -1,8 +1,9 @@
-"""Confined Gradient Descent: federated learning in which nobody shares data or a model.
+"""Confined Gradient Descent: federated learning in which no participant shares its data or its model.
 
-Every participant keeps a private model. What leaves is a secret share of a gradient; what anyone learns is the sum.
+Every participant keeps a private model. Gradients are summed by secure aggregation: participants send masked gradients
+and learn the sum only.
 
-Names load when they are first used, so that `import cgd` and `cgd --help` cost next to nothing.
+Names are imported on first use, so that `import cgd` and `cgd --help` are fast.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cgd.errors import LocalProtocolError as LocalProtocolError
     from cgd.errors import MembersChangedError as MembersChangedError
     from cgd.errors import MembershipError as MembershipError
+    from cgd.errors import MissingExtraError as MissingExtraError
     from cgd.errors import PeerAbortedError as PeerAbortedError
     from cgd.errors import PeerLeftError as PeerLeftError
     from cgd.errors import PeerTimeoutError as PeerTimeoutError
@@ -51,17 +53,17 @@ if TYPE_CHECKING:
     from cgd.secagg.fixed_point import FixedPoint as FixedPoint
     from cgd.secagg.secret_sharing import reconstruct as reconstruct
     from cgd.secagg.secret_sharing import split as split
-    from cgd.simulation.colony import SimulationResult as SimulationResult
     from cgd.simulation.module_engine import Ring as Ring
     from cgd.simulation.population import participant_seed as participant_seed
     from cgd.simulation.result import Evaluation as Evaluation
     from cgd.simulation.result import History as History
+    from cgd.simulation.result import SimulationResult as SimulationResult
     from cgd.simulation.result import Spread as Spread
     from cgd.simulation.simulate import simulate as simulate
     from cgd.tabular.model import ConfinedModel as ConfinedModel
     from cgd.tabular.model import load_model as load_model
 
-_HOME = {
+_NAMES = {
     "errors": (
         "CGDError",
         "ClosedError",
@@ -73,6 +75,7 @@ _HOME = {
         "LocalProtocolError",
         "MembersChangedError",
         "MembershipError",
+        "MissingExtraError",
         "PeerAbortedError",
         "PeerLeftError",
         "PeerTimeoutError",
@@ -95,24 +98,23 @@ _HOME = {
     "tabular.model": ("ConfinedModel", "load_model"),
     "secagg.fixed_point": ("FixedPoint",),
     "secagg.secret_sharing": ("reconstruct", "split"),
-    "simulation.colony": ("SimulationResult",),
-    "simulation.result": ("Evaluation", "History", "Spread"),
+    "simulation.result": ("Evaluation", "History", "SimulationResult", "Spread"),
     "simulation.module_engine": ("Ring",),
     "simulation.population": ("participant_seed",),
     "simulation.simulate": ("simulate",),
 }
-_MODULE_OF = {name: f"cgd.{module}" for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: f"cgd.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
-_loading = RLock()  # threads that import the modules of a package at the same time may find one of them half made
+_import_lock = RLock()  # threads that import modules of one package at the same time may see partially imported ones
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'cgd' has no attribute {name!r}")
-    with _loading:
+    with _import_lock:
         value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

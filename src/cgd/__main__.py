@@ -1,4 +1,4 @@
-"""`python -m cgd` is `cgd`."""
+"""Run the command line with `python -m cgd`."""
 
 from cgd.cli import main
 

@@ -1,30 +1,30 @@
-"""Everything `cgd` raises on purpose.
+"""The exceptions of `cgd`.
 
     CGDError
-    ├── InputError (also a ValueError)    what you passed cannot be used; nothing was sent
-    │   ├── RangeError                    a value does not fit the fixed point
+    ├── InputError (also a ValueError)    an argument, option or file cannot be used; nothing was sent
+    │   ├── RangeError                    a value does not fit the fixed-point encoding
     │   └── MembershipError               too few members, or not the members of this sum
     ├── DivergenceError                   a training loss is no longer finite
     ├── ProtocolError
     │   ├── LocalProtocolError            this side called the protocol out of order
     │   ├── WeightError                   the members' weights do not sum to one
-    │   ├── MembersChangedError           a new epoch began during a sum: weight the addend anew
-    │   ├── DisagreementError             members hold different totals or histories; nobody can tell who is wrong
-    │   └── RemoteProtocolError           a member broke the rules; `.peer` names it
+    │   ├── MembersChangedError           a new epoch began during a sum: compute the weight again
+    │   ├── DisagreementError             members hold different totals or histories; the cause cannot be attributed
+    │   └── RemoteProtocolError           a member violated the protocol; `.peer` names it
     │       ├── FrameError                its bytes are not a frame of this protocol
-    │       ├── SettingsError             it sums under other settings than the rest
-    │       ├── EquivocationError         it has signed different things for different members: it is dishonest
-    │       ├── PeerAbortedError          it gave up this sum and said why
+    │       ├── SettingsError             its settings of the sum differ from those of the others
+    │       ├── EquivocationError         it signed different statements for different members: it is dishonest
+    │       ├── PeerAbortedError          it aborted this sum and sent a reason
     │       ├── PeerLeftError             it left the session
     │       └── HubError                  the hub altered, swapped, repeated or lost messages, or added wrongly
     └── TransportError
-        ├── PeerTimeoutError              nothing came from `.peers` in time
+        ├── PeerTimeoutError              nothing was received from `.peers` in time
         └── ClosedError                   this side's connection is closed
 
-and one warning, UnconfinedWarning: a model is about to be trained that `confine` did not draw.
+One warning, UnconfinedWarning: a model is about to be trained whose weights `confine` did not draw.
 
-A message states the fact, the value and the remedy. What travels to other members (the reason of an abort) never holds
-a value: values stay in the error of the member that owns them.
+A message states the fact, the value and the remedy. The reason of an abort, which is sent to other members, never
+contains a value: values appear only in the error of the member that owns them.
 """
 
 from __future__ import annotations
@@ -36,26 +36,30 @@ if TYPE_CHECKING:
 
 
 class CGDError(Exception):
-    """Base of everything `cgd` raises on purpose."""
+    """Base class of all exceptions of `cgd`."""
 
 
 class InputError(CGDError, ValueError):
-    """What was passed cannot be used; nothing was sent."""
+    """An argument, option or file cannot be used; nothing was sent."""
+
+
+class MissingExtraError(ModuleNotFoundError, InputError):
+    """A library of an optional extra is not installed."""
 
 
 class RangeError(InputError):
-    """A value does not fit the fixed point.
+    """A value does not fit the fixed-point encoding.
 
     Attributes:
         value: the first value that does not fit.
-        index: its place in the array.
+        index: its index in the array.
         bound: the largest magnitude that fits.
     """
 
     def __init__(self, value: float, index: tuple[int, ...], bound: float, where: str = "value") -> None:
         self.value, self.index, self.bound = value, index, bound
         at = f" at index {index}" if index else ""
-        if value - value != 0:  # NaN and the infinities, without asking which
+        if value - value != 0:  # NaN or an infinity
             fact = f"{where}{at} is {value}"
             remedy = "look for a diverging loss (lower lr) or bad input data before the sum"
         elif isinstance(value, int):
@@ -68,7 +72,7 @@ class RangeError(InputError):
 
 
 class MembershipError(InputError):
-    """Too few members for a secure sum, or not its members."""
+    """There are too few members for a secure sum, or they are not its members."""
 
 
 class DivergenceError(CGDError):
@@ -76,11 +80,11 @@ class DivergenceError(CGDError):
 
 
 class ProtocolError(CGDError):
-    """The secure sum cannot go on."""
+    """The secure sum cannot continue."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This side called the protocol out of order: a fault in the calling program."""
+    """This side called the protocol out of order: an error in the calling program."""
 
 
 class WeightError(ProtocolError):
@@ -88,10 +92,10 @@ class WeightError(ProtocolError):
 
 
 class MembersChangedError(ProtocolError):
-    """A new epoch began while a sum was waiting; the addend has to be weighted for the new members.
+    """A new epoch began while a sum was waiting; the addend must be weighted for the new members.
 
     Attributes:
-        members: those of the new epoch.
+        members: the members of the new epoch.
     """
 
     def __init__(self, before: int, now: int, members: Collection[str]) -> None:
@@ -103,11 +107,11 @@ class MembersChangedError(ProtocolError):
 
 
 class DisagreementError(ProtocolError):
-    """Members hold different totals or histories: somebody added wrongly, or lied. Nobody can tell who it was."""
+    """Members hold different totals or histories: a member added wrongly or lied, and it is unknown which."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A member broke the rules.
+    """A member violated the protocol.
 
     Attributes:
         peer: the name of that member.
@@ -123,17 +127,17 @@ class FrameError(RemoteProtocolError):
 
 
 class SettingsError(RemoteProtocolError):
-    """A member sums under other settings than the rest: shape, fixed point, sharing, opening, context.
+    """A member's settings of the sum (shape, fixed point, masking, opening, context) differ from those of the others.
 
-    All members name the same one; for that one, `peer` is its own name.
+    All members name the same member; that member's own error names itself.
     """
 
 
 class EquivocationError(RemoteProtocolError):
-    """A member has signed different things for different members. It is dishonest, and its signatures prove it.
+    """A member signed different statements for different members: it is dishonest, and its signatures prove it.
 
     Attributes:
-        proof: both statements with their signatures, to be shown to the other members.
+        proof: both statements with their signatures, as evidence for the other members.
     """
 
     def __init__(self, peer: str, what: str, proof: object = None) -> None:
@@ -142,7 +146,7 @@ class EquivocationError(RemoteProtocolError):
 
 
 class PeerAbortedError(RemoteProtocolError):
-    """A peer gave up this sum and said why."""
+    """A peer aborted this sum and sent a reason."""
 
 
 class PeerLeftError(RemoteProtocolError):
@@ -152,7 +156,8 @@ class PeerLeftError(RemoteProtocolError):
 class HubError(RemoteProtocolError):
     """The hub altered, swapped, repeated, reordered or lost messages, or added wrongly.
 
-    What it passes on is sealed end to end, and what it adds up carries tags, so it is caught before anything is opened.
+    Relayed messages are authenticated end to end and summed values carry MACs, so the fault is detected before a total
+    is revealed.
     """
 
     def __init__(self, what: str) -> None:
@@ -160,11 +165,11 @@ class HubError(RemoteProtocolError):
 
 
 class TransportError(CGDError):
-    """Frames cannot be carried."""
+    """Frames cannot be sent or received."""
 
 
 class PeerTimeoutError(TransportError):
-    """Nothing came from some peers in time.
+    """Nothing was received from some peers in time.
 
     Attributes:
         peers: the names of those peers.
@@ -174,8 +179,8 @@ class PeerTimeoutError(TransportError):
         self.peers = frozenset(peers)
         names = ", ".join(sorted(peers))
         super().__init__(
-            f"no word from {names} for {seconds:g} s (missing: {what}); "
-            "see what became of it, or raise the timeout if its steps take longer"
+            f"received nothing from {names} for {seconds:g} s (missing: {what}); "
+            "check whether it still runs, or raise the timeout if its steps take longer"
         )
 
 
@@ -184,4 +189,4 @@ class ClosedError(TransportError):
 
 
 class UnconfinedWarning(UserWarning):
-    """A model is trained from weights that `confine` did not draw: others may be able to guess them."""
+    """A model is trained from weights that `confine` did not draw; others may be able to guess them."""

@@ -1,25 +1,34 @@
-"""Text files: TOML parsed with bounded memory; files written in one piece or not at all."""
+"""Files: TOML parsed with bounded memory, and one writer of whole files that survives crashes and power failures.
+
+`write_file` is the only place that creates or replaces a file in one step; `create_text`, `replace_text` and
+`write_private` call it and turn its errors into an `InputError`. Appended files (event logs, metrics, recorded frames)
+and the state folder, which must not follow symbolic links (`federation/state.py`), have writers of their own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import secrets
 import stat
-import tempfile
 import tomllib
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MAX_KEY_PARTS = 64
+PRIVATE, SHARED = 0o600, 0o666
+"""File modes, before the umask: for the owner alone, and the operating system's default."""
 _HEADER = re.compile(r"\s*\[\[?([^\[\],]*)")
 _QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'[^']*'""")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML whose keys have few parts: for `a.a.a.…` the parser needs memory with the square of their number.
+    """Parse TOML; reject keys of very many parts (`a.a.a.…`), for which the parser's memory grows quadratically.
 
     Raises:
         ValueError: it is not TOML, or a key has more than `MAX_KEY_PARTS` parts.
@@ -31,7 +40,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         line = _QUOTED.sub("q", written)
         *before, last = line.split("=")
         header = _HEADER.match(line)
-        # What is before an equals sign is a key, behind the comma of an inline table; so is a line that has none.
+        # A key stands before an equals sign, in an inline table after a comma; a line without either is a key too.
         keys = [each.rpartition(",")[2] for each in (before or [last])] + ([header[1]] if header else [])
         if any(key.count(".") >= MAX_KEY_PARTS for key in keys):
             raise ValueError(f"line {number} has a key of more than {MAX_KEY_PARTS} parts")
@@ -39,7 +48,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a federation file.
+    """Return the text of a federation file.
 
     Raises:
         InputError: it cannot be read.
@@ -51,87 +60,92 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path} cannot be read ({reason}); name the federation file, a TOML file") from None
 
 
-def write_new(path: Path, text: str, mode: int) -> None:
-    """Write a file that must not be there yet.
+def write_file(path: Path, content: str | bytes, *, mode: int | None = SHARED, new: bool = False) -> None:
+    """Write a whole file, atomically and durably.
+
+    The content is written to a temporary file in the same folder, `.NAME.*.new`, flushed to the disk and renamed, so
+    that other processes, and this one after a crash, find the previous content or the new content, never a part. A
+    symbolic link is replaced, not followed. If writing fails, the previous file is unchanged and no file is left.
+
+    Args:
+        path: the file; its folder must exist.
+        content: text is written as UTF-8, without any change of line endings.
+        mode: permissions of the new file, reduced by the umask; None keeps those of the file that is replaced.
+        new: never replace a file. It is then created under its own name, because file systems without hard links
+            cannot rename without replacing; a process that is killed while it writes leaves a part.
 
     Raises:
-        InputError: it exists, or cannot be written; then nothing is left behind.
+        FileExistsError: `new` is set, and the file exists.
+        OSError: it cannot be written; the error names `path`.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    written = path if new else path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE if mode is None else mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                if mode is None:
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            if not new:
+                os.replace(written, path)
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
+    except OSError as error:  # a full disk does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def create_text(path: Path, text: str, mode: int) -> None:
+    """Write a new text file.
+
+    Raises:
+        InputError: it exists, or cannot be written; then no file is left behind.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        write_file(path, text, mode=mode, new=True)
     except FileExistsError:
         raise InputError(
             f"{path} exists and is never overwritten; choose another name or folder, or move it away"
         ) from None
     except OSError as error:
         raise InputError(
-            f"{path} cannot be written ({error.strerror}); name a folder that exists and is yours"
+            f"{path} cannot be written ({error.strerror}); name a folder that exists, is yours and has room"
         ) from None
-    try:
-        _fill(descriptor, text)
-    except BaseException as error:
-        path.unlink()
-        if isinstance(error, OSError):
-            raise InputError(f"{path} cannot be written ({error.strerror}); make room for it") from None
-        raise
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put a new text in place of a file's, all at once: whoever reads it has the old one or the new one.
+    """Replace the text of an existing file atomically; keep its permissions, and a symbolic link that leads to it.
 
     Raises:
-        InputError: it cannot be written; the file is as it was.
+        InputError: it cannot be written; the file is unchanged.
     """
-    target = path.resolve()  # a link stays one
-    beside: str | None = None
     try:
-        descriptor, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        _fill(descriptor, text)
-        os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
-        os.replace(beside, target)
-    except BaseException as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InputError(f"{path} cannot be written ({error.strerror}); see whether its folder is yours") from None
-        raise
+        write_file(path.resolve(), text, mode=None)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); check whether its folder is yours") from None
 
 
-def _fill(descriptor: int, text: str) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())  # the only copy of a key should outlive a power cut
+def write_private(path: Path, content: bytes) -> None:
+    """Write or replace a file atomically, readable by its owner alone; create its folder if necessary.
+
+    Raises:
+        InputError: it cannot be written; a previous file is unchanged.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(path, content, mode=PRIVATE)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); check whether its folder is yours and has room"
+        ) from None
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when the file does; None if it is not there."""
+    """Return the modification time and the size of a file, which change when the file does; None if it is missing."""
     with contextlib.suppress(OSError):
         status = path.stat()
         return status.st_mtime_ns, status.st_size
     return None
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600, all at once: whoever reads it has the old one, if there was one, or the new one.
-
-    Raises:
-        InputError: it cannot be written; then what was there is as it was.
-    """
-    beside: str | None = None
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InputError(
-                f"{path} cannot be written ({error.strerror}); see whether its folder is yours and has room"
-            ) from None
-        raise

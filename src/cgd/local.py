@@ -1,4 +1,4 @@
-"""`local_peers`: members that live in one process; `solo_peers`: one that sums with nobody."""
+"""`local_peers`: members in one process; `solo_peers`: a single member without peers, for comparisons."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
 from cgd.peers import Peers, SumSettings
 from cgd.secagg.masking import KEY_BYTES
-from cgd.secagg.messages import SESSION_BYTES, Opening, PeerId, Sharing
+from cgd.secagg.messages import SESSION_BYTES, Masking, Opening, PeerId
 from cgd.secagg.partition import check_members
 from cgd.secagg.session import Session
-from cgd.transport.driver import FAREWELL_SECONDS, NoRecovery, SessionDriver, Traffic
+from cgd.transport.driver import FLUSH_SECONDS, SessionDriver, Traffic
 from cgd.transport.memory import connect
 from cgd.transport.tap import TappedTransport
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from cgd.secagg.journal import Step
     from cgd.secagg.messages import Reason, SumSpec
     from cgd.transport.base import Transport
-    from cgd.transport.tap import Sink
+    from cgd.transport.tap import FrameSink
 
 Result = TypeVar("Result")
 
-# How often `run` looks whether a member waits for one that has returned.
-LOOK_SECONDS = 0.2
+# How often `run` checks for members that wait for one whose function has returned.
+POLL_SECONDS = 0.2
 
 
 class LocalPeers(tuple[Peers, ...]):
-    """The connected members of one process, in the order of their names given. `local_peers` makes them."""
+    """The connected members of one process, in the order of the given names; created by `local_peers`."""
 
     __slots__ = ()
 
@@ -56,16 +56,16 @@ class LocalPeers(tuple[Peers, ...]):
             peers.close()
 
     def run(self, function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
-        """Call `function(peers, *arguments)` for every member, each in a thread of its own; the results in order.
+        """Call `function(peers, *arguments)` for every member in its own thread; return the results in order.
 
-        Like `map`, it takes one iterable for each further argument, with one element for each member. If a member
-        fails, all members are closed, other `Peers` among the arguments too, and its error is raised, with a note that
-        names it. A member whose function returns while another still needs it for a sum is closed, and the other told.
+        As in `map`, each further argument is an iterable with one element for each member. If a member fails, all
+        members are closed, and other `Peers` among the arguments, too; its error is raised, with a note that names the
+        member. If a member's function returns while another member needs it for a sum, that sum fails.
 
         Examples:
             >>> import cgd, numpy as np
-            >>> with cgd.local_peers(3) as colony:
-            ...     colony.run(lambda peers, n: int(peers.sum(np.array(n))), [10, 20, 30])
+            >>> with cgd.local_peers(3) as members:
+            ...     members.run(lambda peers, n: int(peers.sum(np.array(n))), [10, 20, 30])
             [60, 60, 60]
         """
         columns = [list(self), *(list(argument) for argument in arguments)]
@@ -75,30 +75,30 @@ class LocalPeers(tuple[Peers, ...]):
         rows = list(zip(*columns, strict=True))
         futures: list[Future[Result]] = [Future() for _ in rows]
         for future, row in zip(futures, rows, strict=True):
-            threading.Thread(target=_fulfil, args=(future, function, row), name=f"cgd-{row[0].me}").start()
+            threading.Thread(target=_run_member, args=(future, function, row), name=f"cgd-{row[0].me}").start()
         try:
-            while (state := wait(futures, timeout=LOOK_SECONDS, return_when=FIRST_EXCEPTION)).not_done:
+            while (state := wait(futures, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)).not_done:
                 for future in state.done:
                     future.result()
-                _dismiss_idle([(row, future.done()) for row, future in zip(rows, futures, strict=True)])
+                _close_returned([(row, future.done()) for row, future in zip(rows, futures, strict=True)])
             return [future.result() for future in futures]
         except BaseException as error:
             for peers in (each for row in rows for each in _peers_in(row)):
                 peers.close()
             if not any(future.done() and future.exception() is error for future in futures):
-                raise  # an interrupt: not of a member, and not to be kept waiting by one
-            wait(futures, timeout=FAREWELL_SECONDS)
+                raise  # an interrupt of the caller: raised at once, without waiting for the members
+            wait(futures, timeout=FLUSH_SECONDS)
             raise self._cause(futures) from None
 
     def _cause(self, futures: Sequence[Future[Any]]) -> BaseException:
-        """Of the errors of all members, one that is not merely about another's having given up."""
+        """Return the first error that is not merely the consequence of another member's failure."""
         errors = [
             (peers.me, error)
             for peers, future in zip(self, futures, strict=True)
             if future.done() and (error := future.exception()) is not None
         ]
         consequences = (PeerAbortedError, PeerLeftError, ClosedError)
-        # Sorting keeps the order, and puts what was caused by others behind the rest, our own closing last.
+        # A stable sort: errors caused by other members come after the rest, our own closing comes last.
         errors.sort(key=lambda pair: isinstance(pair[1], consequences) + isinstance(pair[1], ClosedError))
         name, error = errors[0]
         error.add_note(f"This was raised at member {name}.")
@@ -109,17 +109,17 @@ def _peers_in(row: Sequence[Any]) -> list[Peers]:
     return [each for each in row if isinstance(each, Peers)]
 
 
-def _dismiss_idle(rows: Sequence[tuple[Sequence[Any], bool]]) -> None:
-    """Close the peers of members that have returned and that another member waits for in a later sum."""
-    furthest: dict[bytes, int] = {}
+def _close_returned(rows: Sequence[tuple[Sequence[Any], bool]]) -> None:
+    """Close the peers of members that have returned while another member waits for them in a later sum."""
+    latest: dict[bytes, int] = {}
     for peers in (each for row, _ in rows for each in _peers_in(row)):
-        furthest[peers.session] = max(peers.number, furthest.get(peers.session, 0))
+        latest[peers.session_id] = max(peers.number, latest.get(peers.session_id, 0))
     for peers in (each for row, returned in rows if returned for each in _peers_in(row)):
-        if peers.number < furthest[peers.session]:
+        if peers.number < latest[peers.session_id]:
             peers.close()
 
 
-def _fulfil(future: Future[Result], function: Callable[..., Result], row: Sequence[Any]) -> None:
+def _run_member(future: Future[Result], function: Callable[..., Result], row: Sequence[Any]) -> None:
     try:
         future.set_result(function(*row))
     except BaseException as error:
@@ -131,31 +131,32 @@ def local_peers(
     *,
     bound: float = 16.0,
     ring_bits: int = 32,
-    sharing: Sharing = "expanded",
+    masking: Masking = "pairwise",
     opening: Opening = "mesh",
     aggregator: PeerId | None = None,
     timeout: float | None = 300.0,
-    sinks: Mapping[PeerId, Sink] | None = None,
+    sinks: Mapping[PeerId, FrameSink] | None = None,
 ) -> LocalPeers:
-    """Connect members inside this process. They run the whole protocol; only the sockets are missing.
+    """Connect members in this process. They run the whole protocol; only the network is missing.
 
     Args:
-        members: how many, or their names.
+        members: the number of members, or their names.
         bound: the largest magnitude of a value that is summed.
         ring_bits: 32, or 64 for more precision at twice the bytes.
-        sharing: "expanded" or "uniform"; the total is the same, bit for bit.
+        masking: "pairwise" or "uniform"; the total is bit for bit the same.
         opening: "mesh" or "aggregator".
         aggregator: with opening="aggregator", the name of that member; the first if not given.
-        timeout: how many seconds a member waits for a silent peer; None waits for ever.
-        sinks: of members that record, by name: what is given every frame that one receives, and its sender.
+        timeout: seconds to wait for a peer from which nothing is received; None waits without limit.
+        sinks: for members that record, by name: a function that is called with the sender and bytes of every received
+            frame.
 
     Raises:
         MembershipError: fewer than 3 members, or a name twice.
 
     Examples:
         >>> import cgd, numpy as np
-        >>> with cgd.local_peers(["a", "b", "c"]) as colony:
-        ...     colony.run(lambda peers: peers.sum(np.ones(2)))
+        >>> with cgd.local_peers(["a", "b", "c"]) as members:
+        ...     members.run(lambda peers: peers.sum(np.ones(2)))
         [array([3., 3.]), array([3., 3.]), array([3., 3.])]
     """
     if isinstance(members, (float, str)):
@@ -166,7 +167,7 @@ def local_peers(
         raise InputError("there is no hub inside one process; choose mesh or aggregator")
     if opening == "aggregator" and aggregator is None:
         aggregator = names[0]
-    settings = SumSettings(bound, ring_bits, sharing, opening, aggregator or "")
+    settings = SumSettings(bound, ring_bits, masking, opening, aggregator or "")
     session = os.urandom(SESSION_BYTES)
     keys: dict[PeerId, dict[PeerId, bytes]] = {name: {} for name in names}
     for one, other in combinations(names, 2):
@@ -181,37 +182,37 @@ def local_peers(
 
 
 def solo_peers(seed: bytes | None = None, name: PeerId = "alone", **settings: Any) -> Peers:
-    """Peers without anybody else: a sum is the own value, rounded by the fixed point as in a federation.
+    """Return a single member without peers: a sum is its own value, rounded in fixed point as in a federation.
 
-    For comparisons only: nothing is hidden, because there is nobody to hide it from.
+    For comparisons only: there are no peers, so nothing is hidden.
 
     Args:
         seed: 32 bytes for the origin.
-        name: of the only participant.
-        settings: those of `SumSettings`.
+        name: the name of the only participant.
+        settings: the settings of `SumSettings`.
 
     Examples:
         >>> import numpy as np
         >>> solo_peers().sum(np.array([0.5, 0.25]))
         array([0.5 , 0.25])
     """
-    return Peers(_Solo(name), SumSettings(**settings), seed=seed)
+    return Peers(_SoloDriver(name), SumSettings(**settings), seed=seed)
 
 
-class _Solo(NoRecovery):
-    """Drives sums of one addend; see `cgd.transport.driver.Driver`."""
+class _SoloDriver:
+    """Runs sums of one addend; see `cgd.transport.driver.Driver`."""
 
     def __init__(self, me: PeerId) -> None:
         self.me, self.members = me, (me,)
         self.traffic = Traffic()
-        self.session = bytes(16)
+        self.session_id = bytes(SESSION_BYTES)
         self.number = 0
         self._closed = False
 
-    def turn(self) -> AbstractContextManager[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def total(
+    def run_sum(
         self,
         spec: SumSpec,  # noqa: ARG002
         encode: Callable[[], npt.NDArray[Any]],
@@ -224,11 +225,15 @@ class _Solo(NoRecovery):
         self.traffic.sums += 1
         return encode()
 
-    def refuse(self, reason: Reason) -> None:  # noqa: ARG002
+    def abort_sum(self, reason: Reason) -> None:  # noqa: ARG002
         self.number += 1
 
     def close(self, *, done: bool) -> None:  # noqa: ARG002
         self._closed = True
 
-    def outlook(self) -> tuple[int, int]:
-        return 0, 1
+    @property
+    def epoch(self) -> int:
+        return 0
+
+    def next_round(self) -> tuple[int, int]:
+        return self.epoch, 1

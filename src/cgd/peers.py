@@ -1,8 +1,9 @@
-"""`Peers`: what the layers above know of the others. Values become ring elements here, and totals values again."""
+"""`Peers`: a member's connection with its peers, and the conversion of values to ring elements and back."""
 
 from __future__ import annotations
 
 import secrets
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, WeightError
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
-from cgd.secagg.messages import MAX_NAME_BYTES, OPENINGS, SHARINGS, Opening, PeerId, Reason, Sharing, SumSpec
-from cgd.transport.arrays import decoded_type, from_numpy, to_numpy
+from cgd.secagg.messages import MASKINGS, MAX_NAME_BYTES, OPENINGS, Masking, Opening, PeerId, Reason, SumSpec
+from cgd.transport.driver import NoRecovery
 from cgd.transport.tap import Addend
 
 if TYPE_CHECKING:
@@ -22,43 +23,43 @@ if TYPE_CHECKING:
     import torch
 
     from cgd.secagg.journal import Step
-    from cgd.transport.driver import Driver, Traffic
+    from cgd.transport.driver import Driver, Recovery, Traffic
     from cgd.transport.tap import Observer
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
-# How far a weight n_l/n in double precision may be from the true quotient.
+# The rounding error of a weight n_l/n in double precision.
 QUOTIENT_ROUNDING = 2.0**-52
-# A weight of less than this part of an equal share is looked at: does it leave anything of our values in the ring?
+# Weights below this fraction of an equal share are checked: the member's values must not round to zero in the ring.
 SMALL_SHARE = 1 / 8
-# The weighted values must be this many times as large as what rounding takes from them (both as Euclidean norms).
+# The smallest ratio of the weighted values to their rounding error (both as Euclidean norms).
 MIN_PRECISION = 8.0
 
 
 @dataclass(frozen=True)
 class SumSettings:
-    """How the members sum; the same for all of them.
+    """The settings of secure sums, the same for all members.
 
     Attributes:
-        bound: the largest magnitude of a value (of a gradient coordinate, in training).
+        bound: the largest magnitude of a value (in training, of a gradient coordinate).
         ring_bits: 32, or 64 for more precision at twice the bytes.
-        sharing: "expanded" (shares from pair keys, nothing extra travels) or "uniform" (the paper's, (m − 1) times
-            the bytes, perfect secrecy).
+        masking: "pairwise" (masks derived from pairwise keys, no extra traffic) or "uniform" (the shares of the paper:
+            m − 1 times the bytes, perfect secrecy).
         opening: "mesh" (every member adds up one part), "aggregator" (one member adds up everything) or "hub" (the hub
-            does, which learns who sums and when, and nothing of the values; in a federation that has one).
-        aggregator: the name of that member.
+            of the federation adds up everything; it learns who sums and when, and nothing of the values).
+        aggregator: the name of the aggregating member, for opening="aggregator".
     """
 
     bound: float = 16.0
     ring_bits: int = 32
-    sharing: Sharing = "expanded"
+    masking: Masking = "pairwise"
     opening: Opening = "mesh"
     aggregator: PeerId = ""
 
     def __post_init__(self) -> None:
-        FixedPoint.for_weighted_sum(addends=1, bound=self.bound, ring_bits=self.ring_bits)  # refuses what cannot be
-        if self.sharing not in SHARINGS:
-            raise InputError(f"sharing is {self.sharing!r}; choose one of {', '.join(SHARINGS)}")
+        FixedPoint.for_weighted_sum(addends=1, bound=self.bound, ring_bits=self.ring_bits)  # checks both
+        if self.masking not in MASKINGS:
+            raise InputError(f"masking is {self.masking!r}; choose one of {', '.join(MASKINGS)}")
         if self.opening not in OPENINGS:
             raise InputError(f"opening is {self.opening!r}; choose one of {', '.join(OPENINGS)}")
         if (self.opening == "aggregator") != bool(self.aggregator):
@@ -68,26 +69,26 @@ class SumSettings:
 
 
 class Peers:
-    """This member's connection with the others: `peers.sum(values)` gives everyone the same total.
+    """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
-    `cgd.local_peers` makes them inside one process, `cgd.join` over a network. One sum runs at a time; use it from one
-    thread. Closing tells the others, so that nobody waits for a member that is gone.
+    `cgd.local_peers` creates them in one process, `cgd.join` over a network. Use an instance from one thread; its sums
+    run one after the other. Closing notifies the peers, so that they do not wait for a member that has left.
 
     Args:
         driver: runs the protocol.
-        settings: how the members sum.
-        seed: 32 secret bytes of this participant's; fresh ones if not given.
-        groups: the smaller groups it sums with.
-        training: what the federation agreed on.
+        settings: the settings of the sums.
+        recovery: the recovery store of these members; by default nothing is stored.
+        seed: 32 secret bytes of this participant; random if not given.
+        groups: the smaller groups that this participant sums with.
+        training: the training settings of the federation file.
 
     Attributes:
-        settings: how the members sum.
         groups: in a grid, the peers of this participant's `"column"` (and `"row"`, if that has three members or more).
         training: in a federation, the settings of its file: `peers.training["lr"]`.
-        seed: 32 secret bytes, for `cgd.confine`. In a federation they belong to the participant's key file: the origin
-            drawn from them can be drawn again after everything else was lost.
-        memory: what optimisers leave with the members, for one that comes back.
-        observer: sees what we put into every sum and what is opened, for a recording; usually None.
+        seed: 32 secret bytes, for `cgd.confine`. In a federation they are derived from the participant's key file, so
+            the same origin can be drawn again after everything else was lost.
+        recovery: stores the optimisers' states, so that a restarted member can continue.
+        observer: receives the addend and the total of every sum, for a recording; None by default.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Peers:
         driver: Driver,
         settings: SumSettings,
         *,
+        recovery: Recovery | None = None,
         seed: bytes | None = None,
         groups: Mapping[str, Peers] | None = None,
         training: Mapping[str, Any] | None = None,
@@ -103,7 +105,7 @@ class Peers:
         self.groups = dict(groups or {})
         self.training = dict(training or {})
         self.seed = secrets.token_bytes(32) if seed is None else seed
-        self.memory = driver
+        self.recovery: Recovery = NoRecovery() if recovery is None else recovery
         self.observer: Observer | None = None
         self._driver = driver
         self._slots = 0
@@ -113,7 +115,7 @@ class Peers:
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
         return self._driver.me
 
     @property
@@ -122,23 +124,28 @@ class Peers:
         return self._driver.members
 
     @property
-    def session(self) -> bytes:
-        """What tells this session from any other; all its members have the same."""
-        return self._driver.session
+    def session_id(self) -> bytes:
+        """The identifier of the session, the same at all its members."""
+        return self._driver.session_id
 
     @property
     def number(self) -> int:
-        """The number of the latest sum that this member began or declined; 0 before the first."""
+        """The number of the latest sum that this member started or aborted; 0 before the first."""
         return self._driver.number
 
     @property
+    def epoch(self) -> int:
+        """The current epoch of the membership; 0 if the members never change."""
+        return self._driver.epoch
+
+    @property
     def traffic(self) -> Traffic:
-        """What was sent and received so far."""
+        """The counters of frames and bytes sent and received."""
         return self._driver.traffic
 
     @property
     def resolution(self) -> float:
-        """The step between neighbouring totals of a weighted sum, such as a gradient sum, under the settings."""
+        """The difference of neighbouring totals of a weighted sum, such as a gradient sum, under the settings."""
         bound, ring_bits = self.settings.bound, self.settings.ring_bits
         return FixedPoint.for_weighted_sum(addends=len(self), bound=bound, ring_bits=ring_bits).resolution
 
@@ -161,76 +168,79 @@ class Peers:
         values: Array,
         *,
         weight: float | None = None,
+        new_weight: bool = True,
         bound: float | None = None,
         ring_bits: int | None = None,
         context: str = "",
         step: Step | None = None,
         epoch: int | None = None,
     ) -> Array:
-        """The sum of all members' `values`, the same bits for everyone.
+        """Return the sum of all members' `values`, bit for bit the same at every member.
 
-        Floats go through the fixed point of the settings and come back in their own type. Integers are summed exactly
-        and come back as int64.
+        Floats are encoded in fixed point, and the total has their type. Integers are summed exactly, as int64.
 
         Args:
             values: an array or tensor, of the same shape and type at every member.
-            weight: this member's weight, if it has one. The weights of all members must sum to 1, which is checked; the
-                total then stays within the bound, and the resolution does not depend on the number of members.
-            bound: for this sum only, another bound than the settings have; the same at every member.
-            ring_bits: for this sum only, another ring.
-            context: a short public text that must be the same at every member, or the sum is refused.
+            weight: this member's weight in a weighted sum. The weights of all members must sum to 1, which is checked;
+                the total then stays within the bound, and the resolution does not depend on the number of members.
+            new_weight: False if an earlier sum was finished with `weight`: then it is not checked again.
+            bound: another bound for this sum only; the same at every member.
+            ring_bits: another ring for this sum only.
+            context: a short public text that must be the same at every member, otherwise the sum fails.
             step: for optimisers: the step whose state will contain the total.
-            epoch: for optimisers: the epoch that `weight` was made for.
+            epoch: for optimisers: the epoch that `weight` was computed for.
 
         Raises:
-            RangeError: a value is NaN, infinite or beyond the bound. Nothing was sent, and the others are told that
-                this sum is off.
-            RemoteProtocolError: a peer broke the rules, has other settings, gave up or left.
-            PeerTimeoutError: a peer was silent for longer than `timeout`.
-            InputError: `weight` is so small that nothing of `values` would be left in the ring.
+            RangeError: a value is NaN, infinite or beyond the bound. Nothing was sent; the sum fails at every member.
+            RemoteProtocolError: a peer broke the protocol, has other settings, aborted the sum or left.
+            PeerTimeoutError: nothing was received from a peer for `timeout` seconds.
+            InputError: `weight` is so small that all `values` would round to zero in the ring.
             WeightError: the weights of all members do not sum to 1.
-            MembersChangedError: `weight` was made for other members than there are now.
+            MembersChangedError: `weight` was computed for an earlier epoch.
 
         Examples:
             >>> import cgd, numpy as np
-            >>> with cgd.local_peers(3) as colony:
-            ...     totals = colony.run(lambda peers, value: peers.sum(np.array([value])), [0.5, 0.25, 1.0])
+            >>> with cgd.local_peers(3) as members:
+            ...     totals = members.run(lambda peers, value: peers.sum(np.array([value])), [0.5, 0.25, 1.0])
             >>> totals
             [array([1.75]), array([1.75]), array([1.75])]
         """
         while True:
-            present, addends = self._driver.outlook()
-            if epoch not in (None, present):
-                raise MembersChangedError(epoch or 0, present, self.members)
+            current, addends = self.next_round()
+            if epoch not in (None, current):
+                raise MembersChangedError(epoch or 0, current, self.members)
             try:
-                return self._sum(values, weight, bound, ring_bits, context, step, present, addends)
+                return self._sum(values, weight, new_weight, bound, ring_bits, context, step, current, addends)
             except MembersChangedError:
                 if weight is not None or epoch is not None:
                     raise
 
+    def next_round(self) -> tuple[int, int]:
+        """Return the epoch of the next sum and its number of addends; wait until they are known."""
+        return self._driver.next_round()
+
     def next_slot(self) -> int:
-        """For optimisers: tells those of one program apart, in the order in which they are made."""
+        """Return a new slot number for an optimiser: the optimisers of a program are numbered in order of creation."""
         self._slots += 1
         return self._slots - 1
 
-    def decline(self) -> None:
-        """Tell the others that we cannot take part in the next sum, so that nobody waits for us."""
-        with self._driver.turn():
-            self._refuse(None)
+    def abort_sum(self) -> None:
+        """Abort the next sum: its other members get an error instead of waiting for this one."""
+        with self._driver.exclusive():
+            self._abort(None)
 
     def close(self) -> None:
-        """Leave: the others are told, and wait no longer for us. A second call does nothing.
+        """Leave and notify the peers, so that they do not wait for this member. A second call does nothing.
 
         It may be called while another thread is in a sum with these peers; that sum then fails.
         """
         self._driver.close(done=False)
 
-    # How values become ring elements and back.
-
     def _sum(
         self,
         values: Array,
         weight: float | None,
+        new_weight: bool,
         bound: float | None,
         ring_bits: int | None,
         context: str,
@@ -238,55 +248,47 @@ class Peers:
         epoch: int,
         addends: int,
     ) -> Array:
-        with self._driver.turn():
+        with self._driver.exclusive():
             try:
-                array, dtype = to_numpy(values)
+                array, dtype = _to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits, addends)
-                if weight is not None and weight * addends < SMALL_SHARE:
-                    _check_meaning(array, weight, fixed_point, addends)
+                if weight is not None and new_weight and weight * addends < SMALL_SHARE:
+                    _check_precision(array, weight, fixed_point, addends)
                 spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
-                made = [self._encode(array, fixed_point, spec, weight, addends)]  # refuses what does not fit
-                addend = self._shown(array, weight, context, step, epoch)
+                encoded = [_encode(array, fixed_point, spec, weight, addends)]  # raises RangeError before a message
+                addend = self._observe_addend(array, weight, context, step, epoch)
             except BaseException as error:
-                self._refuse(error)
+                self._abort(error)
                 raise
 
-            def encode() -> npt.NDArray[Any]:  # anew each time but the first: the protocol takes it over
-                return made.pop() if made else self._encode(array, fixed_point, spec, weight, addends)
+            def encode() -> npt.NDArray[Any]:  # again after the first call: the protocol modifies the words in place
+                return encoded.pop() if encoded else _encode(array, fixed_point, spec, weight, addends)
 
-            total = self._driver.total(spec, encode, epoch, step)
+            total = self._driver.run_sum(spec, encode, epoch, step)
             if weight is not None:
-                self._check_weights(total[-1:], self._weighing(spec, addends), addends)
-            decoded = fixed_point.decode(total[: array.size], decoded_type(dtype)).reshape(array.shape)
+                _check_weights(total[-1:], _weight_encoding(spec, addends), addends)
+            decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
+            decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
             if self.observer is not None and addend is not None:
-                self.observer.opened(addend, decoded)
-            result: Array = from_numpy(decoded, values)
+                self.observer.after_sum(addend, decoded)
+            result: Array = _from_numpy(decoded, values)
             return result
 
-    def _shown(
+    def _observe_addend(
         self, array: npt.NDArray[Any], weight: float | None, context: str, step: Step | None, epoch: int
     ) -> Addend | None:
-        """Show the observer, if there is one, what goes into the next sum; in one of the past, nothing does."""
+        """Pass the addend to the observer, if there is one, unless the sum is replayed from the journal."""
         if self.observer is None:
             return None
         addend = Addend(array, weight, context, step, self.members, epoch)
-        if not self._driver.past():
-            self.observer.entering(addend)
+        if not self.recovery.is_replay():
+            self.observer.before_sum(addend)
         return addend
 
-    def _refuse(self, error: BaseException | None) -> None:
+    def _abort(self, error: BaseException | None) -> None:
         reasons = {RangeError: Reason.RANGE, InputError: Reason.SETTINGS}
         reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), Reason.STOPPED)
-        self._driver.refuse(reason)
-
-    def _encode(
-        self, array: npt.NDArray[Any], fixed_point: FixedPoint, spec: SumSpec, weight: float | None, addends: int
-    ) -> npt.NDArray[Any]:
-        words = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
-        fixed_point.encode(array, 1.0 if weight is None else weight, out=words[: array.size])
-        if weight is not None:
-            self._weighing(spec, addends).encode(np.array([weight]), out=words[-1:])
-        return words
+        self._driver.abort_sum(reason)
 
     def _fixed_point(
         self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None, addends: int
@@ -302,19 +304,6 @@ class Peers:
             ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
         )
 
-    def _weighing(self, spec: SumSpec, addends: int) -> FixedPoint:
-        """How weights themselves are summed: up to one from each member, without wrapping around."""
-        return FixedPoint.for_sum(addends=addends, bound=1.0, ring_bits=spec.ring_bits)
-
-    def _check_weights(self, words: npt.NDArray[Any], weighing: FixedPoint, addends: int) -> None:
-        total = weighing.decode(words).item()
-        # Each weight is off by half a step of the ring at most, and by the rounding of a quotient.
-        if abs(total - 1.0) > addends * (weighing.resolution / 2 + QUOTIENT_ROUNDING):
-            raise WeightError(
-                f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
-                "in training, some member's samples are not those that were counted: call recount() on every optimiser"
-            )
-
     def _spec(
         self, array: npt.NDArray[Any], dtype: str, fixed_point: FixedPoint, context: str, *, weighted: bool
     ) -> SumSpec:
@@ -325,7 +314,7 @@ class Peers:
             dtype=dtype,
             ring_bits=fixed_point.ring_bits,
             fraction_bits=fixed_point.fraction_bits,
-            sharing=self.settings.sharing,
+            masking=self.settings.masking,
             opening=self.settings.opening,
             aggregator=self.settings.aggregator,
             context=context,
@@ -333,11 +322,69 @@ class Peers:
         )
 
 
-def _check_meaning(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoint, addends: int) -> None:
-    """Refuse a weight that leaves nothing of our values: the total would be the others' alone.
+def _to_numpy(values: object) -> tuple[npt.NDArray[Any], str]:
+    """Return the values as an array, and the name of their total's type."""
+    torch = sys.modules.get("torch")  # a caller that has a tensor has imported torch; this layer must not
+    if torch is not None and isinstance(values, torch.Tensor):
+        dtype = str(values.dtype).removeprefix("torch.")
+        try:
+            tensor = values.detach().cpu()
+            array = (tensor.float() if dtype == "bfloat16" else tensor).numpy()
+        except (TypeError, RuntimeError) as error:  # sparse, meta, …: the error of torch says which
+            raise InputError(f"a tensor of {values.layout} {values.dtype} cannot be summed: {error}") from None
+    elif isinstance(values, np.ndarray):
+        array, dtype = values, values.dtype.name
+    else:
+        raise InputError(f"sum takes a numpy array or a torch tensor, not {type(values).__name__}; wrap it in one")
+    if array.size == 0:
+        raise InputError(f"an array of shape {array.shape} is empty; there is nothing to sum")
+    if array.dtype.kind in "iub":
+        return array, "int64"
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        raise InputError(f"values of type {dtype} cannot be summed; use floats of up to 64 bits, or integers")
+    return array, dtype
 
-    A member can enter any number of samples, and so make everybody's weight small. If ours rounds to nothing and that
-    of one other does not, all members read that one's values in the total.
+
+def _from_numpy(array: npt.NDArray[Any], like: Any) -> Any:
+    """Return the array as an array or as a tensor on the same device, as `like` is."""
+    if isinstance(like, np.ndarray):
+        return array
+    tensor = sys.modules["torch"].from_numpy(array).to(like.device)
+    return tensor.to(like.dtype) if like.is_floating_point() else tensor
+
+
+def _encode(
+    array: npt.NDArray[Any], fixed_point: FixedPoint, spec: SumSpec, weight: float | None, addends: int
+) -> npt.NDArray[Any]:
+    """Return the ring elements of the values; a weighted sum has the weight as one more element."""
+    words = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
+    fixed_point.encode(array, 1.0 if weight is None else weight, out=words[: array.size])
+    if weight is not None:
+        _weight_encoding(spec, addends).encode(np.array([weight]), out=words[-1:])
+    return words
+
+
+def _weight_encoding(spec: SumSpec, addends: int) -> FixedPoint:
+    """Return the fixed point of the weights: up to 1 from each member, without wrap-around."""
+    return FixedPoint.for_sum(addends=addends, bound=1.0, ring_bits=spec.ring_bits)
+
+
+def _check_weights(words: npt.NDArray[Any], encoding: FixedPoint, addends: int) -> None:
+    total = encoding.decode(words).item()
+    # The error of each weight is at most half a step of the ring, plus the rounding of a quotient.
+    if abs(total - 1.0) > addends * (encoding.resolution / 2 + QUOTIENT_ROUNDING):
+        raise WeightError(
+            f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
+            "in training, some member's samples are not those that were counted: call recount() on every optimiser"
+        )
+
+
+def _check_precision(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoint, addends: int) -> None:
+    """Reject a weight with which all our values round to zero: the total would show the other members' values alone.
+
+    A member can report any number of samples, and so make all other weights small. If ours rounds to nothing and that
+    of one other member does not, all members can read that member's values in the total. Later sums with an accepted
+    weight are not checked: near a minimum, a small member's gradient may round to zero although all counts are true.
 
     Raises:
         InputError: the weight is too small for these values, and an equal share would not be.
@@ -347,6 +394,6 @@ def _check_meaning(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoi
     if norm * weight < needed <= norm / addends:
         raise InputError(
             f"our weight in this sum is {weight:.3g}, which leaves nothing of our values in {fixed_point.ring_bits} "
-            "bits: the total would be the others' alone, and show it. In training, some member's number of samples is "
-            "not true, or ours is too small beside it: find out whose, or let every member use ring_bits=64"
+            "bits: the total would be the other members' alone, and reveal it. In training, some member's number of "
+            "samples is not true, or ours is too small beside it: find out whose, or let every member use ring_bits=64"
         )

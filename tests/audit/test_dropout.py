@@ -1,4 +1,4 @@
-"""A gradient from two sums over different members; the protocol never opens the two that would give it exactly."""
+"""The gradient of a participant that drops out; the protocol never opens the two sums that would reveal it exactly."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ SIZE = 5
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
-def test_two_sums_of_one_step_would_give_it_exactly(scheme: Scheme) -> None:
-    found = dropout.difference(*observe(dropout.colony(lr=0.0), scheme))
+def test_two_sums_of_one_step_reveal_the_gradient_exactly(scheme: Scheme) -> None:
+    found = dropout.difference(*observe(dropout.scenario(lr=0.0), scheme))
     assert found.value < 1e-4
     assert found.succeeds
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_step_apart_gives_much_of_it(scheme: Scheme, seed: int) -> None:
-    found = dropout.difference(*observe(dropout.colony(seed=seed), scheme))
+def test_sums_of_consecutive_steps_reveal_most_of_the_gradient(scheme: Scheme, seed: int) -> None:
+    found = dropout.difference(*observe(dropout.scenario(seed=seed), scheme))
     assert 1e-3 < found.value < 0.3
     assert found.succeeds
 
 
-def test_in_the_open_it_is_there_without_a_difference() -> None:
-    exact = dropout.difference(*observe(dropout.colony(lr=0.0), "plain"))
+def test_plain_fedsgd_needs_no_difference() -> None:
+    exact = dropout.difference(*observe(dropout.scenario(lr=0.0), "plain"))
     assert exact.value < 1e-6
     [apart], [hidden] = dropout.attacks("plain"), dropout.attacks("secure")
     assert apart.value < hidden.value
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
-def test_minibatches_hide_it_in_a_single_step(scheme: Scheme) -> None:
+def test_minibatches_hide_the_gradient_in_a_single_step(scheme: Scheme) -> None:
     found, again = dropout.controls(scheme)
     assert again.succeeds
     assert again.must_succeed
@@ -61,26 +61,26 @@ def test_minibatches_hide_it_in_a_single_step(scheme: Scheme) -> None:
     assert not found.succeeds
 
 
-def test_noise_hides_it() -> None:
+def test_noise_hides_the_gradient() -> None:
     for found in (*dropout.attacks("dp"), *dropout.controls("dp")):
         assert found.value == pytest.approx(1.0, abs=0.1)
         assert not found.succeeds
 
 
-def test_somebody_must_have_left() -> None:
-    view, _ = observe(dropout.colony(leaves=3), "cgd")
-    assert dropout.departure(view) == (3, ("honest-1",))
+def test_attack_needs_a_dropout() -> None:
+    view, _ = observe(dropout.scenario(leaves=3), "cgd")
+    assert dropout.find_dropout(view) == (3, ("honest-1",))
     with pytest.raises(InputError, match="nobody has dropped out"):
-        dropout.departure(observe(dropout.colony(leaves=0), "cgd")[0])
+        dropout.find_dropout(observe(dropout.scenario(leaves=0), "cgd")[0])
 
 
 def without(*dropouts: tuple[int, tuple[str, ...]], lr: float = 0.1) -> Scenario:
-    return replace(dropout.colony(lr=lr), dropouts=dict(dropouts))
+    return replace(dropout.scenario(lr=lr), dropouts=dict(dropouts))
 
 
 @pytest.mark.parametrize("scheme", ["plain", "secure", "cgd"])
-def test_who_left_before_does_not_matter(scheme: Scheme) -> None:
-    """n and the past are those of the members just before: the same step twice is still exact, a step apart close."""
+def test_earlier_dropouts_do_not_matter(scheme: Scheme) -> None:
+    """n and the past sums are those of the members just before the dropout."""
     exact = dropout.difference(*observe(without((5, ("colluder-2",)), (10, ("honest-1",)), lr=0.0), scheme))
     assert exact.value < 1e-4
     alone = dropout.difference(*observe(without((10, ("honest-1",))), scheme))
@@ -91,42 +91,42 @@ def test_who_left_before_does_not_matter(scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("scheme", ["plain", "secure", "cgd"])
 @pytest.mark.parametrize("gone", [("honest-1", "honest-2"), ("honest-1", "colluder-2")])
-def test_of_those_who_leave_at_once_the_sum_comes_out(scheme: Scheme, gone: tuple[str, ...]) -> None:
-    colony = without((10, gone), lr=0.0)
-    x, y = colony.data["honest-2"]
-    uneven = replace(colony, data={**colony.data, "honest-2": (x[:15], y[:15])})  # weighted by samples
+def test_joint_dropout_reveals_the_sum_of_gradients(scheme: Scheme, gone: tuple[str, ...]) -> None:
+    scenario = without((10, gone), lr=0.0)
+    x, y = scenario.data["honest-2"]
+    uneven = replace(scenario, data={**scenario.data, "honest-2": (x[:15], y[:15])})  # weighted by samples
     view, truth = observe(uneven, scheme)
     honest = tuple(name for name in gone if name.startswith("honest"))
-    assert dropout.departure(view) == (10, honest)
+    assert dropout.find_dropout(view) == (10, honest)
     found = dropout.difference(view, truth)
     assert found.value < 1e-4
     assert found.succeeds
     assert ("they have 55 records together" in found.detail) == (len(honest) == 2)
 
 
-def test_a_colluder_counts_for_the_samples_it_says() -> None:
-    """Half of its records are shown in the view; the guess from those who stayed is the same."""
+def test_colluder_counts_for_its_declared_samples() -> None:
+    """Half of its records are in the view; the guess from the remaining participants is the same."""
     view, _ = observe(without((10, ("honest-1",))), "secure")
     half = {
         name: replace(each, x=each.x[::2], y=each.y[::2], samples=len(each.y)) for name, each in view.coalition.items()
     }
-    guess = dropout.like_the_others(replace(view, coalition=half))
-    assert torch.equal(guess, dropout.like_the_others(view))
+    guess = dropout.guess_from_remaining(replace(view, coalition=half))
+    assert torch.equal(guess, dropout.guess_from_remaining(view))
 
 
-def test_who_is_replaced_cannot_be_told() -> None:
-    """One left and another joined at once: the difference is of both."""
+def test_replaced_participant_is_no_dropout() -> None:
+    """One left and another joined in the same round, so the difference contains both."""
     view, _ = observe(without((10, ("honest-1",))), "secure")
     last = replace(view.rounds[-1], members=(*view.rounds[-1].members, "new"))
     with pytest.raises(InputError, match="nobody has dropped out"):
-        dropout.departure(replace(view, rounds=(*view.rounds[:-1], last)))
+        dropout.find_dropout(replace(view, rounds=(*view.rounds[:-1], last)))
 
 
-# The exact attack, tried on the protocol itself: four members, of whom d drops out at any moment.
+# The exact attack on the protocol itself: four members, of which d drops out at any moment.
 
 
 def addend(member: str, epoch: int) -> npt.NDArray[Any]:
-    """Weighted for the members of an epoch, so another one in each."""
+    """The addend, which is weighted for the members of an epoch."""
     seed = f"{member} {epoch}"
     return np.frombuffer(random.Random(seed).randbytes(4 * SIZE), dtype="<u4").copy()
 
@@ -142,14 +142,14 @@ def federation_spec(members: tuple[str, ...], epoch: int) -> FederationSpec:
 
 
 class Member:
-    """A process that wants the first step's sum, and says whenever its addend is asked for."""
+    """A process that requests the first step's sum, and records when its addend is encoded."""
 
     def __init__(self, me: str, held: FederationSpec, journal: Journal | None = None) -> None:
         self.me = me
         self.membership = Membership(me, identity(me), held, {} if journal is None else {"everyone": journal})
         self.opened: set[bytes] = set()
-        self.shared: list[int] = []
-        self.handed_back = False
+        self.encoded: list[int] = []
+        self.returned = False
         self.refused = False
 
     def advance(self) -> None:
@@ -159,64 +159,64 @@ class Member:
             self.opened.add(pending.total.tobytes())
             return
         if pending is not None and isinstance(pending.fault, LocalProtocolError):
-            assert "sum 1 may have been opened with a, b, c, d" in str(pending.fault)
+            assert "sum 1 may have been revealed with the members a, b, c, d" in str(pending.fault)
             self.refused = True
             return
         if pending is not None and pending.fault is not None:
             assert isinstance(pending.fault, MembersChangedError)
-            self.handed_back = True
-        if (pending is None or pending.over) and group.ready:
+            self.returned = True
+        if (pending is None or pending.done) and group.next_sum_known:
             epoch = group.next_epoch
 
             def encode() -> npt.NDArray[Any]:
-                self.shared.append(epoch)
+                self.encoded.append(epoch)
                 return addend(self.me, epoch)
 
             self.membership.start("everyone", spec(SIZE), encode, epoch, Step(0, 0))
 
 
-class Wires:
-    """Between living members; each keeps its order."""
+class Connections:
+    """Connections between running members; each keeps the order of its messages."""
 
     def __init__(self, members: dict[str, Member], rng: random.Random) -> None:
         self.members, self.rng = members, rng
-        self.wires: dict[tuple[str, str], deque[bytes]] = {}
+        self.queues: dict[tuple[str, str], deque[bytes]] = {}
 
     def step(self) -> None:
         for me, member in self.members.items():
             member.advance()
             while (outgoing := member.membership.next_outgoing()) is not None:
-                self.wires.setdefault((me, outgoing[0]), deque()).append(outgoing[1])
-        loaded = [ends for ends, wire in self.wires.items() if wire and ends[1] in self.members]
+                self.queues.setdefault((me, outgoing[0]), deque()).append(outgoing[1])
+        loaded = [pair for pair, queue in self.queues.items() if queue and pair[1] in self.members]
         if loaded:
             sender, to = self.rng.choice(loaded)
-            self.members[to].membership.receive(sender, self.wires[sender, to].popleft())
+            self.members[to].membership.receive(sender, self.queues[sender, to].popleft())
 
-    def lose(self, me: str) -> None:
+    def remove(self, me: str) -> None:
         del self.members[me]
-        self.wires = {ends: wire for ends, wire in self.wires.items() if me not in ends}
+        self.queues = {pair: queue for pair, queue in self.queues.items() if me not in pair}
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
 
 
-def test_one_step_is_never_opened_over_two_sets_of_members() -> None:
-    """Whenever d drops out, what the others open of the step is one sum, over all or over those who stayed.
+def test_step_is_never_opened_for_two_sets_of_members() -> None:
+    """Whenever d drops out, the others open one sum of the step, over all members or over the remaining ones.
 
-    Or none: if a key has left somebody, d may have opened the sum over all, and the others open no second one.
+    Or none: if a self-mask key was sent, d may have opened the sum over all, and the others open no second one.
     """
     outcomes = set()
     for seed in range(60):
         rng = random.Random(seed)
         members = {me: Member(me, federation_spec(ALL, 1)) for me in ALL}
-        world = Wires(members, rng)
-        world.run(rng.randrange(20, 110))
+        network = Connections(members, rng)
+        network.run(rng.randrange(20, 110))
         known = set().union(*(members[me].opened for me in REST))
-        world.lose("d")
+        network.remove("d")
         for me in REST:
             members[me].membership.adopt(federation_spec(REST, 2))
-        world.run(250)
+        network.run(250)
         opened = set().union(*(members[me].opened for me in REST))
         refused = any(members[me].refused for me in REST)
         assert all(members[me].opened == opened for me in REST)
@@ -224,35 +224,35 @@ def test_one_step_is_never_opened_over_two_sets_of_members() -> None:
         assert known <= opened
         assert refused == (not opened)
         outcomes.add("none" if refused else "over all" if opened == {total(ALL, 1)} else "over the rest")
-    assert outcomes == {"none", "over all", "over the rest"}  # the moments were early enough, and late enough
+    assert outcomes == {"none", "over all", "over the rest"}  # the dropouts cover early and late moments
 
 
-def test_who_asks_for_a_step_again_is_given_the_sum_that_was_opened() -> None:
-    """All start anew without d and want the first step once more: no addend is made for it, nothing new is opened."""
+def test_repeated_step_returns_the_opened_sum() -> None:
+    """All restart without d and request the first step again: no addend is encoded, nothing new is opened."""
     members = {me: Member(me, federation_spec(ALL, 1)) for me in ALL}
-    Wires(members, random.Random(1)).run(400)
+    Connections(members, random.Random(1)).run(400)
     assert all(member.opened == {total(ALL, 1)} for member in members.values())
     journals = {me: members[me].membership.group("everyone").journal.to_bytes() for me in REST}
     again = {me: Member(me, federation_spec(REST, 2), Journal.from_bytes(journals[me])) for me in REST}
-    Wires(again, random.Random(2)).run(300)
+    Connections(again, random.Random(2)).run(300)
     for member in again.values():
         assert member.opened == {total(ALL, 1)}
-        assert member.shared == []
+        assert member.encoded == []
 
 
-def test_a_sum_that_nobody_opened_is_weighted_anew() -> None:
-    """d goes before its key does: what was sealed stays so, and the others begin with other addends."""
+def test_unopened_sum_is_repeated_with_new_weights() -> None:
+    """d drops out before it sends its self-mask key: the sum stays masked, and the others start with other addends."""
     members = {me: Member(me, federation_spec(ALL, 1)) for me in ALL}
-    world = Wires(members, random.Random(3))
-    while any(1 not in members[me].shared for me in ALL):
-        world.step()
-    world.lose("d")
-    world.run(200)
+    network = Connections(members, random.Random(3))
+    while any(1 not in members[me].encoded for me in ALL):
+        network.step()
+    network.remove("d")
+    network.run(200)
     assert not any(members[me].opened for me in REST)
     for me in REST:
         members[me].membership.adopt(federation_spec(REST, 2))
-    world.run(300)
+    network.run(300)
     for me in REST:
-        assert members[me].handed_back
+        assert members[me].returned
         assert members[me].opened == {total(REST, 2)}
-        assert members[me].shared[-1] == 2
+        assert members[me].encoded[-1] == 2

@@ -1,4 +1,4 @@
-"""Second moments of a linear regression: what is known of them comes out, and where nothing can, nothing does."""
+"""Second moments of a linear regression: recovered where the sums determine them, and not recovered elsewhere."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ SIXTEEN_BITS = 16_000.0  # the bound that leaves 16 fraction bits
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
-@pytest.mark.parametrize("way", ["own batches", "probe"])
-def test_an_active_coalition_has_the_gram_matrix(scheme: Scheme, way: gram.Way) -> None:
-    found, _ = gram.recover(*observe(gram.colony(way, rounds=30), scheme))
+@pytest.mark.parametrize("strategy", ["own batches", "probe"])
+def test_active_coalition_recovers_the_gram_matrix(scheme: Scheme, strategy: gram.Strategy) -> None:
+    found, _ = gram.recover(*observe(gram.scenario(strategy, rounds=30), scheme))
     assert found.value < 1e-5
     assert found.succeeds
-    coarse, _ = gram.recover(*observe(gram.colony(way, rounds=30, bound=SIXTEEN_BITS), scheme))
+    coarse, _ = gram.recover(*observe(gram.scenario(strategy, rounds=30, bound=SIXTEEN_BITS), scheme))
     assert 10 * found.value < coarse.value < 1e-3  # the rounding is 1,000 times larger
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
-def test_a_passive_coalition_has_much_of_it(scheme: Scheme) -> None:
-    found, _ = gram.recover(*observe(gram.colony(bound=SIXTEEN_BITS), scheme))
+def test_passive_coalition_recovers_most_of_it(scheme: Scheme) -> None:
+    found, _ = gram.recover(*observe(gram.scenario(bound=SIXTEEN_BITS), scheme))
     assert 0.02 < found.value < 0.3
     assert found.value < 0.5 * found.chance
     assert found.succeeds
 
 
 def test_confinement_masks_xty_in_proportion_to_delta() -> None:
-    _, shared = gram.recover(*observe(gram.colony("probe", rounds=30), "secure"))
+    _, shared = gram.recover(*observe(gram.scenario("probe", rounds=30), "secure"))
     assert shared.value < 1e-4
     errors = []
     for delta in (0.01, 0.1, 1.0):
-        _, masked = gram.recover(*observe(gram.colony("probe", rounds=30, delta=delta), "cgd"))
+        _, masked = gram.recover(*observe(gram.scenario("probe", rounds=30, delta=delta), "cgd"))
         errors.append(masked.value / delta)
     # The mask is Σ XᵀX·origin, linear in δ, and XᵀX is known.
     assert errors == pytest.approx([errors[0]] * 3, rel=1e-2)
@@ -52,22 +52,22 @@ def test_confinement_masks_xty_in_proportion_to_delta() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["plain", "secure", "cgd", "dp"])
-def test_one_round_says_no_more_than_own_samples(scheme: Scheme) -> None:
-    found, _ = gram.recover(*observe(gram.colony(rounds=1), scheme))
+def test_single_round_reveals_no_more_than_own_samples(scheme: Scheme) -> None:
+    found, _ = gram.recover(*observe(gram.scenario(rounds=1), scheme))
     assert found.value == pytest.approx(found.chance, rel=1e-6)
     assert not found.succeeds
 
 
-def test_noise_hides_it() -> None:
-    for way in gram.WAYS:
-        found, _ = gram.recover(*observe(gram.colony(way), "dp"))
+def test_noise_hides_the_gram_matrix() -> None:
+    for strategy in gram.STRATEGIES:
+        found, _ = gram.recover(*observe(gram.scenario(strategy), "dp"))
         assert not found.succeeds
-    much = replace(gram.colony("probe"), noise=10.0)
+    much = replace(gram.scenario("probe"), noise=10.0)
     found, _ = gram.recover(*observe(much, "dp"))
     assert found.value == pytest.approx(found.chance, rel=0.3)
 
 
-def test_what_the_audit_shows() -> None:
+def test_demonstrations_succeed_and_controls_fail() -> None:
     for scheme in ("secure", "cgd"):
         assert [each.succeeds for each in gram.attacks(scheme) if "XᵀX" in each.attack] == [True] * 3
         assert not any(each.succeeds for each in gram.controls(scheme))
@@ -76,7 +76,7 @@ def test_what_the_audit_shows() -> None:
 
 @settings(max_examples=10)
 @given(st.integers(1, 6), st.booleans(), st.integers(0, 1000))
-def test_probes_in_every_direction_give_any_gram_matrix(features: int, bias: bool, seed: int) -> None:
+def test_probes_in_every_direction_recover_any_gram_matrix(features: int, bias: bool, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     scales = torch.rand(features, generator=random) + 0.5
     data = {
@@ -88,8 +88,8 @@ def test_probes_in_every_direction_give_any_gram_matrix(features: int, bias: boo
     def probe(_: str, number: int, __: torch.Tensor) -> torch.Tensor:
         return torch.eye(parameters)[number % parameters] * (1.0 if number // parameters % 2 else -1.0)
 
-    colony = replace(
-        gram.colony(),
+    scenario = replace(
+        gram.scenario(),
         data=data,
         build_model=lambda: nn.Linear(features, 1, bias=bias),
         coalition=["curious"],
@@ -97,21 +97,22 @@ def test_probes_in_every_direction_give_any_gram_matrix(features: int, bias: boo
         probe=probe,
         seed=seed,
     )
-    view, truth = observe(colony, "cgd")
+    view, truth = observe(scenario, "cgd")
     found, _ = gram.recover(view, truth)
     # A round moves D by about lr = 0.1, and the sums are rounded by some 1e-8, floats by some 1e-7.
     assert found.value < 1e-4
 
 
-def test_the_attack_reads_the_view_alone() -> None:
-    """Its guess is the same whatever the truth is: it is not given any."""
-    view, _ = observe(gram.colony(rounds=5), "cgd")
+def test_estimate_is_deterministic() -> None:
+    view, _ = observe(gram.scenario(rounds=5), "cgd")
     first, second = gram.second_moments(view), gram.second_moments(view)
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
-def test_another_model_is_refused() -> None:
-    colony = replace(gram.colony(rounds=1), build_model=lambda: nn.Linear(10, 2), loss=lambda out, y: (out - y).mean())
-    view, _ = observe(colony, "cgd")
+def test_other_model_is_rejected() -> None:
+    scenario = replace(
+        gram.scenario(rounds=1), build_model=lambda: nn.Linear(10, 2), loss=lambda out, y: (out - y).mean()
+    )
+    view, _ = observe(scenario, "cgd")
     with pytest.raises(InputError, match="a linear model with one output"):
         gram.second_moments(view)

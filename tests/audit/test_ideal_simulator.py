@@ -1,7 +1,7 @@
-"""Theorem 2 as a test: the coalition's real view and the simulator's cannot be told apart; flaws can.
+"""Theorem 2 as a test: the coalition's real view and the simulated one cannot be distinguished; flaws can.
 
-Every comparison has a false-alarm rate of at most 10⁻⁶ over all its measurements. With 100 runs of both, a true gap of
-0.8 in any measurement is found with a probability of at least 0.99; the flaws below open gaps of about 1.
+Every comparison has a false positive rate of at most 10⁻⁶ over all its measurements. With 100 runs of both, a true gap
+of 0.8 in any measurement is detected with a probability of at least 0.99; the flaws below open gaps of about 1.
 """
 
 from __future__ import annotations
@@ -12,83 +12,81 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cgd.audit.attacks.simulator import _gaps, _reversed_bits, _threshold, compare, small_inputs, told_apart
-from cgd.audit.ideal_simulator import Arrangement, run, simulate, stream
+from cgd.audit.attacks.simulator import _gaps, _reversed_bits, _threshold, compare, distinguish, small_inputs
+from cgd.audit.ideal_simulator import ProtocolSetup, run, simulate, stream
 from cgd.errors import InputError
-from cgd.secagg.messages import SHARINGS
+from cgd.secagg.messages import MASKINGS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.audit.ideal_simulator import Flaw
-    from cgd.secagg.messages import Opening, Sharing
+    from cgd.secagg.messages import Masking, Opening
 
-# (flaw, whether the sums come to their end): seals protect sums that do not.
-FOUND: list[tuple[Flaw, bool]] = [("no masks", True), ("shares reused", True), ("seals left out", False)]
+# (flaw, whether the sums are opened): self-masks protect sums that are not.
+DETECTED: list[tuple[Flaw, bool]] = [("no masks", True), ("masks reused", True), ("no self-masks", False)]
 
 
 @pytest.mark.parametrize(("opening", "opened"), [("mesh", True), ("mesh", False), ("aggregator", True)])
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_the_real_view_and_the_simulated_one_cannot_be_told_apart(
-    sharing: Sharing, opening: Opening, opened: bool
-) -> None:
-    arrangement = Arrangement(sharing=sharing, opening=opening, opened=opened)
-    found = compare(arrangement, small_inputs(arrangement), runs=100)
-    assert not found.told_apart, found.where[:5]
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_real_and_simulated_views_are_indistinguishable(masking: Masking, opening: Opening, opened: bool) -> None:
+    setup = ProtocolSetup(masking=masking, opening=opening, opened=opened)
+    found = compare(setup, small_inputs(setup), runs=100)
+    assert not found.distinguishable, found.where[:5]
     assert found.measurements > 5000
-    assert found.found(power=0.99) < 0.85
+    assert found.detectable_gap(power=0.99) < 0.85
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize(("flaw", "opened"), FOUND)
-def test_a_flaw_is_told_from_the_simulation_in_10_of_10_trials(sharing: Sharing, flaw: Flaw, opened: bool) -> None:
+@pytest.mark.parametrize("masking", MASKINGS)
+@pytest.mark.parametrize(("flaw", "opened"), DETECTED)
+def test_flaw_is_detected_in_10_of_10_trials(masking: Masking, flaw: Flaw, opened: bool) -> None:
     """10 of 10 mean a power of at least 0.74, with 95 % confidence; all 60 together, 0.95 (Clopper and Pearson)."""
-    arrangement = Arrangement(sharing=sharing, opened=opened, flaw=flaw)
-    sums = 2 if flaw == "shares reused" else 1
-    told_apart = [
-        compare(arrangement, small_inputs(arrangement, size=2, sums=sums, seed=seed), runs=30, seed=seed).told_apart
+    setup = ProtocolSetup(masking=masking, opened=opened, flaw=flaw)
+    sums = 2 if flaw == "masks reused" else 1
+    detected = [
+        compare(setup, small_inputs(setup, size=2, sums=sums, seed=seed), runs=30, seed=seed).distinguishable
         for seed in range(10)
     ]
-    assert all(told_apart)
+    assert all(detected)
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_what_a_flaw_shows_is_where_it_shows(sharing: Sharing) -> None:
-    inputs = small_inputs(Arrangement())
-    bare = compare(Arrangement(sharing=sharing, flaw="no masks"), inputs, runs=40)
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_flaw_is_detected_where_it_is(masking: Masking) -> None:
+    inputs = small_inputs(ProtocolSetup())
+    bare = compare(ProtocolSetup(masking=masking, flaw="no masks"), inputs, runs=40)
     assert "sum 1: unexplained of c [0]" in bare.where
-    twice = compare(Arrangement(sharing=sharing, flaw="shares reused"), inputs, runs=40)
+    twice = compare(ProtocolSetup(masking=masking, flaw="masks reused"), inputs, runs=40)
     assert all(" − sum 2" in place for place in twice.where)
 
 
-def test_without_seals_an_opened_sum_tells_no_more_than_z_and_an_unopened_one_tells_z() -> None:
-    inputs = small_inputs(Arrangement())
-    assert not compare(Arrangement(flaw="seals left out"), inputs, runs=50).told_apart
-    unopened = compare(Arrangement(flaw="seals left out", opened=False), inputs, runs=50)
+def test_missing_self_masks_reveal_z_of_an_unopened_sum_only() -> None:
+    inputs = small_inputs(ProtocolSetup())
+    assert not compare(ProtocolSetup(flaw="no self-masks"), inputs, runs=50).distinguishable
+    unopened = compare(ProtocolSetup(flaw="no self-masks", opened=False), inputs, runs=50)
     assert "sum 1: unexplained of all [0]" in unopened.where
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_a_simulator_with_another_z_is_told_apart(sharing: Sharing) -> None:
-    arrangement = Arrangement(sharing=sharing)
-    found = compare(arrangement, small_inputs(arrangement), runs=40, wrong_by=1)
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_simulator_with_a_wrong_z_is_detected(masking: Masking) -> None:
+    setup = ProtocolSetup(masking=masking)
+    found = compare(setup, small_inputs(setup), runs=40, wrong_by=1)
     assert found.gap == 1.0
     assert "sum 1: total [0]" in found.where
 
 
-def test_the_simulator_sees_no_honest_input() -> None:
-    """Its output is a function of the coalition's inputs, z and random bits: other honest inputs of the same sum."""
-    arrangement = Arrangement()
-    (inputs,) = small_inputs(arrangement, sums=1)
-    own = {name: inputs[name] for name in arrangement.coalition}
+def test_simulator_needs_no_honest_input() -> None:
+    """Its output is a function of the coalition's inputs, z and random bits."""
+    setup = ProtocolSetup()
+    (inputs,) = small_inputs(setup, sums=1)
+    own = {name: inputs[name] for name in setup.coalition}
     z = inputs["c"] + inputs["d"]
-    view = simulate(arrangement, [own], [z], stream(1))
-    assert set(view) == set(run(arrangement, [inputs], stream(2)))
+    view = simulate(setup, [own], [z], stream(1))
+    assert set(view) == set(run(setup, [inputs], stream(2)))
     assert np.array_equal(view["sum 1: total"], inputs["a"] + inputs["b"] + z)
-    assert np.array_equal(view["sum 1: unexplained of all"], z[:2])  # the words that a and b add up
+    assert np.array_equal(view["sum 1: unexplained of all"], z[:2])  # the words that a and b reduce
 
 
-def test_gaps_are_those_of_kolmogorov_and_smirnov_with_ties_too() -> None:
+def test_gaps_are_those_of_scipy_also_with_ties() -> None:
     random = np.random.default_rng(0)
     for top in (3, 2**32 - 1):
         one, other = (random.integers(0, top, (40, 5), dtype=np.uint32) for _ in range(2))
@@ -96,8 +94,8 @@ def test_gaps_are_those_of_kolmogorov_and_smirnov_with_ties_too() -> None:
         assert _gaps(one, other) == pytest.approx(expected)
 
 
-def test_the_threshold_keeps_the_false_alarm_rate() -> None:
-    """Against scipy's exact distribution: at the threshold the rate is kept, one step lower it is not."""
+def test_threshold_keeps_the_false_positive_rate() -> None:
+    """By scipy's exact distribution, the rate is kept at the threshold and exceeded one step below it."""
     for runs in (30, 100):
         threshold = _threshold(runs, 1e-4)
         exact = [
@@ -117,13 +115,13 @@ def test_bits_are_reversed() -> None:
     assert _reversed_bits(words).tolist() == [[0x80000000, 1, 0x00800000]]
 
 
-def test_a_coalition_of_all_but_one_is_refused() -> None:
+def test_coalition_of_all_but_one_is_rejected() -> None:
     with pytest.raises(InputError, match="up to m − 2"):
-        Arrangement(coalition=frozenset("abc"))
+        ProtocolSetup(coalition=frozenset("abc"))
 
 
-def test_the_audit_shows_both_the_protocol_and_its_control() -> None:
-    sound, broken = told_apart("cgd", runs=40), told_apart("cgd", runs=40, flaw="no masks")
+def test_attack_fails_on_the_protocol_and_succeeds_on_a_flawed_one() -> None:
+    sound, broken = distinguish("cgd", runs=40), distinguish("cgd", runs=40, flaw="no masks")
     assert not sound.succeeds
     assert sound.value < sound.chance
     assert broken.succeeds

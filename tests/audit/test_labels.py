@@ -1,4 +1,4 @@
-"""The label histogram from the last layer's sum: of the first round, or of one that a colluder steered to."""
+"""The label histogram from the last layer's sum, of the first round or of one after steering."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_shared_model_gives_every_label_away(seed: int) -> None:
-    view, truth = observe(labels.colony(seed=seed), "secure")
+def test_shared_model_reveals_the_exact_histogram(seed: int) -> None:
+    view, truth = observe(labels.scenario(seed=seed), "secure")
     assert torch.equal(labels.label_counts(view), torch.bincount(truth.all_y, minlength=10).double())
     found = labels.count_labels(view, truth)
     assert found.value == 0
@@ -28,45 +28,45 @@ def test_a_shared_model_gives_every_label_away(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_confinement_blurs_it_a_little(seed: int) -> None:
-    found = labels.count_labels(*observe(labels.colony(seed=seed), "cgd"))
+def test_confinement_hides_the_histogram_only_with_a_large_delta(seed: int) -> None:
+    found = labels.count_labels(*observe(labels.scenario(seed=seed), "cgd"))
     assert 0 < found.value < 0.1
     assert found.succeeds
-    hidden = labels.count_labels(*observe(labels.colony(delta=1.0, seed=seed), "cgd"))
+    hidden = labels.count_labels(*observe(labels.scenario(delta=1.0, seed=seed), "cgd"))
     assert hidden.value >= hidden.chance
     assert not hidden.succeeds
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
-def test_weights_do_without_biases(scheme: Scheme) -> None:
-    found = labels.count_labels(*observe(labels.colony(biases=False), scheme))
+def test_weights_serve_if_there_are_no_biases(scheme: Scheme) -> None:
+    found = labels.count_labels(*observe(labels.scenario(biases=False), scheme))
     assert found.value < 0.1
     assert found.succeeds
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_much_noise_leaves_nothing(seed: int) -> None:
-    found = labels.count_labels(*observe(replace(labels.colony(seed=seed), noise=20.0), "dp"))
+def test_much_noise_hides_the_histogram(seed: int) -> None:
+    found = labels.count_labels(*observe(replace(labels.scenario(seed=seed), noise=20.0), "dp"))
     assert found.value >= found.chance
     assert not found.succeeds
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
 @pytest.mark.parametrize("seed", range(3))
-def test_who_steers_counts_exactly_however_large_origins_are(scheme: Scheme, seed: int) -> None:
-    steered = labels.steered(seed=seed)
+def test_steering_reveals_the_exact_histogram_for_large_origins(scheme: Scheme, seed: int) -> None:
+    steered = labels.steering_scenario(seed=seed)
     found = labels.count_labels(*observe(steered, scheme))
     assert found.value == 0
     assert found.succeeds
-    # The same rounds without steering, as a control: in CGD nothing comes out.
+    # The control: the same rounds without steering reveal nothing in CGD.
     passive = labels.count_labels(*observe(replace(steered, probe=None), "cgd"))
     assert passive.value >= passive.chance
     assert not passive.succeeds
 
 
-def test_who_steers_enters_nothing_that_a_gradient_could_not_be() -> None:
-    """Its own gradient is far from the bound, so the sum of both is checked with a margin."""
-    steered = labels.steered()
+def test_steering_stays_within_the_bound_of_gradients() -> None:
+    """The colluder's own gradient is far below the bound, so the sum of both is checked with a margin."""
+    steered = labels.steering_scenario()
     view, _ = observe(steered, "cgd")
     active = view.coalition[steered.coalition[0]]
     limit = steered.bound * len(active.y) / view.samples
@@ -75,38 +75,38 @@ def test_who_steers_enters_nothing_that_a_gradient_could_not_be() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_usual_noise_does_not_hide_them_from_who_steers(seed: int) -> None:
-    """A clipping norm of noise is less than one label in each class, and everybody knows what clipping took away."""
-    view, truth = observe(labels.steered(seed=seed), "dp")
+def test_usual_noise_does_not_prevent_steering(seed: int) -> None:
+    """Noise of one clipping norm is less than one label per class, and the effect of clipping is known."""
+    view, truth = observe(labels.steering_scenario(seed=seed), "dp")
     assert labels.count_labels(view, truth).succeeds
-    assert not labels.count_labels(replace(view, clip=math.inf), truth).succeeds  # who takes it for unclipped
+    assert not labels.count_labels(replace(view, clip=math.inf), truth).succeeds  # without a correction for clipping
 
 
-def test_a_trained_model_is_not_preferred_to_a_fresh_one() -> None:
-    """It predicts something else for every record, so the first round still tells more: what it told alone."""
-    view, _ = observe(replace(labels.colony(), rounds=30, lr=0.5), "secure")
+def test_first_round_is_preferred_to_a_trained_model() -> None:
+    """A trained model predicts something else for every record, so the first round is more certain."""
+    view, _ = observe(replace(labels.scenario(), rounds=30, lr=0.5), "secure")
     assert torch.equal(labels.label_counts(view), labels.label_counts(view.until(1)))
     assert not torch.equal(labels.label_counts(view.only([29])), labels.label_counts(view.until(1)))
 
 
-def test_what_the_audit_shows() -> None:
+def test_demonstrations_succeed_and_controls_fail() -> None:
     for scheme in ("plain", "secure", "cgd"):
         assert all(each.succeeds for each in labels.attacks(scheme))
         assert not any(each.succeeds for each in labels.controls(scheme))
 
 
-def test_counts_are_whole_and_complete() -> None:
-    view, _ = observe(labels.colony(), "cgd")
+def test_counts_are_whole_and_sum_to_all_records() -> None:
+    view, _ = observe(labels.scenario(), "cgd")
     for counts in (labels.label_counts(view), labels.own_counts(view)):
         assert torch.equal(counts, counts.round())
         assert counts.min() >= 0
         assert int(counts.sum()) == view.honest_samples
 
 
-def test_a_model_that_ends_with_something_else_is_refused() -> None:
+def test_model_without_a_final_linear_layer_is_rejected() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 10, 8, bias=False), nn.Flatten())
 
-    view, _ = observe(replace(labels.colony(), build_model=build), "secure")
+    view, _ = observe(replace(labels.scenario(), build_model=build), "secure")
     with pytest.raises(InputError, match="ends with a torch.nn.Linear"):
         labels.label_counts(view)

@@ -1,4 +1,4 @@
-"""What a view says of the noise of its sums is what is in them."""
+"""The noise that a view states is that of its sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from cgd.audit.schemes import Scenario, observe
 
 
-def colony() -> Scenario:
+def scenario() -> Scenario:
     random = torch.Generator().manual_seed(1)
     data = {
         name: (torch.randn(count, 50, generator=random).double(), torch.randint(0, 40, (count,), generator=random))
@@ -20,24 +20,24 @@ def colony() -> Scenario:
     return Scenario(data, lambda: nn.Linear(50, 40, dtype=torch.float64), ["c"], clip=1e6)
 
 
-def test_of_the_ring() -> None:
-    """2,040 roundings, each uniform; the deviation of their deviation is 1.2 %, so 6 % is a false alarm in 10⁶."""
-    exact, _ = observe(colony(), "plain")
+def test_noise_of_fixed_point_rounding() -> None:
+    """2,040 uniform errors; the deviation of their deviation is 1.2 %, so 6 % is a false alarm in 10⁶."""
+    exact, _ = observe(scenario(), "plain")
     assert exact.noise == 0
     for bound in (16.0, 4096.0):
-        view, _ = observe(replace(colony(), bound=bound), "secure")
+        view, _ = observe(replace(scenario(), bound=bound), "secure")
         off = view.rounds[0].gradient_sum - exact.rounds[0].gradient_sum
         assert float(off.std()) == pytest.approx(view.noise, rel=0.06)
 
 
 @pytest.mark.parametrize("coalition", [("c",), ("b", "c")])
-def test_of_differential_privacy(coalition: tuple[str, ...]) -> None:
-    """Without clipping, the sum is the plain one and Gaussian noise; 1.6 % each, so 8 % is a false alarm in 10⁶.
+def test_noise_of_differential_privacy(coalition: tuple[str, ...]) -> None:
+    """Without clipping, the sum is the plain one plus Gaussian noise; 1.6 % each, so 8 % is a false alarm in 10⁶.
 
-    The coalition knows its own part of the noise: what is left is that of the honest participants' samples, 8 of 16 or
-    3, which is less than all by far more than that.
+    The coalition knows its own part of the noise; the part of the honest participants' samples remains, of 8 or 3 in
+    16, which is clearly less than all.
     """
-    given = replace(colony(), coalition=coalition)
+    given = replace(scenario(), coalition=coalition)
     exact, _ = observe(given, "plain")
     view, _ = observe(replace(given, noise=3.0, bound=1e8, ring_bits=64), "dp")
     everybody = 3.0 * 1e6 / 16
@@ -49,18 +49,18 @@ def test_of_differential_privacy(coalition: tuple[str, ...]) -> None:
     assert float(whole.std()) == pytest.approx(everybody, rel=0.08)
 
 
-def test_clipping_bounds_what_a_sample_adds() -> None:
-    """Without noise, sixteen gradients cut to a norm of 0.01 have a mean of at most that."""
-    view, _ = observe(replace(colony(), noise=0.0, clip=0.01, ring_bits=64), "dp")
+def test_clipping_bounds_the_gradient_of_a_sample() -> None:
+    """Without noise, the mean of sixteen gradients that are clipped to a norm of 0.01 has at most that norm."""
+    view, _ = observe(replace(scenario(), noise=0.0, clip=0.01, ring_bits=64), "dp")
     assert 0 < float(view.rounds[0].gradient_sum.norm()) <= 0.01
-    loose, _ = observe(replace(colony(), noise=0.0, ring_bits=64), "dp")
-    exact, _ = observe(colony(), "plain")
+    loose, _ = observe(replace(scenario(), noise=0.0, ring_bits=64), "dp")
+    exact, _ = observe(scenario(), "plain")
     assert torch.allclose(loose.rounds[0].gradient_sum, exact.rounds[0].gradient_sum, atol=1e-12)
 
 
-def test_the_final_displacement_follows_from_the_last_sum() -> None:
-    view, _ = observe(replace(colony(), rounds=3), "cgd")
+def test_final_displacement_follows_from_the_last_sum() -> None:
+    view, _ = observe(replace(scenario(), rounds=3), "cgd")
     shorter = view.rounds[-1]
     assert torch.equal(view.final_displacement, shorter.displacement - view.lr * shorter.gradient_sum)
-    longer, _ = observe(replace(colony(), rounds=4), "cgd")
+    longer, _ = observe(replace(scenario(), rounds=4), "cgd")
     assert torch.equal(view.final_displacement, longer.rounds[-1].displacement)

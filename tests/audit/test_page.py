@@ -1,31 +1,32 @@
-"""The page: what it says, that it needs nothing else, and that texts stay texts."""
+"""The page: its content, that it needs no other file, and that texts are escaped."""
 
 from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from cgd.audit import folder, results
-from cgd.audit.runner import Outcome
+from cgd.audit import folder
 from support import audits
-from support.pages import EVIL, Page
+from support.pages import INJECTION, Page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-HOW: list[dict[str, Any]] = [{}, {"kind": "recording"}, {"wrong_control": True}, {"complete": False}]
+    from cgd.audit.results import Audit
+
+EXAMPLES: list[dict[str, Any]] = [{}, {"kind": "recording"}, {"failed_control": True}, {"complete": False}]
 
 
-def page(where: Path, said: dict[str, Any], pictures: dict[str, bytes]) -> str:
-    return folder.write_page(audits.write(where, said, pictures)).read_text()
+def page(where: Path, audit: Audit, content: dict[str, Any] | None = None) -> str:
+    return folder.write_page(audits.write(where, audit, content)).read_text()
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_it_needs_nothing_else_and_is_well_made(how: dict[str, Any], tmp_path: Path) -> None:
-    text = page(tmp_path, *audits.example(**how))
+@pytest.mark.parametrize("options", EXAMPLES)
+def test_page_is_self_contained_and_well_formed(options: dict[str, Any], tmp_path: Path) -> None:
+    text = page(tmp_path, audits.example(**options))
     for outside in ("http://", "https://", "url(", "@import", "javascript:"):
         assert outside not in text
     found = Page(text)
@@ -49,93 +50,91 @@ def test_it_needs_nothing_else_and_is_well_made(how: dict[str, Any], tmp_path: P
     assert "Verdict(" not in found.text
 
 
-def test_it_begins_with_the_answer(tmp_path: Path) -> None:
-    text = Page(page(tmp_path, *audits.example())).text
-    assert "1 of 3 attacks get through against CGD" in text
-    assert "These succeed against CGD: Attack moments." in text
-    assert "These do not succeed against CGD: Attack records; Attack liars." in text
-    beside = (
-        "Beside FedSGD with secure aggregation: of 2 attacks tried against both, 1 gets through against FedSGD with"
-    )
-    assert f"{beside} secure aggregation alone (Attack records)." in text
-    assert "2 controls, none of them wrong" in text
+def test_page_begins_with_the_result(tmp_path: Path) -> None:
+    text = Page(page(tmp_path, audits.example())).text
+    assert "1 of 3 attacks succeed against CGD" in text
+    assert "These attacks succeed against CGD: Attack moments." in text
+    assert "These attacks do not succeed against CGD: Attack records; Attack liars." in text
+    compared = "Compared with FedSGD with secure aggregation: of 2 attacks measured against both, 1 succeeds against"
+    assert f"{compared} FedSGD with secure aggregation only (Attack records)." in text
+    assert "2 controls, all passed" in text
     assert "1 part ended with an error" in text
-    assert text.index("These succeed") < text.index("At a glance") < text.index("They look closely.")
-    for shown in (
+    assert (
+        text.index("These attacks succeed") < text.index("in at least one setting") < text.index("They look closely.")
+    )
+    for figure in (
         "0.077 (chance 0.295)",
         "8.0e−7 (chance 0.295)",
         "in 2 of 3 settings",
         "Add noise.",
         "3.5 % (chance 0 %)",
     ):
-        assert shown in text
+        assert figure in text
     assert "cgd audit --seed 3" in text
     assert "16 November 2026, 12:00 UTC" in text
     assert "Confidential" not in text
 
 
-def test_the_answer_follows_the_findings(tmp_path: Path) -> None:
-    said, pictures = audits.example()
-    for attack in said["attacks"]:
-        for finding in attack["findings"]:
-            finding["succeeds"] = finding["must_succeed"]
-    text = Page(page(tmp_path, said, pictures)).text
-    assert "0 of 3 attacks get through against CGD" in text
-    assert "These succeed" not in text
-    assert "tried against both, all end the same way" in text
+def test_result_on_the_page_follows_from_the_findings(tmp_path: Path) -> None:
+    audit = audits.example()
+    content = audits.to_json(audit)
+    for finding in (each for attack in content["attacks"] for each in attack["findings"]):
+        finding["succeeds"] = finding["must_succeed"]
+    text = Page(page(tmp_path, audit, content)).text
+    assert "0 of 3 attacks succeed against CGD" in text
+    assert "These attacks succeed" not in text
+    assert "measured against both, all have the same outcome" in text
 
 
-def test_ones_own_records_are_confidential(tmp_path: Path) -> None:
-    for kind in ("spec", "recording"):
-        said, pictures = audits.example(kind)
-        text = Page(page(tmp_path / kind, said, pictures)).text
-        assert "Confidential. This page was made from somebody’s own records" in text
-        assert "cgd audit mine.toml --seed 3" in text
+@pytest.mark.parametrize("kind", ["spec", "recording"])
+def test_page_of_own_data_is_confidential(kind: Literal["spec", "recording"], tmp_path: Path) -> None:
+    text = Page(page(tmp_path, audits.example(kind))).text
+    assert "Confidential. This page was made from your own data" in text
+    assert "cgd audit mine.toml --seed 3" in text
 
 
-def test_what_went_wrong_is_said(tmp_path: Path) -> None:
-    text = Page(page(tmp_path / "loud", *audits.example(wrong_control=True))).text
-    assert "Not to be relied on: Attack moments. 1 of 2 controls came out as they must not." in text
-    assert "DOES NOT FAIL" in text
+def test_page_shows_failures_and_interruptions(tmp_path: Path) -> None:
+    text = Page(page(tmp_path / "failed", audits.example(failed_control=True))).text
+    assert "Not reliable: Attack moments. 1 of 2 controls failed." in text
+    assert "CONTROL FAILED" in text
     assert "records, dp failed: ZeroDivisionError" in text
-    assert "Attack theory , CGD, could not be tried: the model is not linear" in text
-    text = Page(page(tmp_path / "part", *audits.example(complete=False))).text
+    assert "Attack theory , CGD, does not apply: the model is not linear" in text
+    text = Page(page(tmp_path / "part", audits.example(complete=False))).text
     assert "Not complete. The audit was interrupted." in text
     assert "liars, cgd was not run." in text
 
 
-def test_the_same_audit_gives_the_same_bytes(tmp_path: Path) -> None:
-    made = [page(tmp_path / name, *audits.example()) for name in ("first", "second")]
-    assert made[0] == made[1]
-    assert made[0] != page(tmp_path / "third", *audits.example(wrong_control=True))
+def test_same_audit_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (page(tmp_path / name, audits.example()) for name in ("first", "second"))
+    assert first == second
+    assert first != page(tmp_path / "third", audits.example(failed_control=True))
 
 
-def test_texts_stay_texts(tmp_path: Path) -> None:
-    said, pictures = audits.example()
+def test_texts_are_escaped(tmp_path: Path) -> None:
+    audit = audits.example()
     texts = 0
 
-    def spoil(value: Any, key: str = "") -> Any:
+    def inject(value: Any, key: str = "") -> Any:
         nonlocal texts
         if isinstance(value, dict) and key == "pictures":
-            return {EVIL + name: path for name, path in value.items()}
+            return {INJECTION + name: path for name, path in value.items()}
         if isinstance(value, dict):
-            return {name: spoil(each, name) for name, each in value.items()}
+            return {name: inject(each, name) for name, each in value.items()}
         if isinstance(value, list):
-            return [spoil(each, key) for each in value]
+            return [inject(each, key) for each in value]
         if isinstance(value, str) and key not in {"format", "kind", "id", "scheme", "metric"}:
             texts += 1
-            return EVIL + value
+            return INJECTION + value
         return value
 
-    text = page(tmp_path, spoil(said), pictures)
+    text = page(tmp_path, audit, inject(audits.to_json(audit)))
     assert texts > 50
     found = Page(text)
     assert "script" not in {tag for tag, _ in found.elements}
     assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
-    assert len([tag for tag, _ in found.elements if tag == "img"]) == len(pictures)
+    assert len([tag for tag, _ in found.elements if tag == "img"]) == 4
     assert "{{ 7*7 }}" in found.text
 
 
-def test_a_page_can_be_made_of_nothing(tmp_path: Path) -> None:
-    said, _ = results.content(audits.plan(), Outcome({}, 0.0), 0, audits.WHEN)
-    assert "Nothing was measured" in Page(page(tmp_path, said, {})).text
+def test_empty_audit_has_a_page(tmp_path: Path) -> None:
+    assert "Nothing was measured" in Page(page(tmp_path, audits.assemble(audits.plan(), {}))).text

@@ -1,4 +1,4 @@
-"""The page as people see it: in Chromium, in the light and in the dark, on a desk and on a telephone."""
+"""The page in Chromium: with a light and a dark theme, on a wide and on a narrow screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from cgd.audit.folder import write_page
 from support import audits
-from support.browser import CONTRAST, OVERFLOWS, THEMES, WIDTHS, look, needed, opened, requests
+from support.browser import CONTRAST, OVERFLOWS, THEMES, WIDTHS, needs_browser, open_page, requests, start_browser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from selenium.webdriver import Chrome
 
-pytestmark = [needed, pytest.mark.slow]
+pytestmark = [needs_browser, pytest.mark.slow]
 
-# Cells whose text is wider than they are, which then lies on their neighbours.
-SPILLED = """
-return [...document.querySelectorAll(".schemes td, .schemes th, figcaption, .answer li")]
+# The texts of cells that are wider than the cell, and overlap its neighbours.
+OVERFLOWING_CELLS = """
+return [...document.querySelectorAll(".schemes td, .schemes th, figcaption, .summary li")]
   .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent.trim());
 """
 PICTURES = """
@@ -31,28 +31,27 @@ return [...document.images].map(each => [each.naturalWidth, each.getBoundingClie
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    yield from opened(tmp_path_factory.mktemp("profile"))
+    yield from start_browser(tmp_path_factory.mktemp("profile"))
 
 
-def made(folder: Path, **how: Any) -> Path:
-    return write_page(audits.write(folder, *audits.example(**how)))
+def write_example(folder: Path, **options: Any) -> Path:
+    return write_page(audits.write(folder, audits.example(**options)))
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("how", [{}, {"kind": "spec", "wrong_control": True}, {"complete": False}])
-def test_the_page_fits_and_asks_for_nothing(
-    browser: Chrome, how: dict[str, Any], width: int, theme: str, tmp_path: Path
+@pytest.mark.parametrize("options", [{}, {"kind": "spec", "failed_control": True}, {"complete": False}])
+def test_page_fits_and_requests_nothing(
+    browser: Chrome, options: dict[str, Any], width: int, theme: str, tmp_path: Path
 ) -> None:
-    path = made(tmp_path, **how)
-    look(browser, path, width, theme)
-    # The addresses of pictures hold the pictures: nothing is asked of anybody.
+    path = write_example(tmp_path, **options)
+    open_page(browser, path, width, theme)
+    # The addresses of pictures contain the pictures.
     assert [each for each in requests(browser) if not each.startswith("data:")] == [path.as_uri()]
     assert browser.get_log("browser") == []
     assert browser.execute_script("return innerWidth") == width
     assert not browser.execute_script(OVERFLOWS)
-    spilled = browser.execute_script(SPILLED)
-    assert spilled == []
+    assert browser.execute_script(OVERFLOWING_CELLS) == []
     contrast, text = browser.execute_script(CONTRAST)
     assert contrast >= 4.5, text
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
@@ -62,45 +61,45 @@ def test_the_page_fits_and_asks_for_nothing(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_pictures_are_drawn_large_enough_and_not_smoothed(browser: Chrome, width: int, tmp_path: Path) -> None:
-    look(browser, made(tmp_path), width)
+def test_pictures_are_large_and_not_smoothed(browser: Chrome, width: int, tmp_path: Path) -> None:
+    open_page(browser, write_example(tmp_path), width)
     pictures = browser.execute_script(PICTURES)
     assert len(pictures) == 4
-    for natural, across, high, rendering in pictures:
+    for natural, width_shown, height_shown, rendering in pictures:
         assert natural > 700  # eight records
-        assert across > 200
-        assert high > 20
+        assert width_shown > 200
+        assert height_shown > 20
         assert rendering == "pixelated"
-    labels = [each.text for each in browser.find_elements("css selector", ".exhibits figure:first-child div > span")]
+    labels = [each.text for each in browser.find_elements("css selector", ".images figure:first-child div > span")]
     assert labels == ["real", "recovered"]
 
 
-def test_on_a_telephone_every_figure_says_whose_it_is(browser: Chrome, tmp_path: Path) -> None:
-    look(browser, made(tmp_path), 400)
-    told = 'return getComputedStyle(document.querySelector("#moments td.subject"), "::before").content'
-    assert browser.execute_script(told) == '"CGD"'
-    look(browser, made(tmp_path), 1280)
-    assert browser.execute_script(told) == "none"
+def test_narrow_page_labels_every_cell_with_its_scheme(browser: Chrome, tmp_path: Path) -> None:
+    open_page(browser, write_example(tmp_path), 400)
+    label = 'return getComputedStyle(document.querySelector("#moments td.subject"), "::before").content'
+    assert browser.execute_script(label) == '"CGD"'
+    open_page(browser, write_example(tmp_path), 1280)
+    assert browser.execute_script(label) == "none"
 
 
-def test_it_prints(browser: Chrome, tmp_path: Path) -> None:
-    look(browser, made(tmp_path), theme="dark")
+def test_page_can_be_printed(browser: Chrome, tmp_path: Path) -> None:
+    open_page(browser, write_example(tmp_path), theme="dark")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.execute_cdp_cmd(  # A4 between its margins, in pixels
         "Emulation.setDeviceMetricsOverride", {"width": 688, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     )
     assert not browser.execute_script(OVERFLOWS)
-    assert browser.execute_script(SPILLED) == []
+    assert browser.execute_script(OVERFLOWING_CELLS) == []
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_a_page_with_faults_is_noticed(browser: Chrome, tmp_path: Path) -> None:
-    """The control: what is new here fails on a page that is made badly (the rest has its control in the report's)."""
+def test_checks_detect_a_bad_page(browser: Chrome, tmp_path: Path) -> None:
+    """The control of the checks in this file; those of `support.browser` have theirs in the report's tests."""
     path = tmp_path / "bad.html"
     path.write_text(
         '<table class="schemes"><td style="display: block; width: 2em">unbreakable</td></table><img src="data:x">'
     )
-    look(browser, path)
-    assert browser.execute_script(SPILLED) == ["unbreakable"]
+    open_page(browser, path)
+    assert browser.execute_script(OVERFLOWING_CELLS) == ["unbreakable"]
     assert browser.execute_script(PICTURES)[0][0] == 0

@@ -1,11 +1,12 @@
-"""audit.json and its folder: what is written is read again, and what is damaged is refused."""
+"""audit.json and its folder: written audits are read back, damaged ones are rejected."""
 
 from __future__ import annotations
 
 import json
 import math
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,142 +14,161 @@ from hypothesis import strategies as st
 
 from cgd.audit import folder, results
 from cgd.audit.page import render
-from cgd.audit.runner import Done, Outcome
+from cgd.audit.runner import PartResult
 from cgd.errors import InputError
 from support import audits
 
-if TYPE_CHECKING:
-    from pathlib import Path
+KEPT = sorted((Path(__file__).parents[2] / "results" / "audit").iterdir())
 
 
-def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a JSON value."""
+def json_paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """All places in a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [here] * bool(here) + [each for key, inner in items for each in paths(inner, (*here, key))]
+    return [here] * bool(here) + [each for key, inner in items for each in json_paths(inner, (*here, key))]
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    said, pictures = audits.example()
-    page = folder.write(tmp_path / "there", said, pictures)
-    assert results.load(tmp_path / "there") == said
-    assert results.load_pictures(tmp_path / "there", said) == pictures
+def test_written_audit_is_read_back(tmp_path: Path) -> None:
+    audit = audits.example()
+    page = folder.write(tmp_path / "there", audit)
+    assert results.load_with_pictures(tmp_path / "there") == audit
     assert page.name == "audit.html"
     files = [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
-    assert sorted(path.name for path in files) == sorted(
-        ["audit.html", "audit.json", *(path.removeprefix("pictures/") for path in pictures)]
-    )
-    assert said["complete"]
-    assert list(said["schemes"]) == ["secure", "dp", "cgd"]  # those that were tried, in the order in which we show them
+    assert sorted(path.name for path in files) == [
+        *("audit.html", "audit.json", "records-1-real.png", "records-1-recovered.png"),
+        *("records-2-real.png", "records-2-recovered.png"),
+    ]
+    assert audit.complete
+    assert list(audit.schemes) == ["secure", "dp", "cgd"]  # those that were attacked, in the order of the report
 
 
-def test_the_order_is_the_plans_whoever_was_first() -> None:
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+def test_kept_audit_is_written_with_the_same_bytes(kept: Path) -> None:
+    """Their pictures are not kept, so the files that they name have no content."""
+    stored = (kept / results.FILE).read_bytes()
+    audit = results.load(kept).map_pictures(lambda _, path: results.to_data_uri(path.encode()))
+    files = results.to_files(audit)
+    assert files.pop(results.FILE) == stored
+    assert all(content.decode() == path for path, content in files.items())
+
+
+def test_order_of_results_is_that_of_the_plan() -> None:
     plan = audits.plan(*(audits.Part(name) for name in "abc"))
-    done = {place: Done({name: (audits.measured(name, "cgd", 0.5, False),)}) for place, name in enumerate("abc")}
-    forth, _ = results.content(plan, Outcome(done, 1.0), 0, audits.WHEN)
-    back, _ = results.content(plan, Outcome(dict(reversed(done.items())), 1.0), 0, audits.WHEN)
-    assert json.dumps(forth) == json.dumps(back)
+    finished = {place: PartResult((audits.result(name, "cgd", 0.5, False),)) for place, name in enumerate("abc")}
+    assert audits.assemble(plan, finished) == audits.assemble(plan, dict(reversed(finished.items())))
 
 
-def test_numbers_without_bounds_survive_json(tmp_path: Path) -> None:
-    plan = audits.plan(audits.Part("a"))
+def test_non_finite_numbers_are_stored_as_texts(tmp_path: Path) -> None:
     values = (math.inf, -math.inf, math.nan, 1e-300)
-    done = Done({"a": tuple(audits.measured("a", "cgd", value, False) for value in values)})
-    said, _ = results.content(plan, Outcome({0: done}, 1.0), 0, audits.WHEN)
-    json.loads(results.to_bytes(said), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    read = results.load(audits.write(tmp_path, said, {}))
-    assert [repr(each["value"]) for each in read["attacks"][0]["findings"]] == [repr(value) for value in values]
+    part = PartResult(tuple(audits.result("a", "cgd", value, False) for value in values))
+    audit = audits.assemble(audits.plan(audits.Part("a")), {0: part})
+    stored = results.to_files(audit)[results.FILE]
+    json.loads(stored, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    read = results.load(audits.write(tmp_path, audit))
+    assert [repr(each.value) for each in read.attacks[0].findings] == [repr(value) for value in values]
 
 
-def test_an_interrupted_audit_says_what_is_missing() -> None:
-    said, _ = audits.example(complete=False)
-    assert not said["complete"]
-    assert next(each["label"] for each in said["unfinished"]) == "records, cgd"
-    assert said["attacks"][0]["findings"]
+def test_interrupted_audit_lists_unfinished_parts() -> None:
+    audit = audits.example(complete=False)
+    assert not audit.complete
+    assert audit.unfinished[0].label == "records, cgd"
+    assert audit.attacks[0].findings
 
 
 @given(data=st.data())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_damaged_is_refused_or_does_no_harm(data: st.DataObject, tmp_path: Path) -> None:
-    """Anything may be in the place of anything: it is an InputError, or a page can be made of it."""
-    said, pictures = audits.example()
-    *parents, last = data.draw(st.sampled_from(paths(said)))
-    place = said
+def test_damaged_file_is_rejected_or_rendered(data: st.DataObject, tmp_path: Path) -> None:
+    """With any value in any place, there is an InputError that names the folder, or a page can be made."""
+    audit = audits.example()
+    content = audits.to_json(audit)
+    *parents, last = data.draw(st.sampled_from(json_paths(content)))
+    place = content
     for each in parents:
         place = place[each]
     place[last] = data.draw(st.sampled_from([None, True, -1, 1e300, 2**70, "", "../x", "<b>", [], {}, [1], {"a": 1}]))
-    audits.write(tmp_path, said, pictures)
+    audits.write(tmp_path, audit, content)
     try:
-        read = results.load(tmp_path)
-        found = results.load_pictures(tmp_path, read)
+        read = results.load_with_pictures(tmp_path)
     except InputError as error:
         assert str(tmp_path) in str(error)
     else:
-        assert render(read, found).startswith("<!DOCTYPE html>")
+        assert render(read).startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        (b"{", "it is not JSON"),
-        (b"\xff", "it is not JSON"),
-        (b"[]", "is [], not an object"),
+        (b"{", "it cannot be read as JSON"),
+        (b"\xff", "it cannot be read as JSON"),
+        (b"[]", "expected `object`, got `array`"),
         (b"{}", "format is missing"),
         (b'{"format": "cgd-audit 9"}', "use the version of cgd that wrote it"),
-        (b"[" * 100_000, "it is not JSON"),
+        (b"[" * 100_000, "it cannot be read as JSON"),
     ],
 )
-def test_a_file_that_is_no_audit_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
+def test_other_file_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_bytes(content)
     with pytest.raises(InputError) as caught:
         results.load(tmp_path)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        (lambda said: said["attacks"][0].update(id='x" onclick="'), "other characters"),
-        (lambda said: said["attacks"][1].update(id="moments"), "two attacks"),
+        (lambda content: content["attacks"][0].update(id='x" onclick="'), "other characters"),
+        (lambda content: content["attacks"][1].update(id="moments"), "two attacks"),
         (
-            lambda said: said["attacks"][1]["findings"][0]["pictures"].update(real="pictures/../../secret.png"),
+            lambda content: content["attacks"][1]["findings"][0]["pictures"].update(real="pictures/../../secret.png"),
             "outside",
         ),
-        (lambda said: said["attacks"][1]["findings"][0]["pictures"].update(real="/etc/passwd"), "outside"),
-        (lambda said: said["schemes"].pop("dp"), "not among the schemes"),
+        (lambda content: content["attacks"][1]["findings"][0]["pictures"].update(real="/etc/passwd"), "outside"),
+        (lambda content: content["schemes"].pop("dp"), "not among the schemes"),
     ],
 )
-def test_names_and_paths_are_looked_at(change: Any, says: str, tmp_path: Path) -> None:
-    said, pictures = audits.example()
-    change(said)
-    with pytest.raises(InputError, match=says):
-        results.load(audits.write(tmp_path, said, pictures))
+def test_invalid_names_and_paths_are_rejected(change: Any, message: str, tmp_path: Path) -> None:
+    audit = audits.example()
+    content = audits.to_json(audit)
+    change(content)
+    with pytest.raises(InputError, match=message):
+        results.load(audits.write(tmp_path, audit, content))
 
 
-def test_a_picture_that_is_gone_or_none_is_named(tmp_path: Path) -> None:
-    said, pictures = audits.example()
-    audits.write(tmp_path, said, pictures)
-    first, second, *_ = pictures
+def test_missing_or_invalid_picture_is_rejected(tmp_path: Path) -> None:
+    audits.write(tmp_path, audits.example())
+    first = "pictures/records-1-recovered.png"
     (tmp_path / first).write_text("GIF89a")
-    with pytest.raises(InputError, match="no PNG"):
+    with pytest.raises(InputError, match="not a PNG"):
         folder.write_page(tmp_path)
     (tmp_path / first).unlink()
     with pytest.raises(InputError, match=f"{first} is damaged: it cannot be read"):
         folder.write_page(tmp_path)
-    assert second != first
+
+
+def test_data_uri_in_the_file_is_rejected(tmp_path: Path) -> None:
+    """Only files of the folder are pictures of a stored audit."""
+    audit = audits.example()
+    content = audits.to_json(audit)
+    content["attacks"][1]["findings"][0]["pictures"]["real"] = "data:image/png;base64,AAAA"
+    audits.write(tmp_path, audit, content)
+    with pytest.raises(InputError, match="is damaged: it cannot be read"):
+        results.load_with_pictures(tmp_path)
+    folder.write(tmp_path, audit)
+    assert results.load_with_pictures(tmp_path) == audit
 
 
 def test_only_an_audit_is_replaced(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    folder.write(there, *audits.example())
+    folder.write(there, audits.example())
     (there / "notes.txt").write_text("mine")
-    said, pictures = audits.example(complete=False)
-    folder.write(there, said, pictures)
-    assert results.load(there) == said
-    # What the former audit named is gone, what is the user's own stays.
-    assert sorted(path.name for path in (there / "pictures").iterdir()) == sorted(
-        path.removeprefix("pictures/") for path in pictures
-    )
+    audit = audits.example(complete=False)
+    folder.write(there, audit)
+    assert results.load_with_pictures(there) == audit
+    # The pictures of the former audit are removed, the user's own file is not.
+    assert sorted(path.name for path in (there / "pictures").iterdir()) == [
+        "records-1-real.png",
+        "records-1-recovered.png",
+    ]
     assert (there / "notes.txt").read_text() == "mine"
     for foreign in ("notes.txt", "audit.json"):
         other = tmp_path / foreign.replace(".", "-")
@@ -157,11 +177,11 @@ def test_only_an_audit_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="holds no audit"):
             folder.check(other)
         with pytest.raises(InputError, match="holds no audit"):
-            folder.write(other, said, pictures)
+            folder.write(other, audit)
         assert [path.name for path in other.iterdir()] == [foreign]
 
 
-def test_looking_whether_it_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_check_of_the_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     folder.check(tmp_path / "deep" / "down")
     (tmp_path / "empty").mkdir()
     folder.check(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""A spec as a coalition sees it."""
+"""The view of a coalition in a run of a spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cgd.errors import InputError
 from cgd.experiments.spec import RunSpec
 
 
-def test_the_view_is_that_of_the_spec() -> None:
+def test_view_has_the_settings_of_the_spec() -> None:
     spec = RunSpec(data="digits", rows=5, hidden=(8,), lr=0.25, delta=0.2, samples=100, steps=3)
     view, truth, (x, y) = observed(spec, "cgd", rounds=20)
     assert (len(view.rounds), view.lr, view.delta, view.samples) == (3, 0.25, 0.2, 100)
@@ -22,7 +22,7 @@ def test_the_view_is_that_of_the_spec() -> None:
     assert torch.equal(view.final_displacement, again.final_displacement)
 
 
-def test_every_scheme_sees_its_own() -> None:
+def test_every_scheme_has_its_view() -> None:
     spec = RunSpec(data="iris", rows=3, hidden=(4,), steps=2)
     for scheme in ("plain", "secure", "dp", "cgd"):
         view, _, _ = observed(spec, scheme, rounds=2, honest=1)
@@ -37,11 +37,11 @@ def test_every_scheme_sees_its_own() -> None:
         (RunSpec(rows=2), 2, "2 of 2 participants are honest"),
         (RunSpec(rows=3), 0, "0 of 3 participants are honest"),
         (RunSpec(rows=200, hidden=(4000,)), 2, "GiB of gradients"),
-        (RunSpec(rows=201), 2, "the run has 201 participants, and views are made of at most 200"),
+        (RunSpec(rows=201), 2, "the run has 201 participants, and an audit takes at most 200"),
         (RunSpec(data="iris", rows=150), 2, "rows is 150 and there are"),
         (RunSpec(data="diabetes", rows=3, hidden=(), lr=1e6), 2, "the training diverges"),
     ],
 )
-def test_what_cannot_be_observed_is_refused(spec: RunSpec, honest: int, message: str) -> None:
+def test_unsuitable_spec_is_rejected(spec: RunSpec, honest: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         observed(spec, "cgd", rounds=30, honest=honest)

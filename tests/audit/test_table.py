@@ -1,10 +1,10 @@
-"""The table in a terminal: what it says, at 80 columns and in a pipe."""
+"""The table in a terminal, at 80 columns and in a pipe."""
 
 from __future__ import annotations
 
 import io
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,26 +17,24 @@ from support import audits
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cgd.audit.results import Audit
 
-def printed(audit: dict[str, Any], width: int = 80, *, colour: bool = False) -> str:
+
+def to_text(audit: Audit, width: int = 80, *, colour: bool = False) -> str:
     file = io.StringIO()
     Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None).print(
-        table.show(audit), highlight=False
+        table.render(audit), highlight=False
     )
     return file.getvalue()
 
 
-def loaded(folder: Path, **how: Any) -> dict[str, Any]:
-    return results.load(audits.write(folder, *audits.example(**how)))
-
-
-def test_it_reads_at_80_columns(tmp_path: Path) -> None:
-    lines = [line.rstrip() for line in printed(loaded(tmp_path)).splitlines()]
+def test_table_is_readable_at_80_columns() -> None:
+    lines = [line.rstrip() for line in to_text(audits.example()).splitlines()]
     assert max(map(len, lines)) <= 80
     heading = next(line for line in lines if "secure sums" in line)
     assert heading.split("  ")[-1].strip() == "CGD"
     at = lines.index("Attack moments [moments]")
-    # What the variants have in common is left out; a verdict stands over its figures, under its scheme.
+    # The common words of the variants are left out; a verdict is above its figures, below its scheme.
     assert lines[at + 1] == "XᵀX: relative error"
     words, figures = lines[at + 2], lines[at + 3]
     assert words.split() == ["passive", "leaks", "–", "leaks"]
@@ -52,71 +50,68 @@ def test_it_reads_at_80_columns(tmp_path: Path) -> None:
     assert "caught" in text
     assert "failed: records, dp: ZeroDivisionError: a fault of the attack" in " ".join(text.split())
     assert "not measured: Attack theory: the model is not linear" in " ".join(text.split())
-    count = "1 of 3 attacks succeed against CGD, 1 could not be measured; all 2 controls come out as they must."
-    assert text.split()[-len(count.split()) :] == count.split()
+    summary = "1 of 3 attacks succeed against CGD, 1 could not be measured; all 2 controls passed."
+    assert text.split()[-len(summary.split()) :] == summary.split()
 
 
-def test_settings_are_there_in_a_narrow_terminal_too(tmp_path: Path) -> None:
-    text = printed(loaded(tmp_path), width=60)
+def test_narrow_table_has_settings() -> None:
+    text = to_text(audits.example(), width=60)
     assert "passive" in text
     assert "own batches" in " ".join(text.split())
 
 
-def test_what_too_few_records_say_is_not_counted_as_measured(tmp_path: Path) -> None:
-    said, pictures = audits.example()
-    for attack in said["attacks"]:
+def test_undecided_result_does_not_count_as_measured(tmp_path: Path) -> None:
+    content = audits.to_json(audits.example())
+    for attack in content["attacks"]:
         for each in attack["findings"]:
             each["undecided"] = attack["id"] == "records" and not each["succeeds"]
-    audit = results.load(audits.write(tmp_path, said, pictures))
-    assert "too few" in printed(audit)
-    assert {each["id"] for each in verdicts.unmeasured(audit, "cgd")} == {"records", "theory"}
-    assert verdicts.tally(audit, "cgd").tried == 2
+    audit = results.load(audits.write(tmp_path, audits.example(), content))
+    assert "too few" in to_text(audit)
+    assert {each.id for each in verdicts.unmeasured_attacks(audit, "cgd")} == {"records", "theory"}
+    assert verdicts.count_verdicts(audit, "cgd").measured == 2
 
 
-def test_colour_adds_nothing_that_words_do_not_say(tmp_path: Path) -> None:
-    audit = loaded(tmp_path)
-    assert "\x1b[" in printed(audit, colour=True)
-    assert "\x1b[" not in printed(audit)
+def test_colours_are_optional() -> None:
+    assert "\x1b[" in to_text(audits.example(), colour=True)
+    assert "\x1b[" not in to_text(audits.example())
 
 
-def test_a_control_that_does_not_fail_is_loud(tmp_path: Path) -> None:
-    text = printed(loaded(tmp_path, wrong_control=True))
-    assert "DOES NOT FAIL" in text
-    assert "1 of 2 controls come out OTHERWISE THAN THEY MUST" in " ".join(text.split())
-    assert "DOES NOT FAIL" not in printed(loaded(tmp_path))
+def test_failed_control_is_shown_in_capitals() -> None:
+    text = to_text(audits.example(failed_control=True))
+    assert "CONTROL FAILED" in text
+    assert "1 of 2 controls FAILED" in " ".join(text.split())
+    assert "FAILED" not in to_text(audits.example())
 
 
-def test_what_was_not_run_says_so(tmp_path: Path) -> None:
-    assert "not run" in printed(loaded(tmp_path, complete=False))
+def test_unfinished_parts_are_shown_as_not_run() -> None:
+    assert "not run" in to_text(audits.example(complete=False))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_no_line_is_wider_than_the_terminal(width: int, tmp_path: Path) -> None:
-    lines = printed(loaded(tmp_path), width).splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= max(width, 60)  # below that, the schemes need what they need
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = to_text(audits.example(), width).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= max(width, 60)  # the columns of the schemes need 60
 
 
-def test_the_verdict_of_each_kind() -> None:
-    finding = {"metric": "AUC", "value": 1.0, "chance": 0.5, "control": False, "undecided": False}
-    finding |= {"must_succeed": False}
-    words = {
-        (control, must, succeeds): verdicts.verdict(
-            finding | {"control": control, "must_succeed": must, "succeeds": succeeds}
-        )
-        for control, must in ((False, False), (True, False), (True, True))
+def test_verdicts_on_results_and_controls() -> None:
+    tones = {
+        (control, must_succeed, succeeds): verdicts.verdict(
+            audits.result("a", "cgd", 1.0, succeeds, control=control, must_succeed=must_succeed)
+        ).tone
+        for control, must_succeed in ((False, False), (True, False), (True, True))
         for succeeds in (False, True)
     }
-    assert {key: each.tone for key, each in words.items()} == {
+    assert tones == {
         (False, False, False): "good",
         (False, False, True): "bad",
         (True, False, False): "good",
-        (True, False, True): "loud",
-        (True, True, False): "loud",
+        (True, False, True): "wrong",
+        (True, True, False): "wrong",
         (True, True, True): "good",
     }
-    lie = finding | {"metric": "lies caught"}
-    assert [verdicts.verdict(lie | {"succeeds": each}).word for each in (False, True)] == ["caught", "NOT CAUGHT"]
-    assert verdicts.verdict(finding | {"succeeds": False, "undecided": True}).word == "too few"
+    lies = [audits.result("a", "cgd", 1.0, succeeds, metric="lies caught") for succeeds in (False, True)]
+    assert [verdicts.verdict(each).word for each in lies] == ["caught", "NOT CAUGHT"]
+    assert verdicts.verdict(audits.result("a", "cgd", 1.0, False, undecided=True)).word == "too few"
 
 
 @pytest.mark.parametrize(
@@ -135,10 +130,10 @@ def test_the_verdict_of_each_kind() -> None:
         (math.nan, "AUC", "–"),
     ],
 )
-def test_figures_are_short(value: float, metric: str, text: str) -> None:
-    assert verdicts.written(value, metric) == text
+def test_values_are_formatted_briefly(value: float, metric: str, text: str) -> None:
+    assert verdicts.format_value(value, metric) == text
 
 
 @given(st.floats(-1e4, 1e4), st.sampled_from(["relative error", "AUC", "something new"]))
-def test_every_figure_fits_its_column(value: float, metric: str) -> None:
-    assert len(verdicts.written(value, metric)) <= 7
+def test_every_value_fits_its_column(value: float, metric: str) -> None:
+    assert len(verdicts.format_value(value, metric)) <= 7

@@ -1,4 +1,4 @@
-"""Steering: one participant that stays within the bound reads many records; without traps hardly any come out."""
+"""Trap weights: one participant recovers many records within the bound; without traps hardly any is recovered."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("scheme", ["secure", "cgd"])
-def test_a_third_of_200_records_comes_out_with_confinement_as_without(scheme: Scheme) -> None:
-    colony, trapper = traps.steered(100, 4)
-    view, truth = observe(colony, scheme)
-    found = traps.spring(view, truth, trapper.sprung[:4])
+def test_third_of_200_records_is_recovered_with_and_without_confinement(scheme: Scheme) -> None:
+    scenario, probe = traps.scenario(100, 4)
+    view, truth = observe(scenario, scheme)
+    found = traps.read_traps(view, truth, probe.armed_rounds[:4])
     assert found.succeeds
     assert found.value > 1 / 3
-    passive = records.shown(scheme, 100)
+    passive = records.demonstrate(scheme, 100)
     assert passive.value < 0.05 < found.value
 
 
-def test_noise_is_a_protection() -> None:
-    colony, trapper = traps.steered(100, 2)
-    view, truth = observe(colony, "dp")
-    assert traps.spring(view, truth, trapper.sprung[:2]).value == 0.0
+def test_noise_prevents_recovery() -> None:
+    scenario, probe = traps.scenario(100, 2)
+    view, truth = observe(scenario, "dp")
+    assert traps.read_traps(view, truth, probe.armed_rounds[:2]).value == 0.0
 
 
-def test_it_enters_nothing_that_a_gradient_could_not_be() -> None:
-    """Before anything is added to it, a gradient is far from the bound, so the sum of both is checked with a margin."""
-    colony, _ = traps.steered(100, 2)
-    view, _ = observe(colony, "cgd")
+def test_probe_stays_within_the_bound_of_gradients() -> None:
+    """The colluder's own gradient is far below the bound, so the sum of both is checked with a margin."""
+    scenario, _ = traps.scenario(100, 2)
+    view, _ = observe(scenario, "cgd")
     [curious] = view.coalition.values()
-    limit = colony.bound * len(curious.y) / view.samples
+    limit = scenario.bound * len(curious.y) / view.samples
     largest = max(float(each.abs().max()) for each in curious.addends)
     assert 0.9 * limit < largest < 1.1 * limit
 
 
-def test_a_trap_waits_for_about_one_record_in_all() -> None:
-    colony, trapper = traps.steered(100, 1)
-    view, truth = observe(colony, "cgd")
-    layer = view.rounds[trapper.sprung[0]].displacement[: 256 * 65]
+def test_about_one_record_activates_a_trap() -> None:
+    scenario, probe = traps.scenario(100, 1)
+    view, truth = observe(scenario, "cgd")
+    layer = view.rounds[probe.armed_rounds[0]].displacement[: 256 * 65]
     weight, bias = layer[: 256 * 64].reshape(256, 64), layer[256 * 64 :]
     activated = ((truth.all_x @ weight.T + bias) > 0).sum(dim=0).double()
     assert 0.2 < float(activated.mean()) < 5

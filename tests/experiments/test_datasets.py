@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import datasets as embedded
+from sklearn import datasets as bundled
 
 from cgd import InputError
 from cgd.experiments import datasets, idx
@@ -25,14 +25,14 @@ SHAPES = {  # samples, features, classes
 }
 
 
-def lines(x: object, y: object) -> list[tuple[float, ...]]:
-    """The samples with their labels, in an order that does not depend on where they lie."""
+def sorted_samples(x: object, y: object) -> list[tuple[float, ...]]:
+    """Return samples with their labels, sorted."""
     return sorted(map(tuple, np.column_stack([np.asarray(x, float), np.asarray(y, float)]).tolist()))
 
 
-def made_up(x: torch.Tensor, held_out: torch.Tensor, y: torch.Tensor | None = None) -> Dataset:
+def make_dataset(x: torch.Tensor, held_out: torch.Tensor, y: torch.Tensor | None = None) -> Dataset:
     labels = torch.arange(len(x)) % 2 if y is None else y
-    return Dataset("made-up", x, labels, held_out, labels[: len(held_out)])
+    return Dataset("test", x, labels, held_out, labels[: len(held_out)])
 
 
 def columns(*values: list[float]) -> torch.Tensor:
@@ -42,13 +42,13 @@ def columns(*values: list[float]) -> torch.Tensor:
 # Loading
 
 
-def test_all_that_come_with_scikit_learn_are_offered() -> None:
-    assert set(datasets.EMBEDDED) == set(SHAPES)
+def test_names_include_the_data_sets_bundled_with_scikit_learn() -> None:
+    assert set(datasets.BUNDLED) == set(SHAPES)
     assert set(datasets.NAMES) == {*SHAPES, "mnist", "fashion-mnist"}
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_embedded_ones_load_in_two_parts(name: str) -> None:
+def test_bundled_data_sets_have_a_held_out_part(name: str) -> None:
     samples, features, classes = SHAPES[name]
     data = datasets.load(name)
     held_out = round(samples / 4)
@@ -63,47 +63,47 @@ def test_the_embedded_ones_load_in_two_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_sample_is_in_one_part_with_its_label(name: str) -> None:
+def test_every_sample_is_in_exactly_one_part_with_its_label(name: str) -> None:
     data = datasets.load(name, seed=5)
-    x, y = getattr(embedded, f"load_{name.replace('-', '_')}")(return_X_y=True)
+    x, y = getattr(bundled, f"load_{name.replace('-', '_')}")(return_X_y=True)
     parts = torch.cat([data.x, data.held_out_x]), torch.cat([data.y, data.held_out_y])
-    assert lines(*parts) == lines(x, y)
+    assert sorted_samples(*parts) == sorted_samples(x, y)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_seed_decides_what_is_held_out(name: str) -> None:
+def test_seed_determines_the_held_out_samples(name: str) -> None:
     one, same, other = (datasets.load(name, seed) for seed in (1, 1, 2))
     for part in ("x", "y", "held_out_x", "held_out_y"):
         assert torch.equal(getattr(one, part), getattr(same, part))
-    assert lines(one.held_out_x, one.held_out_y) != lines(other.held_out_x, other.held_out_y)
+    assert sorted_samples(one.held_out_x, one.held_out_y) != sorted_samples(other.held_out_x, other.held_out_y)
 
 
-def test_an_unknown_name_is_answered_with_the_list() -> None:
+def test_load_lists_the_names_if_the_name_is_unknown() -> None:
     with pytest.raises(InputError, match="there is no data set 'mnits'; choose one of") as caught:
         datasets.load("mnits")
     assert all(name in str(caught.value) for name in (*SHAPES, "mnist", "fashion-mnist"))
 
 
-def test_a_negative_seed_is_refused() -> None:
+def test_load_rejects_a_negative_seed() -> None:
     with pytest.raises(InputError, match="seed is -1; it must be at least 0"):
         datasets.load("iris", seed=-1)
 
 
-def test_files_in_mnists_layout_become_samples_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_converts_idx_files_to_samples_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {
         "train-images": np.arange(24, dtype=np.uint8).reshape(4, 3, 2),
         "train-labels": np.array([0, 1, 2, 3], np.uint8),
         "test-images": np.arange(200, 212, dtype=np.uint8).reshape(2, 3, 2),
         "test-labels": np.array([3, 1], np.uint8),
     }
-    sums = {}
+    digests = {}
     (tmp_path / "mnist").mkdir()
     for file, array in arrays.items():
         sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
         content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
         (tmp_path / "mnist" / f"{file}.gz").write_bytes(gzip.compress(content))
-        sums[file] = hashlib.md5(content).hexdigest()
-    monkeypatch.setitem(idx.SOURCES, "mnist", idx.DownloadSource("mnist", ("mnist",), (), sums))
+        digests[file] = hashlib.md5(content).hexdigest()
+    monkeypatch.setitem(idx.SOURCES, "mnist", idx.DownloadSource("mnist", ("mnist",), (), digests))
     one, other = (datasets.load("mnist", seed, tmp_path) for seed in (0, 1))
     assert torch.equal(one.x, torch.arange(24, dtype=torch.uint8).reshape(4, 6))
     assert torch.equal(one.held_out_x, torch.arange(200, 212, dtype=torch.uint8).reshape(2, 6))
@@ -111,20 +111,25 @@ def test_files_in_mnists_layout_become_samples_and_classes(tmp_path: Path, monke
     assert one.held_out_y.tolist() == [3, 1]
     assert one.y.dtype == torch.int64
     assert (one.features, one.classes) == (6, 4)
-    assert torch.equal(one.held_out_x, other.held_out_x)  # published apart; no seed decides
+    assert torch.equal(one.held_out_x, other.held_out_x)  # the published split does not depend on the seed
 
 
-MNIST = tuple(idx.SOURCES["mnist"].md5)
+MNIST_FILES = tuple(idx.SOURCES["mnist"].md5)
 
 
-def mnist_is_there() -> bool:
-    named = Path(os.environ.get("CGD_DATA") or os.devnull)
-    places = (folder / f"{file}{end}" for folder in (named, named / "mnist") for file in MNIST for end in ("", ".gz"))
-    return sum(place.is_file() for place in places) >= len(MNIST)
+def mnist_available() -> bool:
+    given = Path(os.environ.get("CGD_DATA") or os.devnull)
+    paths = (
+        folder / f"{file}{suffix}"
+        for folder in (given, given / "mnist")
+        for file in MNIST_FILES
+        for suffix in ("", ".gz")
+    )
+    return sum(path.is_file() for path in paths) >= len(MNIST_FILES)
 
 
-@pytest.mark.skipif(not mnist_is_there(), reason="the files of MNIST are not where CGD_DATA points")
-def test_mnist() -> None:
+@pytest.mark.skipif(not mnist_available(), reason="the files of MNIST are not in CGD_DATA")
+def test_load_mnist() -> None:
     data = datasets.load("mnist")
     assert data.x.shape == (60000, 784)
     assert data.held_out_x.shape == (10000, 784)
@@ -134,28 +139,28 @@ def test_mnist() -> None:
     assert data.held_out_y[:5].tolist() == [7, 2, 1, 0, 4]
     scaled = data.scaled()
     assert (float(scaled.x.min()), float(scaled.x.max())) == (0.0, 1.0)
-    assert float(scaled.x.double().mean()) == pytest.approx(0.1307, abs=1e-4)  # the figure everybody uses
+    assert float(scaled.x.double().mean()) == pytest.approx(0.1307, abs=1e-4)  # the commonly used mean
 
 
 # Scaling
 
 
-def test_bytes_are_divided_by_255() -> None:
-    everything = torch.arange(256, dtype=torch.uint8).reshape(-1, 1)
-    data = made_up(everything, everything.flip(0)).scaled()
+def test_scaled_divides_bytes_by_255() -> None:
+    all_bytes = torch.arange(256, dtype=torch.uint8).reshape(-1, 1)
+    data = make_dataset(all_bytes, all_bytes.flip(0)).scaled()
     assert data.x.dtype == torch.float32
     assert torch.equal(data.x, torch.arange(256.0).reshape(-1, 1) / 255)
     assert torch.equal(data.held_out_x, data.x.flip(0))
 
 
 @given(st.lists(st.tuples(*3 * [st.integers(-(2**20), 2**20)]), min_size=2, max_size=30), st.integers(-20, 20))
-def test_other_features_are_standardised(rows: list[tuple[int, ...]], exponent: int) -> None:
+def test_scaled_standardises_other_features(rows: list[tuple[int, ...]], exponent: int) -> None:
     x = torch.tensor(rows, dtype=torch.float64) * 2.0**exponent
-    scaled = made_up(x, x).scaled()
+    scaled = make_dataset(x, x).scaled()
     assert scaled.x.dtype == torch.float32
     for column, before in zip(scaled.x.double().T, x.T, strict=True):
-        # Rounding to single precision moves a value by 2^-24 of itself, so mean and deviation by no more than 2^-24.
-        # Of the double precision before, 2^20 apart from values of about 1, nothing is left to see.
+        # Rounding to single precision changes a value by at most 2^-24 of itself, so mean and deviation by no more than
+        # 2^-24. Errors of the double precision before are negligible.
         assert abs(float(column.mean())) < 2**-23
         deviation = float(column.std(correction=0))
         assert deviation == (0 if bool((before == before[0]).all()) else pytest.approx(1, abs=2**-23))
@@ -163,38 +168,38 @@ def test_other_features_are_standardised(rows: list[tuple[int, ...]], exponent: 
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_embedded_ones_are_standardised(name: str) -> None:
+def test_bundled_data_sets_are_standardised(name: str) -> None:
     data = datasets.load(name).scaled()
     assert data.x.dtype == data.held_out_x.dtype == torch.float32
     moments = data.x.double().mean(dim=0), data.x.double().std(dim=0, correction=0)
     constant = (data.x == data.x[0]).all(dim=0)
-    assert bool(constant.any()) == (name == "digits")  # some pixels at the border are never drawn on
+    assert bool(constant.any()) == (name == "digits")  # some pixels at the border are always zero
     assert float(moments[0].abs().max()) < 2**-23
     assert float((moments[1] - (~constant).double()).abs().max()) < 2**-23
     assert bool(data.held_out_x.isfinite().all())
 
 
-def test_only_the_training_part_decides_the_scale() -> None:
+def test_scale_depends_on_the_training_part_only() -> None:
     x, held_out = columns([1, 2, 3, 6], [10, -10, 30, 50]), columns([2, 4], [0, 1])
-    one, far = made_up(x, held_out).scaled(), made_up(x, held_out + 1e6).scaled()
+    one, far = make_dataset(x, held_out).scaled(), make_dataset(x, held_out + 1e6).scaled()
     assert torch.equal(one.x, far.x)
     mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0)
     assert torch.equal(far.held_out_x, ((held_out + 1e6 - mean) / deviation).float())
-    assert abs(float(far.held_out_x.mean())) > 1e4  # it is not standardised by itself
+    assert abs(float(far.held_out_x.mean())) > 1e4  # the held-out part is not standardised by its own moments
 
 
 @pytest.mark.parametrize("value", [0.0, 7.0, 0.1, -1e9 / 3])
 @pytest.mark.parametrize("samples", [1, 3, 7, 100])
-def test_a_constant_feature_becomes_zero(value: float, samples: int) -> None:
-    """The mean of three times 0.1 is not 0.1: the deviation is no 0, but no deviation either."""
+def test_scaled_sets_a_constant_feature_to_zero(value: float, samples: int) -> None:
+    """The computed mean of three times 0.1 is not 0.1, so the computed deviation is not 0."""
     x = torch.full((samples, 1), value, dtype=torch.float64)
-    scaled = made_up(x, torch.tensor([[value], [value + 2]], dtype=torch.float64)).scaled()
+    scaled = make_dataset(x, torch.tensor([[value], [value + 2]], dtype=torch.float64)).scaled()
     assert scaled.x.tolist() == [[0.0]] * samples
     assert scaled.held_out_x[0].item() == 0
     assert scaled.held_out_x[1].item() == pytest.approx(2)
 
 
-def test_values_to_predict_are_standardised_too() -> None:
+def test_scaled_standardises_regression_targets() -> None:
     data = datasets.load("diabetes")
     scaled = data.scaled()
     assert scaled.y.shape == (len(data.x), 1)
@@ -207,12 +212,12 @@ def test_values_to_predict_are_standardised_too() -> None:
     assert scaled.classes == 0
 
 
-def test_constant_values_to_predict_do_not_become_nan() -> None:
+def test_scaled_sets_constant_targets_to_zero() -> None:
     y = torch.full((3,), 0.1, dtype=torch.float64)
-    assert made_up(columns([1, 2, 3]), columns([4]), y).scaled().y.tolist() == [[0.0]] * 3
+    assert make_dataset(columns([1, 2, 3]), columns([4]), y).scaled().y.tolist() == [[0.0]] * 3
 
 
-def test_classes_stay_and_the_data_set_itself_is_not_changed() -> None:
+def test_scaled_keeps_classes_and_the_original() -> None:
     data = datasets.load("wine")
     before = data.x.clone()
     scaled = data.scaled()
@@ -225,7 +230,7 @@ def test_classes_stay_and_the_data_set_itself_is_not_changed() -> None:
 # The first samples
 
 
-def test_the_first_samples_and_all_that_is_held_out() -> None:
+def test_first_keeps_the_held_out_part() -> None:
     data = datasets.load("iris")
     for samples in (1, 40, len(data.x)):
         some = data.first(samples)
@@ -237,13 +242,13 @@ def test_the_first_samples_and_all_that_is_held_out() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, -1, 113])
-def test_other_numbers_of_samples_are_refused(samples: int) -> None:
-    with pytest.raises(InputError, match=f"samples is {samples}; iris has 112 to train on, choose from 1 to 112"):
+def test_first_rejects_other_numbers_of_samples(samples: int) -> None:
+    with pytest.raises(InputError, match=f"samples is {samples}; iris has 112 training samples, choose from 1 to 112"):
         datasets.load("iris").first(samples)
 
 
-def test_a_class_that_the_first_samples_miss_is_still_a_class() -> None:
-    """A model that has no output for it fails when it is evaluated on what is held out."""
+def test_classes_include_those_that_the_first_samples_miss() -> None:
+    """A model without an output for such a class would fail on the held-out samples."""
     data = datasets.load("iris").first(1)
     assert data.y.numel() == 1
     assert data.classes == 3

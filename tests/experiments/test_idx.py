@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Bytes = npt.NDArray[np.uint8]
-    Answer = Callable[[BaseHTTPRequestHandler], object]
+    Response = Callable[[BaseHTTPRequestHandler], object]
 
 
-def packed_idx(array: Bytes) -> bytes:
+def idx_bytes(array: Bytes) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape) + array.tobytes()
 
 
@@ -40,11 +40,11 @@ ARRAYS = {
     "test-images": np.arange(100, 108, dtype=np.uint8).reshape(2, 2, 2),
     "test-labels": np.array([1, 0], np.uint8),
 }
-PLAIN = {file: packed_idx(array) for file, array in ARRAYS.items()}
-PACKED = {file: gzip.compress(content, mtime=0) for file, content in PLAIN.items()}
+PLAIN = {file: idx_bytes(array) for file, array in ARRAYS.items()}
+GZIPPED = {file: gzip.compress(content, mtime=0) for file, content in PLAIN.items()}
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
+def register_source(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
     source = idx.DownloadSource(
         "tiny", ("tiny", "Tiny/raw"), mirrors, {file: md5(content) for file, content in PLAIN.items()}
     )
@@ -52,24 +52,24 @@ def offer(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No data set is anywhere, and nothing is fetched from the real mirrors."""
+def _no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Search empty folders only, and never contact the real mirrors."""
     monkeypatch.delenv("CGD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'share'}:{tmp_path / 'more'}")
     monkeypatch.setenv("no_proxy", "*")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    offer(monkeypatch)
+    register_source(monkeypatch)
 
 
-def put(folder: Path, files: dict[str, bytes], suffix: str = ".gz") -> None:
+def write_files(folder: Path, files: dict[str, bytes], suffix: str = ".gz") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         (folder / f"{file}{suffix}").write_bytes(content)
 
 
-def check(data_dir: Path | None = None) -> None:
+def assert_loads(data_dir: Path | None = None) -> None:
     loaded = idx.load("tiny", data_dir)
     assert list(loaded) == list(ARRAYS)
     assert all(
@@ -81,29 +81,29 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-# The layout
+# The file format
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.data())
-def test_parse_gives_back_what_was_written(shape: list[int], data: st.DataObject) -> None:
+def test_parse_returns_the_written_array(shape: list[int], data: st.DataObject) -> None:
     count = int(np.prod(shape))
     values = data.draw(st.binary(min_size=count, max_size=count))
     array = np.frombuffer(values, np.uint8).reshape(shape) if values else np.zeros(shape, np.uint8)
-    parsed = idx.parse(packed_idx(array), "here")
+    parsed = idx.parse(idx_bytes(array), "here")
     assert parsed.dtype == np.uint8
     assert parsed.shape == array.shape
     assert np.array_equal(parsed, array)
 
 
 @pytest.mark.parametrize("file", list(PLAIN))
-def test_a_file_that_is_cut_or_goes_on_is_refused(file: str) -> None:
+def test_parse_rejects_truncated_and_longer_content(file: str) -> None:
     content = PLAIN[file]
     for length in range(len(content)):
-        with pytest.raises(InputError, match="cut-here is not an idx file of bytes; delete it and get it anew"):
-            idx.parse(content[:length], "cut-here")
-    for more in (b"\x00", content):
+        with pytest.raises(InputError, match="some-file is not an idx file of bytes; delete it and download it again"):
+            idx.parse(content[:length], "some-file")
+    for suffix in (b"\x00", content):
         with pytest.raises(InputError, match="not an idx file of bytes"):
-            idx.parse(content + more, "here")
+            idx.parse(content + suffix, "here")
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_a_file_that_is_cut_or_goes_on_is_refused(file: str) -> None:
         b"\x00\x00\x08\x00",  # no dimension
         b"\x00\x00\x08\x00x",
         b"\x00\x00\x08\x46" + b"\x00\x00\x00\x01" * 0x46 + b"x",  # more dimensions than numpy has
-        b"\x00\x00\x08\x04" + b"\xff" * 12 + b"\x00" * 4,  # nothing, but of a size beyond numpy's
+        b"\x00\x00\x08\x04" + b"\xff" * 12 + b"\x00" * 4,  # no values, but a shape too large for numpy
         b"<!DOCTYPE html><html>",
-        gzip.compress(PLAIN["train-labels"], mtime=0),  # the time would be part of the test's name
+        gzip.compress(PLAIN["train-labels"], mtime=0),  # without a time, which would change the name of the test
     ],
 )
-def test_what_is_not_idx_is_refused(content: bytes) -> None:
-    with pytest.raises(InputError, match="some/file is not an idx file of bytes; delete it and get it anew"):
+def test_parse_rejects_other_formats(content: bytes) -> None:
+    with pytest.raises(InputError, match="some/file is not an idx file of bytes; delete it and download it again"):
         idx.parse(content, "some/file")
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_the_published_files_are_listed_in_the_order_in_which_they_are_unpacked(name: str) -> None:
+def test_source_lists_files_in_the_order_of_the_data_set_fields(name: str) -> None:
     source = idx.SOURCES[name]
     assert source.name == name
     kinds = " ".join(re.sub("-idx.*", "", file) for file in source.md5)
@@ -136,135 +136,136 @@ def test_the_published_files_are_listed_in_the_order_in_which_they_are_unpacked(
 
 # On disk
 
-PLACES = {
-    "the parent is named": ("named", "named/tiny"),
-    "the parent is named, torchvision's layout": ("named", "named/Tiny/raw"),
-    "the folder itself is named": ("named/tiny", "named/tiny"),
-    "the folder itself is named, whatever it is called": ("named", "named"),
-    "the cache": (None, "cache/cgd/tiny"),
-    "the cache, torchvision's layout": (None, "cache/cgd/Tiny/raw"),
-    "a system folder": (None, "share/tiny"),
-    "the second system folder": (None, "more/tiny"),
+LOCATIONS = {
+    "parent folder given": ("given", "given/tiny"),
+    "parent folder given, torchvision's layout": ("given", "given/Tiny/raw"),
+    "folder given": ("given/tiny", "given/tiny"),
+    "folder with any name given": ("given", "given"),
+    "cache": (None, "cache/cgd/tiny"),
+    "cache, torchvision's layout": (None, "cache/cgd/Tiny/raw"),
+    "system folder": (None, "share/tiny"),
+    "second system folder": (None, "more/tiny"),
     "datasets of a system folder": (None, "share/datasets/tiny"),
 }
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["gzipped", "plain"])
-@pytest.mark.parametrize("by", ["data_dir", "CGD_DATA"])
-@pytest.mark.parametrize(("named", "lies"), PLACES.values(), ids=PLACES)
-def test_files_are_found(
-    named: str | None, lies: str, by: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gzipped", [True, False], ids=["gzipped", "plain"])
+@pytest.mark.parametrize("option", ["data_dir", "CGD_DATA"])
+@pytest.mark.parametrize(("given", "location"), LOCATIONS.values(), ids=LOCATIONS)
+def test_load_finds_files_in_all_locations(
+    given: str | None, location: str, option: str, gzipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path / lies, PACKED if packed else PLAIN, ".gz" if packed else "")
-    if named is not None and by == "CGD_DATA":
-        monkeypatch.setenv("CGD_DATA", str(tmp_path / named))
-    check(tmp_path / named if named is not None and by == "data_dir" else None)
+    write_files(tmp_path / location, GZIPPED if gzipped else PLAIN, ".gz" if gzipped else "")
+    if given is not None and option == "CGD_DATA":
+        monkeypatch.setenv("CGD_DATA", str(tmp_path / given))
+    assert_loads(tmp_path / given if given is not None and option == "data_dir" else None)
 
 
-def test_the_places_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a damaged file comes first, it is the one complained of; where it comes second, it is not seen."""
-    order = ["named", "environment", "cache/cgd", "share", "more", "share/datasets"]
+def test_load_searches_locations_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file is reported if it comes first, and ignored if an intact one comes before it."""
+    order = ["given", "environment", "cache/cgd", "share", "more", "share/datasets"]
     monkeypatch.setenv("CGD_DATA", str(tmp_path / "environment"))
-    put(tmp_path / order[-1] / "tiny", PACKED)
-    for place in reversed(order[:-1]):
-        damaged = tmp_path / place / "tiny"
-        put(damaged, {"train-labels": b"damaged"}, "")
+    write_files(tmp_path / order[-1] / "tiny", GZIPPED)
+    for location in reversed(order[:-1]):
+        damaged = tmp_path / location / "tiny"
+        write_files(damaged, {"train-labels": b"damaged"}, "")
         with pytest.raises(InputError, match=re.escape(f"{damaged / 'train-labels'} is not the published file")):
-            idx.load("tiny", tmp_path / "named")
-        put(damaged, {"train-labels": PACKED["train-labels"]})  # beside the damaged one, which comes second
-        check(tmp_path / "named")
+            idx.load("tiny", tmp_path / "given")
+        write_files(damaged, {"train-labels": GZIPPED["train-labels"]})  # searched before the damaged plain file
+        assert_loads(tmp_path / "given")
 
 
-def test_the_four_files_may_lie_in_four_places(tmp_path: Path) -> None:
-    for place, (file, content) in zip(["named", "cache/cgd", "share", "more"], PACKED.items(), strict=True):
-        put(tmp_path / place / "tiny", {file: content})
-    check(tmp_path / "named")
+def test_load_combines_files_from_several_locations(tmp_path: Path) -> None:
+    for location, (file, content) in zip(["given", "cache/cgd", "share", "more"], GZIPPED.items(), strict=True):
+        write_files(tmp_path / location / "tiny", {file: content})
+    assert_loads(tmp_path / "given")
 
 
-def test_any_compression_of_the_right_content_will_do(tmp_path: Path) -> None:
-    put(tmp_path / "tiny", {file: gzip.compress(content, 1, mtime=7) for file, content in PLAIN.items()})
-    assert (tmp_path / "tiny/train-images.gz").read_bytes() != PACKED["train-images"]
-    check(tmp_path)
+def test_load_accepts_any_compression_of_the_published_content(tmp_path: Path) -> None:
+    write_files(tmp_path / "tiny", {file: gzip.compress(content, 1, mtime=7) for file, content in PLAIN.items()})
+    assert (tmp_path / "tiny/train-images.gz").read_bytes() != GZIPPED["train-images"]
+    assert_loads(tmp_path)
 
 
 DAMAGES = {
-    "a changed byte": (gzip.compress(PLAIN["test-images"][:-1] + b"\x00"), "is not the published file: its md5"),
-    "another file of the set": (PACKED["train-images"], f"not {md5(PLAIN['test-images'])}"),
-    "cut": (PACKED["test-images"][:-9], "cannot be read"),
-    "cut in the header": (PACKED["test-images"][:5], "cannot be read"),
+    "changed byte": (gzip.compress(PLAIN["test-images"][:-1] + b"\x00"), "is not the published file: its md5"),
+    "another file of the data set": (GZIPPED["train-images"], f"not {md5(PLAIN['test-images'])}"),
+    "truncated": (GZIPPED["test-images"][:-9], "cannot be read"),
+    "truncated header": (GZIPPED["test-images"][:5], "cannot be read"),
     "empty": (b"", "is not the published file"),
-    "no gzip": (PLAIN["test-images"], "cannot be read"),
-    "damaged in the middle": (PACKED["test-images"][:10] + b"\xff" + PACKED["test-images"][11:], "invalid block type"),
+    "not gzip": (PLAIN["test-images"], "cannot be read"),
+    "damaged in the middle": (
+        GZIPPED["test-images"][:10] + b"\xff" + GZIPPED["test-images"][11:],
+        "invalid block type",
+    ),
 }
 
 
-@pytest.mark.parametrize(("content", "says"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_named_with_a_remedy(content: bytes, says: str, tmp_path: Path) -> None:
-    put(tmp_path / "tiny", {**PACKED, "test-images": content})
+@pytest.mark.parametrize(("content", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_load_names_a_damaged_file_and_a_remedy(content: bytes, message: str, tmp_path: Path) -> None:
+    write_files(tmp_path / "tiny", {**GZIPPED, "test-images": content})
     with pytest.raises(InputError) as caught:
         idx.load("tiny", tmp_path)
     assert str(tmp_path / "tiny" / "test-images.gz") in str(caught.value)
-    assert says in str(caught.value)
-    assert str(caught.value).endswith("; delete it and get it anew")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("; delete it and download it again")
 
 
-def test_nobody_is_told_to_delete_the_files_of_another_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All data sets name their files alike, so CGD_DATA=.../fashion-mnist must not spoil mnist."""
-    others = {file: packed_idx(255 - array) for file, array in ARRAYS.items()}
+def test_load_ignores_files_of_another_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All data sets use the same file names, so CGD_DATA=.../fashion-mnist must not cause an error for mnist."""
+    others = {file: idx_bytes(255 - array) for file, array in ARRAYS.items()}
     other = idx.DownloadSource("other", ("other",), (), {file: md5(content) for file, content in others.items()})
     monkeypatch.setitem(idx.SOURCES, "other", other)
     monkeypatch.setenv("CGD_DATA", str(tmp_path / "other"))
-    put(tmp_path / "other", others, "")
+    write_files(tmp_path / "other", others, "")
     assert np.array_equal(idx.load("other")["train-labels"], [255, 253, 254])
     with pytest.raises(InputError, match=r"the data set tiny is not on this machine"):
         idx.load("tiny")
-    put(tmp_path / "tiny", others, "")  # but in a folder of its own name they are out of place
+    write_files(tmp_path / "tiny", others, "")  # but in a folder with its own name they are an error
     with pytest.raises(InputError, match="train-images is not the published file"):
         idx.load("tiny", tmp_path)
 
 
 @pytest.mark.parametrize("value", ["", ":"])
-def test_an_empty_list_of_system_folders_is_not_the_working_folder(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(Path("tiny"), PACKED)
+def test_load_ignores_empty_system_folders(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(Path("tiny"), GZIPPED)
     monkeypatch.setenv("XDG_DATA_DIRS", value)
     with pytest.raises(InputError, match="not on this machine"):
         idx.load("tiny")
-    check(Path())  # only if it is named
+    assert_loads(Path())  # the working folder is searched only if it is given
 
 
-def test_the_usual_places_if_nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folders_default_to_the_xdg_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("XDG_DATA_DIRS", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    tried = list(idx.folders(idx.SOURCES["tiny"], None))
-    assert tried[0] == tmp_path / ".cache/cgd/tiny"
-    assert {Path("/usr/share/tiny"), Path("/usr/local/share/datasets/tiny")} < set(tried)
+    folders = list(idx.folders(idx.SOURCES["tiny"], None))
+    assert folders[0] == tmp_path / ".cache/cgd/tiny"
+    assert {Path("/usr/share/tiny"), Path("/usr/local/share/datasets/tiny")} < set(folders)
 
 
-def test_a_folder_that_cannot_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CGD_DATA", "/" + "n" * 300)  # ENAMETOOLONG; EACCES is the same, but not for root
-    put(tmp_path / "cache/cgd/tiny", PACKED)
-    check()
+def test_load_skips_unreadable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CGD_DATA", "/" + "n" * 300)  # ENAMETOOLONG; EACCES behaves the same, but not for root
+    write_files(tmp_path / "cache/cgd/tiny", GZIPPED)
+    assert_loads()
 
 
 # From a mirror
 
 
 class Mirror:
-    """A server on this machine; it answers as it is told and remembers what it was asked."""
+    """An HTTP server on this machine with given responses; it records the requested paths."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Answer] = {}
-        self.asked: list[str] = []
-        self.released = threading.Event()
+        self.responses: dict[str, Response] = {}
+        self.requests: list[str] = []
+        self.stopped = threading.Event()
         mirror = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                mirror.asked.append(self.path)
-                mirror.answers.get(self.path, missing)(self)
+                mirror.requests.append(self.path)
+                mirror.responses.get(self.path, not_found)(self)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
@@ -272,9 +273,9 @@ class Mirror:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
-    def serve(self, folder: str, make: Callable[[bytes], Answer]) -> str:
-        """Answer for all files in a folder; the address of that folder."""
-        self.answers |= {f"/{folder}/{file}.gz": make(content) for file, content in PACKED.items()}
+    def serve(self, folder: str, respond: Callable[[bytes], Response]) -> str:
+        """Serve all files in a folder and return its URL."""
+        self.responses |= {f"/{folder}/{file}.gz": respond(content) for file, content in GZIPPED.items()}
         return f"{self.url}/{folder}"
 
 
@@ -284,117 +285,127 @@ def mirror() -> Iterator[Mirror]:
     thread = threading.Thread(target=mirror.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield mirror
-    mirror.released.set()
+    mirror.stopped.set()
     mirror.server.shutdown()
     mirror.server.server_close()
     thread.join()
 
 
-def missing(handler: BaseHTTPRequestHandler) -> None:
+def not_found(handler: BaseHTTPRequestHandler) -> None:
     handler.send_error(404)
 
 
-def whole(content: bytes, length: int | None = None) -> Answer:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+def respond_with(content: bytes, length: int | None = None, **headers: str) -> Response:
+    def response(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", str(len(content) if length is None else length))
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
         handler.end_headers()
         handler.wfile.write(content)
 
-    return answer
+    return response
 
 
-def raw(response: bytes) -> Answer:
+def raw(response: bytes) -> Response:
     return lambda handler: handler.wfile.write(response)
 
 
-def test_what_is_fetched_is_kept(
+def test_downloaded_files_are_cached(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offer(monkeypatch, mirror.serve("a", whole))
-    check()
-    assert mirror.asked == [f"/a/{file}.gz" for file in PACKED]
+    register_source(monkeypatch, mirror.serve("a", respond_with))
+    assert_loads()
+    assert mirror.requests == [f"/a/{file}.gz" for file in GZIPPED]
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert all(f"{file}.gz" in printed.err for file in PACKED)  # the progress
-    assert files_below(tmp_path / "cache") == sorted(f"cgd/tiny/{file}.gz" for file in PACKED)
-    check()
-    assert len(mirror.asked) == len(PACKED)  # no second request
+    assert all(f"{file}.gz" in printed.err for file in GZIPPED)  # the progress
+    assert files_below(tmp_path / "cache") == sorted(f"cgd/tiny/{file}" for file in PLAIN)
+    assert_loads()
+    assert len(mirror.requests) == len(GZIPPED)  # no second request
     assert capsys.readouterr().err == ""
 
 
-def test_only_what_is_missing_is_fetched(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, mirror.serve("a", whole))
-    put(tmp_path / "named/tiny", {file: PACKED[file] for file in ("train-images", "test-labels")})
-    check(tmp_path / "named")
-    assert mirror.asked == ["/a/train-labels.gz", "/a/test-images.gz"]
+def test_load_downloads_only_missing_files(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_source(monkeypatch, mirror.serve("a", respond_with))
+    write_files(tmp_path / "given/tiny", {file: GZIPPED[file] for file in ("train-images", "test-labels")})
+    assert_loads(tmp_path / "given")
+    assert mirror.requests == ["/a/train-labels.gz", "/a/test-images.gz"]
 
 
-def test_a_server_need_not_tell_the_length(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, mirror.serve("a", lambda content: raw(b"HTTP/1.0 200 OK\r\n\r\n" + content)))
-    check()
+def test_download_accepts_gzip_as_content_encoding(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_source(monkeypatch, mirror.serve("a", lambda content: respond_with(content, Content_Encoding="gzip")))
+    assert_loads()
+
+
+def test_download_works_without_content_length(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_source(monkeypatch, mirror.serve("a", lambda content: raw(b"HTTP/1.0 200 OK\r\n\r\n" + content)))
+    assert_loads()
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-FAILURES: dict[str, tuple[Callable[[bytes], Answer], str]] = {
-    "not there": (lambda content: missing, "HTTP Error 404"),
-    "other content": (lambda content: whole(gzip.compress(b"other")), "is not the published file"),
-    "no gzip": (lambda content: whole(b"<html>Log in to the network!</html>"), "gzip"),
-    "nothing": (lambda content: whole(b""), "is not the published file"),
-    "cut": (lambda content: whole(content[:20], len(content)), "cut after 20 of|IncompleteRead"),
-    "cut, but for the user whole": (lambda content: whole(content, len(content) + 9), "cut after|IncompleteRead"),
-    "cut in a chunk": (lambda content: raw(CHUNKED + b"20\r\n" + content[:9]), "IncompleteRead"),
-    "hung up": (lambda content: lambda handler: None, "without response"),
-    "no HTTP": (lambda content: raw(b"220 ftp ready\r\n"), "220 ftp ready"),
+FAILURES: dict[str, tuple[Callable[[bytes], Response], str]] = {
+    "not found": (lambda content: not_found, "404 Client Error: Not Found"),
+    "other content": (lambda content: respond_with(gzip.compress(b"other")), "does not match the known hash"),
+    "not gzip": (lambda content: respond_with(b"<html>Log in to the network!</html>"), "does not match the known hash"),
+    "damaged gzip": (lambda content: respond_with(content[:10] + b"\xff" + content[11:]), "damaged gzip file"),
+    "truncated gzip": (lambda content: respond_with(content[:-9]), "damaged gzip file"),
+    "empty": (lambda content: respond_with(b""), "does not match the known hash"),
+    "connection closed early": (lambda content: respond_with(content[:20], len(content)), "IncompleteRead"),
+    "content complete, but closed early": (lambda content: respond_with(content, len(content) + 9), "IncompleteRead"),
+    "closed within a chunk": (lambda content: raw(CHUNKED + b"20\r\n" + content[:9]), "IncompleteRead|InvalidChunk"),
+    "no response": (lambda content: lambda handler: None, "without response"),
+    "not HTTP": (lambda content: raw(b"220 ftp ready\r\n"), "220 ftp ready"),
 }
 
 
-@pytest.mark.parametrize(("make", "says"), FAILURES.values(), ids=FAILURES)
-def test_a_failing_mirror(
-    make: Callable[[bytes], Answer], says: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("respond", "message"), FAILURES.values(), ids=FAILURES)
+def test_download_reports_a_failing_mirror_and_uses_the_next(
+    respond: Callable[[bytes], Response], message: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = mirror.serve("first", make)
-    offer(monkeypatch, first)
-    with pytest.raises(InputError, match=says) as caught:  # alone: one error that says why, and the cache stays empty
+    first = mirror.serve("first", respond)
+    register_source(monkeypatch, first)
+    with pytest.raises(InputError, match=message) as caught:
         idx.load("tiny")
     assert f"{first}/train-images.gz: " in str(caught.value)
     assert files_below(tmp_path / "cache") == []
-    offer(monkeypatch, first, mirror.serve("second", whole))  # with another: that one serves
-    check()
-    assert {f"/second/{file}.gz" for file in PACKED} < set(mirror.asked)
-    kept = tmp_path / "cache/cgd/tiny"
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {f"{f}.gz": PACKED[f] for f in PACKED}
+    register_source(monkeypatch, first, mirror.serve("second", respond_with))
+    assert_loads()
+    assert {f"/second/{file}.gz" for file in GZIPPED} < set(mirror.requests)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cache/cgd/tiny").iterdir()} == PLAIN
 
 
-def test_a_mirror_that_says_nothing_is_given_up(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idx, "TIMEOUT", 0.1)
-    offer(monkeypatch, mirror.serve("a", lambda content: lambda handler: mirror.released.wait()))
+def test_download_times_out(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idx, "DOWNLOAD_TIMEOUT_SECONDS", 0.1)
+    register_source(monkeypatch, mirror.serve("a", lambda content: lambda handler: mirror.stopped.wait()))
     with pytest.raises(InputError, match="timed out"):
         idx.load("tiny")
 
 
-@pytest.mark.parametrize("by", ["data_dir", "CGD_DATA", "the cache"])
-def test_offline_the_error_says_which_files_to_put_where(
-    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", ["data_dir", "CGD_DATA", "cache"])
+def test_offline_error_names_the_files_and_their_folder(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        offer(monkeypatch, f"http://127.0.0.1:{unused.getsockname()[1]}/a")  # bound, but nobody listens
-        put(tmp_path / "share/tiny", {"train-labels": PACKED["train-labels"]})
-        folder = tmp_path / ("cache/cgd" if by == "the cache" else "named") / "tiny"
-        data_dir = tmp_path / "named" if by == "data_dir" else None
-        if by == "CGD_DATA":
-            monkeypatch.setenv("CGD_DATA", str(tmp_path / "named"))
+        register_source(monkeypatch, f"http://127.0.0.1:{unused.getsockname()[1]}/a")  # bound, but not listening
+        write_files(tmp_path / "share/tiny", {"train-labels": GZIPPED["train-labels"]})
+        folder = tmp_path / ("cache/cgd" if option == "cache" else "given") / "tiny"
+        data_dir = tmp_path / "given" if option == "data_dir" else None
+        if option == "CGD_DATA":
+            monkeypatch.setenv("CGD_DATA", str(tmp_path / "given"))
         with pytest.raises(InputError, match="the data set tiny is not on this machine") as caught:
             idx.load("tiny", data_dir)
-        advice = f"Put train-images.gz, test-images.gz, test-labels.gz into {folder}, or name the folder above it"
-        assert advice in str(caught.value)
-        put(folder, {file: PACKED[file] for file in ("train-images", "test-images", "test-labels")})
-        check(data_dir)  # the advice helps
+        assert "Connection refused" in str(caught.value)
+        assert "Max retries" not in str(caught.value)
+        remedy = f"Put train-images.gz, test-images.gz, test-labels.gz into {folder}, or name its parent folder"
+        assert remedy in str(caught.value)
+        write_files(folder, {file: GZIPPED[file] for file in ("train-images", "test-images", "test-labels")})
+        assert_loads(data_dir)  # the remedy works
 
 
-def test_a_cache_that_cannot_be_written(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, mirror.serve("a", whole))
+def test_download_reports_an_unwritable_cache(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_source(monkeypatch, mirror.serve("a", respond_with))
     (tmp_path / "cache").write_text("a file, not a folder")
-    with pytest.raises(InputError, match=r"tiny/train-images.gz cannot be written .*; name a folder .* XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match=r"tiny/train-images cannot be written .*; name a folder .* XDG_CACHE_HOME"):
         idx.load("tiny")

@@ -1,4 +1,4 @@
-"""Real tables over five organisations."""
+"""Public tables split over five organisations."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 
 from cgd.experiments.organisations import split
-from cgd.tabular.loading import read
+from cgd.tabular.dataset import read_dataset
 
-REAL = pytest.mark.skipif(
-    not (Path(os.environ.get("CGD_DATA", "none")) / "adult").exists(), reason="CGD_DATA has no adult and credit-default"
+needs_uci_files = pytest.mark.skipif(
+    not (Path(os.environ.get("CGD_DATA", "none")) / "adult").exists(),
+    reason="adult and credit-default are not in CGD_DATA",
 )
 
 
 @pytest.mark.parametrize(
     "name",
-    ["breast-cancer", "diabetes", pytest.param("adult", marks=REAL), pytest.param("credit-default", marks=REAL)],
+    [
+        "breast-cancer",
+        "diabetes",
+        pytest.param("adult", marks=needs_uci_files),
+        pytest.param("credit-default", marks=needs_uci_files),
+    ],
 )
-def test_every_record_is_at_one_organisation_and_can_be_read(name: str, tmp_path: Path) -> None:
+def test_split_assigns_every_record_and_writes_readable_files(name: str, tmp_path: Path) -> None:
     organisations = split(name)
     sizes = [len(cells) for cells in organisations.tables.values()]
     assert sizes == sorted(sizes, reverse=True)
@@ -29,7 +35,7 @@ def test_every_record_is_at_one_organisation_and_can_be_read(name: str, tmp_path
     assert [path.stem for path in paths] == [*organisations.tables, "test"]
     rows = 0
     for path in paths[:-1]:
-        records, _ = read(path, organisations.data, organisations.data.columns)
+        records, _ = read_dataset(path, organisations.data, organisations.data.columns)
         rows += records.rows
     assert rows == sum(sizes)
     again, other = split(name), split(name, seed=1)
@@ -38,17 +44,17 @@ def test_every_record_is_at_one_organisation_and_can_be_read(name: str, tmp_path
     assert any(not np.array_equal(organisations.tables[each], other.tables[each]) for each in other.tables)
 
 
-def test_gaps_differ_between_organisations() -> None:
+def test_missing_values_differ_between_organisations() -> None:
     tables = list(split("breast-cancer").tables.values())
     empty = [np.isin(cells, ("", "NA")).mean() for cells in tables]
     assert empty[0] == empty[4] == 0
     assert 0.01 < empty[1] < 0.05
-    assert np.all(tables[2][:, 29] == "NA")  # a column that is measured nowhere there
+    assert np.all(tables[2][:, 29] == "NA")  # a missing column
     assert 0 < np.mean(tables[3][:, 0] == "") < 1
 
 
-@REAL
-def test_the_small_ones_lack_categories() -> None:
+@needs_uci_files
+def test_small_organisations_lack_categories() -> None:
     organisations = split("adult")
     country = organisations.data.names.index("native-country")
     found = [len(set(cells[:, country])) for cells in organisations.tables.values()]

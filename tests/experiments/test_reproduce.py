@@ -1,4 +1,4 @@
-"""From a file to results, tables, plots and the page."""
+"""Experiments: from a TOML file to results, tables, plots and the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cgd import InputError
 from cgd.experiments import reproduce, spec, tables
-from cgd.experiments.runner import Result, ResultStore, execute
+from cgd.experiments.runner import ResultStore, RunResult, execute
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -64,29 +64,29 @@ sample = 3
 """
 
 
-def experiment(folder: Path, show: str = "table") -> Experiment:
+def read_experiment(folder: Path, show: str = "table") -> Experiment:
     path = folder / "study.toml"
     path.write_text(FILE.format(show=show))
     return spec.read(path)
 
 
-def unwatched(entry: RunEntry) -> OnStep:
+def no_listener(entry: RunEntry) -> OnStep:
     return lambda *_: None
 
 
-def test_from_a_file_to_a_table(tmp_path: Path) -> None:
-    study, store = experiment(tmp_path), ResultStore(tmp_path / "results")
+def test_run_returns_the_table_of_an_experiment(tmp_path: Path) -> None:
+    study, store = read_experiment(tmp_path), ResultStore(tmp_path / "results")
     steps: dict[str, int] = {}
 
-    def watch(entry: RunEntry) -> OnStep:
+    def listener(entry: RunEntry) -> OnStep:
         def on_step(step: int, history: History) -> None:
             steps[entry.label] = step
 
         return on_step
 
-    outcome = reproduce.run(study, "quick", store, None, watch)
+    outcome = reproduce.run(study, "quick", store, None, listener)
     assert steps == {"pooled": 30, "CGD": 30, "towers": 30, "alone": 30}
-    rows = outcome.sheet.rows
+    rows = outcome.table.rows
     assert [row[:3] for row in rows] == [
         ("", "pooled", "1 of 1"),
         ("5×1", "CGD", "5 of 5"),
@@ -98,46 +98,48 @@ def test_from_a_file_to_a_table(tmp_path: Path) -> None:
     assert rows[1][3].startswith(f"{sum(result.last.loss) / 5:.3f} (")
     assert f"({100 * min(result.last.accuracy):.2f})" in rows[1][4]
     assert rows[1][6] == "0.500 / 20.00"
-    by_mean, by_worst = 100 * (sum(result.last.accuracy) / 5 - 0.2), 100 * (min(result.last.accuracy) - 0.2)
-    assert rows[1][7] == f"{by_mean:+.2f} ({by_worst:+.2f})"
-    page = outcome.sheet.for_page().splitlines()
+    mean_gap, worst_gap = 100 * (sum(result.last.accuracy) / 5 - 0.2), 100 * (min(result.last.accuracy) - 0.2)
+    assert rows[1][7] == f"{mean_gap:+.2f} ({worst_gap:+.2f})"
+    page = outcome.table.to_markdown().splitlines()
     assert len(page) == 2 + len(rows)
-    assert page[0].count("|") == len(outcome.sheet.header) + 1
+    assert page[0].count("|") == len(outcome.table.header) + 1
 
 
-def test_nothing_is_trained_twice(tmp_path: Path) -> None:
-    study, store = experiment(tmp_path), ResultStore(tmp_path / "results")
-    reproduce.run(study, "quick", store, None, unwatched)
+def test_run_does_not_repeat_stored_runs(tmp_path: Path) -> None:
+    study, store = read_experiment(tmp_path), ResultStore(tmp_path / "results")
+    reproduce.run(study, "quick", store, None, no_listener)
     before = {path.name: path.read_bytes() for path in store.folder.glob("*.json")}
     assert len(before) == 4
 
-    def refuse(entry: RunEntry) -> OnStep:
+    def fail_on_step(entry: RunEntry) -> OnStep:
         def on_step(step: int, history: History) -> None:
             raise AssertionError(f"{entry.label} was trained again")
 
         return on_step
 
-    again = reproduce.run(experiment(tmp_path, "curves"), "quick", store, None, refuse)
+    again = reproduce.run(read_experiment(tmp_path, "curves"), "quick", store, None, fail_on_step)
     assert again.plot(tmp_path / "plots") == tmp_path / "plots" / "study.png"
-    assert reproduce.look_up(study, "paper", store).done == []
+    assert reproduce.stored_results(study, "paper", store).done == []
     store.prepare([entry.run for entry in study.entries["quick"]], fresh=True)
     assert list(store.folder.glob("*.json")) == []
     with pytest.raises(AssertionError, match="pooled was trained again"):
-        reproduce.run(study, "quick", store, None, refuse)
-    reproduce.run(study, "quick", store, None, unwatched)
+        reproduce.run(study, "quick", store, None, fail_on_step)
+    reproduce.run(study, "quick", store, None, no_listener)
     assert {path.name: path.read_bytes() for path in store.folder.glob("*.json")} == before
 
 
 @pytest.mark.parametrize("show", ["curves", "sweep"])
-def test_plots(show: str, tmp_path: Path) -> None:
-    outcome = reproduce.run(experiment(tmp_path, show), "quick", ResultStore(tmp_path / "results"), None, unwatched)
-    picture = outcome.plot(tmp_path)
-    assert picture is not None
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 10_000
+def test_plot_writes_a_png_file(show: str, tmp_path: Path) -> None:
+    outcome = reproduce.run(
+        read_experiment(tmp_path, show), "quick", ResultStore(tmp_path / "results"), None, no_listener
+    )
+    plot = outcome.plot(tmp_path)
+    assert plot is not None
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert plot.stat().st_size > 10_000
 
 
-def test_the_result_is_plain_and_holds_what_is_needed(tmp_path: Path) -> None:
+def test_result_file_contains_spec_history_and_digest(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     run = RunSpec(data="iris", rows=4, hidden=(5,), steps=12, evaluations=4)
     result = store.run(run)
@@ -147,11 +149,11 @@ def test_the_result_is_plain_and_holds_what_is_needed(tmp_path: Path) -> None:
     assert len(content["history"]["training_loss"]) == 12
     assert [each["step"] for each in content["history"]["evaluations"]] == [0, 3, 6, 9, 12]
     assert len(content["displacement"]) == 64
-    assert Result.read(store.path(run)) == result
+    assert RunResult.read(store.path(run)) == result
     assert str(tmp_path) not in store.path(run).read_text()
 
 
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+def test_store_rejects_a_file_that_is_not_a_result(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     run = RunSpec(data="iris", steps=2)
     for content in ("", "{}", '{"format": "other"}', "[1]"):
@@ -160,26 +162,26 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
             store.run(run)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+def test_store_rejects_an_unwritable_folder_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         ResultStore(tmp_path / "file").run(RunSpec(data="iris", steps=2))
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
-        ({"rows": 200}, "112 samples do not suffice for 200 parts"),
-        ({"columns": 9}, "4 features do not suffice for 9 parts"),
+        ({"rows": 200}, "112 samples are too few for 200 parts"),
+        ({"columns": 9}, "4 features are too few for 9 parts"),
         ({"samples": 1000}, "samples is 1000"),
     ],
 )
-def test_data_that_do_not_suffice(settings: dict[str, int], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_execute_rejects_too_small_data(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         execute(RunSpec(data="iris", steps=2, **settings))  # type: ignore[arg-type]
 
 
-def test_all_experiments_of_the_paper_are_there() -> None:
+def test_experiments_include_all_tables_and_figures() -> None:
     known = reproduce.experiments()
     assert {"table-3", "table-4", "table-7", "table-8"} < set(known)
     assert {"figure-4", "figure-6", "figure-7", "figure-8", "figure-9"} < set(known)
@@ -192,20 +194,19 @@ def test_all_experiments_of_the_paper_are_there() -> None:
         reproduce.entries_of(known["table-3"], "huge")
 
 
-def test_theorem_1_on_a_small_run(tmp_path: Path) -> None:
-    """The regret, the bound and the page's sentences; R must lie below the bound."""
+def test_regret_is_below_the_bound_of_theorem_1(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     study = reproduce.get("theory")
-    outcome = reproduce.run(study, "quick", store, None, unwatched)
+    outcome = reproduce.run(study, "quick", store, None, no_listener)
     for entry, result in outcome.done:
         known = result.extra["theory"]
-        assert known["optimum"] == pytest.approx(0.0458, abs=5e-4)  # by another solver, without regularisation
+        assert known["optimum"] == pytest.approx(0.0458, abs=5e-4)  # computed by another solver, without regularisation
         assert min(min(each.loss) for each in result.history.evaluations) > known["optimum"]
         if entry.group == "fixed step":
-            # A normal vector of 15 numbers, minus the mean of ten such.
+            # The norm of a normal vector of 15 numbers minus the mean of ten such vectors.
             assert max(known["epsilon"]) == pytest.approx(entry.run.delta * 13.5**0.5, rel=0.4)
     page = reproduce.report("quick", store).read_text()
-    assert "R lies below the bound" in page
+    assert "R is below the bound" in page
     assert "Not run yet: `cgd reproduce table-3 --scale quick`" in page
     assert (tmp_path / "plots" / "theory.png").exists()
     assert page == reproduce.report("quick", store).read_text()

@@ -1,4 +1,4 @@
-"""The results that are kept in the repository."""
+"""The results stored in the repository."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from cgd import JOINT_REVEALS_RECORDS
 from cgd.experiments import reproduce
-from cgd.experiments.runner import Result, ResultStore
+from cgd.experiments.runner import ResultStore, RunResult
 from cgd.experiments.spec import RunSpec
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
 
-def test_the_page_is_the_one_the_results_give(tmp_path: Path) -> None:
+def test_report_matches_the_stored_results(tmp_path: Path) -> None:
     for path in RESULTS.glob("*.json"):
         shutil.copy(path, tmp_path)
     page = reproduce.report("paper", ResultStore(tmp_path))
@@ -24,8 +24,8 @@ def test_the_page_is_the_one_the_results_give(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_a_result_is_whole_and_belongs_to_an_experiment(path: Path) -> None:
-    result = Result.read(path)
+def test_result_is_complete_and_belongs_to_an_experiment(path: Path) -> None:
+    result = RunResult.read(path)
     assert path.name == f"{result.spec.slug}.json"
     assert len(result.history.training_loss) == result.spec.steps
     assert result.last.step == result.spec.steps
@@ -34,8 +34,8 @@ def test_a_result_is_whole_and_belongs_to_an_experiment(path: Path) -> None:
     assert result.spec in runs
 
 
-def test_a_thousand_participants_reach_what_the_paper_reports() -> None:
-    accepted = RunSpec(data="mnist", rows=1000, mode="joint", accept=JOINT_REVEALS_RECORDS, bias=False, steps=2000)
-    result = ResultStore(RESULTS).get(accepted)
+def test_a_thousand_participants_reach_the_accuracy_of_the_paper() -> None:
+    spec = RunSpec(data="mnist", rows=1000, mode="joint", accept=JOINT_REVEALS_RECORDS, bias=False, steps=2000)
+    result = ResultStore(RESULTS).get(spec)
     assert result is not None
     assert fmean(result.last.accuracy) == pytest.approx(0.937, abs=0.004)

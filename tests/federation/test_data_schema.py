@@ -11,7 +11,8 @@ from cgd.errors import InputError
 from cgd.federation import config_edit, member
 from cgd.federation.config import Federation, Training
 from cgd.federation.data_schema import MISSING, Column, Data, Model
-from cgd.federation.keys import Keys, Participant
+from cgd.federation.keys import Keys
+from cgd.federation.participants import Participant
 from cgd.optim.grid import Cell
 from cgd.tabular.settings import TabularSettings
 
@@ -22,19 +23,19 @@ MODEL = '[model]\nkind = "mlp"\nlayers = [8, 4]\n'
 
 
 def text(data: str, columns: str, model: str = MODEL, cells: tuple[int, int] | None = None) -> str:
-    people = ""
+    participants = ""
     for number in range(9 if cells else 3):
         cell = f"cell = [{number // cells[1]}, {number % cells[1]}]\n" if cells else ""
-        people += f'[[participants]]\nname = "p{number}"\naddress = "tcp://p{number}.example:7001"\n'
-        people += f'key = "{KEYS[number]}"\n{cell}'
-    return f'name = "t"\nepoch = 1\n[data]\n{data}[data.columns]\n{columns}{model}{people}'
+        participants += f'[[participants]]\nname = "p{number}"\naddress = "tcp://p{number}.example:7001"\n'
+        participants += f'key = "{KEYS[number]}"\n{cell}'
+    return f'name = "t"\nepoch = 1\n[data]\n{data}[data.columns]\n{columns}{model}{participants}'
 
 
 def parse(data: str = TARGET, columns: str = COLUMNS, model: str = MODEL) -> Federation:
     return Federation.parse(text(data, columns, model), Path("f.toml"))
 
 
-def test_what_the_sections_say() -> None:
+def test_sections_are_parsed() -> None:
     federation = parse(data='target = "y"\ntask = "classification"\nclasses = ["no", "yes"]\nvalidation = 0\n')
     columns = (Column("age", "number"), Column("ward", "category"), Column("sex", "category", ("f", "m")))
     assert federation.data == Data("y", columns, classes=("no", "yes"), validation=0.0)
@@ -43,9 +44,9 @@ def test_what_the_sections_say() -> None:
     assert {"data", "model"} <= federation.sections().keys()
 
 
-def test_files_without_tables_have_no_such_sections() -> None:
-    people = tuple(Participant(f"p{i}", f"tcp://p{i}.example:7001", KEYS[i]) for i in range(3))
-    assert Federation("t", 1, Training(), people, Path("f.toml")).sections().keys() == {
+def test_file_without_tables_has_no_schema_digests() -> None:
+    participants = tuple(Participant(f"p{i}", f"tcp://p{i}.example:7001", KEYS[i]) for i in range(3))
+    assert Federation("t", 1, Training(), participants, Path("f.toml")).sections().keys() == {
         *("federation", "training", "participants"),
     }
 
@@ -58,17 +59,17 @@ def test_files_without_tables_have_no_such_sections() -> None:
         ({"model": MODEL + "delta = 0.1\n"}, "model"),
     ],
 )
-def test_another_schema_has_another_digest(parts: dict[str, str], section: str) -> None:
+def test_schema_change_alters_the_digest_of_its_section(parts: dict[str, str], section: str) -> None:
     before, after = parse().sections(), parse(**parts).sections()
     assert {name for name in before if before[name] != after[name]} == {section}
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("parts", "message"),
     [
         ({"data": ""}, r"\[data\] target is missing"),
         ({"data": 'target = ""\n'}, "target is empty"),
-        ({"data": "target = 3\n"}, "target is 3; it is a text"),
+        ({"data": "target = 3\n"}, "target is 3; it must be a text"),
         ({"data": 'target = "y"\ntargets = "z"\n'}, r"there is no 'targets' \(did you mean 'target'\?\)"),
         ({"data": 'target = "age"\n'}, "'age' is the target and a column to predict from"),
         ({"data": 'target = "y"\nid = "age"\n'}, "'age' is the id and a column"),
@@ -76,32 +77,32 @@ def test_another_schema_has_another_digest(parts: dict[str, str], section: str) 
         ({"data": 'target = "y"\ntask = "guess"\n'}, "task is 'guess'; choose one of classification, regression"),
         ({"data": 'target = "y"\nclasses = ["a"]\n'}, "there must be two or more"),
         ({"data": 'target = "y"\nclasses = ["a", "a"]\n'}, "has 'a' twice"),
-        ({"data": 'target = "y"\nclasses = [1, 2]\n'}, "it is a list of texts, in quotes"),
+        ({"data": 'target = "y"\nclasses = [1, 2]\n'}, "it must be a list of texts, in quotes"),
         ({"data": 'target = "y"\ntask = "regression"\nclasses = ["a", "b"]\n'}, "a regression has no classes"),
         ({"data": 'target = "y"\nclass_weights = "some"\n'}, "choose one of none, balanced"),
-        ({"data": 'target = "y"\nvalidation = 1\n'}, "validation is 1.0; it is a part of the records"),
+        ({"data": 'target = "y"\nvalidation = 1\n'}, "validation is 1.0; it is a fraction of the records"),
         ({"columns": ""}, "there are no columns to predict from"),
         ({"columns": 'age = "integer"\n'}, "column 'age': type is 'integer'; choose one of number, category"),
-        ({"columns": "age = 3\n"}, "column 'age': 3 is no table"),
+        ({"columns": "age = 3\n"}, "column 'age': 3 is not a table"),
         ({"columns": "age = []\n"}, "column 'age': its list of categories is empty"),
         ({"columns": 'age = { type = "number", categories = ["a"] }\n'}, "it is a number and has categories"),
         ({"columns": 'age = { type = "number", held_by = 0 }\n'}, "age has held_by, and there is no grid"),
         ({"columns": 'age = { type = "number", held_by = -1 }\n'}, "held_by is -1"),
         ({"columns": f'age = ["{"x" * 91}"]\n'}, "of more than 90 bytes; shorten it"),
-        ({"model": ""}, r"\[data\] and \[model\] go together"),
+        ({"model": ""}, r"\[data\] and \[model\] belong together"),
         ({"model": '[model]\nkind = "forest"\n'}, "kind is 'forest'; choose one of linear, logistic, mlp, custom"),
         ({"model": '[model]\nkind = "mlp"\n'}, "layers is empty"),
         ({"model": '[model]\nkind = "linear"\nlayers = [3]\n'}, "a linear model has no hidden layers"),
-        ({"model": "[model]\nlayers = [0]\n"}, "up to 32 layers of 1 to 65536 units"),
-        ({"model": "[model]\nlayers = 3\n"}, "it is a list of whole numbers"),
+        ({"model": "[model]\nlayers = [0]\n"}, "use up to 32 layers of 1 to 65536 units"),
+        ({"model": "[model]\nlayers = 3\n"}, "it must be a list of whole numbers"),
         ({"model": MODEL + "delta = 0\n"}, "delta is 0.0"),
         ({"model": MODEL + 'function = "a:b"\n'}, "kind is 'mlp' and function is 'a:b'"),
-        ({"model": '[model]\nfunction = "a"\n'}, "it is MODULE:FUNCTION"),
+        ({"model": '[model]\nfunction = "a"\n'}, "write MODULE:FUNCTION"),
         ({"model": MODEL + 'activation = "step"\n'}, "choose one of relu, tanh, gelu, sigmoid"),
     ],
 )
-def test_what_cannot_be_used_is_told(parts: dict[str, str], says: str) -> None:
-    with pytest.raises(InputError, match=rf"^f\.toml: .*{says}"):
+def test_invalid_schema_is_rejected(parts: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=rf"^f\.toml: .*{message}"):
         parse(**parts)
 
 
@@ -109,52 +110,54 @@ HELD = 'age = { type = "number", held_by = 0 }\nward = { type = "category", held
 THIRD = 'sex = { type = "category", categories = ["f", "m"], held_by = 2 }\n'
 
 
-def test_a_table_cut_into_columns() -> None:
+def test_participant_of_a_grid_has_its_own_columns() -> None:
     federation = Federation.parse(text('target = "y"\nid = "no"\n', HELD + THIRD, cells=(3, 3)), Path("f.toml"))
-    setting = TabularSettings.of(federation, "p4")
+    setting = TabularSettings.from_federation(federation, "p4")
     assert (setting.column, setting.columns) == (1, 3)
     assert setting.own_columns == (Column("ward", "category", held_by=1),)
 
 
 @pytest.mark.parametrize(
-    ("data", "columns", "says"),
+    ("data", "columns", "message"),
     [
         ('target = "y"\nid = "no"\n', HELD, "column 2 of the grid holds nothing; give it a column with held_by = 2"),
         ('target = "y"\n', HELD + THIRD, "name the id column that joins them"),
         ('target = "y"\nid = "no"\n', HELD + THIRD.replace("2 }", "3 }"), "is held by column 3, and the grid has 3"),
-        ('target = "y"\nid = "no"\n', HELD + THIRD + 'bp = "number"\n', "bp does not say which column of the grid"),
+        ('target = "y"\nid = "no"\n', HELD + THIRD + 'bp = "number"\n', "bp does not name the column of the grid"),
     ],
 )
-def test_a_table_that_cannot_be_cut_is_told(data: str, columns: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_invalid_assignment_of_columns_is_rejected(data: str, columns: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Federation.parse(text(data, columns, cells=(3, 3)), Path("f.toml"))
 
 
-def test_two_columns_are_too_few_for_predictions(tmp_path: Path) -> None:
-    people = [
+def test_grid_of_two_columns_is_rejected_for_tables(tmp_path: Path) -> None:
+    participants = [
         Participant(f"p{number}", f"tcp://p{number}.example:7001", KEYS[number], Cell(number // 2, number % 2))
         for number in range(6)
     ]
     schema = f'[data]\ntarget = "y"\nid = "no"\n[data.columns]\n{HELD}{MODEL}'
-    federation = config_edit.new(tmp_path / "f.toml", "t", people, schema=schema)
+    federation = config_edit.create_federation(tmp_path / "f.toml", "t", participants, schema=schema)
     with pytest.raises(InputError, match=r"the grid has 2 columns; .* a sum over fewer than 3 hides nothing"):
-        TabularSettings.of(federation, "p0")
+        TabularSettings.from_federation(federation, "p0")
 
 
-def test_a_schema_that_cannot_be_used_is_not_written(tmp_path: Path) -> None:
-    people = [Participant(f"p{number}", f"tcp://p{number}.example:7001", KEYS[number]) for number in range(3)]
+def test_invalid_schema_is_not_written(tmp_path: Path) -> None:
+    participants = [Participant(f"p{number}", f"tcp://p{number}.example:7001", KEYS[number]) for number in range(3)]
     with pytest.raises(InputError, match="target is missing"):
-        config_edit.new(tmp_path / "f.toml", "t", people, schema="[data]\n[data.columns]\nx = 'number'\n[model]\n")
+        config_edit.create_federation(
+            tmp_path / "f.toml", "t", participants, schema="[data]\n[data.columns]\nx = 'number'\n[model]\n"
+        )
     assert not (tmp_path / "f.toml").exists()
 
 
 @pytest.mark.parametrize("section", ["data", "model"])
-def test_running_participants_do_not_take_over_another_schema(section: str) -> None:
+def test_running_participant_rejects_a_changed_schema(section: str) -> None:
     before = parse()
     assert before.data is not None
     assert before.model is not None
     changed = {"data": replace(before.data, validation=0.5), "model": replace(before.model, delta=0.5)}[section]
-    membership = object.__new__(member.FederationMember)
-    membership.federation, membership.me, membership._doubted = before, "p0", False
-    with pytest.raises(InputError, match=rf"its \[{section}\] has changed, which running participants cannot"):
-        membership._take_over(replace(before, epoch=2, **{section: changed}))  # type: ignore[arg-type]
+    running = object.__new__(member.FederationMember)
+    running.federation, running.me, running._file_rejected = before, "p0", False
+    with pytest.raises(InputError, match=rf"its \[{section}\] has changed, which running participants cannot adopt"):
+        running._adopt(replace(before, epoch=2, **{section: changed}))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at the worst moments: a real `cgd join`, whose program sends the signal to itself."""
+"""Ctrl-C and SIGTERM at critical places: a real `cgd join`, whose program sends the signal to itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cgd.cli.interrupting import Interruption, StoppedError
-from support.lives import Village, found
+from cgd.cli.interrupt import Interruption, StoppedError
+from support.in_process import InProcessFederation, new_federation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 NAMES = ("ada", "bob", "cleo")
-TOLD = "cgd: interrupted; the same command goes on from here"
-# What a program does before it is interrupted; `press` is Ctrl-C, which reaches the thread at that very place.
+MESSAGE = "cgd: interrupted; the same command continues from here"
+# Code of every program; `press` sends Ctrl-C, which reaches the main thread at that place.
 BEFORE = """
 import signal, sys, threading, time
 import numpy as np
@@ -36,8 +36,8 @@ def press(number=signal.SIGINT):
 def in_main():
     return threading.current_thread() is threading.main_thread()
 
-def conductor(peers):
-    return peers.memory._conductor
+def runtime(peers):
+    return peers._driver._runtime
 
 class Pressed(threading.Condition):
     once = True
@@ -61,17 +61,17 @@ class Pressed(threading.Condition):
         return super().wait(timeout)
 
 def swap(peers):
-    with conductor(peers)._changed as _:
+    with runtime(peers)._changed as _:
         pass
-    conductor(peers)._changed.__class__ = Pressed
+    runtime(peers)._changed.__class__ = Pressed
 """
 PROGRAMS = {
     "entering": "swap(peers); peers.sum(np.ones(1))",
-    "leaving": "swap(peers); peers.members; conductor(peers).report(); peers.sum(np.ones(1))",
+    "leaving": "swap(peers); peers.members; runtime(peers).report(); peers.sum(np.ones(1))",
     "waiting": "swap(peers); peers.sum(np.ones(1))",
     "SIGTERM": "threading.Timer(1, press, [signal.SIGTERM]).start(); peers.sum(np.ones(1))",
     "joining": """
-        thread = conductor(peers)._thread
+        thread = runtime(peers)._thread
         join = thread.join
         thread.join = lambda: (Pressed.once and (setattr(Pressed, "once", False), press()), join())
         press()
@@ -83,7 +83,7 @@ PROGRAMS = {
             while True:
                 sum(range(1000))
         finally:
-            print("tidied up", file=sys.stderr)
+            print("cleaned up", file=sys.stderr)
         """,
     "sleeping": "press(); time.sleep(100)",
     "stubborn": """
@@ -98,8 +98,8 @@ PROGRAMS = {
 
 
 def interrupted(folder: Path, place: str, lines: str) -> subprocess.CompletedProcess[str]:
-    """`cgd join` with a program of these lines; the others never come."""
-    path = found(folder, NAMES)
+    """Run `cgd join` with a program of these lines; the peers never start."""
+    path = new_federation(folder, NAMES)
     program = f"{BEFORE}\nPLACE = {place!r}\n\ndef main(peers):\n{textwrap.indent(textwrap.dedent(lines), '    ')}\n"
     (folder / "program.py").write_text(program)
     command = [sys.executable, "-m", "cgd", "join", str(path), "--as", "ada", "--run", "program:main"]
@@ -107,57 +107,60 @@ def interrupted(folder: Path, place: str, lines: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("place", PROGRAMS)
-def test_an_interrupt_ends_in_order_wherever_it_comes(tmp_path: Path, place: str) -> None:
+def test_interrupt_stops_cleanly_at_every_place(tmp_path: Path, place: str) -> None:
     ended = interrupted(tmp_path, place, PROGRAMS[place])
     lines = [line for line in ended.stderr.splitlines() if " is missing" not in line]
-    if place == "joining":  # a second one, while it leaves
-        assert lines == [TOLD, "cgd: interrupted again and ended at once; the same command goes on from here"]
+    if place == "joining":  # a second signal, while it leaves
+        assert lines == [MESSAGE, "cgd: interrupted again and ended immediately; the same command continues from here"]
     else:
-        assert lines == ["tidied up"] * (place == "computing") + [TOLD]
+        assert lines == ["cleaned up"] * (place == "computing") + [MESSAGE]
     assert ended.returncode == 130
     assert ended.stdout == ""
 
 
-def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+def test_second_interrupt_ends_the_process_immediately(tmp_path: Path) -> None:
     ended = interrupted(tmp_path, "twice", "press(); time.sleep(0.2); press()\nwhile True: sum(range(1000))")
     assert ended.returncode == 130
     lines = [line for line in ended.stderr.splitlines() if " is missing" not in line]
-    assert lines == ["cgd: interrupted again and ended at once; the same command goes on from here"]
+    assert lines == ["cgd: interrupted again and ended immediately; the same command continues from here"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_done_and_waits_for_the_others_leaves_as_done(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_while_waiting_for_peers_leaves_as_done(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with Village(found(tmp_path, NAMES), tmp_path / "state") as village:
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
         for name in NAMES:
-            village.start(name, lambda _: None)
-        runtime, bob = (village[name].membership.runtime for name in ("ada", "bob"))
-        village.until(lambda: runtime.membership.current)
-        runtime._linger = None  # for ever
+            federation.start(name, lambda _: None)
+        runtime, bob = (federation[name].member.runtime for name in ("ada", "bob"))
+        federation.wait_until(lambda: runtime.membership.up_to_date)
+        runtime._linger = None  # without limit
         with Interruption() as interruption:
             interruption.defer()
             interruption.attach(runtime)
-            interruption.left = True
+            interruption.program_ended = True
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             runtime.close(done=True)
         assert interruption.stopped
-        village.until(lambda: bob.membership.left("ada") is True)
-        del village.lives["ada"]  # it has ended by itself
+        federation.wait_until(lambda: bob.membership.left("ada") is True)
+        del federation.processes["ada"]  # it has already stopped
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_before_there_is_a_conductor_stops_it_when_there_is_one(tmp_path: Path) -> None:
-    with Village(found(tmp_path, NAMES), tmp_path / "state") as village, Interruption() as interruption:
+def test_signal_before_the_runtime_starts_stops_it_when_attached(tmp_path: Path) -> None:
+    with (
+        InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation,
+        Interruption() as interruption,
+    ):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        village.until(lambda: interruption.stopped)
+        federation.wait_until(lambda: interruption.stopped)
         interruption.stopped = False
         interruption.defer()
         signal.raise_signal(signal.SIGINT)
-        village.until(lambda: interruption.stopped)
-        ada = village.start("ada", lambda life: life.peers.sum(np.ones(1)))
-        interruption.attach(ada.membership.runtime)
-        assert isinstance(village.errors("ada")["ada"], StoppedError)
-        interruption.left = True
-        ada.membership.runtime.close(done=False)
-        del village.lives["ada"]
+        federation.wait_until(lambda: interruption.stopped)
+        ada = federation.start("ada", lambda process: process.peers.sum(np.ones(1)))
+        interruption.attach(ada.member.runtime)
+        assert isinstance(federation.errors("ada")["ada"], StoppedError)
+        interruption.program_ended = True
+        ada.member.runtime.close(done=False)
+        del federation.processes["ada"]

@@ -1,8 +1,8 @@
-"""The best model so far: kept by the members, restored by whoever was away."""
+"""The best checkpoint: saved at every member, restored after a restart."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,22 +11,19 @@ import cgd
 from cgd.errors import InputError
 from cgd.optim.best_checkpoint import BestCheckpoint
 from cgd.secagg.journal import OptimizerState
-from support.practice import together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from support.tabular import run_members
 
 
-class Remembering:
-    """What the members remember, between the lives of one."""
+class StoredStates:
+    """A recovery store that survives a restart of the members."""
 
     def __init__(self, inner: Any, states: dict[int, OptimizerState]) -> None:
         self._inner, self.states = inner, states
 
-    def recall(self, slot: int) -> OptimizerState | None:
+    def load(self, slot: int) -> OptimizerState | None:
         return self.states.get(slot) if slot else None  # slot 0 is the optimiser's
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
+    def save(self, slot: int, steps: int, content: bytes, *, fixed: bool = False) -> None:
         if slot:
             assert fixed  # members compare it
             self.states[slot] = OptimizerState(steps, content, fixed)
@@ -35,11 +32,11 @@ class Remembering:
         return getattr(self._inner, name)
 
 
-def life(
-    peers: cgd.Peers, states: dict[int, OptimizerState], keep_at: dict[int, int], lr: float = 1.0
+def train(
+    peers: cgd.Peers, states: dict[int, OptimizerState], save_at: dict[int, int], lr: float = 1.0
 ) -> tuple[Any, ...]:
-    """Five steps of −lr each; at some, the displacement is kept."""
-    peers.memory = Remembering(peers.memory, states)
+    """Take five steps of −lr each; save the checkpoint after some of them, as if after other numbers of steps."""
+    peers.recovery = StoredStates(peers.recovery, states)
     model = torch.nn.Linear(2, 1, bias=False)
     cgd.confine(model, seed=b"s" * 32)
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=lr, peers=peers, samples=1)
@@ -48,42 +45,44 @@ def life(
         optimizer.zero_grad()
         model.weight.sum().backward()
         optimizer.step()
-        if step in keep_at:
-            best.keep(keep_at[step])
+        if step in save_at:
+            best.save(save_at[step])
     best.restore()
     moved = model.weight - optimizer.state[model.weight]["origin"]
     return best.steps, moved.detach().round(decimals=3).tolist()[0]
 
 
-def test_the_last_that_was_kept_is_restored() -> None:
-    assert together(life, [{}] * 3, [{2: 2, 4: 4}] * 3)[0] == (4, [-4.0, -4.0])
+def test_restore_uses_the_latest_checkpoint() -> None:
+    assert run_members(train, [{}] * 3, [{2: 2, 4: 4}] * 3)[0] == (4, [-4.0, -4.0])
 
 
-def test_nothing_was_kept() -> None:
-    assert together(life, [{}] * 3, [{}] * 3)[0] == (0, [-5.0, -5.0])
+def test_restore_without_a_checkpoint_changes_nothing() -> None:
+    assert run_members(train, [{}] * 3, [{}] * 3)[0] == (0, [-5.0, -5.0])
 
 
-def test_who_was_away_gets_what_the_members_remember() -> None:
-    """In its second life it passes over old steps with a newer displacement in place: here, one of another size."""
+def test_restarted_member_uses_the_stored_checkpoint() -> None:
+    """While it skips old steps, its displacement is already a newer one: here, one of another size."""
     states: list[dict[int, OptimizerState]] = [{}, {}, {}]
-    together(life, states, [{3: 3}] * 3)
+    run_members(train, states, [{3: 3}] * 3)
     assert [each[1].steps for each in states] == [3, 3, 3]
-    again = together(life, states, [{1: 2, 2: 3}] * 3, [10.0] * 3)
-    assert again[0] == (3, [-3.0, -3.0])
-    newer = together(life, states, [{2: 3, 4: 4}] * 3, [10.0] * 3)
+    restarted = run_members(train, states, [{1: 2, 2: 3}] * 3, [10.0] * 3)
+    assert restarted[0] == (3, [-3.0, -3.0])
+    newer = run_members(train, states, [{2: 3, 4: 4}] * 3, [10.0] * 3)
     assert newer[0] == (4, [-40.0, -40.0])
     assert states[0][1].steps == 4
 
 
-def test_another_model_is_told() -> None:
-    def wider(peers: cgd.Peers, states: dict[int, OptimizerState]) -> None:
-        peers.memory = Remembering(peers.memory, states)
+def test_stored_checkpoint_of_a_different_model_is_rejected() -> None:
+    def train_wider_model(peers: cgd.Peers, states: dict[int, OptimizerState]) -> None:
+        peers.recovery = StoredStates(peers.recovery, states)
         model = torch.nn.Linear(3, 1, bias=False)
         cgd.confine(model)
         best = BestCheckpoint(cgd.ConfinedSGD(model.parameters(), lr=1.0, peers=peers, samples=1))
-        with pytest.raises(InputError, match="what the members remember of the best step does not fit this model"):
-            best.keep(3)
+        with pytest.raises(
+            InputError, match="the best checkpoint that the members have stored does not fit this model"
+        ):
+            best.save(3)
 
     states: list[dict[int, OptimizerState]] = [{}, {}, {}]
-    together(life, states, [{3: 3}] * 3)
-    together(wider, states)
+    run_members(train, states, [{3: 3}] * 3)
+    run_members(train_wider_model, states)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", makers)
-def test_all_members_move_by_the_same_bits_and_stay_as_far_apart_as_they_began(kind: str) -> None:
+def test_displacements_are_bitwise_equal_and_origins_are_kept(kind: str) -> None:
     def work(peers: Peers, seed: int) -> tuple[torch.Tensor, bool]:
         model = Network()
         confine(model, delta=0.1)
@@ -43,8 +43,8 @@ def test_all_members_move_by_the_same_bits_and_stay_as_far_apart_as_they_began(k
         exact = all(torch.equal(own, model_) for own, model_ in zip(placed, model.parameters(), strict=True))
         return optimizer.displacement(), exact
 
-    with local_peers(4) as colony:
-        results = colony.run(work, range(4))
+    with local_peers(4) as members:
+        results = members.run(work, range(4))
     first = results[0][0]
     assert first.abs().max() > 0.01
     for displacement, exact in results:
@@ -53,8 +53,8 @@ def test_all_members_move_by_the_same_bits_and_stay_as_far_apart_as_they_began(k
 
 
 @pytest.mark.parametrize("kind", makers)
-def test_the_rules_are_torchs(kind: str) -> None:
-    """With equal origins and data, a confined optimiser is torch's own on the pooled data, up to the fixed point."""
+def test_update_rules_agree_with_torch(kind: str) -> None:
+    """With equal origins, a confined optimiser agrees with torch's on the pooled data, up to the fixed point."""
     start = Network(torch.float64)
     x, y = data(0, 24, torch.float64)
 
@@ -64,19 +64,19 @@ def test_the_rules_are_torchs(kind: str) -> None:
         descend(optimizer, model, x[8 * i : 8 * i + 8], y[8 * i : 8 * i + 8], steps=20)
         return nn.utils.parameters_to_vector(model.parameters()).detach()
 
-    with local_peers(3, bound=8.0, ring_bits=64) as colony:
-        confined = colony.run(work, range(3))[0]
+    with local_peers(3, bound=8.0, ring_bits=64) as members:
+        confined = members.run(work, range(3))[0]
     pooled = copy.deepcopy(start)
     descend(plain[kind](pooled.parameters()), pooled, x, y, steps=20)
     expected = nn.utils.parameters_to_vector(pooled.parameters()).detach()
-    # Both are in double precision and the ring has 64 bits, so they differ by accumulated roundings of some 1e-16. A
-    # rule that is wrong in any term (a missing bias correction, say) is off by more than 1e-3.
+    # Both use double precision and a ring of 64 bits, so they differ by accumulated rounding errors of about 1e-16. An
+    # error in any term of a rule, such as a missing bias correction, makes a difference of more than 1e-3.
     torch.testing.assert_close(confined, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", makers)
-def test_a_state_goes_through_a_file_and_on_to_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+def test_state_dict_saved_to_a_file_resumes_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
     def work(peers: Peers, seed: int) -> None:
         x, y = data(seed, dtype=dtype)
         model = Network(dtype)
@@ -90,7 +90,7 @@ def test_a_state_goes_through_a_file_and_on_to_the_same_bits(kind: str, dtype: t
         torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
         file.seek(0)
 
-        other = Network(dtype)  # not even confined: the state brings the origin along
+        other = Network(dtype)  # not confined: the state contains the origin
         resumed = makers[kind](other.parameters(), peers=peers, samples=8)
         rates = InverseSquareLR(resumed, mu=0.1, steps=20)
         saved = torch.load(file, weights_only=True)
@@ -103,11 +103,11 @@ def test_a_state_goes_through_a_file_and_on_to_the_same_bits(kind: str, dtype: t
             schedule.step()
             descend(resumed, other, x, y, steps=1)
             rates.step()
-        assert peers.traffic.sums == sums + 10  # n is not asked for again
+        assert peers.traffic.sums == sums + 10  # the samples are not counted again
         assert_same_bits(model, other)
 
-    with local_peers(3) as colony:
-        colony.run(work, range(3))
+    with local_peers(3) as members:
+        members.run(work, range(3))
 
 
 def assert_same_bits(one: nn.Module, other: nn.Module) -> None:
@@ -115,7 +115,7 @@ def assert_same_bits(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(left, right)
 
 
-def test_frozen_and_unused_parameters() -> None:
+def test_frozen_and_unused_parameters_do_not_move() -> None:
     def work(peers: Peers, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         model = Network()
         unused = nn.Parameter(torch.ones(2))
@@ -130,12 +130,12 @@ def test_frozen_and_unused_parameters() -> None:
         assert not torch.equal(model.first.weight, before)
         return optimizer.displacement(), model.first.bias
 
-    with local_peers(3) as colony:
-        results = colony.run(work, range(3))
+    with local_peers(3) as members:
+        results = members.run(work, range(3))
     assert all(torch.equal(results[0][0], displacement) for displacement, _ in results)
 
 
-def test_a_gradient_that_only_some_have_counts_for_all() -> None:
+def test_missing_gradient_counts_as_zero() -> None:
     def work(peers: Peers) -> float:
         parameter = nn.Parameter(torch.zeros(1))
         optimizer = ConfinedSGD([parameter], 1.0, peers=peers, samples=1)
@@ -144,8 +144,8 @@ def test_a_gradient_that_only_some_have_counts_for_all() -> None:
         optimizer.step()
         return float(parameter.detach())
 
-    with local_peers(3) as colony:
-        assert colony.run(work) == pytest.approx([-1.0] * 3)
+    with local_peers(3) as members:
+        assert members.run(work) == pytest.approx([-1.0] * 3)
 
 
 def test_gradients_are_weighted_by_samples() -> None:
@@ -156,12 +156,12 @@ def test_gradients_are_weighted_by_samples() -> None:
         optimizer.step()
         return -float(parameter.detach())
 
-    with local_peers(3) as colony:
-        results = colony.run(work, [10, 30, 60], [1.0, 2.0, -1.0])
+    with local_peers(3) as members:
+        results = members.run(work, [10, 30, 60], [1.0, 2.0, -1.0])
     assert results == pytest.approx([0.1 * 1 + 0.3 * 2 - 0.6] * 3, abs=3 * 2.0**-27)
 
 
-def test_a_closure_and_sparse_gradients() -> None:
+def test_step_accepts_a_closure_and_sparse_gradients() -> None:
     def work(peers: Peers) -> float:
         table = nn.Embedding(5, 2, sparse=True)
         nn.init.zeros_(table.weight)
@@ -176,11 +176,11 @@ def test_a_closure_and_sparse_gradients() -> None:
         assert float(optimizer.step(closure).detach()) == 0.0
         return float(table.weight.detach().sum())
 
-    with local_peers(3) as colony:
-        assert colony.run(work) == pytest.approx([-2.0] * 3)
+    with local_peers(3) as members:
+        assert members.run(work) == pytest.approx([-2.0] * 3)
 
 
-def test_a_bad_gradient_is_located_and_nothing_is_applied() -> None:
+def test_invalid_gradient_is_located_and_nothing_moves() -> None:
     def work(peers: Peers) -> tuple[Exception | None, bool, bool]:
         model = Network()
         before = copy.deepcopy(model)
@@ -197,12 +197,12 @@ def test_a_bad_gradient_is_located_and_nothing_is_applied() -> None:
         untouched = all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
         optimizer.zero_grad()
         mse(model(data(0)[0]), data(0)[1]).backward()
-        optimizer.step()  # the colony goes on
+        optimizer.step()  # the members can continue
         moved = not all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
         return error, untouched, moved
 
-    with local_peers(3) as colony:
-        results = colony.run(work)
+    with local_peers(3) as members:
+        results = members.run(work)
     assert all(untouched and moved for _, untouched, moved in results)
     assert isinstance(results[1][0], RangeError)
     assert "the gradient of parameter last.weight at index (0, 3) is nan" in str(results[1][0])
@@ -213,7 +213,7 @@ def test_a_bad_gradient_is_located_and_nothing_is_applied() -> None:
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_model_that_was_not_confined_is_warned_of(confined: bool) -> None:
+def test_unconfined_model_causes_a_warning(confined: bool) -> None:
     def work(peers: Peers) -> None:
         model = Network()
         if confined:
@@ -223,12 +223,12 @@ def test_a_model_that_was_not_confined_is_warned_of(confined: bool) -> None:
             mse(model(data(0)[0]), data(0)[1]).backward()
             optimizer.step()
 
-    with local_peers(3) as colony, warnings.catch_warnings(record=True) as caught:
+    with local_peers(3) as members, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        colony.run(work)
+        members.run(work)
     unconfined = [each for each in caught if issubclass(each.category, UnconfinedWarning)]
     assert len(unconfined) == (0 if confined else 3)  # once for each member
-    assert all(each.filename == __file__ for each in unconfined)  # it points at the step of the caller
+    assert all(each.filename == __file__ for each in unconfined)  # the warning points at the caller's line
 
 
 @pytest.mark.parametrize(
@@ -239,31 +239,31 @@ def test_a_model_that_was_not_confined_is_warned_of(confined: bool) -> None:
         lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=8),
     ],
 )
-def test_torchs_schedulers_drive_the_displacement(build: Callable[..., torch.optim.lr_scheduler.LRScheduler]) -> None:
+def test_torch_schedulers_set_the_lr(build: Callable[..., torch.optim.lr_scheduler.LRScheduler]) -> None:
     def work(peers: Peers) -> tuple[torch.Tensor, list[float]]:
         parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = makers["momentum"]([parameter], peers=peers, samples=1)
-        twin = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.float64))], 0.2, momentum=0.9)
-        schedules = [build(optimizer), build(twin)]
+        reference = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.float64))], 0.2, momentum=0.9)
+        schedules = [build(optimizer), build(reference)]
         rates = []
         for _ in range(6):
-            for each, schedule in zip((optimizer, twin), schedules, strict=True):
+            for each, schedule in zip((optimizer, reference), schedules, strict=True):
                 each.param_groups[0]["params"][0].grad = torch.ones(1, dtype=torch.float64)
                 each.step()
                 schedule.step()
             rates.append(float(optimizer.param_groups[0]["lr"]))
-        # With m = 3 the sum of three thirds is off by less than three steps of the ring.
-        difference = optimizer.displacement() - twin.param_groups[0]["params"][0].detach()
+        # The rounding error of a sum of three thirds is below three units of the fixed point.
+        difference = optimizer.displacement() - reference.param_groups[0]["params"][0].detach()
         assert float(difference.abs()) < 1e-6
         return optimizer.displacement(), rates
 
-    with local_peers(3) as colony:
-        results = colony.run(work)
+    with local_peers(3) as members:
+        results = members.run(work)
     assert all(torch.equal(results[0][0], displacement) for displacement, _ in results)
     assert len(set(results[0][1])) > 1
 
 
-def test_a_first_step_that_fails_does_not_settle_the_origin() -> None:
+def test_failed_first_step_does_not_fix_the_origin() -> None:
     def work(peers: Peers) -> bool:
         model = Network()
         optimizer = ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=8)
@@ -279,26 +279,26 @@ def test_a_first_step_that_fails_does_not_settle_the_origin() -> None:
             for after, before in zip(model.parameters(), start.parameters(), strict=True)
         ) and torch.equal(next(iter(optimizer.state.values()))["origin"], next(start.parameters()))
 
-    with local_peers(3) as colony:
-        assert all(colony.run(work))
+    with local_peers(3) as members:
+        assert all(members.run(work))
 
 
 @pytest.fixture
-def someone() -> Peers:
+def peers() -> Peers:
     return local_peers(3)[0]
 
 
 @pytest.mark.parametrize("optimizer", [ConfinedSGD, ConfinedAdam])
-def test_weight_decay_is_refused_with_the_reason(optimizer: Callable[..., object], someone: Peers) -> None:
+def test_weight_decay_is_rejected(optimizer: Callable[..., object], peers: Peers) -> None:
     parameter = nn.Parameter(torch.zeros(1))
     with pytest.raises(InputError, match="its own private weights"):
-        optimizer([parameter], 0.1, peers=someone, samples=1, weight_decay=0.01)
+        optimizer([parameter], 0.1, peers=peers, samples=1, weight_decay=0.01)
     with pytest.raises(InputError, match="its own private weights"):
-        optimizer([{"params": [parameter], "weight_decay": 0.01}], 0.1, peers=someone, samples=1)
+        optimizer([{"params": [parameter], "weight_decay": 0.01}], 0.1, peers=peers, samples=1)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"samples": 0}, "samples is 0"),
         ({"samples": 2.5}, "samples is 2.5"),
@@ -307,25 +307,25 @@ def test_weight_decay_is_refused_with_the_reason(optimizer: Callable[..., object
         ({"momentum": 1.0}, "momentum is 1.0"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], says: str, someone: Peers) -> None:
-    with pytest.raises(InputError, match=says):
-        ConfinedSGD([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, "samples": 1, "peers": someone, **settings})
+def test_invalid_options_are_rejected(settings: dict[str, Any], message: str, peers: Peers) -> None:
+    with pytest.raises(InputError, match=message):
+        ConfinedSGD([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, "samples": 1, "peers": peers, **settings})
 
 
-def test_integer_parameters_are_refused(someone: Peers) -> None:
+def test_integer_parameters_are_rejected(peers: Peers) -> None:
     with pytest.raises(InputError, match="torch.int64"):
-        ConfinedSGD([torch.zeros(1, dtype=torch.int64)], 0.1, peers=someone, samples=1)
+        ConfinedSGD([torch.zeros(1, dtype=torch.int64)], 0.1, peers=peers, samples=1)
 
 
-def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(someone: Peers) -> None:
+def test_state_dict_that_does_not_fit_is_rejected_and_nothing_changes(peers: Peers) -> None:
     parameter = nn.Parameter(torch.ones(2))
-    optimizer = ConfinedSGD([parameter], 0.1, peers=someone, samples=1)
+    optimizer = ConfinedSGD([parameter], 0.1, peers=peers, samples=1)
     foreign = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.3, momentum=0.9)
     foreign.param_groups[0]["params"][0].grad = torch.ones(2)
     foreign.step()
     with pytest.raises(InputError, match="it is not that of a ConfinedSGD"):
         optimizer.load_state_dict(foreign.state_dict())
-    larger = ConfinedSGD([nn.Parameter(torch.ones(3))], 0.1, peers=someone, samples=1).state_dict()
+    larger = ConfinedSGD([nn.Parameter(torch.ones(3))], 0.1, peers=peers, samples=1).state_dict()
     larger["state"][0] = {"origin": torch.ones(3), "displacement": torch.zeros(3)}
     with pytest.raises(InputError, match=r"does not fit a parameter of shape \(2,\)"):
         optimizer.load_state_dict(larger)
@@ -333,13 +333,13 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(someone: Peers
     assert torch.equal(parameter, torch.ones(2))
 
 
-def test_a_state_of_another_kind_is_refused(someone: Peers) -> None:
-    state = ConfinedSGD([nn.Parameter(torch.ones(2))], 0.1, peers=someone, samples=1).state_dict()
+def test_state_dict_of_another_optimiser_class_is_rejected(peers: Peers) -> None:
+    state = ConfinedSGD([nn.Parameter(torch.ones(2))], 0.1, peers=peers, samples=1).state_dict()
     with pytest.raises(InputError, match="the state has no betas, eps: it is not that of a ConfinedAdam"):
-        ConfinedAdam([nn.Parameter(torch.ones(2))], peers=someone, samples=1).load_state_dict(state)
+        ConfinedAdam([nn.Parameter(torch.ones(2))], peers=peers, samples=1).load_state_dict(state)
 
 
-def test_a_frozen_parameter_comes_back_too() -> None:
+def test_state_dict_restores_frozen_parameters() -> None:
     def work(peers: Peers) -> None:
         model, other = Network(), Network()
         confine(model)
@@ -351,11 +351,11 @@ def test_a_frozen_parameter_comes_back_too() -> None:
         resumed.load_state_dict(optimizer.state_dict())
         assert_same_bits(model, other)
 
-    with local_peers(3) as colony:
-        colony.run(work)
+    with local_peers(3) as members:
+        members.run(work)
 
 
-def test_a_loaded_state_is_a_copy() -> None:
+def test_loaded_state_is_a_copy() -> None:
     def work(peers: Peers) -> None:
         model, other = Network(), Network()
         optimizer = makers["momentum"](model.parameters(), peers=peers, samples=8)
@@ -369,18 +369,18 @@ def test_a_loaded_state_is_a_copy() -> None:
             for key, value in values.items():
                 assert torch.equal(state["state"][index][key], value)
 
-    with local_peers(3) as colony:
-        colony.run(work)
+    with local_peers(3) as members:
+        members.run(work)
 
 
-def test_it_cannot_be_copied_with_its_connection(someone: Peers) -> None:
-    optimizer = ConfinedSGD([nn.Parameter(torch.ones(2))], 0.1, peers=someone, samples=1)
+def test_optimiser_cannot_be_copied(peers: Peers) -> None:
+    optimizer = ConfinedSGD([nn.Parameter(torch.ones(2))], 0.1, peers=peers, samples=1)
     with pytest.raises(TypeError, match="copy its state_dict"):
         copy.deepcopy(optimizer)
 
 
-def test_a_group_that_is_refused_is_not_added(someone: Peers) -> None:
-    optimizer = ConfinedSGD([nn.Parameter(torch.ones(2))], 0.1, peers=someone, samples=1)
+def test_rejected_parameter_group_is_not_added(peers: Peers) -> None:
+    optimizer = ConfinedSGD([nn.Parameter(torch.ones(2))], 0.1, peers=peers, samples=1)
     for group in (
         {"params": [torch.zeros(1, dtype=torch.int64)]},
         {"params": [nn.Parameter(torch.ones(1))], "momentum": 7.0},
@@ -391,8 +391,8 @@ def test_a_group_that_is_refused_is_not_added(someone: Peers) -> None:
     assert len(optimizer.param_groups) == 1
 
 
-def test_the_rules_use_only_operations_that_round_once() -> None:
-    """One processor cannot show what another would fuse, so the source is looked at."""
+def test_update_rules_use_only_operations_that_round_once() -> None:
+    """One processor cannot show which operations another fuses, so the test inspects the source."""
     source = inspect.getsource(cgd.optim.displacement)
     called = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     assert not called & {"add_", "sub_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "pow", "pow_"}

@@ -29,7 +29,7 @@ def bits(model: nn.Module) -> list[bytes]:
     return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
 
 
-def test_the_origin_is_drawn_with_deviation_delta() -> None:
+def test_origin_has_standard_deviation_delta() -> None:
     model = nn.Linear(300, 300)
     confine(model, delta=0.05, seed=SEED)
     values = model.weight.detach()
@@ -37,7 +37,7 @@ def test_the_origin_is_drawn_with_deviation_delta() -> None:
     assert float(values.std()) == pytest.approx(0.05, rel=0.01)
 
 
-def test_a_seed_redraws_the_same_bits() -> None:
+def test_seed_reproduces_the_same_bits() -> None:
     one, two = Network(), Network()
     origin = confine(one, seed=SEED)
     origin.apply(two)
@@ -47,7 +47,7 @@ def test_a_seed_redraws_the_same_bits() -> None:
     assert bits(again) == bits(one)
 
 
-def test_without_a_seed_everyone_is_elsewhere() -> None:
+def test_origins_without_a_seed_differ() -> None:
     torch.manual_seed(0)
     one = Network()
     first = confine(one)
@@ -58,7 +58,7 @@ def test_without_a_seed_everyone_is_elsewhere() -> None:
     assert not set(bits(one)) & set(bits(two))
 
 
-def test_frozen_parameters_and_buffers_stay() -> None:
+def test_frozen_parameters_and_buffers_do_not_change() -> None:
     model = Network()
     model.first.requires_grad_(False)
     frozen = model.first.weight.clone()
@@ -68,7 +68,7 @@ def test_frozen_parameters_and_buffers_stay() -> None:
     assert torch.equal(model.norm.get_buffer("running_var"), torch.ones(30))
 
 
-def test_a_parameters_origin_does_not_depend_on_the_others() -> None:
+def test_origin_of_a_parameter_does_not_depend_on_the_others() -> None:
     whole, head = Network(), Network()
     head.first.requires_grad_(False)
     confine(whole, seed=SEED)
@@ -76,29 +76,29 @@ def test_a_parameters_origin_does_not_depend_on_the_others() -> None:
     assert torch.equal(whole.last.weight, head.last.weight)
 
 
-def test_every_parameter_has_its_own_numbers() -> None:
+def test_parameters_have_different_origins() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     values = [parameter.detach().reshape(-1)[:8] for parameter in model.parameters() if confine(model, seed=SEED)]
     assert not any(torch.equal(one, other) for i, one in enumerate(values) for other in values[i + 1 :])
 
 
-def test_an_origin_never_changes() -> None:
-    """Whoever kept only a seed depends on this digest: a change of it is a change of format."""
+def test_origin_of_a_seed_never_changes() -> None:
+    """A participant may have only the seed left: a change of this digest is a change of format."""
     model = Network()
     confine(model, delta=0.1, seed=SEED)
     digest = hashlib.sha256(b"".join(bits(model))).hexdigest()
     assert digest == "4ea3dd694a0f77a271c11760800e771f96bfb410bb67b4e293857eef5e5112a4"
 
 
-def test_saved_and_loaded_it_draws_the_same(tmp_path: Path) -> None:
-    model, twin = Network(), Network()
+def test_saved_origin_is_reproduced(tmp_path: Path) -> None:
+    model, other = Network(), Network()
     confine(model, delta=0.02).save(tmp_path / "origin.json")
     assert stat.S_IMODE((tmp_path / "origin.json").stat().st_mode) == 0o600
-    Origin.load(tmp_path / "origin.json").apply(twin)
-    assert bits(model) == bits(twin)
+    Origin.load(tmp_path / "origin.json").apply(other)
+    assert bits(model) == bits(other)
 
 
-def test_a_seed_is_never_overwritten(tmp_path: Path) -> None:
+def test_save_does_not_overwrite_a_file(tmp_path: Path) -> None:
     path = tmp_path / "origin.json"
     confine(Network()).save(path)
     before = path.read_bytes()
@@ -107,7 +107,7 @@ def test_a_seed_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_nothing_shows_the_seed() -> None:
+def test_seed_is_not_shown() -> None:
     origin = confine(Network(), seed=SEED)
     for text in (repr(origin), str(origin)):
         assert SEED.hex() not in text
@@ -119,19 +119,19 @@ def test_nothing_shows_the_seed() -> None:
         assert "a7" not in str(caught.value)
 
 
-def test_another_rand(tmp_path: Path) -> None:
+def test_custom_distribution(tmp_path: Path) -> None:
     def rand(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
         return 2 * torch.rand(shape, generator=generator) - 1
 
-    model, twin = Network(), Network()
+    model, other = Network(), Network()
     origin = confine(model, delta=0.5, seed=SEED, rand=rand)
     assert float(model.first.weight.detach().abs().max()) <= 0.5
     origin.save(tmp_path / "origin.json")
     with pytest.raises(InputError, match="needs the rand= it was drawn with"):
         Origin.load(tmp_path / "origin.json")
-    Origin.load(tmp_path / "origin.json", rand=rand).apply(twin)
-    assert bits(model) == bits(twin)
-    with pytest.raises(InputError, match=r"rand gave a tensor of shape \(1,\)"):
+    Origin.load(tmp_path / "origin.json", rand=rand).apply(other)
+    assert bits(model) == bits(other)
+    with pytest.raises(InputError, match=r"rand returned a tensor of shape \(1,\)"):
         confine(model, rand=lambda *_: torch.zeros(1))
 
 
@@ -141,14 +141,14 @@ def test_delta_must_be_a_positive_number(delta: object) -> None:
         confine(Network(), delta=delta)  # type: ignore[arg-type]
 
 
-def test_a_seed_must_be_32_bytes() -> None:
+def test_seed_must_have_32_bytes() -> None:
     with pytest.raises(InputError, match="has 5 bytes; it must have 32"):
         confine(Network(), seed=b"short")
     with pytest.raises(InputError, match=r"of type int.*secrets.token_bytes"):
         confine(Network(), seed=42)  # type: ignore[arg-type]
 
 
-def test_another_model_is_refused_and_left_alone() -> None:
+def test_different_model_is_rejected_and_not_changed() -> None:
     origin = confine(Network())
     other = Network(classes=6)
     before = bits(other)
@@ -160,13 +160,13 @@ def test_another_model_is_refused_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "something"}', "\x00"])
-def test_a_file_that_is_no_origin_is_refused(tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_an_origin_is_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / "origin.json").write_text(content)
     with pytest.raises(InputError, match="is not an origin that cgd saved"):
         Origin.load(tmp_path / "origin.json")
 
 
-def test_a_damaged_origin_is_refused(tmp_path: Path) -> None:
+def test_damaged_origin_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "origin.json"
     confine(Network()).save(path)
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Cautions: in which settings there are some, in which there are none, and where they are told."""
+"""Privacy warnings: the settings that get one, its text, and its place in the log and the optimiser."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from torch import nn
 import cgd
 from cgd.federation import config_edit, member
 from cgd.optim.grid import Cell
-from cgd.optim.privacy_warnings import FirstLayer, cautions, of_departure
+from cgd.optim.privacy_warnings import FirstLayer, departure_warning, find_warnings
 from cgd.secagg.messages import Ready
-from support.lives import Village, found
+from support.in_process import InProcessFederation, new_federation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from cgd.optim.privacy_warnings import PrivacyWarning
-    from support.lives import Life
+    from support.in_process import MemberProcess
 
 WIDE = FirstLayer(inputs=30, units=8)
 
 
-def kinds(all_found: tuple[PrivacyWarning, ...]) -> list[str]:
-    return [each.kind for each in all_found]
+def kinds(warnings: tuple[PrivacyWarning, ...]) -> list[str]:
+    return [each.kind for each in warnings]
 
 
-# In which settings.
+# Settings.
 
 
 @pytest.mark.parametrize(
-    ("own", "layer", "everyone", "expected"),
+    ("own_records", "layer", "total_records", "expected"),
     [
-        (93, WIDE, None, []),
-        (93, WIDE, 279, []),
-        (92, WIDE, 5000, ["leverage"]),
+        (124, WIDE, None, []),
+        (124, WIDE, 372, []),
+        (123, WIDE, 5000, ["leverage"]),
         (31, WIDE, None, ["leverage"]),
         (500, WIDE, 5000, []),
         (30, WIDE, 5000, ["span"]),
         (30, FirstLayer(30, 8, bias=False), 5000, ["leverage"]),
-        (90, FirstLayer(30, 8, bias=False), 5000, []),
+        (120, FirstLayer(30, 8, bias=False), 5000, []),
         (12, WIDE, 30, ["span"]),
         (5, WIDE, 5000, ["span"]),
         (4, WIDE, 5000, ["few records"]),
@@ -56,50 +56,57 @@ def kinds(all_found: tuple[PrivacyWarning, ...]) -> list[str]:
         (4, WIDE, 12, ["few records", "span"]),
         (4, FirstLayer(30, 8, relu=False), 5000, ["span"]),
         (4, FirstLayer(30, 8, bias=False), 5000, ["span"]),
-        (5000, FirstLayer(30, 1, relu=False, alone=True), 20_000, ["second moments"]),
-        (5000, FirstLayer(30, 2, relu=False, alone=True), 20_000, []),
+        (5000, FirstLayer(30, 1, relu=False, only_layer=True), 20_000, ["second moments"]),
+        (5000, FirstLayer(30, 2, relu=False, only_layer=True), 20_000, []),
         (5000, FirstLayer(30, 1), 20_000, []),
-        (20, FirstLayer(30, 1, relu=False, alone=True), 20_000, ["span", "second moments"]),
+        (20, FirstLayer(30, 1, relu=False, only_layer=True), 20_000, ["span", "second moments"]),
         (1, None, 3, []),
     ],
 )
-def test_which_settings_are_cautioned(
-    own: int, layer: FirstLayer | None, everyone: int | None, expected: list[str]
+def test_settings_that_get_a_warning(
+    own_records: int, layer: FirstLayer | None, total_records: int | None, expected: list[str]
 ) -> None:
-    assert kinds(cautions(own, layer, members=5, everyone=everyone)) == expected
+    assert kinds(find_warnings(own_records, layer, members=5, total_records=total_records)) == expected
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 5), st.booleans(), st.booleans())
-def test_three_records_for_each_input_end_all_cautions_of_a_network(
-    inputs: int, units: int, more: int, bias: bool, relu: bool
-) -> None:
+def test_four_records_for_each_input_get_no_warning(inputs: int, units: int, more: int, bias: bool, relu: bool) -> None:
     layer = FirstLayer(inputs, units, bias, relu)
-    enough = max(3 * layer.rank, 5) + more
-    assert cautions(enough, layer, members=3, everyone=3 * enough) == ()
+    enough = max(4 * layer.rank, 5) + more
+    assert find_warnings(enough, layer, members=3, total_records=3 * enough) == ()
     if layer.rank > 1:
-        assert kinds(cautions(layer.rank - 1, layer, members=3, everyone=3 * enough))[0] in ("few records", "span")
-    assert cautions(3 * layer.rank - 1, layer, members=3, everyone=3 * enough) != ()
+        assert kinds(find_warnings(layer.rank - 1, layer, members=3, total_records=3 * enough))[0] in (
+            "few records",
+            "span",
+        )
+    assert find_warnings(4 * layer.rank - 1, layer, members=3, total_records=3 * enough) != ()
 
 
-def test_a_caution_has_the_figures_of_the_run_and_who_it_takes() -> None:
-    three, five, unknown = (str(cautions(12, WIDE, members=members)[0]) for members in (3, 5, 0))
+def test_warning_states_numbers_coalition_and_remedy() -> None:
+    three, five, unknown = (str(find_warnings(12, WIDE, members=members)[0]) for members in (3, 5, 0))
     assert three.startswith(
-        "we bring 12 records for a first layer with 30 inputs and a bias; each of the other two mem"
+        "this participant has 12 records for a first layer with 30 inputs and a bias; each of the other two members"
     )
-    assert "3 of the 4 others together can tell" in five
-    assert "the others, all but one, together can tell" in unknown
-    assert five.endswith("Bring at least 93 records, merge with a neighbour before you join, or leave out columns")
-    assert str(cautions(1, WIDE, members=5)[0]).startswith("we bring 1 record; 3 of the 4 others together can compute")
-    together = str(cautions(12, WIDE, members=5, everyone=29)[0])
+    assert "3 of the 4 other members together can tell" in five
+    assert "all but one of the other members together can tell" in unknown
+    remedy = (
+        "Train on at least 124 records of your own, merge them with another participant's before joining, or remove"
+    )
+    assert five.endswith(f"{remedy} columns")
+    assert str(find_warnings(1, WIDE, members=5)[0]).startswith(
+        "this participant has 1 record; 3 of the 4 other members together can compute"
+    )
+    together = str(find_warnings(12, WIDE, members=5, total_records=29)[0])
     assert together.startswith("all members together have 29 records for a first layer with 30 inputs and a bias; each")
-    assert "Train on at least 186 records together" in together
-    assert str(of_departure(["dan"])).startswith(
-        "dan left between two steps; from the sums before and after, the others"
+    assert "Train on at least 248 records in total" in together
+    assert str(departure_warning(["dan"])).startswith(
+        "dan left between two steps; from the sums before and after, the other members can estimate its gradient"
     )
-    likely = str(cautions(40, WIDE, members=5)[0])
-    assert "3 of the 4 others together can tell better than by chance" in likely
-    assert "cleo, dan left between two steps" in str(of_departure(["dan", "cleo"]))
-    assert "the sum of their gradients" in str(of_departure(["dan", "cleo"]))
+    likely = str(find_warnings(40, WIDE, members=5)[0])
+    assert "3 of the 4 other members together can tell better than by chance" in likely
+    assert likely.endswith(f"{remedy} columns; this reduces the advantage, and does not remove it")
+    assert "cleo, dan left between two steps" in str(departure_warning(["dan", "cleo"]))
+    assert "the sum of their gradients" in str(departure_warning(["dan", "cleo"]))
 
 
 class Functional(nn.Module):
@@ -115,8 +122,8 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(
     ("model", "layer"),
     [
-        (nn.Linear(5, 1), FirstLayer(5, 1, relu=False, alone=True)),
-        (nn.Sequential(nn.Linear(5, 1, bias=False)), FirstLayer(5, 1, bias=False, relu=False, alone=True)),
+        (nn.Linear(5, 1), FirstLayer(5, 1, relu=False, only_layer=True)),
+        (nn.Sequential(nn.Linear(5, 1, bias=False)), FirstLayer(5, 1, bias=False, relu=False, only_layer=True)),
         (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)), FirstLayer(5, 4)),
         (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), FirstLayer(5, 4, relu=False)),
         (nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)), FirstLayer(5, 4)),
@@ -127,11 +134,11 @@ class Functional(nn.Module):
         (nn.ReLU(), None),
     ],
 )
-def test_which_layer_sees_the_records(model: nn.Module, layer: FirstLayer | None) -> None:
-    assert FirstLayer.of(model) == layer
+def test_first_layer_of_a_model(model: nn.Module, layer: FirstLayer | None) -> None:
+    assert FirstLayer.from_model(model) == layer
 
 
-def test_a_confined_model_can_be_copied_and_saved_as_before() -> None:
+def test_confined_model_can_be_copied_and_saved() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
     cgd.confine(model)
     content = io.BytesIO()
@@ -140,20 +147,20 @@ def test_a_confined_model_can_be_copied_and_saved_as_before() -> None:
     assert all(map(torch.equal, torch.load(content, weights_only=True), model.parameters()))
 
 
-# Where they are told.
+# The log and the optimiser.
 
 
 @dataclass
-class Sharing:
-    """A program that trains on so many records of 6 features; returns the cautions it was given."""
+class TrainingProgram:
+    """A program that trains on records of 6 features; returns its optimiser's privacy warnings."""
 
     records: int
     hidden: int = 3
     steps: int = 4
     size: float = 1.0
 
-    def __call__(self, life: Life) -> list[str]:
-        peers = life.peers
+    def __call__(self, process: MemberProcess) -> list[str]:
+        peers = process.peers
         x = self.size * torch.randn(self.records, 6, generator=torch.Generator().manual_seed(sum(map(ord, peers.me))))
         model = nn.Sequential(nn.Linear(6, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 2))
         cgd.confine(model, seed=peers.seed)
@@ -163,129 +170,139 @@ class Sharing:
         ]
         optimizer = cgd.ConfinedSGD(groups, lr=0.1, peers=peers, samples=self.records)
         for step in range(self.steps):
-            life.at(step)
+            process.at_step(step)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
-            self.gradient(model)
+            self.modify_gradient(model)
             optimizer.step()
-        return [str(each) for each in optimizer.cautions]
+        return [str(each) for each in optimizer.privacy_warnings]
 
-    def gradient(self, model: nn.Sequential) -> None:
-        """Where one could enter something else."""
+    def modify_gradient(self, model: nn.Sequential) -> None:
+        """Do nothing; a dishonest program overrides it."""
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "caution"]
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "privacy warning"]
 
 
 @pytest.fixture
-def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Village]:
+def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessFederation]:
     monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
-    with Village(found(tmp_path, ("ada", "bob", "cleo", "dan")), tmp_path / "state") as made:
+    with InProcessFederation(new_federation(tmp_path, ("ada", "bob", "cleo", "dan")), tmp_path / "state") as made:
         yield made
 
 
-def test_in_a_federation_a_caution_is_logged_once_and_kept(village: Village, caplog: pytest.LogCaptureFixture) -> None:
-    for name, records in {"ada": 5, "bob": 21, "cleo": 21, "dan": 21}.items():
-        village.start(name, Sharing(records))
-    results = village.results()
+def test_warning_is_logged_once_and_stored(federation: InProcessFederation, caplog: pytest.LogCaptureFixture) -> None:
+    for name, records in {"ada": 5, "bob": 28, "cleo": 28, "dan": 28}.items():
+        federation.start(name, TrainingProgram(records))
+    results = federation.results()
     layer = FirstLayer(6, 3)
-    expected = [str(each) for each in cautions(5, layer, members=4, everyone=68)]
-    assert expected[0].startswith("we bring 5 records for a first layer with 6 inputs and a bias; 2 of the 3 others")
+    expected = [str(each) for each in find_warnings(5, layer, members=4, total_records=89)]
+    assert expected[0].startswith(
+        "this participant has 5 records for a first layer with 6 inputs and a bias; 2 of the 3 other"
+    )
     assert results == {"ada": expected, "bob": [], "cleo": [], "dan": []}
-    assert told(caplog) == [f"caution: {each}" for each in expected]
-    assert {(each.name, each.levelno) for each in caplog.records if getattr(each, "event", "") == "caution"} == {
-        ("cgd.optim", logging.WARNING)
-    }
+    assert logged(caplog) == [f"privacy warning: {each}" for each in expected]
+    assert {
+        (each.name, each.levelno) for each in caplog.records if getattr(each, "event", "") == "privacy warning"
+    } == {("cgd.optim", logging.WARNING)}
 
 
-def test_who_comes_back_is_told_again(village: Village, caplog: pytest.LogCaptureFixture) -> None:
-    village.start("ada", Sharing(5), halt=2)
+def test_restarted_member_is_warned_again(federation: InProcessFederation, caplog: pytest.LogCaptureFixture) -> None:
+    federation.start("ada", TrainingProgram(5), pause_at=2)
     for name in ("bob", "cleo", "dan"):
-        village.start(name, Sharing(21))
-    village["ada"].until(2)
-    assert len(told(caplog)) == 1
-    village.kill("ada")
-    village.start("ada", Sharing(5))
-    assert len(village.results()["ada"]) == 1
-    assert len(told(caplog)) == 2
+        federation.start(name, TrainingProgram(28))
+    federation["ada"].wait_for_step(2)
+    assert len(logged(caplog)) == 1
+    federation.kill("ada")
+    federation.start("ada", TrainingProgram(5))
+    assert len(federation.results()["ada"]) == 1
+    assert len(logged(caplog)) == 2
 
 
-def test_who_stays_is_told_of_a_departure(village: Village, caplog: pytest.LogCaptureFixture) -> None:
-    village.start_all(Sharing(21), halt=2)
-    for life in village:
-        life.until(2)
-    village.kill("dan")
-    config_edit.without(village.path, "dan")
-    for life in village:
-        life.go_on()
-    results = village.results()
-    assert results == {name: [str(of_departure(["dan"]))] for name in ("ada", "bob", "cleo")}
-    assert told(caplog) == [f"caution: {of_departure(['dan'])}"] * 3
+def test_departure_is_reported_to_the_remaining_members(
+    federation: InProcessFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation.start_all(TrainingProgram(28), pause_at=2)
+    for process in federation:
+        process.wait_for_step(2)
+    federation.kill("dan")
+    config_edit.remove_participant(federation.path, "dan")
+    for process in federation:
+        process.resume()
+    results = federation.results()
+    assert results == {name: [str(departure_warning(["dan"]))] for name in ("ada", "bob", "cleo")}
+    assert logged(caplog) == [f"privacy warning: {departure_warning(['dan'])}"] * 3
 
 
 @dataclass
-class Steering(Sharing):
-    """A program that enters something else than its gradient."""
+class SteeringProgram(TrainingProgram):
+    """A program that adds a constant to its gradient."""
 
-    times: float = 1.0
+    added: float = 1.0
 
-    def gradient(self, model: nn.Sequential) -> None:
+    def modify_gradient(self, model: nn.Sequential) -> None:
         weight = next(model.parameters())
         assert weight.grad is not None
-        weight.grad += self.times
+        weight.grad += self.added
 
 
-@pytest.mark.parametrize("times", [0.0, 10.0])
-def test_who_is_steered_is_told_once(village: Village, caplog: pytest.LogCaptureFixture, times: float) -> None:
-    """Small records make small gradients, whatever the origins are: what is entered is hundreds of times larger.
+@pytest.mark.parametrize("added", [0.0, 10.0])
+def test_steering_is_reported_once(
+    federation: InProcessFederation, caplog: pytest.LogCaptureFixture, added: float
+) -> None:
+    """Small records make small gradients, for any origin, so that the added constant is hundreds of times larger.
 
-    Without steering, records are of the usual size: gradients of small ones differ a lot between members, by chance.
+    Without steering, records have the usual size: gradients of small records differ a lot between members by chance.
     """
-    size = 0.05 if times else 1.0
+    size = 0.05 if added else 1.0
     for name in ("ada", "bob", "cleo"):
-        village.start(name, Sharing(21, size=size))
-    village.start("dan", Steering(21, size=size, times=times))
-    results = village.results()
+        federation.start(name, TrainingProgram(28, size=size))
+    federation.start("dan", SteeringProgram(28, size=size, added=added))
+    results = federation.results()
     for name in ("ada", "bob", "cleo"):
-        assert len(results[name]) == (1 if times else 0)
-    if times:
+        assert len(results[name]) == (1 if added else 0)
+    if added:
         assert results["ada"][0].startswith("in step 1 the sum of all first-layer gradients is ")
-    assert len(told(caplog)) == (3 if times else 0)
+    assert len(logged(caplog)) == (3 if added else 0)
 
 
-def test_a_departure_before_the_first_step_shows_nothing(village: Village, caplog: pytest.LogCaptureFixture) -> None:
-    """Dan is counted, and gone before the first gradients are summed: there is no sum to take a difference with."""
+def test_departure_before_the_first_step_gets_no_warning(
+    federation: InProcessFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dan is counted and leaves before the first sum of gradients, so there is no sum to compare with."""
     others = ("ada", "bob", "cleo")
-    hold = village.network.hold("dan", others, lambda message: isinstance(message, Ready) and message.spec.weighted)
-    village.start_all(Sharing(21))
-    village.until(lambda: all(village[name].waits_for("Ready", "dan") for name in others) and hold.reached)
-    assert [len(village[name].journal()) for name in others] == [1, 1, 1]  # the count
-    village.kill("dan")
-    config_edit.without(village.path, "dan")
-    assert village.results() == {"ada": [], "bob": [], "cleo": []}
-    assert {entry.addends for entry in village["ada"].journal().entries} == {4, 3}
-    assert told(caplog) == []
+    hold = federation.network.hold("dan", others, lambda message: isinstance(message, Ready) and message.spec.weighted)
+    federation.start_all(TrainingProgram(28))
+    federation.wait_until(
+        lambda: all(federation[name].is_waiting_for("Ready", "dan") for name in others) and hold.reached
+    )
+    assert [len(federation[name].journal()) for name in others] == [1, 1, 1]  # the count
+    federation.kill("dan")
+    config_edit.remove_participant(federation.path, "dan")
+    assert federation.results() == {"ada": [], "bob": [], "cleo": []}
+    assert {entry.addends for entry in federation["ada"].journal().entries} == {4, 3}
+    assert logged(caplog) == []
 
 
-def test_in_a_grid_the_first_layer_is_the_columns(tmp_path: Path) -> None:
+def test_warnings_in_a_grid_count_the_column_group(tmp_path: Path) -> None:
     names = [f"r{row}c{column}" for row in range(3) for column in range(2)]
-    path = found(tmp_path, names, [Cell(int(name[1]), int(name[3])) for name in names])
-    with Village(path, tmp_path / "state") as village:
-        village.start_all(Sharing(5))
-        for said in village.results().values():
-            assert said == [str(each) for each in cautions(5, FirstLayer(6, 3), members=3, everyone=15)]
+    path = new_federation(tmp_path, names, [Cell(int(name[1]), int(name[3])) for name in names])
+    with InProcessFederation(path, tmp_path / "state") as federation:
+        federation.start_all(TrainingProgram(5))
+        for warnings in federation.results().values():
+            assert warnings == [str(each) for each in find_warnings(5, FirstLayer(6, 3), members=3, total_records=15)]
 
 
-def test_inside_one_process_nothing_leaves_and_nobody_is_cautioned(caplog: pytest.LogCaptureFixture) -> None:
+def test_local_peers_get_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     def work(peers: cgd.Peers) -> int:
         model = nn.Linear(9, 1)
         cgd.confine(model)
         optimizer = cgd.ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=1)
         model(torch.ones(1, 9)).sum().backward()
         optimizer.step()
-        return len(optimizer.cautions)
+        return len(optimizer.privacy_warnings)
 
-    with cgd.local_peers(3) as colony:
-        assert colony.run(work) == [0, 0, 0]
-    assert told(caplog) == []
+    with cgd.local_peers(3) as members:
+        assert members.run(work) == [0, 0, 0]
+    assert logged(caplog) == []

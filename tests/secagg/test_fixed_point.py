@@ -1,3 +1,5 @@
+"""Fixed-point encoding: no total wraps around, and rounding is the only error."""
+
 from __future__ import annotations
 
 import math
@@ -16,7 +18,7 @@ rings = st.sampled_from([32, 64])
 
 
 @given(addends, bounds, rings)
-def test_for_sum_is_the_finest_that_cannot_wrap(m: int, bound: float, ring_bits: int) -> None:
+def test_for_sum_is_the_finest_encoding_that_cannot_wrap(m: int, bound: float, ring_bits: int) -> None:
     fixed_point = FixedPoint.for_sum(addends=m, bound=bound, ring_bits=ring_bits)
     largest = 2 ** (ring_bits - 1) - 1
     assert m * math.ceil(math.ldexp(bound, fixed_point.fraction_bits) - 0.5) <= largest
@@ -40,14 +42,14 @@ def test_weighted_totals_do_not_wrap(samples: list[int], bound: float, ring_bits
     assert abs(total - sign * bound) <= len(samples) * fixed_point.resolution / 2 + 1e-12 * bound
 
 
-def test_weights_cost_no_bits() -> None:
+def test_weighted_sum_needs_no_bits_for_the_number_of_addends() -> None:
     few = FixedPoint.for_weighted_sum(addends=3, bound=1.0)
     many = FixedPoint.for_weighted_sum(addends=100_000, bound=1.0)
     assert few.fraction_bits == many.fraction_bits == 30
 
 
 @given(hnp.arrays(np.float64, hnp.array_shapes(max_dims=3), elements=st.floats(-1, 1)), rings)
-def test_one_value_is_off_by_at_most_half_a_step(values: np.ndarray, ring_bits: int) -> None:
+def test_rounding_error_is_at_most_half_the_resolution(values: np.ndarray, ring_bits: int) -> None:
     fixed_point = FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=ring_bits)
     words = fixed_point.encode(values)
     assert words.shape == values.shape
@@ -56,27 +58,27 @@ def test_one_value_is_off_by_at_most_half_a_step(values: np.ndarray, ring_bits: 
 
 
 @given(st.integers(0, 200_000), st.sampled_from([math.nan, math.inf, -math.inf, 1.5, -1.0000001]))
-def test_a_value_out_of_range_is_named(place: int, value: float) -> None:
+def test_value_out_of_range_is_reported_with_its_index(index: int, value: float) -> None:
     values = np.zeros((2, 100_001))
-    values.flat[place] = value
+    values.flat[index] = value
     with pytest.raises(RangeError) as caught:
         FixedPoint.for_sum(addends=3, bound=1.0).encode(values)
     assert np.array_equal(caught.value.value, value, equal_nan=True)
-    assert caught.value.index == np.unravel_index(place, values.shape)
+    assert caught.value.index == np.unravel_index(index, values.shape)
     assert caught.value.bound == 1.0
     assert str(caught.value.index) in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("weight", [1.0, 0.3])
-def test_the_rounding_is_the_only_error_in_any_precision(dtype: type, weight: float) -> None:
+def test_rounding_is_the_only_error_in_any_precision(dtype: type, weight: float) -> None:
     values: np.ndarray = np.random.default_rng(0).uniform(-1, 1, 1000).astype(dtype)
     fixed_point = FixedPoint.for_weighted_sum(addends=3, bound=1.0)
     exact = values.astype(np.float64) * weight
     assert np.all(np.abs(fixed_point.decode(fixed_point.encode(values, weight)) - exact) <= fixed_point.resolution / 2)
 
 
-def test_the_bound_itself_fits_and_the_next_float_does_not() -> None:
+def test_bound_is_accepted_and_the_next_float_is_rejected() -> None:
     fixed_point = FixedPoint.for_sum(addends=3, bound=0.1)
     fixed_point.encode(np.array([0.1, -0.1]))
     with pytest.raises(RangeError, match="beyond the bound"):
@@ -85,8 +87,8 @@ def test_the_bound_itself_fits_and_the_next_float_does_not() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("bound", [0.1, 1e6])
-def test_a_value_clipped_to_the_bound_in_its_own_type_fits(dtype: type, bound: float) -> None:
-    """The float32 next to 0.1 lies above 0.1; it counts as 0.1, so that nothing can wrap around."""
+def test_value_clipped_to_the_bound_in_its_own_type_is_accepted(dtype: type, bound: float) -> None:
+    """The float32 nearest to 0.1 is above 0.1; it counts as 0.1, so that no total can wrap around."""
     fixed_point = FixedPoint.for_sum(addends=3, bound=bound, ring_bits=64)
     clipped: np.ndarray = np.clip(np.array([-6e4, 6e4]), -bound, bound).astype(dtype)
     decoded = fixed_point.decode(fixed_point.encode(clipped))
@@ -99,8 +101,8 @@ def test_a_value_clipped_to_the_bound_in_its_own_type_fits(dtype: type, bound: f
             fixed_point.encode(np.nextafter(dtype(bound), dtype(1)).reshape(1))
 
 
-def test_the_margin_of_a_weighted_sum_is_needed() -> None:
-    """65,536 addends that all round up: without room for their roundings the total would be −2³¹."""
+def test_weighted_sum_needs_its_margin() -> None:
+    """65,536 addends that all round up: without a margin for the rounding the total would be −2³¹."""
     bound = (2**31 - 1) / 2**30
     fixed_point = FixedPoint.for_weighted_sum(addends=65_536, bound=bound)
     words = fixed_point.encode(np.full(65_536, bound), weight=1 / 65_536)
@@ -114,7 +116,7 @@ def test_integers_are_exact(values: np.ndarray) -> None:
     assert int(fixed_point.decode(words.sum(keepdims=True), np.int64)[0]) == sum(int(v) for v in values)
 
 
-def test_integers_out_of_range_are_refused() -> None:
+def test_integers_out_of_range_are_rejected() -> None:
     largest = (2**63 - 1) // 5
     FixedPoint.for_integers(addends=5).encode(np.array([largest, -largest]))
     for value in (largest + 1, -largest - 1, 2**63 - 1):
@@ -123,7 +125,7 @@ def test_integers_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "error"),
     [
         (lambda: FixedPoint.for_sum(addends=0, bound=1.0), "addends is 0"),
         (lambda: FixedPoint.for_sum(addends=3, bound=0.0), "bound is 0"),
@@ -136,7 +138,7 @@ def test_integers_out_of_range_are_refused() -> None:
         (lambda: FixedPoint(fraction_bits=20, bound=1.0).encode(np.ones(1), weight=1.5), "weight is 1.5"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(call: object, says: str) -> None:
+def test_invalid_settings_are_rejected(call: object, error: str) -> None:
     assert callable(call)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=error):
         call()

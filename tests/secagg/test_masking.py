@@ -1,3 +1,5 @@
+"""Secret sharing and pairwise masks: they cancel, and any part of them is uniform."""
+
 from __future__ import annotations
 
 import tracemalloc
@@ -13,7 +15,7 @@ from scipy import stats
 
 from cgd import InputError, reconstruct, split
 from cgd.errors import LocalProtocolError
-from cgd.secagg.fixed_point import CHUNK
+from cgd.secagg.fixed_point import CHUNK_ELEMENTS
 from cgd.secagg.masking import PairwiseMasks
 from support.wire import names, pair_keys
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-# How often one call of `looks_uniform` cries wolf; the whole file makes fewer than thirty calls.
+# The false-alarm rate of one call of `looks_uniform`; this file makes fewer than thirty calls.
 FALSE_ALARM = 1e-6
 WORDS = 1 << 17
 
@@ -32,23 +34,23 @@ ring_arrays = st.sampled_from([np.uint32, np.uint64]).flatmap(
 
 
 @given(ring_arrays, st.integers(2, 9))
-def test_rec_undoes_shr(secret: npt.NDArray[Any], count: int) -> None:
+def test_reconstruct_inverts_split(secret: npt.NDArray[Any], count: int) -> None:
     shares = split(secret, count)
     assert len(shares) == count
     assert np.array_equal(reconstruct(shares), secret)
 
 
 def p_values(shares: Sequence[npt.NDArray[np.uint32]]) -> list[float]:
-    """Of a test that every sum over some of these shares is uniform, byte by byte (chi-squared, 255 degrees)."""
-    some = chain.from_iterable(combinations(shares, size) for size in range(1, len(shares) + 1))
-    totals = [np.add.reduce(chosen, dtype=np.uint32) for chosen in some]
+    """Return p-values of the test that every sum over some of these shares is uniform, byte by byte (chi-squared)."""
+    subsets = chain.from_iterable(combinations(shares, size) for size in range(1, len(shares) + 1))
+    totals = [np.add.reduce(chosen, dtype=np.uint32) for chosen in subsets]
     counts = [np.bincount(total.view(np.uint8)[byte::4], minlength=256) for total in totals for byte in range(4)]
     return [stats.chisquare(count).pvalue for count in counts]
 
 
 def looks_uniform(shares: Sequence[npt.NDArray[np.uint32]]) -> bool:
     values = p_values(shares)
-    return min(values) > FALSE_ALARM / len(values)  # Bonferroni: the false-alarm rate is that of all together
+    return min(values) > FALSE_ALARM / len(values)  # Bonferroni: the false-alarm rate of all tests together
 
 
 @pytest.mark.parametrize("secret", [0, 1, 2**31, 2**32 - 1])
@@ -58,16 +60,16 @@ def test_any_proper_subset_of_shares_is_uniform(secret: int) -> None:
         assert looks_uniform(shares[:left_out] + shares[left_out + 1 :])
 
 
-def test_the_test_of_uniformity_can_fail() -> None:
+def test_uniformity_test_can_fail() -> None:
     shares = split(np.full(WORDS, 7, dtype=np.uint32), 4)
-    assert not looks_uniform(shares)  # all four together give the secret away
+    assert not looks_uniform(shares)  # all four together reveal the secret
     biased = shares[0].copy()
-    biased[: WORDS // 20] &= 0x7FFFFFFF  # one bit too often zero in one word of twenty
+    biased[: WORDS // 20] &= 0x7FFFFFFF  # one bit is always zero in one word of twenty
     assert not looks_uniform([biased, *shares[1:3]])
 
 
 @given(st.integers(3, 8), st.integers(1, 50), st.sampled_from([np.uint32, np.uint64]), st.integers(0, 2**64 - 1))
-def test_expanded_shares_cancel(count: int, size: int, dtype: type, position: int) -> None:
+def test_pairwise_masks_cancel(count: int, size: int, dtype: type, position: int) -> None:
     members = names(count)
     keys = pair_keys(members)
     masked: list[npt.NDArray[Any]] = [np.zeros(size, dtype=dtype) for _ in members]
@@ -77,15 +79,15 @@ def test_expanded_shares_cancel(count: int, size: int, dtype: type, position: in
     assert all(words.any() for words in masked)
 
 
-def test_expanded_shares_do_not_depend_on_the_chunk() -> None:
+def test_pairwise_masks_do_not_depend_on_the_vector_size() -> None:
     keys = pair_keys(["a", "b", "c"])["a"]
-    long, short = np.zeros(3 * CHUNK + 5, dtype=np.uint32), np.zeros(CHUNK + 3, dtype=np.uint32)
+    long, short = np.zeros(3 * CHUNK_ELEMENTS + 5, dtype=np.uint32), np.zeros(CHUNK_ELEMENTS + 3, dtype=np.uint32)
     PairwiseMasks("a", keys).add_to(long, 1)
     PairwiseMasks("a", keys).add_to(short, 1)
     assert np.array_equal(long[: short.size], short)
 
 
-def test_masked_values_of_m_minus_1_members_look_uniform() -> None:
+def test_masked_values_of_all_but_one_member_are_uniform() -> None:
     members = names(4)
     keys = pair_keys(members)
     masked = [np.full(WORDS, i, dtype=np.uint32) for i in range(4)]
@@ -95,34 +97,34 @@ def test_masked_values_of_m_minus_1_members_look_uniform() -> None:
     assert not looks_uniform(masked)
 
 
-def test_a_position_is_spent_once() -> None:
-    shares = PairwiseMasks("a", pair_keys(["a", "b", "c"])["a"])
-    shares.add_to(np.zeros(1, dtype=np.uint32), 5)
+def test_position_can_be_used_once() -> None:
+    masks = PairwiseMasks("a", pair_keys(["a", "b", "c"])["a"])
+    masks.add_to(np.zeros(1, dtype=np.uint32), 5)
     for position in (5, 4):
-        with pytest.raises(LocalProtocolError, match="may be spent already"):
-            shares.add_to(np.zeros(1, dtype=np.uint32), position)
+        with pytest.raises(LocalProtocolError, match="may have been used already"):
+            masks.add_to(np.zeros(1, dtype=np.uint32), position)
 
 
-def test_positions_have_different_shares() -> None:
-    shares = PairwiseMasks("a", pair_keys(["a", "b", "c"])["a"])
+def test_positions_have_different_masks() -> None:
+    masks = PairwiseMasks("a", pair_keys(["a", "b", "c"])["a"])
     first, second = np.zeros(1000, dtype=np.uint32), np.zeros(1000, dtype=np.uint32)
-    shares.add_to(first, 1)
-    shares.add_to(second, 2)
-    assert np.count_nonzero(first == second) <= 2  # by chance one in four million
+    masks.add_to(first, 1)
+    masks.add_to(second, 2)
+    assert np.count_nonzero(first == second) <= 2  # equal by chance once in four million
 
 
 @pytest.mark.parametrize("peers", [2, 40])
-def test_extra_memory_is_bounded(peers: int) -> None:
+def test_additional_memory_is_bounded(peers: int) -> None:
     words = np.zeros(4_000_000, dtype=np.uint32)
-    shares = PairwiseMasks("p", {f"q{i}": bytes(16) for i in range(peers)})
+    masks = PairwiseMasks("p", {f"q{i}": bytes(16) for i in range(peers)})
     tracemalloc.start()
-    shares.add_to(words, 1)
+    masks.add_to(words, 1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000  # the vector itself has 16 MB
 
 
-def test_sessions_have_different_shares() -> None:
+def test_sessions_have_different_masks() -> None:
     keys = pair_keys(["a", "b", "c"])["a"]
     first, second = np.zeros(1000, dtype=np.uint32), np.zeros(1000, dtype=np.uint32)
     PairwiseMasks("a", keys, b"one").add_to(first, 1)
@@ -130,12 +132,12 @@ def test_sessions_have_different_shares() -> None:
     assert np.count_nonzero(first == second) <= 2
 
 
-def test_keys_are_not_shown() -> None:
+def test_repr_hides_the_keys() -> None:
     key = b"0123456789abcdef"
     assert "0123456789abcdef" not in repr(PairwiseMasks("a", {"b": key}))
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_invalid_secrets_shares_and_keys_are_rejected() -> None:
     ring = np.zeros(2, dtype=np.uint32)
     with pytest.raises(InputError, match="cannot be split into 1"):
         split(ring, 1)
@@ -143,7 +145,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
         split(np.zeros(2), 3)
     with pytest.raises(InputError, match="no shares"):
         reconstruct([])
-    with pytest.raises(InputError, match="shares of one secret are alike"):
+    with pytest.raises(InputError, match="shares of one secret have the same type and shape"):
         reconstruct([ring, np.zeros(3, dtype=np.uint32)])
     with pytest.raises(InputError, match="has 3 bytes"):
         PairwiseMasks("a", {"b": b"abc"})

@@ -1,3 +1,5 @@
+"""The bytes of messages: they survive a round trip, and malformed frames name their sender."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 from cgd.errors import FrameError
 from cgd.secagg.codec import KINDS, Frame, from_bytes, to_bytes
 from cgd.secagg.messages import (
+    MASKINGS,
     OPENINGS,
-    SHARINGS,
     Abort,
     Confirm,
     Deposit,
@@ -40,7 +42,7 @@ specs = st.builds(
     dtype=names,
     ring_bits=st.sampled_from([32, 64]),
     fraction_bits=st.integers(0, 255),
-    sharing=st.sampled_from(SHARINGS),
+    masking=st.sampled_from(MASKINGS),
     opening=st.sampled_from(OPENINGS),
     aggregator=names,
 )
@@ -79,32 +81,32 @@ frames = st.builds(Frame, st.binary(min_size=16, max_size=16), st.integers(0, 2*
 
 
 @given(frames)
-def test_frames_survive_the_wire(frame: Frame) -> None:
+def test_frames_survive_a_round_trip(frame: Frame) -> None:
     assert from_bytes(to_bytes(frame), "p1") == frame
 
 
 @given(frames, st.data())
-def test_a_cut_or_lengthened_frame_names_its_sender(frame: Frame, data: st.DataObject) -> None:
+def test_truncated_or_oversized_frame_names_its_sender(frame: Frame, data: st.DataObject) -> None:
     whole = to_bytes(frame)
-    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    longer = whole + data.draw(st.binary(min_size=1, max_size=9))
-    for wrong, says in ((cut, "truncated"), (longer, "oversized")):
-        with pytest.raises(FrameError, match=says) as caught:
+    truncated = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    oversized = whole + data.draw(st.binary(min_size=1, max_size=9))
+    for wrong, error_text in ((truncated, "truncated"), (oversized, "oversized")):
+        with pytest.raises(FrameError, match=error_text) as caught:
             from_bytes(wrong, "hospital-c")
         assert caught.value.peer == "hospital-c"
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_never_more_than_a_frame_error(garbage: bytes) -> None:
+def test_random_bytes_raise_only_frame_errors(data: bytes) -> None:
     with pytest.raises(FrameError):
-        from_bytes(garbage, "p1")
+        from_bytes(data, "p1")
 
 
 @given(frames, st.data())
-def test_a_changed_byte_is_a_frame_or_a_frame_error(frame: Frame, data: st.DataObject) -> None:
+def test_frame_with_a_changed_byte_is_read_or_raises_a_frame_error(frame: Frame, data: st.DataObject) -> None:
     changed = bytearray(to_bytes(frame))
-    place = data.draw(st.integers(0, len(changed) - 1))
-    changed[place] ^= data.draw(st.integers(1, 255))
+    index = data.draw(st.integers(0, len(changed) - 1))
+    changed[index] ^= data.draw(st.integers(1, 255))
     try:
         assert isinstance(from_bytes(bytes(changed), "p1"), Frame)
     except FrameError as error:
@@ -112,22 +114,22 @@ def test_a_changed_byte_is_a_frame_or_a_frame_error(frame: Frame, data: st.DataO
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "says"),
+    ("offset", "value", "error_text"),
     [
         (0, 0x58, "not a frame of cgd"),
-        (3, 9, "speaks version 9 of the protocol, we speak 2"),
+        (3, 9, "uses protocol version 9, this member uses 2"),
         (4, 99, "unknown kind 99"),
-        (32, 1, "it is no slice and has the place 1"),
+        (32, 1, "it is not a slice, but has the start 1"),
     ],
 )
-def test_header_faults_are_told(place: int, value: int, says: str) -> None:
+def test_header_faults_are_reported(offset: int, value: int, error_text: str) -> None:
     changed = bytearray(to_bytes(Frame(bytes(16), 1, Leave())))
-    changed[place] = value
-    with pytest.raises(FrameError, match=says):
+    changed[offset] = value
+    with pytest.raises(FrameError, match=error_text):
         from_bytes(bytes(changed), "p1")
 
 
-def test_every_kind_has_its_own_number() -> None:
+def test_every_kind_has_a_unique_number() -> None:
     examples: list[Message] = [
         Ready(SumSpec((1,), "float32", 32, 20, "uniform", "mesh"), bytes(32)),
         Share(0, b""),
@@ -151,6 +153,6 @@ def test_every_kind_has_its_own_number() -> None:
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))
 
 
-def test_reasons_carry_no_value() -> None:
+def test_abort_frames_contain_only_a_reason_code() -> None:
     assert all(len(to_bytes(Frame(bytes(16), 1, Abort(reason)))) == 49 for reason in Reason)
     assert all(reason.text for reason in Reason)

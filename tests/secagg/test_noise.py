@@ -1,4 +1,4 @@
-"""Noise KK, byte for byte as an independent implementation has it (the package noiseprotocol)."""
+"""Noise KK is equal byte for byte to an independent implementation (the package noiseprotocol)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cgd.secagg.noise import NAME, Handshake, nonce
 
 KEYS = st.binary(min_size=32, max_size=32)
 PAYLOADS = st.binary(max_size=80)
-REFUSED = "does not fit its keys|shared key|public key"
+REJECTED = "does not match its keys|shared key|public key"
 
 
 def key(secret: bytes) -> X25519PrivateKey:
@@ -25,7 +25,7 @@ def public(secret: bytes) -> bytes:
 
 
 def theirs(initiator: bool, prologue: bytes, static: bytes, peer: bytes, ephemeral: bytes) -> NoiseConnection:
-    """One end of the independent implementation."""
+    """Return one side of the independent implementation."""
     made = NoiseConnection.from_name(NAME)
     made.set_prologue(prologue)
     if initiator:
@@ -42,7 +42,7 @@ def theirs(initiator: bool, prologue: bytes, static: bytes, peer: bytes, ephemer
 @pytest.mark.filterwarnings("ignore:One of ephemeral keypairs is already set")
 @settings(max_examples=50)
 @given(KEYS, KEYS, KEYS, KEYS, PAYLOADS, PAYLOADS, PAYLOADS)
-def test_both_ends_write_the_bytes_of_another_implementation(
+def test_both_sides_write_the_bytes_of_another_implementation(
     s_i: bytes, s_r: bytes, e_i: bytes, e_r: bytes, prologue: bytes, first: bytes, second: bytes
 ) -> None:
     initiator = Handshake(True, prologue, key(s_i), public(s_r), key(e_i))
@@ -62,7 +62,7 @@ def test_both_ends_write_the_bytes_of_another_implementation(
         assert AESGCM(to_initiator).encrypt(nonce(count), second, b"") == their_responder.encrypt(second)
 
 
-def ends() -> tuple[Handshake, Handshake]:
+def handshakes() -> tuple[Handshake, Handshake]:
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     return (
         Handshake(True, b"p", one, other.public_key().public_bytes_raw()),
@@ -71,28 +71,28 @@ def ends() -> tuple[Handshake, Handshake]:
 
 
 @given(st.data())
-def test_a_message_that_does_not_fit_is_refused_and_the_right_one_is_read_after_it(data: st.DataObject) -> None:
-    initiator, responder = ends()
+def test_altered_message_is_rejected_and_the_valid_one_is_read_after_it(data: st.DataObject) -> None:
+    initiator, responder = handshakes()
 
-    def bent(message: bytes) -> bytes:
+    def altered(message: bytes) -> bytes:
         if data.draw(st.booleans()):
             return message[: data.draw(st.integers(0, len(message) - 1))]
-        place = data.draw(st.integers(0, len(message) - 1))
+        index = data.draw(st.integers(0, len(message) - 1))
         # The highest bit of an X25519 key is not used, but it is in the transcript.
-        return message[:place] + bytes([message[place] ^ data.draw(st.integers(1, 255))]) + message[place + 1 :]
+        return message[:index] + bytes([message[index] ^ data.draw(st.integers(1, 255))]) + message[index + 1 :]
 
     first = initiator.write(b"1")
-    with pytest.raises(ValueError, match=REFUSED):
-        responder.read(bent(first))
+    with pytest.raises(ValueError, match=REJECTED):
+        responder.read(altered(first))
     assert responder.read(first) == b"1"
     second = responder.write(b"2")
-    with pytest.raises(ValueError, match=REFUSED):
-        initiator.read(bent(second))
+    with pytest.raises(ValueError, match=REJECTED):
+        initiator.read(altered(second))
     assert initiator.read(second) == b"2"
     assert initiator.split() == responder.split()[::-1]
 
 
-def test_another_prologue_or_static_key_does_not_fit() -> None:
+def test_another_prologue_or_static_key_is_rejected() -> None:
     one, other, third = (X25519PrivateKey.generate() for _ in range(3))
     one_public, other_public, third_public = (each.public_key().public_bytes_raw() for each in (one, other, third))
     first = Handshake(True, b"p", one, other_public).write()
@@ -101,24 +101,24 @@ def test_another_prologue_or_static_key_does_not_fit() -> None:
         Handshake(False, b"p", other, third_public),
         Handshake(False, b"p", third, one_public),
     ):
-        with pytest.raises(ValueError, match="a handshake message does not fit its keys"):
+        with pytest.raises(ValueError, match="a handshake message does not match its keys"):
             responder.read(first)
 
 
 @pytest.mark.parametrize("order", ["first", "second"])
-def test_a_key_of_small_order_is_refused(order: str) -> None:
-    initiator, responder = ends()
+def test_key_of_small_order_is_rejected(order: str) -> None:
+    initiator, responder = handshakes()
     if order == "first":
-        with pytest.raises(ValueError, match=REFUSED):
+        with pytest.raises(ValueError, match=REJECTED):
             responder.read(bytes(32) + bytes(16))
     else:
         responder.read(initiator.write())
-        with pytest.raises(ValueError, match=REFUSED):
+        with pytest.raises(ValueError, match=REJECTED):
             initiator.read(bytes(32) + bytes(16))
 
 
-def test_secrets_are_not_shown() -> None:
-    initiator, _ = ends()
+def test_repr_hides_secrets() -> None:
+    initiator, _ = handshakes()
     initiator.write()
     assert repr(initiator).startswith("<cgd.secagg.noise.Handshake object")
     assert initiator._state._chaining_key.hex() not in repr(initiator._state)

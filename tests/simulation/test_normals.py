@@ -8,7 +8,7 @@ from cgd.simulation import normals
 
 
 @pytest.mark.parametrize("delta", [1.0, 0.1, 1e-3])
-def test_the_compiled_numbers_are_the_same_bits(delta: float) -> None:
+def test_compiled_draw_equals_the_reference_bit_for_bit(delta: float) -> None:
     count = 1_000_000
     key = bytes(range(32))
     reference = standard_normal(key, count) * delta
@@ -17,12 +17,12 @@ def test_the_compiled_numbers_are_the_same_bits(delta: float) -> None:
     assert np.array_equal(numbers, reference.astype(np.float32))
 
 
-def test_the_compiled_quantile_has_the_same_bits_in_double_precision_and_far_out() -> None:
+def test_compiled_quantile_equals_the_reference_in_the_far_tails() -> None:
     steps = np.arange(0, 1 << 40, 1 << 24, dtype=np.uint64)
     spread = np.arange(0, 1 << 63, 1 << 47, dtype=np.uint64) * np.uint64(2)
     words = np.concatenate([steps, np.uint64(2**64 - 1) - steps, spread])
     reference = normal_quantile(((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
-    assert np.abs(reference).max() > 8  # where r > 5: a draw of millions does not get there
+    assert np.abs(reference).max() > 8  # where r > 5, which millions of random numbers do not reach
     numbers = np.empty(len(words), np.float64)
     normals._quantiles(words, 1.0, numbers)
     assert np.array_equal(numbers, reference)

@@ -1,4 +1,4 @@
-"""Centralised, local and federated training, against loops written out here."""
+"""Centralised, local and federated training, compared with explicit loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, confine, participant_seed
-from cgd.optim.vertical import narrow
+from cgd.optim.vertical import build_tower
 from cgd.simulation.baselines import BaselineSettings, centralised, federated_sgd, local
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 
@@ -22,12 +22,12 @@ build = fully_connected(FEATURES, 8, CLASSES)
 TEST = samples(50, seed=7)
 
 
-def setting(rows: int = 4, columns: int = 1, **changes: Any) -> BaselineSettings:
-    given = {"steps": 15, "lr": 0.3, "test": TEST, "evaluate_every": 5, **changes}
-    return BaselineSettings(build, blocks(rows, columns), **given)
+def make_settings(rows: int = 4, columns: int = 1, **changes: Any) -> BaselineSettings:
+    values = {"steps": 15, "lr": 0.3, "test": TEST, "evaluate_every": 5, **changes}
+    return BaselineSettings(build, blocks(rows, columns), **values)
 
 
-def by_hand(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 15) -> torch.nn.Module:
+def train_reference(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 15) -> torch.nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -36,22 +36,22 @@ def by_hand(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int
     return model
 
 
-def started(model: torch.nn.Module, cell: Cell) -> torch.nn.Module:
+def initialise(model: torch.nn.Module, cell: Cell) -> torch.nn.Module:
     confine(model, 0.1, participant_seed(0, cell))
     return model
 
 
-def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+def are_close(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_centralised_sees_all_samples_and_features(columns: int) -> None:
-    given = setting(columns=columns)
-    trained = centralised(given)
-    x, y = given.pooled()
+def test_centralised_trains_on_all_samples_and_features(columns: int) -> None:
+    settings = make_settings(columns=columns)
+    trained = centralised(settings)
+    x, y = settings.pooled()
     assert x.shape == (60, FEATURES)
-    assert same(trained.models["centralised"], by_hand(started(build(), Cell(0, 0)), x, y))
+    assert are_close(trained.models["centralised"], train_reference(initialise(build(), Cell(0, 0)), x, y))
     assert [each.step for each in trained.history.evaluations] == [0, 5, 10, 15]
     outputs = trained.models["centralised"](TEST[0])
     accuracy = float((outputs.argmax(dim=1) == TEST[1]).float().mean())
@@ -59,37 +59,37 @@ def test_centralised_sees_all_samples_and_features(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_local_is_everybody_alone(columns: int) -> None:
-    given = setting(columns=columns)
-    trained = local(given)
-    assert list(trained.models) == [str(cell) for cell in given.blocks]
-    for cell, block in given.blocks.items():
-        start = build() if columns == 1 else narrow(build(), 4)
-        assert same(trained.models[str(cell)], by_hand(started(start, cell), block.x, block.y))
+def test_local_trains_each_participant_on_its_own_data(columns: int) -> None:
+    settings = make_settings(columns=columns)
+    trained = local(settings)
+    assert list(trained.models) == [str(cell) for cell in settings.blocks]
+    for cell, block in settings.blocks.items():
+        initial = build() if columns == 1 else build_tower(build(), 4)
+        assert are_close(trained.models[str(cell)], train_reference(initialise(initial, cell), block.x, block.y))
     cell = Cell(1, columns - 1)
     own = TEST[0] if columns == 1 else TEST[0][:, 8:]
     accuracy = float((trained.models[str(cell)](own).argmax(dim=1) == TEST[1]).float().mean())
-    assert trained.history.evaluations[-1].accuracy[list(given.blocks).index(cell)] == pytest.approx(accuracy)
+    assert trained.history.evaluations[-1].accuracy[list(settings.blocks).index(cell)] == pytest.approx(accuracy)
 
 
-def test_a_sample_of_participants_trains_as_if_all_did() -> None:
-    everyone, some = local(setting(10)), local(setting(10), sample=3)
+def test_local_sample_trains_the_same_models_as_all() -> None:
+    everyone, some = local(make_settings(10)), local(make_settings(10), sample=3)
     assert len(some.models) == 3
-    assert all(same(model, everyone.models[name]) for name, model in some.models.items())
+    assert all(are_close(model, everyone.models[name]) for name, model in some.models.items())
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_federated_sgd_is_centralised_training_of_one_model(secure: bool) -> None:
-    given = setting()
-    colony = federated_sgd(given, secure=secure)
-    central = centralised(given).models["centralised"]
-    for cell in colony.cells:
-        assert same(colony.model(cell), central)
+def test_federated_sgd_equals_centralised_training(secure: bool) -> None:
+    settings = make_settings()
+    result = federated_sgd(settings, secure=secure)
+    central = centralised(settings).models["centralised"]
+    for cell in result.cells:
+        assert are_close(result.model(cell), central)
 
 
-def test_federated_sgd_in_a_grid_has_one_model_for_all() -> None:
-    colony = federated_sgd(setting(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS)
-    models = {cell: dict(colony.model(cell).named_parameters()) for cell in colony.cells}
+def test_federated_sgd_in_a_grid_has_one_common_model() -> None:
+    result = federated_sgd(make_settings(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS)
+    models = {cell: dict(result.model(cell).named_parameters()) for cell in result.cells}
     for cell, parameters in models.items():
         assert torch.equal(parameters["2.weight"], models[Cell(0, 0)]["2.weight"])
         assert torch.equal(parameters["0.weight"], models[Cell(0, cell.column)]["0.weight"])
@@ -97,18 +97,18 @@ def test_federated_sgd_in_a_grid_has_one_model_for_all() -> None:
 
 
 @pytest.mark.parametrize("method", [centralised, local])
-def test_it_resumes_to_the_same_bits(method: Any, tmp_path: Path) -> None:
-    whole = method(setting())
+def test_resumed_run_has_the_same_bits(method: Any, tmp_path: Path) -> None:
+    uninterrupted = method(make_settings())
     path = tmp_path / "run.pt"
-    method(setting(steps=10, checkpoint=str(path)))
-    resumed = method(setting(checkpoint=str(path)))
-    assert resumed.history == whole.history
-    for name, model in whole.models.items():
+    method(make_settings(steps=10, checkpoint=str(path)))
+    resumed = method(make_settings(checkpoint=str(path)))
+    assert resumed.history == uninterrupted.history
+    for name, model in uninterrupted.models.items():
         assert all(
             torch.equal(a, b) for a, b in zip(model.parameters(), resumed.models[name].parameters(), strict=True)
         )
 
 
-def test_divergence_is_told() -> None:
+def test_divergence_raises_an_error() -> None:
     with pytest.raises(DivergenceError, match=r"after \d+ steps; lower lr \(it is 1e\+38\)"):
-        centralised(setting(lr=1e38))
+        centralised(make_settings(lr=1e38))

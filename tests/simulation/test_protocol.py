@@ -1,4 +1,4 @@
-"""In the ring, the simulator gives the bits of real participants who run the secure-sum protocol."""
+"""In the ring, the simulator has the same bits as real participants that run the secure-sum protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cgd import (
     simulate,
 )
 from cgd.optim.displacement import AdamRule, SGDRule
-from cgd.optim.vertical import JointFirstLayer, late_fusion, narrow
+from cgd.optim.vertical import JointFirstLayer, build_tower, late_fusion
 from support.networks import CLASSES, FEATURES, blocks, fully_connected
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ STEPS, LR, DELTA, SEED = 6, 0.3, 0.2, 4
 build = fully_connected(FEATURES, 8, CLASSES)
 
 
-def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+def equal_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows(rule: str, dtype: torch.dtype) -> None:
+def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype) -> None:
     split = blocks(4, count=30)
     make: dict[str, Callable[..., ConfinedOptimizer]] = {
         "sgd": partial(ConfinedSGD, lr=LR),
@@ -65,9 +65,9 @@ def test_rows(rule: str, dtype: torch.dtype) -> None:
             optimizer.step()
         return dict(model.named_parameters())
 
-    with local_peers(4) as peers:
-        real = peers.run(train, split.values())
-    colony = simulate(
+    with local_peers(4) as members:
+        real = members.run(train, split.values())
+    result = simulate(
         make_model,
         split,
         steps=STEPS,
@@ -79,11 +79,11 @@ def test_rows(rule: str, dtype: torch.dtype) -> None:
         progress=False,
     )
     for cell, parameters in zip(split, real, strict=True):
-        assert same_bits(dict(colony.model(cell).named_parameters()), parameters)
+        assert equal_bits(dict(result.model(cell).named_parameters()), parameters)
 
 
-def grid_of_peers(grid: Grid, stack: ExitStack) -> tuple[LocalPeers, list[Peers], list[Peers]]:
-    """Everyone, and for each cell its own peers in its column group and in its row."""
+def connect_grid(grid: Grid, stack: ExitStack) -> tuple[LocalPeers, list[Peers], list[Peers]]:
+    """Return the peers of all participants, and for each cell those of its column group and of its row."""
     everyone = stack.enter_context(local_peers(list(map(str, grid.cells))))
     own: dict[tuple[str, int], LocalPeers] = {}
     for column in range(grid.columns):
@@ -96,13 +96,13 @@ def grid_of_peers(grid: Grid, stack: ExitStack) -> tuple[LocalPeers, list[Peers]
 
 
 @pytest.mark.parametrize("mode", ["towers", "joint"])
-def test_grids(mode: Any) -> None:
+def test_simulated_grids_equal_real_participants(mode: Any) -> None:
     grid = Grid(3, 3)
     split = blocks(3, 3, count=20)
     test_x = torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(9))
 
     def train(everyone: Peers, column: Peers, row: Peers, block: Block) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        model = narrow(build(), block.x.shape[1])
+        model = build_tower(build(), block.x.shape[1])
         confine(model, DELTA, participant_seed(SEED, block.cell))
         rest = list(model[1:].parameters())
         groups: list[dict[str, Any]] = [
@@ -122,10 +122,10 @@ def test_grids(mode: Any) -> None:
         return dict(model.named_parameters()), outputs
 
     with ExitStack() as stack:
-        everyone, columns, rows = grid_of_peers(grid, stack)
+        everyone, columns, rows = connect_grid(grid, stack)
         real = everyone.run(train, columns, rows, split.values())
     accept = JOINT_REVEALS_RECORDS if mode == "joint" else ""
-    colony = simulate(
+    result = simulate(
         build,
         split,
         steps=STEPS,
@@ -138,19 +138,19 @@ def test_grids(mode: Any) -> None:
         progress=False,
     )
     for cell, (parameters, outputs) in zip(grid.cells, real, strict=True):
-        assert same_bits(dict(colony.model(cell).named_parameters()), parameters)
-        simulated = colony.fused_outputs(cell.row, test_x) if mode == "towers" else colony.outputs(cell, test_x)
+        assert equal_bits(dict(result.model(cell).named_parameters()), parameters)
+        simulated = result.fused_outputs(cell.row, test_x) if mode == "towers" else result.outputs(cell, test_x)
         assert torch.allclose(simulated, outputs, atol=1e-5)  # the opened sum was rounded to the ring
 
 
-def test_the_ring_is_not_the_float() -> None:
-    """The control: without the fixed point the bits differ, so the comparisons above compare something."""
+def test_float_arithmetic_has_other_bits() -> None:
+    """Control: without the fixed point the bits differ, so the comparisons above are meaningful."""
     arithmetics: tuple[Any, Any] = ("ring", "float")
     ring, plain = (
         simulate(build, blocks(3), steps=3, lr=LR, arithmetic=arithmetic, engine="modules", progress=False)
         for arithmetic in arithmetics
     )
-    assert not same_bits(ring.displacement(), plain.displacement())
+    assert not equal_bits(ring.displacement(), plain.displacement())
     assert all(
         torch.allclose(ring.displacement()[name], plain.displacement()[name], atol=1e-6) for name in ring.displacement()
     )

@@ -1,4 +1,4 @@
-"""Pulling the plug: a process is killed at a random moment, again and again, and the result is the same file."""
+"""A run that is killed at random steps and resumed writes the same result file."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from cgd.experiments.runner import Store
+from cgd.experiments.runner import ResultStore
 from cgd.experiments.spec import RunSpec
-from cgd.simulation import course
-course.SECONDS_BETWEEN_CHECKPOINTS = 0.0
-Store(Path(sys.argv[1])).run(
+from cgd.simulation import loop
+loop.CHECKPOINT_INTERVAL_SECONDS = 0.0
+ResultStore(Path(sys.argv[1])).run(
     RunSpec.from_table(json.loads(sys.argv[2]), "test"), on_step=lambda step, _: print(step, flush=True)
 )
 """
 
 
-def start(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
+def start_run(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(spec.as_json())]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -49,25 +49,25 @@ def start(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
     ],
     ids=["fused", "ring", "local"],
 )
-def test_killed_at_random_steps_and_resumed(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_and_resumed_run_writes_the_same_result(settings: dict[str, Any], tmp_path: Path) -> None:
     spec = RunSpec(data="iris", hidden=(8,), steps=60, evaluations=10, **settings)
-    undisturbed = ResultStore(tmp_path / "undisturbed")
-    undisturbed.run(spec)
-    disturbed = ResultStore(tmp_path / "disturbed")
-    choice = random.Random(1)
+    uninterrupted = ResultStore(tmp_path / "uninterrupted")
+    uninterrupted.run(spec)
+    interrupted = ResultStore(tmp_path / "interrupted")
+    rng = random.Random(1)
     steps_seen: list[int] = []
     for _ in range(2):
-        process = start(disturbed.folder, spec)
+        process = start_run(interrupted.folder, spec)
         assert process.stdout is not None
-        steps_seen += [int(process.stdout.readline()) for _ in range(choice.randint(8, 20))]
+        steps_seen += [int(process.stdout.readline()) for _ in range(rng.randint(8, 20))]
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        assert not disturbed.path(spec).exists()
-    assert max(steps_seen) > 12  # it did go on, and not from the start
-    process = start(disturbed.folder, spec)
+        assert not interrupted.path(spec).exists()
+    assert max(steps_seen) > 12  # it resumed, and not from the start
+    process = start_run(interrupted.folder, spec)
     rest, _ = process.communicate()
     assert process.returncode == 0
     assert int(rest.split()[0]) > 1
-    assert disturbed.path(spec).read_bytes() == undisturbed.path(spec).read_bytes()
-    assert not disturbed.checkpoint(spec).exists()
+    assert interrupted.path(spec).read_bytes() == uninterrupted.path(spec).read_bytes()
+    assert not interrupted.checkpoint(spec).exists()

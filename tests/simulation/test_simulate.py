@@ -37,23 +37,23 @@ build = fully_connected(FEATURES, 8, CLASSES)
 
 
 def run(split: Any = None, model: Any = build, **settings: Any) -> SimulationResult:
-    given = {"steps": 5, "lr": 0.5, "progress": False, **settings}
-    return simulate(model, blocks(4) if split is None else split, **given)
+    arguments = {"steps": 5, "lr": 0.5, "progress": False, **settings}
+    return simulate(model, blocks(4) if split is None else split, **arguments)
 
 
-# What a colony is.
+# Models and displacement
 
 
 @pytest.mark.parametrize("engine", ["auto", "modules"])
-def test_a_colony_of_one_is_plain_training(engine: Any) -> None:
-    """origin + displacement rounds once more in a step than a weight that moves by itself.
+def test_single_participant_equals_plain_training(engine: Any) -> None:
+    """origin + displacement is rounded once more per step than a weight.
 
-    A step of gradient descent with this lr does not enlarge a distance here, so after T steps the two are no further
-    apart than T roundings of a weight, in each coordinate, times a small factor for those of the gradients.
+    With this lr a step of gradient descent does not increase distances, so after T steps each coordinate differs by at
+    most T rounding errors of a weight, times a small factor for those of the gradients.
     """
     x, y = samples(40)
     steps = 30
-    colony = run(Grid(1).split(x, y, seed=None), steps=steps, lr=0.1, engine=engine)
+    result = run(Grid(1).split(x, y, seed=None), steps=steps, lr=0.1, engine=engine)
     model = build()
     confine(model, 0.1, participant_seed(0, Cell(0, 0)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -64,32 +64,32 @@ def test_a_colony_of_one_is_plain_training(engine: Any) -> None:
         loss.backward()
         losses.append(float(loss.detach()))
         optimizer.step()
-    for ours, theirs in zip(colony.model(Cell(0, 0)).parameters(), model.parameters(), strict=True):
+    for ours, theirs in zip(result.model(Cell(0, 0)).parameters(), model.parameters(), strict=True):
         assert float((ours - theirs).detach().abs().max()) < 4 * steps * 2**-24
-    assert colony.history.training_loss == pytest.approx(losses, rel=1e-5)
+    assert result.history.training_loss == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < 0.95 * losses[0]
 
 
-def test_everybody_is_at_its_origin_plus_the_displacement() -> None:
-    colony = run(blocks(3, 2), mode="joint", accept=JOINT_REVEALS_RECORDS)
-    assert len(colony) == 6
-    for cell in colony.cells:
-        moved = colony.displacement(cell.column)
-        for name, origin in colony.origin(cell).draw():
-            parameter = dict(colony.model(cell).named_parameters())[name]
-            assert torch.equal(parameter, origin.float() + moved[name])
-    first, second = colony.displacement(0), colony.displacement(1)
+def test_models_are_origin_plus_displacement() -> None:
+    result = run(blocks(3, 2), mode="joint", accept=JOINT_REVEALS_RECORDS)
+    assert len(result) == 6
+    for cell in result.cells:
+        displacement = result.displacement(cell.column)
+        for name, origin in result.origin(cell).draw():
+            parameter = dict(result.model(cell).named_parameters())[name]
+            assert torch.equal(parameter, origin.float() + displacement[name])
+    first, second = result.displacement(0), result.displacement(1)
     assert torch.equal(first["2.weight"], second["2.weight"])
     assert not torch.equal(first["0.weight"], second["0.weight"])
 
 
-def test_everybody_has_its_own_delta() -> None:
-    colony = run(blocks(3), steps=0, delta=lambda cell: 0.01 * 10.0**cell.row)
-    spreads = [float(colony.model(Cell(row, 0)).get_parameter("0.weight").detach().std()) for row in range(3)]
+def test_delta_may_differ_between_participants() -> None:
+    result = run(blocks(3), steps=0, delta=lambda cell: 0.01 * 10.0**cell.row)
+    spreads = [float(result.model(Cell(row, 0)).get_parameter("0.weight").detach().std()) for row in range(3)]
     assert spreads == pytest.approx([0.01, 0.1, 1.0], rel=0.4)
 
 
-def test_a_common_origin_is_federated_sgd() -> None:
+def test_common_origin_equals_federated_sgd() -> None:
     split = blocks(4)
     common = run(split, common_origin=True, steps=20)
     models = [common.model(cell) for cell in common.cells]
@@ -101,7 +101,7 @@ def test_a_common_origin_is_federated_sgd() -> None:
 
 
 @pytest.mark.parametrize(("shared", "times"), [("mean", 1), ("sum", 3), (None, 3)])
-def test_towers_add_the_columns_gradients_of_common_layers(shared: Any, times: int) -> None:
+def test_shared_sums_or_averages_gradients_of_shared_layers(shared: Any, times: int) -> None:
     split = blocks(2, 3)
     one = run(split, steps=1, mode="towers", shared="mean").displacement()
     other = run(split, steps=1, mode="towers", shared=shared).displacement()
@@ -109,51 +109,53 @@ def test_towers_add_the_columns_gradients_of_common_layers(shared: Any, times: i
     assert torch.equal(other["0.weight"], one["0.weight"])
 
 
-def test_evaluation_of_a_sample_and_of_fused_rows() -> None:
+def test_evaluation_of_sampled_participants_and_fused_rows() -> None:
     x, y = samples(300, seed=3)
-    colony = run(Grid(10, 3).split(x[:200], y[:200]), steps=60, sample=6, evaluate_every=25, test=(x[200:], y[200:]))
-    history = colony.history
+    result = run(Grid(10, 3).split(x[:200], y[:200]), steps=60, sample=6, evaluate_every=25, test=(x[200:], y[200:]))
+    history = result.history
     assert [each.step for each in history.evaluations] == [0, 25, 50, 60]
     last = history.evaluations[-1]
     assert len(last.loss) == len(last.accuracy) == len(history.participants) == 6
     assert len(last.fused_accuracy) == 4
-    cell = next(cell for cell in colony.cells if str(cell) == history.participants[2])
-    outputs = colony.model(cell)(x[200:, 4 * cell.column : 4 * cell.column + 4])
+    cell = next(cell for cell in result.cells if str(cell) == history.participants[2])
+    outputs = result.model(cell)(x[200:, 4 * cell.column : 4 * cell.column + 4])
     assert last.accuracy[2] == pytest.approx(float((outputs.argmax(dim=1) == y[200:]).float().mean()))
-    assert sum(last.fused_accuracy) / 4 > sum(last.accuracy) / 6 + 0.1  # a row knows more than one of its columns
+    assert (
+        sum(last.fused_accuracy) / 4 > sum(last.accuracy) / 6 + 0.1
+    )  # a row has more information than one of its columns
     assert History.from_json(json.loads(json.dumps(history.as_json()))) == history
     spread = Spread.of_accuracies(last.accuracy)
     assert spread.worst == min(last.accuracy) <= spread.mean
     assert Spread.of_losses(last.loss).worst == max(last.loss)
 
 
-def test_a_joint_row_predicts_as_one_network() -> None:
-    """In `joint` the pre-activations of the row add up, so the row's first layers side by side are one layer."""
-    colony = run(blocks(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS, steps=10)
+def test_joint_row_predicts_like_one_network() -> None:
+    """In `joint` the row adds its pre-activations, so its first layers side by side form one layer."""
+    result = run(blocks(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS, steps=10)
     x, _ = samples(20, seed=8)
-    whole = build()
-    parts = [colony.model(Cell(1, column))[0] for column in range(3)]  # type: ignore[index]
+    full_model = build()
+    parts = [result.model(Cell(1, column))[0] for column in range(3)]  # type: ignore[index]
     with torch.no_grad():
-        whole[0].weight.copy_(torch.cat([part.weight for part in parts], dim=1))  # type: ignore[operator]
-        whole[0].bias.copy_(sum(part.bias for part in parts))  # type: ignore[operator]
+        full_model[0].weight.copy_(torch.cat([part.weight for part in parts], dim=1))  # type: ignore[operator]
+        full_model[0].bias.copy_(sum(part.bias for part in parts))  # type: ignore[operator]
         for name in ("2.weight", "2.bias"):
-            whole.get_parameter(name).copy_(colony.model(Cell(1, 2)).get_parameter(name))
-        assert torch.allclose(colony.outputs(Cell(1, 2), x), whole(x), atol=1e-5)
+            full_model.get_parameter(name).copy_(result.model(Cell(1, 2)).get_parameter(name))
+        assert torch.allclose(result.outputs(Cell(1, 2), x), full_model(x), atol=1e-5)
 
 
-def test_the_step_size_shrinks() -> None:
+def test_mu_shrinks_the_step_size() -> None:
     fixed, shrinking = (run(steps=40, mu=mu, hold=10) for mu in (0.0, 0.001))
     assert fixed.history.training_loss[:12] == shrinking.history.training_loss[:12]
     assert fixed.history.training_loss[-1] < shrinking.history.training_loss[-1]
 
 
-# Any module, any loss.
+# Modules and losses
 
 
-def test_a_convolutional_network() -> None:
+def test_simulate_convolutional_network() -> None:
     images = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(60) % 2
-    images[labels == 0, :, :, :4] += 1  # the left half is the brighter one
+    images[labels == 0, :, :, :4] += 1  # the left half is brighter
     images[labels == 1, :, :, 4:] += 1
 
     def convolutional() -> nn.Module:
@@ -167,28 +169,28 @@ def test_a_convolutional_network() -> None:
             nn.Linear(16, 2),
         )
 
-    colony = run(Grid(5).split(images, labels), convolutional, steps=150, lr=0.3, test=(images, labels))
-    assert min(colony.history.evaluations[-1].accuracy) > 0.8
+    result = run(Grid(5).split(images, labels), convolutional, steps=150, lr=0.3, test=(images, labels))
+    assert min(result.history.evaluations[-1].accuracy) > 0.8
     again = run(Grid(5).split(images, labels), convolutional, steps=150, lr=0.3, test=(images, labels))
-    assert again.history == colony.history  # dropout included
+    assert again.history == result.history  # including dropout
 
 
-def test_an_autoencoder() -> None:
-    """Unsupervised: the samples are their own labels."""
+def test_simulate_autoencoder() -> None:
+    """Unsupervised training: the samples are the labels."""
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) @ torch.randn(
         2, 6, generator=torch.Generator().manual_seed(1)
     )
     autoencoder = fully_connected(6, 4, 2, 4, 6, activation=nn.Tanh)
-    colony = run(Grid(6).split(x, x), autoencoder, loss=functional.mse_loss, steps=600, lr=0.2, test=(x, x))
-    first, last = colony.history.evaluations[0], colony.history.evaluations[-1]
+    result = run(Grid(6).split(x, x), autoencoder, loss=functional.mse_loss, steps=600, lr=0.2, test=(x, x))
+    first, last = result.history.evaluations[0], result.history.evaluations[-1]
     assert max(last.loss) < 0.4 * min(first.loss)
     assert last.accuracy == []
 
 
-def test_linear_regression() -> None:
+def test_simulate_linear_regression() -> None:
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
-    colony = run(
+    result = run(
         Grid(5).split(x, y),
         lambda: nn.Linear(3, 1, dtype=torch.float64),
         loss=functional.mse_loss,
@@ -196,25 +198,25 @@ def test_linear_regression() -> None:
         lr=0.2,
         delta=1e-3,
     )
-    found = colony.model(Cell(2, 0)).get_parameter("weight")
+    found = result.model(Cell(2, 0)).get_parameter("weight")
     assert torch.allclose(found, torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64), atol=0.01)
 
 
-def test_running_means_are_everybodys_own() -> None:
+def test_buffers_differ_between_participants() -> None:
     def with_norm() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
 
-    colony = run(blocks(3), with_norm, steps=20)
-    means = [colony.model(cell).get_buffer("1.running_mean") for cell in colony.cells]
+    result = run(blocks(3), with_norm, steps=20)
+    means = [result.model(cell).get_buffer("1.running_mean") for cell in result.cells]
     assert not torch.equal(means[0], means[1])
     assert all(mean.abs().sum() > 0 for mean in means)
 
 
-# What cannot be simulated.
+# Invalid input
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"steps": -1}, "steps is -1"),
         ({"steps": 2.5}, "steps is 2.5"),
@@ -234,7 +236,7 @@ def test_running_means_are_everybodys_own() -> None:
         ({"hold": -1}, "hold is -1"),
         ({"evaluate_every": 0}, "evaluate_every is 0"),
         ({"sample": 0}, "sample is 0"),
-        ({"ring": Ring()}, "say arithmetic='ring'"),
+        ({"ring": Ring()}, "set arithmetic='ring'"),
         ({"split": {}}, "there are no blocks"),
         ({"model": fully_connected(5, 3)}, "takes 5 features and the columns hold 12"),
         ({"model": lambda: nn.Linear(FEATURES, 3)}, "Sequential that begins with a torch.nn.Linear"),
@@ -242,13 +244,13 @@ def test_running_means_are_everybodys_own() -> None:
         ({"model": lambda: build().half()}, "torch.float16"),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], says: str) -> None:
-    given = {"split": blocks(3, 2), "model": build, **settings}
-    with pytest.raises(InputError, match=says):
-        run(given.pop("split"), given.pop("model"), **given)
+def test_simulate_rejects_invalid_input(settings: dict[str, Any], message: str) -> None:
+    arguments = {"split": blocks(3, 2), "model": build, **settings}
+    with pytest.raises(InputError, match=message):
+        run(arguments.pop("split"), arguments.pop("model"), **arguments)
 
 
-def test_blocks_that_do_not_fit_together_are_refused() -> None:
+def test_simulate_rejects_inconsistent_blocks() -> None:
     split = blocks(2, 2)
     missing = {cell: block for cell, block in split.items() if cell != Cell(0, 1)}
     with pytest.raises(InputError, match="r0c1 is missing"):
@@ -263,7 +265,7 @@ def test_blocks_that_do_not_fit_together_are_refused() -> None:
         run(split, mode="joint", accept=JOINT_REVEALS_RECORDS).model(Cell(7, 0))
 
 
-def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tmp_path: Path) -> None:
+def test_divergence_raises_an_error_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
     split = Grid(2).split(x, x.sum(dim=1, keepdim=True))
@@ -276,13 +278,13 @@ def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tmp_path: Path) ->
         run(split, steps=100, arithmetic="ring", **settings)
 
 
-def test_rows_fuse_in_towers_only() -> None:
-    for colony in (run(blocks(3), steps=1), run(blocks(3, 2), steps=1, mode="joint", accept=JOINT_REVEALS_RECORDS)):
+def test_fused_outputs_require_towers() -> None:
+    for result in (run(blocks(3), steps=1), run(blocks(3, 2), steps=1, mode="joint", accept=JOINT_REVEALS_RECORDS)):
         with pytest.raises(InputError, match="nothing to fuse"):
-            colony.fused_outputs(0, samples(2)[0])
+            result.fused_outputs(0, samples(2)[0])
 
 
-# Checkpoints.
+# Checkpoints
 
 
 @pytest.mark.parametrize(
@@ -294,30 +296,33 @@ def test_rows_fuse_in_towers_only() -> None:
         {"mode": "joint", "accept": JOINT_REVEALS_RECORDS},
     ],
 )
-def test_a_run_in_two_parts_has_the_same_bits(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_bits(settings: dict[str, Any], tmp_path: Path) -> None:
     split = blocks(3, 2)
     x, y = samples(30, seed=1)
     common = {"test": (x, y), "evaluate_every": 4, **settings}
-    whole = run(split, steps=20, **common)
+    uninterrupted = run(split, steps=20, **common)
 
-    class Killed(BaseException):
+    class StopRun(BaseException):
         pass
 
     def stop(step: int, history: History) -> None:
         if step == 7:
-            raise Killed
+            raise StopRun
 
     path = tmp_path / "run.pt"
     run(split, steps=5, checkpoint=path, **common)
-    with pytest.raises(Killed):
+    with pytest.raises(StopRun):
         run(split, steps=20, checkpoint=path, on_step=stop, **common)
     resumed = run(split, steps=20, checkpoint=path, **common)
-    assert all(torch.equal(resumed.displacement()[name], whole.displacement()[name]) for name in whole.displacement())
-    assert resumed.history.training_loss == whole.history.training_loss
+    assert all(
+        torch.equal(resumed.displacement()[name], uninterrupted.displacement()[name])
+        for name in uninterrupted.displacement()
+    )
+    assert resumed.history.training_loss == uninterrupted.history.training_loss
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "difference"),
     [
         ({"lr": 0.4}, "lr was"),
         ({"seed": 2}, "seed was 0, is 2"),
@@ -327,10 +332,10 @@ def test_a_run_in_two_parts_has_the_same_bits(settings: dict[str, Any], tmp_path
         ({"mu": 0.1}, "schedule was"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_is_rejected(settings: dict[str, Any], difference: str, tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     run(blocks(3), steps=2, checkpoint=path)
     before = path.read_bytes()
-    with pytest.raises(InputError, match=f"is a checkpoint of another run .*{says}"):
+    with pytest.raises(InputError, match=f"is a checkpoint of another run .*{difference}"):
         run(**{"split": blocks(3), "steps": 2, "checkpoint": path, **settings})
     assert path.read_bytes() == before

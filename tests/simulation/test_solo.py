@@ -1,4 +1,4 @@
-"""One participant that sums with nobody."""
+"""A single participant without peers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cgd.errors import ClosedError, RangeError
 from cgd.local import solo_peers
 
 
-def test_a_sum_of_one_is_rounded_as_in_a_federation() -> None:
+def test_sum_of_a_single_participant_is_rounded_to_fixed_point() -> None:
     peers = solo_peers()
     assert peers.members == ("alone",)
     assert peers.sum(np.array([2**60, -3])).tolist() == [2**60, -3]
@@ -25,20 +25,20 @@ def test_a_sum_of_one_is_rounded_as_in_a_federation() -> None:
         peers.sum(np.array([1.0]))
 
 
-def test_it_trains_like_plain_torch() -> None:
+def test_solo_training_equals_plain_torch() -> None:
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
     y = x.sum(dim=1, keepdim=True)
-    ours, plain = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    confined, plain = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
     peers = solo_peers(b"s" * 32, ring_bits=64)
-    cgd.confine(ours, seed=peers.seed)
-    plain.load_state_dict(ours.state_dict())
+    cgd.confine(confined, seed=peers.seed)
+    plain.load_state_dict(confined.state_dict())
     for model, optimizer in (
-        (ours, cgd.ConfinedSGD(ours.parameters(), lr=0.1, peers=peers, samples=20)),
+        (confined, cgd.ConfinedSGD(confined.parameters(), lr=0.1, peers=peers, samples=20)),
         (plain, torch.optim.SGD(plain.parameters(), lr=0.1)),
     ):
         for _ in range(30):
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(mine, theirs, rtol=0, atol=30 * 0.1 * 8 * torch.finfo(torch.float32).eps)
+    for ours, theirs in zip(confined.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=30 * 0.1 * 8 * torch.finfo(torch.float32).eps)

@@ -1,10 +1,11 @@
-"""Audits to test with: parts that do what a test wants, in processes of their own, and one with something of all."""
+"""Audits for tests: parts with a given behaviour for worker processes, and an example with something of everything."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,149 +14,143 @@ import torch
 
 from cgd.audit import results
 from cgd.audit.attacks import gram
-from cgd.audit.pictures import strip
-from cgd.audit.plan import AuditSource, Plan
+from cgd.audit.matching import draw
 from cgd.audit.registry import Attack
-from cgd.audit.runner import Done, Measured, Outcome
-from cgd.audit.view import Finding, Inapplicable
+from cgd.audit.results import AttackResult, Audit, Inapplicable, Source
+from cgd.audit.runner import PartResult, Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from cgd.audit import plan as plans
+    from cgd.audit import runner
     from cgd.audit.view import Scheme
 
-WHEN = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+END = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
 def attack(name: str) -> Attack:
-    """One as the catalogue has them."""
     texts = ("Do the others learn anything?", "They look closely.", "they learn something", "Add noise.")
-    return Attack(name, f"Attack {name}", *texts, gram)
+    return Attack(name, f"Attack {name}", *texts, gram.attacks, gram.controls)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part that does as it is told."""
+    """A part with a given behaviour."""
 
     attack: str
     scheme: Scheme = "cgd"
     control: bool = False
-    does: Literal["measure", "raise", "die", "wait", "refuse", "count threads"] = "measure"
+    does: Literal["measure", "raise", "die", "exit", "wait", "not apply", "count threads"] = "measure"
     value: float = 0.0
 
     @property
     def label(self) -> str:
         return f"{self.attack}, {self.scheme}{', controls' * self.control}"
 
-    def run(self, seed: int) -> dict[str, list[Finding | Inapplicable]]:
+    def run(self, seed: int) -> list[AttackResult | Inapplicable]:
         match self.does:
             case "raise":
                 raise ZeroDivisionError("a fault of\nthe attack")
             case "die":
                 os.kill(os.getpid(), 9)
+            case "exit":
+                os._exit(0)
             case "wait":
                 time.sleep(3600)
-            case "refuse":
-                return {self.attack: [Inapplicable(self.scheme, "the model is not linear")]}
+            case "not apply":
+                return [Inapplicable(self.scheme, "the model is not linear")]
         value = torch.get_num_threads() if self.does == "count threads" else self.value + seed
-        images = {"recovered": torch.rand(3, 8, 8), "real": torch.rand(3, 8, 8)}
-        found = Finding(self.attack, self.scheme, "AUC", value, 0.5, value > 0.6, "a setting", images=images)
-        return {self.attack: [replace(found, control=self.control)]}
+        return [result(self.attack, self.scheme, value, value > 0.6, control=self.control, pictures=pictures(seed))]
 
 
 @dataclass
-class ProgressListener:
-    """Notes what it sees, and interrupts as Ctrl-C does after so many parts."""
+class Progress:
+    """Records its calls, and interrupts like Ctrl-C after some parts."""
 
     interrupt_after: int = 10**9
-    seen: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
-    def began(self, part: plans.Part) -> None:
-        self.seen.append(f"began {part.label}")
+    def began(self, part: runner.Part) -> None:
+        self.calls.append(f"began {part.label}")
 
-    def ended(self, part: plans.Part, done: Done) -> None:
-        self.seen.append(f"ended {part.label}")
-        if sum(each.startswith("ended") for each in self.seen) >= self.interrupt_after:
+    def ended(self, part: runner.Part, result: PartResult) -> None:
+        self.calls.append(f"ended {part.label}")
+        if sum(each.startswith("ended") for each in self.calls) >= self.interrupt_after:
             raise KeyboardInterrupt
 
 
 def plan(*parts: Part, kind: Literal["embedded", "spec", "recording"] = "embedded") -> Plan:
-    """A plan of these parts."""
     ids = dict.fromkeys(part.attack for part in parts)
-    source = AuditSource(kind, "a test", "Data of nobody.", () if kind == "embedded" else ("mine.toml",))
-    return Plan(source, tuple(attack(each) for each in ids), parts)
+    arguments = () if kind == "embedded" else ("mine.toml",)
+    return Plan(Source(kind, "a test", "Data of nobody."), tuple(map(attack, ids)), parts, arguments)
 
 
-def measured(attack: str, scheme: Scheme, value: float, succeeds: bool, **more: Any) -> Measured:
-    """A finding, as a process hands it over."""
-    given = {
-        "metric": "AUC",
-        "chance": 0.5,
-        "setting": "",
-        "detail": "",
-        "control": False,
-        "undecided": False,
-        "must_succeed": False,
-    }
-    return Measured(attack, scheme, value=value, succeeds=succeeds, **{**given, "pictures": {}, **more})
+def assemble(plan: Plan, finished: Mapping[int, PartResult], *, seed: int = 0, seconds: float = 1.0) -> Audit:
+    return results.assemble(plan, finished, seed=seed, seconds=seconds, end=END)
+
+
+def result(attack: str, scheme: Scheme, value: float, succeeds: bool, **more: Any) -> AttackResult:
+    given: dict[str, Any] = {"metric": "AUC", "chance": 0.5} | more
+    return AttackResult(attack, scheme, value=value, succeeds=succeeds, **given)
 
 
 @cache
-def digits(seed: int = 0) -> dict[str, bytes]:
-    """Pictures of something."""
+def pictures(seed: int = 0) -> dict[str, str]:
     random = torch.Generator().manual_seed(seed)
-    return {name: strip(torch.rand(9, 8, 8, generator=random)) for name in ("recovered", "real")}
+    return draw({name: torch.rand(9, 8, 8, generator=random) for name in ("recovered", "real")})
 
 
 def example(
-    kind: Literal["embedded", "spec", "recording"] = "embedded", *, wrong_control: bool = False, complete: bool = True
-) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Something of everything: several schemes, variants and settings, controls, pictures, a failure, a refusal."""
-    moments, records, liars, theory = "moments", "records", "liars", "theory"
-    parts = [
-        Part(moments, "secure"),
-        Part(moments, "cgd"),
-        Part(moments, "cgd", control=True),
-        Part(records, "secure"),
-        Part(records, "cgd"),
-        Part(records, "dp", does="raise"),
-        Part(liars, "cgd"),
-        Part(liars, "cgd", control=True),
-        Part(theory, "cgd", does="refuse"),
-    ]
+    kind: Literal["embedded", "spec", "recording"] = "embedded", *, failed_control: bool = False, complete: bool = True
+) -> Audit:
+    """Several schemes, variants and settings, controls, pictures, an error, and an attack that does not apply."""
     error = {"metric": "relative error", "chance": 0.295}
     share = {"metric": "records recovered", "chance": 0.0, "setting": "2 × 4 records, 3 rounds", "detail": "8 of 8"}
     lies = {"metric": "lies caught", "chance": 0.0}
-    found: list[Done] = [
-        Done({moments: tuple(_moments("secure", error))}),
-        Done({moments: tuple(_moments("cgd", error))}),
-        Done(
-            {moments: (measured("XᵀX of it", "cgd", 0.29, wrong_control, setting="one round", control=True, **error),)}
+    single = {"setting": "one round", "control": True} | error
+    removed = {"setting": "all", "control": True, "must_succeed": True} | lies
+    contents: list[tuple[Part, PartResult]] = [
+        (Part("moments", "secure"), PartResult(tuple(_moments("secure", error)))),
+        (Part("moments", "cgd"), PartResult(tuple(_moments("cgd", error)))),
+        (
+            Part("moments", "cgd", control=True),
+            PartResult((result("XᵀX of it", "cgd", 0.29, failed_control, **single),)),
         ),
-        Done({records: (measured("records", "secure", 1.0, True, pictures=digits(1), **share),)}),
-        Done({records: (measured("records", "cgd", 0.035, False, pictures=digits(2), **share),)}),
-        Done(failure="ZeroDivisionError: a fault of the attack (audits.py, line 60)"),
-        Done({liars: (measured("lies", "cgd", 1.0, False, setting="to one", **lies),)}),
-        Done({liars: (measured("lies", "cgd", 0.0, True, setting="all", control=True, must_succeed=True, **lies),)}),
-        Done({theory: (Inapplicable("cgd", "the model is not linear"),)}),
+        (
+            Part("records", "secure"),
+            PartResult((result("records", "secure", 1.0, True, pictures=pictures(1), **share),)),
+        ),
+        (Part("records", "cgd"), PartResult((result("records", "cgd", 0.035, False, pictures=pictures(2), **share),))),
+        (Part("records", "dp"), PartResult(failure="ZeroDivisionError: a fault of the attack (audits.py, line 60)")),
+        (Part("liars", "cgd"), PartResult((result("lies", "cgd", 1.0, False, **(lies | {"setting": "to one"})),))),
+        (Part("liars", "cgd", control=True), PartResult((result("lies", "cgd", 0.0, True, **removed),))),
+        (Part("theory", "cgd"), PartResult((Inapplicable("cgd", "the model is not linear"),))),
     ]
-    done = {place: each for place, each in enumerate(found) if complete or place < 4}
-    return results.content(plan(*parts, kind=kind), Outcome(done, 72.4), 3, WHEN)
+    finished = {place: each for place, (_, each) in enumerate(contents) if complete or place < 4}
+    return assemble(plan(*(part for part, _ in contents), kind=kind), finished, seed=3, seconds=72.4)
 
 
-def _moments(scheme: Scheme, error: dict[str, Any]) -> list[Measured]:
+def _moments(scheme: Scheme, error: dict[str, Any]) -> list[AttackResult]:
     exact = 4.6e-7 if scheme == "secure" else 8e-7
     return [
-        measured("XᵀX of it", scheme, 0.077, True, setting="passive", detail="60 rounds", **error),
-        measured("XᵀX of it", scheme, exact, True, setting="own batches", **error),
-        measured("Xᵀy of it", scheme, 0.289, scheme == "secure", setting="passive", **error),
+        result("XᵀX of it", scheme, 0.077, True, **(error | {"setting": "passive", "detail": "60 rounds"})),
+        result("XᵀX of it", scheme, exact, True, **(error | {"setting": "own batches"})),
+        result("Xᵀy of it", scheme, 0.289, scheme == "secure", **(error | {"setting": "passive"})),
     ]
 
 
-def write(folder: Path, said: dict[str, Any], pictures: dict[str, bytes]) -> Path:
-    """An audit's folder without its page."""
-    for path, content in {results.FILE: results.to_bytes(said), **pictures}.items():
+def to_json(audit: Audit) -> dict[str, Any]:
+    """The content of `audit.json`."""
+    content: dict[str, Any] = json.loads(results.to_files(audit)[results.FILE])
+    return content
+
+
+def write(folder: Path, audit: Audit, content: dict[str, Any] | None = None) -> Path:
+    """Write an audit without its page, with another content of `audit.json` if given."""
+    for path, data in results.to_files(audit).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+        (folder / path).write_bytes(data)
+    if content is not None:
+        (folder / results.FILE).write_text(json.dumps(content))
     return folder

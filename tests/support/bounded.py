@@ -1,4 +1,4 @@
-"""A participant or a hub in a process of its own, whose memory and descriptors can be looked at."""
+"""A participant or a hub in its own process, whose memory and descriptors are measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,13 @@ from cgd.secagg.messages import HUB
 from cgd.transport.connections import Contact
 from cgd.transport.zeromq import ZeroMQTransport
 from support.ports import free_port
+from support.transports import MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-MEMBERS = ("a", "b", "c")
 FLOOD_PARTS = 1000
-# Every line on its standard input is answered with a line; each answer opens files, as any program does.
+# Each line on its standard input is answered with a line. Each answer opens files, as any program does.
 PROGRAM = """
 import json, logging, os, pathlib, resource, sys, threading
 from cgd.transport.hub import Hub
@@ -52,11 +51,11 @@ for _ in sys.stdin:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "received": received,
-        "counts": [[*key, count] for key, count in running.refusals.counts.items()],
+        "counts": [[*key, count] for key, count in running.rejections.counts.items()],
     }), flush=True)
 """
-# Sends one message of very many parts, as far as the other side takes it. It runs in a process of its own because it
-# queues a gibibyte, and what its libraries do when a connection is cut in the middle of that is not our business.
+# Sends one message of very many parts, as far as the other side reads it. It runs in its own process because it queues
+# a gibibyte, and its libraries may fail when the connection is closed in the middle of that.
 FLOOD = """
 import json, sys, zmq
 
@@ -88,12 +87,12 @@ sys.stdin.readline()
 """
 
 
-class Target:
-    """What is attacked.
+class MeasuredProcess:
+    """The participant or hub under attack.
 
     Args:
-        name: which participant it is, or the hub.
-        limits: how many descriptors it may have, soft and hard.
+        name: the name of the participant, or of the hub.
+        limits: its soft and hard limit of descriptors.
     """
 
     def __init__(self, name: str, limits: tuple[int, int] | None = None) -> None:
@@ -115,16 +114,16 @@ class Target:
         self._receiver.start()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._opened: list[ZeroMQTransport] = []
+        self._transports: list[ZeroMQTransport] = []
         contacts = {each: (contact.address, contact.public_key.decode()) for each, contact in self.contacts.items()}
-        self._say({"name": name, "contacts": contacts, "secret": self.pairs[name][1].decode(), "limits": limits})
-        self.look()
+        self._write({"name": name, "contacts": contacts, "secret": self.pairs[name][1].decode(), "limits": limits})
+        self.measure()
 
-    def __enter__(self) -> Target:
+    def __enter__(self) -> MeasuredProcess:
         return self
 
     def __exit__(self, *outcome: object) -> None:
-        for transport in self._opened:
+        for transport in self._transports:
             transport.close()
         for each in self._sockets:
             each.close(linger=0)
@@ -137,20 +136,20 @@ class Target:
     def port(self) -> int:
         return int(self.contacts[self.name].address.rpartition(":")[2])
 
-    def look(self) -> dict[str, Any]:
-        """How it stands with it."""
-        self._say("look")
+    def measure(self) -> dict[str, Any]:
+        """Return its peak memory, its descriptors, the senders of received frames, and its rejections."""
+        self._write("measure")
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"it has ended: {''.join(self.log)}"
-        found: dict[str, Any] = json.loads(line)
-        return found
+        assert line, f"the process has ended: {''.join(self.log)}"
+        measured: dict[str, Any] = json.loads(line)
+        return measured
 
-    def refused(self, who: str, what: str) -> int:
-        return sum(count for *key, count in self.look()["counts"] if key == [who, what])
+    def rejections(self, sender: str, kind: str) -> int:
+        return sum(count for *key, count in self.measure()["counts"] if key == [sender, kind])
 
-    def caller(self, name: str) -> zmq.Socket[bytes]:
-        """A connection to the target with the key of a participant, that says what the test says."""
+    def connect_client(self, name: str) -> zmq.Socket[bytes]:
+        """Connect a plain CURVE socket with the key of a participant."""
         dealer = self._context.socket(zmq.DEALER)
         dealer.curve_serverkey = self.contacts[self.name].public_key
         dealer.curve_publickey, dealer.curve_secretkey = self.pairs[name]
@@ -163,13 +162,13 @@ class Target:
     def flood(
         self, name: str, first: Sequence[bytes] = (), begin: Sequence[bytes] = (), *, listens: bool = False
     ) -> Iterator[Callable[[], None]]:
-        """Be ready to send a message of a thousand mebibytes to the target, with the key of a participant.
+        """Return a function that starts to send a message of a thousand mebibytes, with the key of a participant.
 
         Args:
             name: the participant.
             first: a message that is sent before, and answered.
             begin: the first parts of the long message.
-            listens: wait for the target's own connection and send by that.
+            listens: wait for the connection that the attacked process makes, and send by that.
         """
         setup = {
             "keys": [each.decode() for each in (self.contacts[self.name].public_key, *self.pairs[name])],
@@ -188,20 +187,21 @@ class Target:
             process.stdin.flush()
             assert process.stdout.readline() == "ready\n"
 
-            def begin_to_send() -> None:
+            def start_sending() -> None:
                 process.stdin.write("\n")  # type: ignore[union-attr]
                 process.stdin.flush()  # type: ignore[union-attr]
 
             try:
-                yield begin_to_send
+                yield start_sending
             finally:
                 process.kill()
 
-    def honest(self, name: str) -> ZeroMQTransport:
-        self._opened.append(ZeroMQTransport(name, self.contacts, self.pairs[name][1]))
-        return self._opened[-1]
+    def open_peer(self, name: str) -> ZeroMQTransport:
+        """Open the transport of another participant."""
+        self._transports.append(ZeroMQTransport(name, self.contacts, self.pairs[name][1]))
+        return self._transports[-1]
 
-    def _say(self, line: object) -> None:
+    def _write(self, line: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
@@ -209,10 +209,3 @@ class Target:
     def _read(self) -> None:
         assert self._process.stderr is not None
         self.log.extend(self._process.stderr)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A real browser for pages of ours: Debian's Chromium, without a window, and what tests ask of a page in it."""
+"""Headless Chromium for tests of HTML pages, and scripts that inspect a page in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needed = pytest.mark.skipif(
+needs_browser = pytest.mark.skipif(
     BROWSER is None or DRIVER is None, reason="Chromium and its driver are not installed (chromium, chromium-driver)"
 )
 
@@ -34,8 +34,8 @@ WIDTHS = (1280, 400)
 THEMES = ("light", "dark")
 
 OVERFLOWS = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
-# The worst contrast (WCAG 2) of a text with what is behind it, and that text. Half-transparent backgrounds are laid
-# over each other as the browser does.
+# The lowest contrast (WCAG 2) of a text with its background, and that text. Half-transparent backgrounds are blended as
+# the browser does.
 CONTRAST = """
 const parts = colour => { const v = colour.match(/[\\d.]+/g).map(Number); return v.length < 4 ? [...v, 1] : v; };
 const behind = element => {
@@ -62,8 +62,8 @@ return worst;
 """
 
 
-def opened(profile: Path) -> Iterator[Chrome]:
-    """A browser, for a fixture to yield from."""
+def start_browser(profile: Path) -> Iterator[Chrome]:
+    """Start a browser, for a fixture to yield from."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
@@ -77,8 +77,8 @@ def opened(profile: Path) -> Iterator[Chrome]:
     driver.quit()
 
 
-def look(browser: Chrome, path: Path, width: int = 1280, theme: str = "light") -> None:
-    """Open a page in a window of this width, and forget what was logged before."""
+def open_page(browser: Chrome, path: Path, width: int = 1280, theme: str = "light") -> None:
+    """Open a page in a window of this width, and clear the logs."""
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     )
@@ -92,6 +92,6 @@ def look(browser: Chrome, path: Path, width: int = 1280, theme: str = "light") -
 
 
 def requests(browser: Chrome) -> list[str]:
-    """Every address that the page asked for."""
+    """Return every URL that the page requested."""
     entries = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     return [entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]

@@ -1,15 +1,15 @@
-"""A dishonest member among honest ones, without I/O: what it sends may be anything, and the laws must hold.
+"""A simulation of one dishonest member among honest ones, without I/O: the invariants hold whatever it sends.
 
-`World` has honest members, each with a program that wants some sums, and one dishonest member. That one runs the real
-protocol, so that it gets far, and a `Liar` replaces what it sends: copied keys, forged history, other words for other
-members, keys withheld or shown early, restarts with lies. Honest members are killed and come back; members change.
-A random schedule, given by a seed, decides everything. `check_laws` then looks at what happened:
+`Simulation` has honest members, each with a program that requests some sums, and one dishonest member. That one runs
+the real protocol, so that it gets far, and an `Adversary` replaces its messages: copied keys, forged history, different
+statements for different members, withheld or early keys, restarts with a forged state. Honest members are killed and
+restarted; members change. A random schedule, given by a seed, decides everything. The invariants:
 
-1. Honest members that finish a step have the same bits and the same history.
-2. Neither an honest member's addend nor a sum over part of the honest members follows from what the dishonest one saw:
-   see `Observations`.
-3. Nobody crashes.
-4. Whoever accuses a member of having broken the rules accuses the dishonest one.
+1. Honest members that finish a sum have the same bits and the same history.
+2. The observations of the dishonest member determine neither an honest member's addend nor a sum over part of the
+   honest members: see `Observations`.
+3. No honest member crashes.
+4. An honest member that accuses a member of violating the protocol accuses the dishonest one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -37,30 +37,37 @@ from cgd.errors import (
     SettingsError,
 )
 from cgd.secagg import secure_sum
+from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.identity import Identity
 from cgd.secagg.journal import Journal, Step
 from cgd.secagg.masking import PairwiseMasks
 from cgd.secagg.membership import Membership
-from support.liar import Liar
+from cgd.secagg.statements import statement
+from support.adversary import Adversary
 from support.wire import spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
+    from cgd.secagg.group import Group
+    from cgd.secagg.messages import Message
     from cgd.secagg.secure_sum import SecureSum
 
-LIAR = "c"
+    Alter = Callable[[str, Frame], Message | None]  # recipient, frame of the dishonest member
+
+ADVERSARY = "c"
 HONEST = ("a", "b", "d", "e")
 SIZE = 3
-# What says only that a sum did not come about, or that members differ: no accusation.
+MAX_ROUNDS = 200
+# These errors state only that a sum failed, or that members differ: they accuse no member.
 NO_ACCUSATION = (PeerAbortedError, PeerLeftError, SettingsError, HubError)
 
 
-class LawBrokenError(AssertionError):
-    """A law does not hold."""
+class InvariantError(AssertionError):
+    """An invariant does not hold."""
 
 
 @cache
@@ -73,136 +80,140 @@ def federation_spec(members: tuple[str, ...], epoch: int) -> FederationSpec:
     return FederationSpec("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", keys)
 
 
-def addend(member: str, place: int) -> npt.NDArray[Any]:
-    words = sha256(f"addend of {member} at {place}".encode()).digest()[: 4 * SIZE]
+def addend(member: str, index: int) -> npt.NDArray[Any]:
+    words = sha256(f"addend of {member} at {index}".encode()).digest()[: 4 * SIZE]
     return np.frombuffer(words, dtype="<u4").copy()
 
 
 @dataclass
 class Observation:
-    """What an honest member has put into one attempt.
+    """The contribution of an honest member to one attempt at a sum.
 
     Attributes:
-        member: who.
-        members: of the sum.
-        place: of the sum in the history.
-        addend: its digest.
-        masks: the stream of each peer: its key and position.
-        shown: whether the key of its own mask has left it.
+        member: the name of the member.
+        members: the members of the sum.
+        index: the index of the sum in the journal.
+        addend: the digest of its addend.
+        masks: the key and position of the mask shared with each peer.
+        revealed: whether it has revealed its self-mask key.
     """
 
     member: str
     members: tuple[str, ...]
-    place: int
+    index: int
     addend: bytes
     masks: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    shown: bool = False
+    revealed: bool = False
 
 
 class Observations:
-    """What the dishonest member could see of honest members' addends, and whether it hides them; an exact argument.
+    """The dishonest member's observations of honest members' addends; `check` proves that the addends stay hidden.
 
-    What an honest member h sends in an attempt is x_h ± (a stream for each peer) + (a stream of its own). The last is
-    hidden until h shows its key. Suppose that
-    - streams that two honest members have in common are known to them alone,
-    - each such stream is used by the two once, in one attempt, the one adding and the other subtracting it, and
-    - of several attempts of a sum in which all honest members have shown their keys, all are over the same honest
-      members with the same addends.
-    Then for any other addends with the same sum there are other streams that give the same view: a stream of a pair is
+    An honest member h sends in an attempt x_h ± (one mask for each peer) + (its self-mask). The self-mask is secret
+    until h reveals its key. Suppose that
+    - masks that two honest members share are known to them alone,
+    - each such mask is used by the two once, in one attempt, one of them adding and the other subtracting it, and
+    - all attempts at one sum in which all honest members revealed their keys are over the same honest members with the
+      same addends.
+    Then for any other addends with the same sum there are other masks that give the same view: a pairwise mask is
     uniform to the dishonest member, and the pairs of one attempt connect all its honest members. `check` checks these
-    suppositions on what was really mixed in.
+    suppositions on the masks that were really added.
     """
 
     def __init__(self) -> None:
         self.attempts: dict[tuple[bytes, int], dict[str, Observation]] = {}
-        self.known: set[bytes] = set()
-        """The keys of streams that the dishonest member has."""
+        self.adversary_keys: set[bytes] = set()
+        """The mask keys that the dishonest member has."""
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch every sum of honest members."""
-        add_to, start, share, unseal = (
+    def recording(self) -> Iterator[None]:
+        """Record every sum of honest members."""
+        add_to, start, share, reveal = (
             PairwiseMasks.add_to,
             secure_sum.SecureSum.start,
             secure_sum.SecureSum._share,
-            secure_sum.SecureSum._unseal,
+            secure_sum.SecureSum._reveal,
         )
-        watched: dict[int, Observation] = {}
         current: list[Observation] = []
 
-        def watched_start(this: SecureSum, described: Any, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
-            if this.me != LIAR and this._shares is not None:
-                place = int(terms.split(b",")[1])
+        def recorded_start(this: SecureSum, settings: Any, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
+            if this.me != ADVERSARY and this._masks is not None:
+                index = int(terms.split(b",")[1])
                 digest = sha256(secret.data).digest()
-                watched[id(this)] = Observation(this.me, this.members, place, digest)
-                this.observation = watched[id(this)]  # type: ignore[attr-defined]
-            start(this, described, secret, terms)
+                this.observation = Observation(this.me, this.members, index, digest)  # type: ignore[attr-defined]
+            start(this, settings, secret, terms)
 
-        def watched_share(this: SecureSum) -> None:
+        def recorded_share(this: SecureSum) -> None:
             observation = getattr(this, "observation", None)
             if observation is not None:
-                self.attempts.setdefault((this.said._statement_signer.slot(0), this.number), {})[this.me] = observation
+                attempt = this.agreement._statement_signer.slot(0), this.number
+                self.attempts.setdefault(attempt, {})[this.me] = observation
                 current[:] = [observation]
             share(this)
             current.clear()
 
-        def watched_add(this: PairwiseMasks, words: npt.NDArray[Any], position: int) -> None:
-            if this._me == LIAR:
-                self.known |= set(this._keys.values())
+        def recorded_add(this: PairwiseMasks, words: npt.NDArray[Any], position: int) -> None:
+            if this._me == ADVERSARY:
+                self.adversary_keys |= set(this._keys.values())
             if current:
                 current[0].masks = {peer: (key, position) for peer, key in this._keys.items()}
             add_to(this, words, position)
 
-        def watched_unseal(this: SecureSum) -> None:
+        def recorded_reveal(this: SecureSum) -> None:
             observation = getattr(this, "observation", None)
             if observation is not None:
-                observation.shown = True
-            unseal(this)
+                observation.revealed = True
+            reveal(this)
 
         with (
-            patch.object(PairwiseMasks, "add_to", watched_add),
-            patch.object(secure_sum.SecureSum, "start", watched_start),
-            patch.object(secure_sum.SecureSum, "_share", watched_share),
-            patch.object(secure_sum.SecureSum, "_unseal", watched_unseal),
+            patch.object(PairwiseMasks, "add_to", recorded_add),
+            patch.object(secure_sum.SecureSum, "start", recorded_start),
+            patch.object(secure_sum.SecureSum, "_share", recorded_share),
+            patch.object(secure_sum.SecureSum, "_reveal", recorded_reveal),
         ):
             yield
 
+    def any_revealed(self) -> bool:
+        """Return whether an honest member has revealed its key in any attempt."""
+        return any(each.revealed for attempt in self.attempts.values() for each in attempt.values())
+
     def check(self) -> None:
-        """Check the suppositions of the argument.
+        """Check the suppositions of the proof.
 
         Raises:
-            LawBrokenError: one does not hold.
+            InvariantError: one does not hold.
         """
         used: dict[tuple[bytes, int], list[tuple[tuple[bytes, int], str, str]]] = {}
-        opened: dict[int, set[tuple[tuple[str, bytes], ...]]] = {}
+        revealed: dict[int, set[tuple[tuple[str, bytes], ...]]] = {}
         for attempt, observations in self.attempts.items():
             for each in observations.values():
                 if len(set(each.masks.values())) != len(each.members) - 1:
-                    raise LawBrokenError(f"{each.member} used one stream for two peers, or left one out")
-                for peer, stream in each.masks.items():
-                    used.setdefault(stream, []).append((attempt, each.member, peer))
-                    if peer != LIAR and stream[0] in self.known:
-                        raise LawBrokenError(f"the dishonest member has the stream of {each.member} and {peer}")
-            honest = {name for each in observations.values() for name in each.members} - {LIAR}
-            if honest <= observations.keys() and all(observations[name].shown for name in honest):
-                place = next(iter(observations.values())).place
-                opened.setdefault(place, set()).add(tuple(sorted((name, observations[name].addend) for name in honest)))
-        for stream, uses in used.items():
+                    raise InvariantError(f"{each.member} used one mask for two peers, or omitted one")
+                for peer, mask in each.masks.items():
+                    used.setdefault(mask, []).append((attempt, each.member, peer))
+                    if peer != ADVERSARY and mask[0] in self.adversary_keys:
+                        raise InvariantError(f"the dishonest member has the mask of {each.member} and {peer}")
+            honest = {name for each in observations.values() for name in each.members} - {ADVERSARY}
+            if honest <= observations.keys() and all(observations[name].revealed for name in honest):
+                index = next(iter(observations.values())).index
+                addends = tuple(sorted((name, observations[name].addend) for name in honest))
+                revealed.setdefault(index, set()).add(addends)
+        for mask, uses in used.items():
             if len({attempt for attempt, _, _ in uses}) > 1 or len({frozenset(pair) for _, *pair in uses}) > 1:
-                raise LawBrokenError(f"the stream {stream[0].hex()} was used more than once: {uses}")
-        for place, sets in opened.items():
+                raise InvariantError(f"the mask {mask[0].hex()} was used more than once: {uses}")
+        for index, sets in revealed.items():
             if len(sets) > 1:
-                raise LawBrokenError(f"sum {place} was opened over different honest members or addends: {sets}")
+                raise InvariantError(f"sum {index} was revealed over different honest members or addends: {sets}")
 
 
 class Program:
-    """A participant's process: an assembly, and a program that wants one sum after the other."""
+    """A participant's process: a membership, and a program that requests one sum after the other."""
 
     def __init__(self, me: str, held: FederationSpec, sums: int, journal: Journal | None = None) -> None:
         self.me, self.sums = me, sums
         self.membership = Membership(me, _identity(me), held, {} if journal is None else {"everyone": journal})
-        self.kept = journal.to_bytes() if journal is not None else Journal().to_bytes()
-        self.membership.on_mark = lambda _: self.keep()
+        self.saved = journal.to_bytes() if journal is not None else Journal().to_bytes()
+        self.membership.on_pending_reveal = lambda _: self.save()
         self.totals: list[bytes] = []
         self.stopped: CGDError | None = None
 
@@ -210,9 +221,9 @@ class Program:
     def journal(self) -> Journal:
         return self.membership.group("everyone").journal
 
-    def keep(self) -> None:
-        """What is on disk: written before our key leaves us, and before our program has a total."""
-        self.kept = self.journal.to_bytes()
+    def save(self) -> None:
+        """Save the journal: before our key is sent, and before our program gets a total."""
+        self.saved = self.journal.to_bytes()
 
     def advance(self) -> None:
         group = self.membership.group("everyone")
@@ -224,184 +235,267 @@ class Program:
                 self.stopped = pending.fault
                 return
         if pending is not None and pending.total is not None and len(self.totals) <= pending.step.number:  # type: ignore[union-attr]
-            self.keep()
+            self.save()
             self.totals.append(pending.total.tobytes())
-            self.journal.remember(0, len(self.totals), lambda total=self.totals[-1]: total)  # type: ignore[misc]
-            self.membership.remembered()
+            self.journal.save_state(0, len(self.totals), self.totals[-1])
+            self.membership.state_saved()
         pending = group.pending
-        if len(self.totals) < self.sums and (pending is None or pending.over) and group.ready:
+        if len(self.totals) < self.sums and (pending is None or pending.done) and group.next_sum_known:
             number = len(self.totals)
             self.membership.start(
                 "everyone", spec(SIZE), lambda: addend(self.me, number), group.next_epoch, Step(0, number)
             )
 
 
-class World:
-    """Processes and the wires between them; a wire keeps its order, and dies with a process at either end.
+class Simulation:
+    """Processes and the queues of frames between them; a queue keeps its order, and is lost with either process.
 
     Args:
-        seed: of the schedule, or what it is drawn from.
-        honest: how many honest members there are.
-        sums: how many sums each program wants.
+        seed: the seed of the schedule, or the source of its decisions.
+        honest: the number of honest members.
+        sums: the number of sums that each program requests.
     """
 
     def __init__(self, seed: int | random.Random, honest: int = 2, sums: int = 2) -> None:
         self.rng = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.sums = sums
         self.honest = HONEST[:honest]
-        self.federation_spec = federation_spec(tuple(sorted((*self.honest, LIAR))), 1)
+        self.federation_spec = federation_spec(tuple(sorted((*self.honest, ADVERSARY))), 1)
         self.programs = {me: Program(me, self.federation_spec, sums) for me in self.federation_spec.members}
-        self.liar = Liar(LIAR, _identity(LIAR), self.rng)
-        # One honest member keeps its state and stays: if all who remember are gone, the dishonest one's word is taken.
-        self.keeper = self.rng.choice(self.honest)
-        self.wires: dict[tuple[str, str], deque[bytes]] = {}
+        self.adversary = Adversary(ADVERSARY, _identity(ADVERSARY), self.rng)
+        # One honest member stays and keeps its state: if all state is lost, the dishonest member's journal is accepted.
+        self.durable = self.rng.choice(self.honest)
+        self.queues: dict[tuple[str, str], deque[bytes]] = {}
         self.observations = Observations()
         self.finished: dict[int, dict[str, set[bytes]]] = {}
-        self.past = {Journal().head: Journal().to_bytes()}
-        """Every history that the dishonest member ever had."""
+        self.old_journals = {Journal().head: Journal().to_bytes()}
+        """Every journal that the dishonest member ever had."""
 
     def run(self, steps: int) -> None:
-        """Take that many random steps, fewer if nothing can happen any more, then check the laws."""
-        with self.observations.watching():
+        """Take that many random steps, fewer if nothing can happen any more, then check the invariants."""
+        with self.observations.recording():
             for me in self.federation_spec.members:
-                self.let_speak(me)
+                self.advance(me)
             for _ in range(steps):
                 self.step()
-                if self.over:
+                if self.done:
                     break
-        self.check_laws()
+        self.check_invariants()
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether all honest programs have all their sums, or have stopped."""
         programs = [self.programs[me] for me in self.honest]
         return all(len(each.totals) == self.sums or each.stopped is not None for each in programs)
 
     def step(self) -> None:
-        loaded = [ends for ends, wire in self.wires.items() if wire]
+        nonempty = [ends for ends, queue in self.queues.items() if queue]
         chance = self.rng.random()
-        if not loaded or chance < 0.02:
+        if not nonempty or chance < 0.02:
             self.disturb()
         else:
-            sender, to = self.rng.choice(loaded)
-            self.deliver(sender, to, self.wires[sender, to].popleft())
+            sender, to = self.rng.choice(nonempty)
+            self.deliver(sender, to, self.queues[sender, to].popleft())
 
     def disturb(self) -> None:
-        """Restart somebody, or change the members."""
+        """Restart a member, or change the members."""
         chance = self.rng.random()
         if chance < 0.55:
-            self.restart_liar()
+            self.restart_adversary()
         elif chance < 0.93:
             self.kill(self.rng.choice(self.honest))
         else:
             self.change_members()
         for me in self.federation_spec.members:
-            self.let_speak(me)
+            self.advance(me)
 
-    def let_speak(self, me: str) -> None:
+    def advance(self, me: str) -> None:
+        """Advance a member's program, and queue its frames."""
         if me not in self.programs:
             return
         program = self.programs[me]
-        self.guarded(me, program.advance)
+        self.call(me, program.advance)
         while (outgoing := program.membership.next_outgoing()) is not None:
-            frames = [outgoing] if me != LIAR else self.liar.says(*outgoing, self.programs[LIAR].membership)
+            frames = [outgoing] if me != ADVERSARY else self.adversary.replace_frame(*outgoing, program.membership)
             for to, frame in frames:
-                self.wires.setdefault((me, to), deque()).append(frame)
-        if me == LIAR:
-            if program.journal.head not in self.past:
-                self.past[program.journal.head] = program.journal.to_bytes()
-            for to, frame in self.liar.injects(self.honest, program.membership):
-                self.wires.setdefault((me, to), deque()).append(frame)
+                self.queues.setdefault((me, to), deque()).append(frame)
+        if me == ADVERSARY:
+            if program.journal.head not in self.old_journals:
+                self.old_journals[program.journal.head] = program.journal.to_bytes()
+            for to, frame in self.adversary.additional_frames(self.honest, program.membership):
+                self.queues.setdefault((me, to), deque()).append(frame)
         else:
-            for place, total in enumerate(program.totals):
-                self.finished.setdefault(place, {}).setdefault(me, set()).add(total)
+            for index, total in enumerate(program.totals):
+                self.finished.setdefault(index, {}).setdefault(me, set()).add(total)
 
     def deliver(self, sender: str, to: str, frame: bytes) -> None:
         if to not in self.programs or sender not in self.programs:
             return
-        if to == LIAR:
-            self.liar.hears(sender, frame)
-        self.guarded(to, lambda: self.programs[to].membership.receive(sender, frame))
-        self.let_speak(to)
+        if to == ADVERSARY:
+            self.adversary.observe(sender, frame)
+        self.call(to, lambda: self.programs[to].membership.receive(sender, frame))
+        self.advance(to)
 
-    def guarded(self, me: str, action: Any) -> None:
-        """Laws 3 and 4."""
+    def call(self, me: str, action: Any) -> None:
+        """Run an action of a member, and check invariants 3 and 4."""
         try:
             action()
         except CGDError as error:
-            if me != LIAR:
+            if me != ADVERSARY:
                 self.check_accusation(me, error)
         except Exception as error:
-            if me != LIAR:
-                raise LawBrokenError(f"{me} crashed: {error!r}") from error
+            if me != ADVERSARY:
+                raise InvariantError(f"{me} crashed: {error!r}") from error
         stopped = self.programs[me].stopped
-        if me != LIAR and stopped is not None:
+        if me != ADVERSARY and stopped is not None:
             self.check_accusation(me, stopped)
 
     def check_accusation(self, me: str, error: CGDError) -> None:
         if isinstance(error, NO_ACCUSATION):
             return
-        if isinstance(error, RemoteProtocolError) and error.peer != LIAR:
-            raise LawBrokenError(f"{me} accuses {error.peer}: {error}") from error
+        if isinstance(error, RemoteProtocolError) and error.peer != ADVERSARY:
+            raise InvariantError(f"{me} accuses {error.peer}: {error}") from error
         if not isinstance(error, RemoteProtocolError | DisagreementError | MembersChangedError | LocalProtocolError):
-            raise LawBrokenError(f"{me} stops without reason: {error!r}") from error
+            raise InvariantError(f"{me} stopped with an unexpected error: {error!r}") from error
 
     def kill(self, me: str) -> None:
-        keep = me == self.keeper or self.rng.random() < 0.7
-        if not keep:  # what it finished is forgotten, and may come out otherwise if nobody else had finished it
+        """Restart an honest member, with or without its state."""
+        keeps_state = me == self.durable or self.rng.random() < 0.7
+        if not keeps_state:  # its totals are lost, and may differ later if no other member had finished the sum
             for totals in self.finished.values():
                 totals.pop(me, None)
-        saved = Journal.from_bytes(self.programs[me].kept) if keep else None
+        saved = Journal.from_bytes(self.programs[me].saved) if keeps_state else None
         self.replace(me, Program(me, self.federation_spec, self.sums, saved))
 
-    def restart_liar(self) -> None:
-        saved = Journal.from_bytes(self.rng.choice(list(self.past.values())))
-        self.replace(LIAR, Program(LIAR, self.federation_spec, self.sums, self.liar.forges(saved)))
+    def restart_adversary(self) -> None:
+        saved = Journal.from_bytes(self.rng.choice(list(self.old_journals.values())))
+        forged = self.adversary.forge_journal(saved)
+        self.replace(ADVERSARY, Program(ADVERSARY, self.federation_spec, self.sums, forged))
 
     def replace(self, me: str, program: Program) -> None:
-        for ends in list(self.wires):
+        for ends in list(self.queues):
             if me in ends:
-                del self.wires[ends]
+                del self.queues[ends]
         self.programs[me] = program
 
     def change_members(self) -> None:
-        """Remove or add an honest member, at all others at once; each of them may die before it knows."""
-        known = set(self.federation_spec.members) - {LIAR}
-        gone = [name for name in HONEST if name not in known]
-        if len(known) > 2 and (not gone or self.rng.random() < 0.7):
-            known.remove(self.rng.choice(sorted(known - {self.keeper})))
-        elif gone and len(known) < 4:
-            known.add(gone[0])
+        """Remove or add an honest member, for all others at once; each of them may be killed before it adopts it."""
+        present = set(self.federation_spec.members) - {ADVERSARY}
+        absent = [name for name in HONEST if name not in present]
+        if len(present) > 2 and (not absent or self.rng.random() < 0.7):
+            present.remove(self.rng.choice(sorted(present - {self.durable})))
+        elif absent and len(present) < 4:
+            present.add(absent[0])
         else:
             return
-        self.federation_spec = federation_spec(tuple(sorted((*known, LIAR))), self.federation_spec.epoch + 1)
-        self.honest = tuple(sorted(known))
+        self.federation_spec = federation_spec(tuple(sorted((*present, ADVERSARY))), self.federation_spec.epoch + 1)
+        self.honest = tuple(sorted(present))
         for me in list(self.programs):
             if me not in self.federation_spec.members:
                 self.replace(me, self.programs[me])
                 del self.programs[me]
             else:
-                self.guarded(me, lambda me=me: self.programs[me].membership.adopt(self.federation_spec))
+                self.call(me, lambda me=me: self.programs[me].membership.adopt(self.federation_spec))
         for me in self.honest:
             if me not in self.programs:
                 self.replace(me, Program(me, self.federation_spec, self.sums))
 
-    def check_laws(self) -> None:
-        """Laws 1 and 2.
+    def check_invariants(self) -> None:
+        """Check invariants 1 and 2.
 
         Raises:
-            LawBrokenError: one is broken.
+            InvariantError: one does not hold.
         """
-        for place, totals in self.finished.items():
+        for index, totals in self.finished.items():
             if len(set().union(*totals.values())) > 1:
-                raise LawBrokenError(f"sum {place} has several totals: {totals}")
+                raise InvariantError(f"sum {index} has several totals: {totals}")
         journals = [self.programs[me].journal for me in self.honest]
         for one in journals:
             for other in journals:
                 common = min(len(one), len(other))
                 if one.heads[common] != other.heads[common]:
-                    raise LawBrokenError(f"honest members have different histories of {common} sums")
+                    raise InvariantError(f"honest members have different histories of {common} sums")
                 ours, theirs = one.states.get(0), other.states.get(0)
-                if ours and theirs and ours.steps == theirs.steps and ours.content() != theirs.content():
-                    raise LawBrokenError(f"honest members have different states after {ours.steps} steps")
+                if ours and theirs and ours.steps == theirs.steps and ours.content != theirs.content:
+                    raise InvariantError(f"honest members have different states after {ours.steps} steps")
         self.observations.check()
+
+
+class DirectedSimulation(Simulation):
+    """A simulation in which all frames are delivered, except those of the dishonest member that a test replaces."""
+
+    def __init__(self, honest: int = 2, sums: int = 2) -> None:
+        super().__init__(0, honest, sums)
+        self.adversary.rate, self.adversary.withholds = 0.0, False
+        self.errors: dict[str, list[Exception]] = {me: [] for me in self.honest}
+        self.alter: Alter = lambda _, frame: frame.message
+        """Returns the message that the dishonest member sends to a recipient instead; None for no message."""
+
+    def settle(self) -> None:
+        """Deliver all frames until no program advances."""
+        with self.observations.recording():
+            for _ in range(30):  # programs may request the next sum
+                for me in self.federation_spec.members:
+                    self.advance(me)
+                rounds = 0
+                while any(self.queues.values()):
+                    rounds += 1
+                    assert rounds < MAX_ROUNDS, "the members do not stop sending"
+                    for (sender, to), queue in list(self.queues.items()):
+                        while queue:
+                            self.deliver(sender, to, queue.popleft())
+        self.observations.check()
+
+    def advance(self, me: str) -> None:
+        if me not in self.programs:
+            return
+        program = self.programs[me]
+        self.call(me, program.advance)
+        while (outgoing := program.membership.next_outgoing()) is not None:
+            to, data = outgoing
+            if me == ADVERSARY:
+                frame = from_bytes(data, me)
+                message = self.alter(to, frame)
+                if message is None:
+                    continue
+                data = to_bytes(replace(frame, message=message))
+            self.queues.setdefault((me, to), deque()).append(data)
+
+    def call(self, me: str, action: Any) -> None:
+        try:
+            action()
+        except RemoteProtocolError as error:
+            if me in self.errors:
+                self.errors[me].append(error)
+
+    def restart(self, me: str, journal: Journal | None = None, sums: int | None = None) -> None:
+        """Restart a member with this journal, or without."""
+        self.replace(me, Program(me, self.federation_spec, self.sums if sums is None else sums, journal))
+
+    def saved_journal(self, me: str) -> Journal:
+        """Return a copy of a member's journal."""
+        return Journal.from_bytes(self.programs[me].journal.to_bytes())
+
+    def group(self, me: str) -> Group:
+        return self.programs[me].membership.group("everyone")
+
+    def totals(self) -> list[list[bytes]]:
+        return [self.programs[me].totals for me in self.honest]
+
+    def sign(self, kind: str, slot: bytes, content: bytes) -> bytes:
+        """Sign a statement as the dishonest member."""
+        return self.adversary.identity.sign(statement(kind, slot, sha256(content).digest()))
+
+    @property
+    def view(self) -> bytes:
+        view = self.programs[ADVERSARY].membership._view
+        return b"" if view is None else view.digest
+
+    def inject(self, to: str, session: bytes, message: Message, number: int = 0) -> None:
+        """Send a message as the dishonest member."""
+        self.queues.setdefault((ADVERSARY, to), deque()).append(to_bytes(Frame(session, number, message)))
+
+
+def withhold(*kinds: type[Message]) -> Alter:
+    """Return a function that drops all messages of these types."""
+    return lambda _, frame: None if isinstance(frame.message, kinds) else frame.message

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cgd import local_peers
 from cgd.federation import config as file
 from cgd.federation import config_edit
 from cgd.federation.keys import Keys
@@ -20,11 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from cgd import Peers
     from cgd.optim.grid import Cell
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve")
 
-# What each participant runs. Its data come from its name, its origin from its key.
+# The program of every participant. Its data depend on its name, its origin on its key.
 TRAINING = """
 import hashlib, os, time
 import numpy as np
@@ -98,16 +102,16 @@ def main(peers):
 
 
 class ProcessFederation:
-    """Participants as processes, each with its key, in one folder with the federation file.
+    """Participants as processes, with their keys and the federation file in one folder.
 
     Args:
-        folder: where.
-        names: of the participants.
-        cells: theirs, in a grid.
-        dialers: those who only dial out, to a hub, which there is only if there is one of them.
-        program: what each runs, as the text of the module `training`.
-        make_keys: gives the keys of a participant, or of the hub.
-        training: settings.
+        folder: the folder.
+        names: the names of the participants.
+        cells: their cells, in a grid.
+        dialers: the participants that only dial out, to a hub; without any there is no hub.
+        program: the source of the module `training` that every participant runs.
+        make_keys: returns the keys of a participant, or of the hub.
+        training: settings of the training.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class ProcessFederation:
             keys.save(folder)
             site = file.HubSite(f"tcp://127.0.0.1:{free_port()}", keys.public)
         settings = replace(file.Training(), **training)  # type: ignore[arg-type]
-        config_edit.new(self.path, "trial", participants, settings, site)
+        config_edit.create_federation(self.path, "trial", participants, settings, site)
 
     @property
     def names(self) -> list[str]:
@@ -181,24 +185,24 @@ class ProcessFederation:
             try:
                 codes[name] = self.processes[name].wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"{name} does not end:\n{self.said(name)}") from None
+                raise AssertionError(f"{name} has not ended:\n{self.output(name)}") from None
         return codes
 
     def until_step(self, step: int, names: Iterable[str] | None = None, seconds: float = 60.0) -> None:
-        """Wait until these participants (all, if none are named) have taken a step."""
+        """Wait until these participants, or all, have taken a step."""
         deadline = time.monotonic() + seconds
         files = [self.folder / f"{name}.step" for name in names or self.names]
         while not all(file.exists() and int(file.read_text() or 0) >= step for file in files):
             if time.monotonic() > deadline:
-                said = "\n".join(f"--- {name}\n{self.said(name)}" for name in self.processes)
-                raise AssertionError(f"not all get to step {step}:\n{said}")
+                output = "\n".join(f"--- {name}\n{self.output(name)}" for name in self.processes)
+                raise AssertionError(f"not all participants reached step {step}:\n{output}")
             time.sleep(0.05)
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         return (self.folder / f"{name}.err").read_text()
 
     def sums(self, name: str) -> int:
-        """How many sums a participant has finished, by its state on disk."""
+        """Return the number of finished sums in a participant's state folder."""
         journals = StateFolder(self.folder / "state" / name, "trial").load(["everyone"])
         return len(journals.get("everyone", ()))
 
@@ -209,3 +213,16 @@ class ProcessFederation:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+def uninterrupted_bits(folder: Path, names: Sequence[str], steps: int) -> str:
+    """Return the digest that the same participants, with the same keys, compute inside one process."""
+    training = runpy.run_path(str(folder / "training.py"))
+
+    def work(peers: Peers) -> Any:
+        peers.seed = Keys.load(folder / f"{peers.me}.key").federation_seed("trial")
+        return training["train"](peers, steps=steps)[0]
+
+    with local_peers(names) as peers:
+        (digest,) = {hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in peers.run(work)}
+    return digest

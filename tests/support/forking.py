@@ -1,6 +1,6 @@
-"""Commands of `cgd` in processes forked from one that has loaded torch: many of them start at the price of one.
+"""Commands of `cgd` in processes that are forked from one that has imported torch, so that they start fast.
 
-That one has loaded nothing of `cgd`: each process does that itself, and shares no state with another.
+The parent has imported nothing of `cgd`: every process does that itself, and they share no state.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-LOADED = ["torch", "torch._dynamo", "sklearn.metrics", "matplotlib.pyplot"]
+PRELOADED = ["torch", "torch._dynamo", "sklearn.metrics", "matplotlib.pyplot"]
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(LOADED)
+_context.set_forkserver_preload(PRELOADED)
 
 
 class Forked:
-    """A running command, to be handled as a `subprocess.Popen`.
+    """A running command with the interface of `subprocess.Popen`.
 
     Args:
-        arguments: of the command.
-        folder: where it runs.
-        log: the file to which it writes, behind what is there.
-        environment: variables that it gets besides ours.
+        arguments: the arguments of the command.
+        folder: its working directory.
+        log: the file to which its output is appended.
+        environment: additional environment variables.
     """
 
     def __init__(self, arguments: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> None:
@@ -52,8 +52,8 @@ class Forked:
         self._process.kill()
 
 
-class ForkedColony(ProcessFederation):
-    """A colony whose processes are forked."""
+class ForkedFederation(ProcessFederation):
+    """A federation whose processes are forked."""
 
     def _run(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
         forked = Forked(arguments, self.folder, self.folder / f"{name}.err", environment)
@@ -64,9 +64,9 @@ class ForkedColony(ProcessFederation):
 def _command(arguments: list[str], folder: str, log: str, environment: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.update(environment)
-    written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for descriptor in (1, 2):
-        os.dup2(written, descriptor)
+        os.dup2(output, descriptor)
     sys.argv = ["cgd", *arguments]
     import torch
 

@@ -1,17 +1,16 @@
-"""Runs of every kind with fixed seeds and data, and the SHA-256 digests of what they end in.
+"""Golden runs: runs of every kind with fixed seeds and data, and the SHA-256 digests of their results.
 
-`tests/golden.json` keeps the digests, `tests/test_golden.py` compares, and `python tests/golden.py` prints or rewrites
-them. Whatever is restructured, no bit of a result may change, nor of what travels or is kept on disk. Digests are over
-bytes alone: names of Python's modules and classes are in them only where the program itself puts them into its bytes.
+`tests/golden.json` has the digests, `tests/test_golden.py` compares them, and `python tests/golden.py` prints or
+rewrites them. No restructuring may change a bit of a result, nor of what is sent or stored. Digests cover bytes only:
+names of Python modules and classes are in them only where the program itself writes them.
 
 The digests do not depend on the machine. The samples are multiples of 1/8, made by SHA-256. Origins are drawn with
-operations that IEEE 754 rounds once, and so does everything between an opened sum and the displacement. What lies
-between, a participant's gradient, may differ in its last bits from one processor to the next; it is computed in double
-precision and rounded in a ring with 8 fraction bits (`BOUND`), and `Roundings` checks that no value comes so close to
-the middle between two ring elements that these last bits could decide. Where a run cannot be observed, since it is one
-of processes, a run in threads with the same outcome is. Of the fused engine, which adds up in single precision and has
-no ring, one run is of numbers that are all exact, and of the other the displacement is rounded to multiples of 2⁻¹⁰
-before the digest is made.
+operations that IEEE 754 rounds once, and so is every operation between a revealed total and the displacement. Only a
+participant's gradient may differ in its last bits between processors; it is computed in double precision and rounded in
+a ring with 8 fraction bits (`BOUND`), and `Roundings` checks that no value is so close to the middle between two ring
+elements that these bits could decide. Runs of processes cannot be observed; runs in threads with the same result are
+checked instead. The fused engine adds in single precision and has no ring: one of its runs has exact numbers only, and
+in the other the displacement is rounded to multiples of 2⁻¹⁰ before the digest.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ import cgd
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
 from cgd.optim.displacement import AdamRule, SGDRule
-from cgd.optim.vertical import JointFirstLayer, narrow
+from cgd.optim.vertical import JointFirstLayer, build_tower
 from cgd.secagg.fixed_point import FixedPoint
-from cgd.tabular.loading import read
+from cgd.tabular.dataset import read_dataset
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import train as train_on_table
 from support import golden_program
 from support.federations import NAMES
-from support.forking import Forked, ForkedColony
+from support.forking import Forked, ForkedFederation
 from support.golden_program import numbers
 from support.golden_wire import wire
-from support.practice import federation_file, write_csv
+from support.tabular import SCHEMA, write_csv, write_federation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,27 +60,27 @@ if TYPE_CHECKING:
 
     Digests = dict[str, str]
 
-KEPT = Path(__file__).parent.parent / "golden.json"
+GOLDEN_FILE = Path(__file__).parent.parent / "golden.json"
 FEDERATION = "trial"
 BOUND = 2.0**22
 STEPS = 6
 SMALL = NAMES[:3]
-# Gradients are off by less than so many units in the last place of their largest value: those that are computed in the
-# type that they have, and those that are computed in double precision and then rounded.
+# The bound of the error of gradients, in units in the last place of their largest value: of gradients computed in their
+# own type, and of those computed in double precision and then rounded.
 COMPUTED, CONVERTED = 16.0, 2.0
 
 
 def digest(*parts: Any) -> str:
-    """Digest tensors, bytes or texts, one behind the other."""
-    made = sha256()
+    """Return the digest of concatenated tensors, bytes or texts."""
+    hashed = sha256()
     for part in parts:
         content = part.detach().numpy().tobytes() if isinstance(part, torch.Tensor) else part
-        made.update(content.encode() if isinstance(content, str) else content)
-    return made.hexdigest()
+        hashed.update(content.encode() if isinstance(content, str) else content)
+    return hashed.hexdigest()
 
 
 def fixed_keys(name: str) -> Keys:
-    """Make the keys of a participant from its name."""
+    """Derive the keys of a participant from its name."""
     secret, seed = (sha256(f"golden {which} of {name}".encode()).digest() for which in ("secret", "seed"))
     curve = z85.encode(secret)
     signing = Ed25519PrivateKey.from_private_bytes(_signing_secret(seed)).public_key().public_bytes_raw()
@@ -93,13 +92,13 @@ def _signing_secret(seed: bytes) -> bytes:
 
 
 class Roundings:
-    """Watches what becomes ring elements: by how much a value would have to be off for another element.
+    """Records how close encoded values are to the middle between two ring elements.
 
     Args:
-        errors: by how many units in the last place of the largest value all of them may be off.
+        errors: the largest error of a value, in units in the last place of the largest value.
 
     Attributes:
-        least: the smallest distance to the middle between two elements, in such errors.
+        least: the smallest distance to the middle between two elements, in units of that error.
     """
 
     def __init__(self, errors: float = COMPUTED) -> None:
@@ -108,20 +107,20 @@ class Roundings:
         self._lock = threading.Lock()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch, and fail at the end if the digests of this run depended on the machine."""
-        plain = FixedPoint.encode
+    def recording(self) -> Iterator[None]:
+        """Record all encoded values, and fail at the end if the digests of this run may depend on the machine."""
+        original = FixedPoint.encode
 
         def encode(own: FixedPoint, values: npt.NDArray[Any], weight: float = 1.0, out: Any = None) -> npt.NDArray[Any]:
-            self._look(own, np.asarray(values), weight)
-            return plain(own, values, weight, out)
+            self._record(own, np.asarray(values), weight)
+            return original(own, values, weight, out)
 
         with patch.object(FixedPoint, "encode", encode):
             yield
-        assert self.least > 1, f"a value is rounded too close to a tie ({self.least:.2g} errors); take other data"
+        assert self.least > 1, f"a value is rounded too close to a tie ({self.least:.2g} errors); use other data"
 
-    def _look(self, fixed_point: FixedPoint, values: npt.NDArray[Any], weight: float) -> None:
-        if values.dtype.kind != "f" or values.size < 2:  # a single one is a weight, a quotient that is rounded once
+    def _record(self, fixed_point: FixedPoint, values: npt.NDArray[Any], weight: float) -> None:
+        if values.dtype.kind != "f" or values.size < 2:  # a single value is a weight, a quotient that is rounded once
             return
         scaled = values.astype(np.float64) * weight * 2.0**fixed_point.fraction_bits
         distance = np.abs(scaled - np.floor(scaled) - 0.5)
@@ -132,22 +131,22 @@ class Roundings:
 
 
 class Contexts:
-    """Keeps what the members of a sum compare, in words, of every sum of one member."""
+    """Records the settings of every sum of one member, as the members compare them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def entering(self, addend: Addend) -> None:
+    def before_sum(self, addend: Addend) -> None:
         step = None if addend.step is None else (addend.step.slot, addend.step.number)
         shape = list(addend.values.shape)
         self.lines.append(f"{shape} {addend.values.dtype} {addend.weight!r} {step} {addend.context}")
 
-    def opened(self, addend: Addend, total: npt.NDArray[Any]) -> None:
+    def after_sum(self, addend: Addend, total: npt.NDArray[Any]) -> None:
         pass
 
 
-def alike(values: Iterable[Any]) -> Any:
-    """Return what all participants have in common, and fail if they have not."""
+def equal_value(values: Iterable[Any]) -> Any:
+    """Check that all values are equal, and return the first."""
     first, *others = values
     assert all(torch.equal(first, each) if isinstance(first, torch.Tensor) else first == each for each in others)
     return first
@@ -168,11 +167,11 @@ def local(
             peers.observer = contexts
         return golden_program.train(peers, kind, steps)
 
-    with Roundings(CONVERTED).watching(), cgd.local_peers(names, bound=bound, **settings) as peers:
-        outcome = peers.run(work)
+    with Roundings(CONVERTED).recording(), cgd.local_peers(names, bound=bound, **settings) as peers:
+        results = peers.run(work)
     return {
-        "displacement": digest(alike(displacement for displacement, _ in outcome)),
-        "weights": digest(*(digest(weights) for _, weights in outcome)),
+        "displacement": digest(equal_value(displacement for displacement, _ in results)),
+        "weights": digest(*(digest(weights) for _, weights in results)),
         "contexts": digest("\n".join(contexts.lines)),
     }
 
@@ -181,7 +180,7 @@ def local(
 
 
 def processes(opening: str = "mesh", names: Sequence[str] = NAMES, killed: str | None = None) -> Digests:
-    """Train as participants in processes of their own; one may be killed on the way and started again.
+    """Train as participants in separate processes; one may be killed during the training and restarted.
 
     The digests are those of participants in threads.
     """
@@ -190,28 +189,28 @@ def processes(opening: str = "mesh", names: Sequence[str] = NAMES, killed: str |
     steps = STEPS if killed is None else 4 * STEPS
     training = {"steps": steps, "bound": BOUND, "opening": opening}
     with tempfile.TemporaryDirectory(prefix="cgd-golden-") as folder:
-        colony = ForkedColony(Path(folder), names, (), dialers, program, fixed_keys, **training)
+        federation = ForkedFederation(Path(folder), names, (), dialers, program, fixed_keys, **training)
         try:
             if dialers:
-                colony.start_hub()
+                federation.start_hub()
             pause = {} if killed is None else {"PAUSE": "0.1"}
-            colony.start_all(**pause)
+            federation.start_all(**pause)
             if killed is not None:
-                colony.until_step(STEPS)
-                colony.kill(killed)
-                assert not (colony.folder / f"{killed}.bits").exists()
-                colony.start(killed, **pause)
-            assert set(colony.wait().values()) == {0}, "\n".join(map(colony.said, names))
-            bits = {name: text.split() for name, text in colony.bits().items()}
+                federation.until_step(STEPS)
+                federation.kill(killed)
+                assert not (federation.folder / f"{killed}.bits").exists()
+                federation.start(killed, **pause)
+            assert set(federation.wait().values()) == {0}, "\n".join(map(federation.output, names))
+            bits = {name: text.split() for name, text in federation.bits().items()}
         finally:
-            colony.close()
+            federation.close()
     return {
-        "displacement": alike(displacement for displacement, _ in bits.values()),
+        "displacement": equal_value(displacement for displacement, _ in bits.values()),
         "weights": digest(*(bits[name][1] for name in names)),
     }
 
 
-# Grids and simulated colonies.
+# Grids and simulations.
 
 ROWS, COLUMNS, SEED, DELTA = 3, 3, 25, golden_program.DELTA
 GRID_FEATURES, GRID_HIDDEN, CLASSES = 6, 5, 3
@@ -220,20 +219,20 @@ GRID_FEATURES, GRID_HIDDEN, CLASSES = 6, 5, 3
 def build(
     dtype: torch.dtype = torch.float64, activation: type[nn.Module] = nn.Tanh, outputs: int = CLASSES
 ) -> nn.Sequential:
-    """Build the network that grids and simulated colonies train."""
+    """Build the network of grids and simulations."""
     return nn.Sequential(
         nn.Linear(GRID_FEATURES, GRID_HIDDEN, dtype=dtype), activation(), nn.Linear(GRID_HIDDEN, outputs, dtype=dtype)
     )
 
 
 def blocks(rows: int, columns: int) -> dict[cgd.Cell, cgd.Block]:
-    """Cut samples into blocks, one for each cell; their classes depend on them."""
+    """Cut samples into blocks, one for each cell; the classes depend on the samples."""
     x = numbers("samples of a grid", 22, GRID_FEATURES)
     return cgd.Grid(rows, columns).split(x, (x[:, 0] > 0).long() + (x[:, 3] > x[:, 4]), seed=1)
 
 
 def grid_peers(grid: cgd.Grid, stack: ExitStack) -> tuple[cgd.LocalPeers, list[cgd.Peers], list[cgd.Peers]]:
-    """Connect everyone, and give each cell its peers in its column and in its row."""
+    """Connect all cells, and return the peers of each cell in everyone, in its column and in its row."""
 
     def connect(cells: Iterable[cgd.Cell]) -> cgd.LocalPeers:
         return stack.enter_context(cgd.local_peers(list(map(str, cells)), bound=BOUND))
@@ -255,7 +254,7 @@ def grid(mode: str) -> Digests:
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
         if block.cell == (0, 0):
             everyone.observer = column.observer = row.observer = contexts
-        model = narrow(build(), block.x.shape[1])
+        model = build_tower(build(), block.x.shape[1])
         cgd.confine(model, DELTA, cgd.participant_seed(SEED, block.cell))
         layer: Any = model[0]
         groups: list[dict[str, Any]] = [
@@ -271,23 +270,23 @@ def grid(mode: str) -> Digests:
         own = sum(each.numel() for each in layer.parameters())
         return optimizer.displacement().split([own, optimizer.displacement().numel() - own]), list(model.parameters())
 
-    with Roundings().watching(), ExitStack() as stack:
+    with Roundings().recording(), ExitStack() as stack:
         everyone, columns, rows = grid_peers(cgd.Grid(ROWS, COLUMNS), stack)
-        outcome = everyone.run(train, columns, rows, blocks(ROWS, COLUMNS).values())
-    first, rest = zip(*(displacement for displacement, _ in outcome), strict=True)
+        results = everyone.run(train, columns, rows, blocks(ROWS, COLUMNS).values())
+    first, rest = zip(*(displacement for displacement, _ in results), strict=True)
     return {
-        "displacement": digest(*(alike(first[column::COLUMNS]) for column in range(COLUMNS)), alike(rest)),
-        "weights": digest(*(each for _, weights in outcome for each in weights)),
+        "displacement": digest(*(equal_value(first[column::COLUMNS]) for column in range(COLUMNS)), equal_value(rest)),
+        "weights": digest(*(each for _, weights in results for each in weights)),
         "contexts": digest("\n".join(contexts.lines)),
     }
 
 
 def simulated(columns: int = 1, mode: Any = "towers", adam: bool = False) -> Digests:
-    """Simulate a colony in the ring, one module after the other; of a grid, the digests are those of `grid`."""
+    """Simulate by the module engine in the ring; the digests of a grid are those of `grid`."""
     split = blocks(ROWS, columns)
     rule = AdamRule if adam else partial(SGDRule, momentum=0.5) if columns == 1 else SGDRule
-    with Roundings().watching():
-        colony = cgd.simulate(
+    with Roundings().recording():
+        result = cgd.simulate(
             build,
             split,
             steps=STEPS,
@@ -301,21 +300,21 @@ def simulated(columns: int = 1, mode: Any = "towers", adam: bool = False) -> Dig
             ring=cgd.Ring(bound=BOUND),
             progress=False,
         )
-    assert colony.engine == "modules"
-    weights = [each for cell in split for each in colony.model(cell).parameters()]
-    return {"displacement": digest(colony.flat), "weights": digest(*weights)}
+    assert result.engine == "modules"
+    weights = [each for cell in split for each in result.model(cell).parameters()]
+    return {"displacement": digest(result.flat_displacement), "weights": digest(*weights)}
 
 
 def fused(columns: int = 1, mode: Any = "towers") -> Digests:
-    """Simulate by the fused engine, in single precision: in part with numbers that are exact, in part rounded."""
+    """Simulate by the fused engine in single precision: one run with exact numbers, one rounded."""
     shared: dict[str, Any] = {
         "mode": mode,
         "accept": cgd.JOINT_REVEALS_RECORDS if mode == "joint" else "",
         "seed": SEED,
         "progress": False,
     }
-    # An origin so small that it is zero in single precision. After two steps every weight has moved, and the sigmoid
-    # was asked for its value at zero alone. With 16 samples and 4 outputs all quotients are exact.
+    # The origin is so small that it is zero in single precision. After two steps every weight has changed, and the
+    # sigmoid was evaluated at zero only. With 16 samples and 4 outputs all quotients are exact.
     x, y = numbers("samples to be exact", 16, GRID_FEATURES), numbers("targets to be exact", 16, 4)
     exact = cgd.simulate(
         partial(build, torch.float32, nn.Sigmoid, 4),
@@ -335,27 +334,19 @@ def fused(columns: int = 1, mode: Any = "towers") -> Digests:
         **shared,
     )
     assert exact.engine == rounded.engine == "fused"
-    assert bool((exact.flat != 0).all())
-    scaled = rounded.flat.double() * 2**10
+    assert bool((exact.flat_displacement != 0).all())
+    scaled = rounded.flat_displacement.double() * 2**10
     margin = (scaled - scaled.floor() - 0.5).abs().min().item()
-    assert margin > 2**-7, f"a displacement is rounded too close to a tie ({margin:.2g}); take other data"
-    return {"exact displacement": digest(exact.flat), "rounded displacement": digest(scaled.round().to(torch.int32))}
+    assert margin > 2**-7, f"a displacement is rounded too close to a tie ({margin:.2g}); use other data"
+    return {
+        "exact displacement": digest(exact.flat_displacement),
+        "rounded displacement": digest(scaled.round().to(torch.int32)),
+    }
 
 
 # Tables.
 
-TABLE_COLUMNS = ("age", "dose", "ward", "outcome")
-TABLE_SCHEMA = """
-[data]
-target = "outcome"
-[data.columns]
-age = "number"
-dose = "number"
-ward = "category"
-[model]
-kind = "mlp"
-layers = [4]
-"""
+TABLE_SCHEMA = SCHEMA.replace("layers = [8]", "layers = [4]")
 TABLE_TRAINING = {
     "steps": 8,
     "lr": 0.125,
@@ -367,12 +358,12 @@ TABLE_TRAINING = {
 
 
 def table(name: str, rows: int) -> dict[str, list[Any]]:
-    """Make a table. Its numbers come in pairs of one size and both signs, so that means and deviations are exact."""
+    """Make a table of pairs of numbers x and −x, so that means and deviations are exact."""
     half = numbers(f"table of {name}", rows // 2, 2)
     age, dose = (torch.stack([half[:, column], -half[:, column]], dim=1).reshape(-1) for column in range(2))
     other = numbers(f"more of {name}", rows, 2)
     return {
-        "age": [None if place % 8 > 5 else value for place, value in enumerate((8 * age).tolist())],
+        "age": [None if i % 8 > 5 else value for i, value in enumerate((8 * age).tolist())],
         "dose": dose.tolist(),
         "ward": ["north" if value > 0 else "south" for value in other[:, 0].tolist()],
         "outcome": ["ill" if value > 0 else "well" for value in (age + dose + other[:, 1]).tolist()],
@@ -380,16 +371,16 @@ def table(name: str, rows: int) -> dict[str, list[Any]]:
 
 
 def _table_federation(folder: Path) -> Path:
-    path = federation_file(folder, SMALL, (), TABLE_SCHEMA, (), fixed_keys, **TABLE_TRAINING)
+    path = write_federation(folder, SMALL, (), TABLE_SCHEMA, (), fixed_keys, **TABLE_TRAINING)
     for name, rows in zip(SMALL, (32, 24, 16), strict=True):
-        write_csv(folder / f"{name}.csv", table(name, rows), TABLE_COLUMNS)
+        write_csv(folder / f"{name}.csv", table(name, rows))
     return path
 
 
 def tables_in_threads() -> Digests:
     """Train on tables as participants in threads."""
     contexts = Contexts()
-    with tempfile.TemporaryDirectory(prefix="cgd-golden-") as name, Roundings().watching():
+    with tempfile.TemporaryDirectory(prefix="cgd-golden-") as name, Roundings().recording():
         folder = Path(name)
         federation = Federation.load(_table_federation(folder))
 
@@ -397,15 +388,15 @@ def tables_in_threads() -> Digests:
             peers.seed = fixed_keys(peers.me).federation_seed(FEDERATION)
             if peers.me == SMALL[0]:
                 peers.observer = contexts
-            setting = TabularSettings.of(federation, peers.me)
-            records, _ = read(folder / f"{peers.me}.csv", setting.data, setting.own_columns)
+            setting = TabularSettings.from_federation(federation, peers.me)
+            records, _ = read_dataset(folder / f"{peers.me}.csv", setting.data, setting.own_columns)
             return train_on_table(peers, setting, records)
 
         with cgd.local_peers(SMALL, bound=federation.training.bound) as peers:
             trained = peers.run(work)
     return {
         "weights": digest(*(_tensors(dict(each.network.state_dict())) for each in trained)),
-        "preparation": digest(alike(json.dumps(each.preparation.to_dict()) for each in trained)),
+        "preparation": digest(equal_value(json.dumps(each.preprocessing.to_dict()) for each in trained)),
         "contexts": digest("\n".join(contexts.lines)),
     }
 
@@ -429,7 +420,7 @@ def tables() -> Digests:
         del each["version"], each["digest"], each["weights"]["sha256"]
     return {
         "weights": digest(*weights),
-        "preparation": digest(alike(json.dumps(each["preparation"]) for each in about)),
+        "preparation": digest(equal_value(json.dumps(each["preparation"]) for each in about)),
         "about": digest(*map(json.dumps, about)),
     }
 
@@ -446,7 +437,7 @@ RUNS: dict[str, Callable[[], Digests]] = {
     "local momentum": partial(local, "momentum"),
     "local adam": partial(local, "adam"),
     "local uniform shares, one aggregator, 64 bits": partial(
-        local, "momentum", SMALL, bound=2.0**54, sharing="uniform", opening="aggregator", ring_bits=64
+        local, "momentum", SMALL, bound=2.0**54, masking="uniform", opening="aggregator", ring_bits=64
     ),
     "local undisturbed": partial(local, "momentum", SMALL, 4 * STEPS),
     "grid towers": partial(grid, "towers"),
@@ -461,21 +452,21 @@ RUNS: dict[str, Callable[[], Digests]] = {
     "simulation fused, grid joint": partial(fused, 2, "joint"),
     "wire": lambda: wire(fixed_keys),
 }
-"""Every run by its name."""
+"""All runs in this process, by name."""
 
-OF_PROCESSES: dict[str, Callable[[], Digests]] = {
+PROCESS_RUNS: dict[str, Callable[[], Digests]] = {
     "processes mesh": processes,
     "processes hub": partial(processes, "hub"),
     "processes recovery": partial(processes, names=SMALL, killed=SMALL[1]),
     "tables": tables,
 }
-"""Those that start processes."""
+"""The runs that start processes, by name."""
 
-SAME: tuple[tuple[str, ...], ...] = (
+EQUAL_RUNS: tuple[tuple[str, ...], ...] = (
     ("local momentum", "processes mesh", "processes hub"),
     ("local undisturbed", "processes recovery"),
     ("tables in threads", "tables"),
     ("grid towers", "simulation modules, grid towers"),
     ("grid joint", "simulation modules, grid joint"),
 )
-"""Runs that end in the same bits, in whatever both of them have."""
+"""Groups of runs with equal digests, for all labels that they have in common."""

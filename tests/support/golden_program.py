@@ -1,6 +1,6 @@
-"""What each participant runs in the golden runs (`support.golden`): in a thread, or as a process by `cgd join --run`.
+"""The program of each participant in the golden runs (`support.golden`): in a thread, or by `cgd join --run`.
 
-The text of this module is put beside a federation file, so it imports nothing but `cgd` and what `cgd` needs.
+This module is copied next to a federation file, so it imports only `cgd` and its dependencies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DELTA = 0.25
 
 
 def numbers(label: str, *shape: int) -> torch.Tensor:
-    """Make multiples of 1/8 from −2 to 2 that depend on the label alone."""
+    """Make multiples of 1/8 from −2 to 2 that depend only on the label."""
     count = math.prod(shape)
     stream = b"".join(sha256(f"{label} {block}".encode()).digest() for block in range(-(-count // 32)))
     values = [(byte % 33 - 16) / 8 for byte in stream[:count]]
@@ -32,13 +32,13 @@ def numbers(label: str, *shape: int) -> torch.Tensor:
 
 
 def samples(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the samples of a participant: as many as its name says."""
+    """Make the samples of a participant; their number depends on its name."""
     count = 4 + sha256(name.encode()).digest()[0] % 7
     return numbers(f"x of {name}", count, FEATURES), numbers(f"y of {name}", count, OUTPUTS)
 
 
 class Network(nn.Module):
-    """Two layers whose weights are in single precision, and which computes in double precision."""
+    """Two layers with weights in single precision that compute in double precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Network(nn.Module):
 
 
 def train(peers: cgd.Peers, kind: str, steps: int, pause: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train; the displacement and the weights at the end."""
+    """Train, and return the final displacement and weights."""
     x, y = samples(peers.me)
     model = Network()
     cgd.confine(model, DELTA, peers.seed)
@@ -74,7 +74,7 @@ def train(peers: cgd.Peers, kind: str, steps: int, pause: float = 0.0) -> tuple[
 
 
 def main(peers: Any) -> None:
-    """Train as the federation file says, and leave the digests of displacement and weights in a file."""
+    """Train with the settings of the federation file, and write the digests of displacement and weights to a file."""
     torch.set_num_threads(1)
     outcome = train(peers, peers.training["optimizer"], peers.training["steps"], float(os.environ.get("PAUSE", "0")))
     digests = [sha256(each.numpy().tobytes()).hexdigest() for each in outcome]

@@ -1,4 +1,7 @@
-"""What travels between participants or is kept on disk, made of fixed content; for `support.golden`."""
+"""Bytes of fixed content that participants send or store; for `support.golden`.
+
+The labels, and the texts that the content is derived from, are in golden.json and so keep their old names.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import cgd
 from cgd.federation import config_edit
 from cgd.federation.config import Federation
-from cgd.federation.keys import HubSite, Participant, curve_key
-from cgd.federation.state import record_head
+from cgd.federation.keys import curve_key
+from cgd.federation.participants import HubSite, Participant
+from cgd.federation.state import entry_header
 from cgd.optim.displacement import AdamRule, SGDRule
-from cgd.optim.recovery import common_state
-from cgd.optim.sample_count import _pledge
+from cgd.optim.recovery import TensorWriter, common_state
+from cgd.optim.sample_count import _commitment
 from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.codec import KINDS, Frame, to_bytes
 from cgd.secagg.journal import Journal, Step
-from cgd.secagg.key_agreement import EphemeralKey, MembershipView, common_key, pair
+from cgd.secagg.key_agreement import EphemeralKey, MembershipView, derive_group_key, derive_pair_keys
 from cgd.secagg.mac import LinearMac
-from cgd.secagg.masking import PairwiseMasks, seal
+from cgd.secagg.masking import PairwiseMasks, add_self_mask
 from cgd.secagg.messages import (
     Abort,
     Confirm,
@@ -47,11 +51,11 @@ from cgd.secagg.messages import (
     SumSpec,
     Total,
 )
-from cgd.secagg.positions import GroupRow, PositionReport, StateRow, digest_of_reports
+from cgd.secagg.positions import GroupPosition, PositionReport, StateSummary, digest_of_reports
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport.channel import ChannelFactory
 from cgd.transport.link import Datagram, DatagramKind
-from support.histories import enter
+from support.histories import append_certified
 from support.identities import identity, public_keys
 
 if TYPE_CHECKING:
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Message
 
 MEMBERS = ("ada", "bob", "cleo")
-SPEC = SumSpec((2, 3), "float32", 32, 20, "expanded", "mesh", "", "a context, é", True)
+SPEC = SumSpec((2, 3), "float32", 32, 20, "pairwise", "mesh", "", "a context, é", True)
 OTHER_SPEC = SumSpec((5,), "int64", 64, 0, "uniform", "aggregator", "bob")
 SCHEMA = """
 [data]
@@ -80,12 +84,12 @@ activation = "tanh"
 
 
 def made(label: str, size: int = 32) -> bytes:
-    """Make bytes that depend on the label alone."""
+    """Make bytes that depend only on the label."""
     return b"".join(sha256(f"{label} {block}".encode()).digest() for block in range(-(-size // 32)))[:size]
 
 
 def wire(fixed_keys: Callable[[str], Keys]) -> dict[str, str]:
-    """Digest everything of fixed content; `fixed_keys` gives the keys of a participant."""
+    """Return the digests of all bytes of fixed content; `fixed_keys` returns the keys of a participant."""
     parts = messages() | journals() | secrets() | states() | federations(fixed_keys)
     return {name: sha256(content).hexdigest() for name, content in parts.items()}
 
@@ -93,9 +97,11 @@ def wire(fixed_keys: Callable[[str], Keys]) -> dict[str, str]:
 def messages() -> dict[str, bytes]:
     """Encode a frame of every kind, by its number on the wire, and a datagram of every kind."""
     signature, tag = made("signature", 64), made("tag", 16)
-    rows = GroupRow(3, made("head"), made("mark"), made("commitment"), (StateRow(0, 3, 80, True, made("state")),))
+    position = GroupPosition(
+        3, made("head"), made("mark"), made("commitment"), (StateSummary(0, 3, 80, True, made("state")),)
+    )
     report = PositionReport(
-        made("view"), 1, {"everyone": rows, "column-0": GroupRow(0, made("head"), None, made("other"))}
+        made("view"), 1, {"everyone": position, "column-0": GroupPosition(0, made("head"), None, made("other"))}
     )
     terms = Terms(2, 7, made("head"), 5, (0, 6), made("kept")).to_bytes()
     examples: dict[str, Message] = {
@@ -132,66 +138,68 @@ def messages() -> dict[str, bytes]:
 
 
 def journals() -> dict[str, bytes]:
-    """Encode a ledger with three sums, a state and a mark, as it is saved, given away and written entry by entry."""
+    """Encode a journal with three sums, states and a pending reveal: whole, as a transfer, and as records."""
     journal = Journal()
     for number, step in enumerate((None, Step(0, 0), Step(0, 1))):
         words = np.frombuffer(made(f"total {number}", 4 * SPEC.size), dtype="<u4").copy()
-        enter(journal, SPEC, words, MEMBERS, epoch=2, step=step)
+        append_certified(journal, SPEC, words, MEMBERS, epoch=2, step=step)
         if step is not None:
-            journal.remember(0, step.number + 1, lambda: b"a state")
-    journal.remember(1, 1, lambda: b"a fixed state", fixed=True)
-    journal.mark = PendingReveal(3, MEMBERS, made("opening"))
+            journal.save_state(0, step.number + 1, b"a state")
+    journal.save_state(1, 1, b"a fixed state", fixed=True)
+    journal.pending_reveal = PendingReveal(3, MEMBERS, made("opening"))
     return {
         "ledger": journal.to_bytes(),
-        "ledger, given away": journal.gift(1, states=True),
-        "ledger, an entry": record_head(2, journal.entry(2)) + b"".join(map(bytes, journal.entry(2))),
-        "ledger, a mark": b"".join(map(bytes, journal.mark_record())),
-        "ledger, its ends": journal.head + journal.kept_digest() + journal.end(),
+        "ledger, given away": journal.export_since(1, states=True),
+        "ledger, an entry": entry_header(2, journal.entry_record(2)) + b"".join(map(bytes, journal.entry_record(2))),
+        "ledger, a mark": b"".join(map(bytes, journal.pending_reveal_record())),
+        "ledger, its ends": journal.head + journal.fixed_states_digest() + journal.final_digest(),
     }
 
 
 def secrets() -> dict[str, bytes]:
-    """Derive shares, seals, tags and signatures from fixed keys."""
-    shares = PairwiseMasks("bob", {"ada": made("one", 16), "cleo": made("other", 16)}, made("session", 16))
+    """Derive masks, MAC tags and signatures from fixed keys."""
+    masks = PairwiseMasks("bob", {"ada": made("one", 16), "cleo": made("other", 16)}, made("session", 16))
     words, wide = np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint64)
-    shares.add_to(words, 3)
-    shares.add_to(wide, 4)
-    sealed = np.arange(100, dtype=np.uint32)
-    seal(sealed, made("seal", 16))
-    tagging = LinearMac(made("tags", 16), 5, MEMBERS)
-    said = statement("confirm", slot_of(made("view"), "everyone", 3), made("content"))
+    masks.add_to(words, 3)
+    masks.add_to(wide, 4)
+    self_masked = np.arange(100, dtype=np.uint32)
+    add_self_mask(self_masked, made("seal", 16))
+    mac = LinearMac(made("tags", 16), 5, MEMBERS)
+    signed = statement("confirm", slot_of(made("view"), "everyone", 3), made("content"))
     return {
         "expanded shares": words.tobytes() + wide.tobytes(),
-        "seal": sealed.tobytes(),
-        "tags": tagging.tags("bob", words).tobytes() + tagging.tags("ada", wide).tobytes(),
-        "statement": said + identity("ada").sign(said),
-        "common key": common_key({name: made(name) for name in MEMBERS}, made("session", 16)),
-        "pledge": _pledge(made("seed"), 24, 2, b"").to_bytes(8, "little"),
+        "seal": self_masked.tobytes(),
+        "tags": mac.tags("bob", words).tobytes() + mac.tags("ada", wide).tobytes(),
+        "statement": signed + identity("ada").sign(signed),
+        "common key": derive_group_key({name: made(name) for name in MEMBERS}, made("session", 16)),
+        "pledge": _commitment(made("seed"), 24, 2, b"").to_bytes(8, "little"),
         "participant's seed": cgd.participant_seed(3, cgd.Cell(1, 2)),
     }
 
 
 def states() -> dict[str, bytes]:
-    """Encode what optimisers leave with the members, and an origin as it is kept."""
-    kept = {}
+    """Encode the states that optimisers store, and an origin file."""
+    encoded = {}
     rules: dict[str, UpdateRule] = {"momentum": SGDRule(0.5, 0.5), "adam": AdamRule(0.5)}
     for name, rule in rules.items():
         parameter = torch.arange(6.0).reshape(2, 3)
         state = {"origin": torch.ones(2, 3), "displacement": torch.zeros(2, 3)}
         for _ in range(2):
             rule.move(state["displacement"], parameter, state)
-        kept[f"state of {name}"] = common_state([parameter], {parameter: state}, [24, 1, 7, 8])
+        encoded[f"state of {name}"] = TensorWriter().to_bytes(
+            common_state([parameter], {parameter: state}, [24, 1, 7, 8])
+        )
     model = torch.nn.Linear(40, 30)
     origin = cgd.confine(model, 0.25, made("seed"))
     with tempfile.TemporaryDirectory() as folder:
         origin.save(Path(folder) / "origin.json")
-        kept["origin file"] = (Path(folder) / "origin.json").read_bytes()
-    kept["origin"] = model.weight.detach().numpy().tobytes() + model.bias.detach().numpy().tobytes()
-    return kept
+        encoded["origin file"] = (Path(folder) / "origin.json").read_bytes()
+    encoded["origin"] = model.weight.detach().numpy().tobytes() + model.bias.detach().numpy().tobytes()
+    return encoded
 
 
 def federations(fixed_keys: Callable[[str], Keys]) -> dict[str, bytes]:
-    """Write a federation file and keys, and digest what the members of it compare."""
+    """Write a federation file and keys, and the digests that its members compare."""
     keys = {name: fixed_keys(name) for name in MEMBERS}
     hub = HubSite("tcp://hub.example:7000", fixed_keys("hub").public)
     participants = [
@@ -201,10 +209,13 @@ def federations(fixed_keys: Callable[[str], Keys]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         private, public = keys["ada"].save(folder)
-        full = config_edit.new(folder / "full.toml", "trial", participants, None, hub, SCHEMA)
+        full = config_edit.create_federation(folder / "full.toml", "trial", participants, None, hub, SCHEMA)
         parts = {
             "key file": private.read_bytes() + public.read_bytes(),
-            "federation file": (folder / "full.toml").read_bytes(),
+            # The digest is of a file with the old name of a key that was renamed since.
+            "federation file": (folder / "full.toml")
+            .read_bytes()
+            .replace(b'masking = "pairwise"', b'sharing = "expanded"'),
         }
     plain = [f'[[participants]]\nname = "{p.name}"\naddress = "{p.address}"\nkey = "{p.key}"\n' for p in participants]
     short = Federation.parse('name = "short"\nepoch = 3\n' + "".join(plain), Path("short.toml"))
@@ -214,13 +225,13 @@ def federations(fixed_keys: Callable[[str], Keys]) -> dict[str, bytes]:
         parts[f"{which} federation"] = f"{federation.digest} {federation.settings.bound!r}".encode()
         parts[f"{which} federation, groups"] = repr(sorted(federation.groups().items())).encode()
     parts["seed for a federation"] = keys["ada"].federation_seed("trial")
-    sealing = ChannelFactory("ada", keys["ada"].secret, {name: curve_key(each.public) for name, each in keys.items()})
-    parts["fingerprint of a relayed pair"] = sealing.fingerprint("ada", "bob")
+    channels = ChannelFactory("ada", keys["ada"].secret, {name: curve_key(each.public) for name, each in keys.items()})
+    parts["fingerprint of a relayed pair"] = channels.fingerprint("ada", "bob")
     return parts | views(full.federation_spec("1.0"))
 
 
 def views(federation_spec: FederationSpec) -> dict[str, bytes]:
-    """Name a view, and derive the keys of a pair of its members."""
+    """Return the digest of a view, and the keys of a pair of its members."""
     ephemerals = {}
     for name in MEMBERS:
         ephemerals[name] = EphemeralKey()
@@ -228,7 +239,7 @@ def views(federation_spec: FederationSpec) -> dict[str, bytes]:
         ephemerals[name].public = ephemerals[name].private.public_key().public_bytes_raw()
     federation_spec = replace(federation_spec, keys=public_keys(MEMBERS))
     view = MembershipView.of(federation_spec, {name: each.public for name, each in ephemerals.items()})
-    one = pair("ada", identity("ada"), ephemerals["ada"], "bob", federation_spec, view)
-    other = pair("bob", identity("bob"), ephemerals["bob"], "ada", federation_spec, view)
+    one = derive_pair_keys("ada", identity("ada"), ephemerals["ada"], "bob", federation_spec, view)
+    other = derive_pair_keys("bob", identity("bob"), ephemerals["bob"], "ada", federation_spec, view)
     assert (one.mask_key, one.own_tag, one.peer_tag) == (other.mask_key, other.peer_tag, other.own_tag)
     return {"view": view.digest, "keys of a pair": one.mask_key + one.own_tag + one.peer_tag}

@@ -1,8 +1,8 @@
-"""Ideal stand-ins for signatures and key agreement, so that very many schedules can be run.
+"""Ideal replacements of signatures and key agreement, which make very many schedules affordable.
 
-A signature is a keyed digest under a secret that only `sign` looks up. An agreed secret is a digest of both public
-keys. Keys are derived by a faster digest than Noise's. They behave as the real ones do towards members that do not
-break them, at a hundredth of the time. The real ones are used in all other tests.
+A signature is a keyed digest with a secret that only `sign` looks up. An agreed secret is a digest of both public keys.
+Keys are derived by a faster digest than Noise's. Towards members that do not break them they behave as the real ones
+do, at a hundredth of the time. All other tests use the real ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _ephemeral(self: key_agreement.EphemeralKey) -> None:
 
 @contextmanager
 def ideal_cryptography() -> Iterator[None]:
-    """Use the stand-ins; identities made outside are not to be used inside."""
+    """Use the ideal replacements; do not use identities that were made outside of this context."""
     with (
         patch.object(Identity, "__init__", _identity),
         patch.object(Identity, "sign", _sign),

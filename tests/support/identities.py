@@ -1,4 +1,4 @@
-"""Keys of members for tests: the same for the same name."""
+"""Deterministic keys of members, derived from their names."""
 
 from __future__ import annotations
 

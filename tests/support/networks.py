@@ -1,4 +1,4 @@
-"""Small networks and data for the tests of simulated colonies."""
+"""Small neural networks and data for the tests of simulations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEATURES, CLASSES = 12, 3
 def fully_connected(
     *widths: int, bias: bool = True, activation: type[nn.Module] = nn.ReLU, dtype: torch.dtype = torch.float32
 ) -> Callable[[], nn.Sequential]:
-    """Builds a network with these widths, the first being the number of features."""
+    """Return a function that builds a network with these layer widths; the first is the number of features."""
 
     def build() -> nn.Sequential:
         layers: list[nn.Module] = []
@@ -33,7 +33,7 @@ def fully_connected(
 
 
 def samples(count: int = 60, *, sparse: bool = True, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of which many are zero, as in images, and classes that depend on them."""
+    """Return features, many of them zero as in images, and classes that depend on them."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, FEATURES, generator=generator)
     if sparse:

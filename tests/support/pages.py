@@ -1,4 +1,4 @@
-"""What tests read: the scripts of the documentation, and pages of HTML."""
+"""Load scripts of the documentation, and parse HTML pages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 DOCS = Path(__file__).parents[2] / "docs"
-EVIL = "<script>document.title='gone'</script><img src=x onerror=alert(1)>\"'>&{{ 7*7 }}"
+INJECTION = "<script>document.title='gone'</script><img src=x onerror=alert(1)>\"'>&{{ 7*7 }}"
 
 
-def script(name: str) -> ModuleType:
-    """A script of docs/ as a module."""
+def load_script(name: str) -> ModuleType:
+    """Load a script of docs/ as a module."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -28,19 +28,19 @@ def script(name: str) -> ModuleType:
 
 
 class Page(HTMLParser):
-    """What a page is made of: its elements with their attributes, and its text."""
+    """The elements of a page with their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
+        self._texts: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.words.append(data)
+        self._texts.append(data)
 
     @property
     def tags(self) -> set[str]:
@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
+        return re.sub(r"\s+", " ", " ".join(self._texts))
 
     @property
     def ids(self) -> list[str]:

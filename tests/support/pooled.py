@@ -1,4 +1,4 @@
-"""What scikit-learn makes of one table with everybody's records."""
+"""The matrix that scikit-learn computes from one table with all members' records."""
 
 from __future__ import annotations
 
@@ -15,32 +15,28 @@ if TYPE_CHECKING:
 
     from cgd.federation.data_schema import Column
 
-NOTHING = "nothing of the kind"
+UNKNOWN = "an unknown category"
 
 
-def matrix(
-    table: Mapping[str, Sequence[Any]], columns: Sequence[Column], fitted_on: Mapping[str, Sequence[Any]] | None = None
-) -> npt.NDArray[np.float64]:
-    """The features of a table of numbers and texts (None is missing), by the statistics of another or its own."""
+def matrix(table: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> npt.NDArray[np.float64]:
+    """Return the features of a table of numbers and texts; None is a missing value."""
     parts = []
     for column in columns:
         values = np.array(table[column.name], dtype=float if column.type == "number" else object)[:, None]
-        base = np.array((fitted_on or table)[column.name], dtype=values.dtype)[:, None]
-        parts.append(_number(values, base) if column.type == "number" else _category(values, base, column))
+        parts.append(_number(values) if column.type == "number" else _category(values, column))
     return np.hstack(parts)
 
 
-def _number(values: npt.NDArray[Any], base: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    scaler = StandardScaler().fit(base)
+def _number(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    scaled = StandardScaler().fit_transform(values)
     imputer = SimpleImputer(strategy="constant", fill_value=0, add_indicator=True, keep_empty_features=True)
-    filled: npt.NDArray[Any] = imputer.fit(scaler.transform(base)).transform(scaler.transform(values))
+    filled: npt.NDArray[Any] = imputer.fit_transform(scaled)
     return filled
 
 
-def _category(values: npt.NDArray[Any], base: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
-    missing, any_missing = values == None, (base == None).any()  # noqa: E711  element by element
-    kept = base[base != None][:, None]  # noqa: E711
+def _category(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
+    missing = values == None  # noqa: E711  element by element
     listed = [np.array(column.categories, dtype=object)] if column.categories else "auto"
-    encoder = OneHotEncoder(categories=listed, handle_unknown="ignore", sparse_output=False).fit(kept)
-    encoded = encoder.transform(np.where(missing, NOTHING, values))
-    return np.hstack([encoded, missing.astype(float)]) if any_missing else encoded
+    encoder = OneHotEncoder(categories=listed, handle_unknown="ignore", sparse_output=False)
+    encoded = encoder.fit(values[~missing][:, None]).transform(np.where(missing, UNKNOWN, values))
+    return np.hstack([encoded, missing.astype(float)]) if missing.any() else encoded

@@ -1,4 +1,4 @@
-"""Ports on loopback for tests."""
+"""Free ports on the loopback interface."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import random
 import socket
 from collections import deque
 
-# Below the range from which the system takes ports for outgoing connections: there, one that is free now may be taken
-# by any connection before it is bound.
+# Below the range of ephemeral ports, where a port that is free now may be taken by any outgoing connection.
 MIN_PORT, MAX_PORT = 20_000, 32_000
-# Processes that run tests at the same time take ports of their own.
-PROCESSES, OURS = 8, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
-_given: deque[int] = deque(maxlen=100)
+# Workers of pytest-xdist use different ports.
+MAX_WORKERS, WORKER = 8, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
+_recent: deque[int] = deque(maxlen=100)
 
 
 def free_port() -> int:
-    """A port that nobody listens at, a moment ago, and that was not given just before: in a federation they differ."""
+    """Return a port that is free now and was not returned recently."""
     while True:
-        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT, PROCESSES) + OURS
-        if port in _given:
+        port = random.SystemRandom().randrange(MIN_PORT, MAX_PORT, MAX_WORKERS) + WORKER
+        if port in _recent:
             continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            _given.append(port)
+            _recent.append(port)
             return port

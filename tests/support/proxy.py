@@ -1,4 +1,4 @@
-"""A bad network for tests: a TCP proxy that delays, throttles and cuts connections."""
+"""An unreliable network for tests: a TCP proxy that delays, throttles and closes connections."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import random
 import threading
 
 
-class BadProxy:
-    """Forwards connections from ports of its own to other ports of this machine, badly.
+class UnreliableProxy:
+    """Forwards connections from its own ports to other ports of this machine, unreliably.
 
     Args:
-        routes: where each of our ports leads.
-        seed: decides what goes wrong when.
-        cut_after: connections live this many seconds at most; half of that on average.
-        delay: seconds that a chunk may be late.
-        chunk: bytes forwarded at a time.
+        routes: the target port of each of its ports.
+        seed: the seed of the random faults.
+        cut_after: the longest lifetime of a connection in seconds; the average is half of it.
+        delay: the longest delay of a chunk in seconds.
+        chunk: the number of bytes forwarded at a time.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class BadProxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> BadProxy:
+    def __enter__(self) -> UnreliableProxy:
         self._thread.start()
         assert self._ready.wait(10)
         return self
@@ -57,21 +57,21 @@ class BadProxy:
     def _handler(self, to: int):  # type: ignore[no-untyped-def]
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                there_reader, there_writer = await asyncio.open_connection("127.0.0.1", to)
+                target_reader, target_writer = await asyncio.open_connection("127.0.0.1", to)
             except OSError:
                 writer.close()
                 return
             pumps = [
-                asyncio.ensure_future(self._pump(reader, there_writer)),
-                asyncio.ensure_future(self._pump(there_reader, writer)),
+                asyncio.ensure_future(self._pump(reader, target_writer)),
+                asyncio.ensure_future(self._pump(target_reader, writer)),
             ]
             lifetime = self._rng.uniform(0, self._cut_after)
             done, _ = await asyncio.wait(pumps, timeout=lifetime, return_when=asyncio.FIRST_COMPLETED)
             self.cuts += not done
             for pump in pumps:
                 pump.cancel()
-            for each in (writer, there_writer):
-                each.transport.abort()  # what is on the way is lost
+            for each in (writer, target_writer):
+                each.transport.abort()  # bytes in flight are lost
 
         return handle
 

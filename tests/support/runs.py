@@ -1,4 +1,4 @@
-"""Runs as `cgd join --data` would leave them: dictionaries for run.json that look like the real thing."""
+"""Realistic contents of run.json, as `cgd join --data` writes them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TUMOURS = (
 
 
 def write(run: Run, directory: Path) -> Path:
-    """The directory of a run, with its file."""
+    """Write the directory of a run, and return it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "run.json").write_text(json.dumps(run))
     return directory
 
 
 def classification() -> Run:
-    """Two classes, five hospitals, everything there is."""
+    """Return a run with two classes, five hospitals, and all optional parts."""
     columns = [
         _number("age", 38.58, 13.64, missing=12),
         _category("workclass", {"Private": 22_696, "Self-emp-not-inc": 2541, "Local-gov": 2093}, missing=1836),
@@ -62,7 +62,7 @@ def classification() -> Run:
 
 
 def many_classes() -> Run:
-    """Ten classes with long names, sixty columns."""
+    """Return a run with ten classes with long names, and sixty columns."""
     generator = np.random.default_rng(7)
     numbers = [_number(f"marker_{i:02}", *generator.normal(2, 1, 2).round(3).tolist()) for i in range(1, 56)]
     sites = {name: int(count) for name, count in zip(TUMOURS, generator.integers(5, 900, 10), strict=True)}
@@ -76,7 +76,7 @@ def many_classes() -> Run:
 
 
 def regression() -> Run:
-    """The length of a stay, from numbers."""
+    """Return a regression run: the length of a stay."""
     generator = np.random.default_rng(3)
     actual = generator.gamma(3, 2.4, 412)
     predicted = 2.2 + 0.7 * actual + generator.normal(0, 1.8, 412)
@@ -90,7 +90,7 @@ def regression() -> Run:
 
 
 def without_validation() -> Run:
-    """Nobody kept records back."""
+    """Return a run without a validation split."""
     run = classification() | {"validation": None}
     run["data"]["validation"] = 0.0
     run["records"] |= {"validation": 0, "training": 6013}
@@ -101,7 +101,7 @@ def without_validation() -> Run:
 
 
 def grid() -> Run:
-    """Three rows and three columns."""
+    """Return a run in a grid of three rows and three columns."""
     run = classification()
     names = [f"{each}-{part}" for each in ("north", "east", "south") for part in ("clinic", "laboratory", "insurer")]
     place = {"rows": 3, "columns": 3, "cell": [0, 1]}
@@ -113,8 +113,8 @@ def grid() -> Run:
     return run | {"participant": "north-laboratory"}
 
 
-def least() -> Run:
-    """Nothing but what every run has."""
+def minimal() -> Run:
+    """Return a run with the required parts only."""
     return {
         "format": "cgd-run-1",
         "participant": "hospital-a",

@@ -1,4 +1,4 @@
-"""A small network, its data and the optimisers that the tests of training go through."""
+"""A small neural network, its data, and the optimisers under test."""
 
 from __future__ import annotations
 

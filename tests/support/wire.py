@@ -1,4 +1,4 @@
-"""A wire that tests can bend: frames fly in any order, arrive twice, late, early, or changed."""
+"""A simulated network: frames arrive in any order, twice, late, early, or changed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.messages import Opening, Sharing
+    from cgd.secagg.messages import Masking, Opening
 
 
-# Without the hub, which is no member and needs a place of its own on the wire.
+# Without the hub, which is not a member.
 MEMBER_OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator")
 
 
@@ -48,9 +48,9 @@ def sessions(count: int, session: bytes = b"s" * 16) -> dict[str, Session]:
 
 
 def spec(
-    size: int, sharing: Sharing = "expanded", opening: Opening = "mesh", ring_bits: int = 32, aggregator: str = "p0"
+    size: int, masking: Masking = "pairwise", opening: Opening = "mesh", ring_bits: int = 32, aggregator: str = "p0"
 ) -> SumSpec:
-    return SumSpec((size,), "float32", ring_bits, 20, sharing, opening, aggregator if opening == "aggregator" else "")
+    return SumSpec((size,), "float32", ring_bits, 20, masking, opening, aggregator if opening == "aggregator" else "")
 
 
 def random_secrets(rng: random.Random, count: int, size: int, ring_bits: int = 32) -> list[npt.NDArray[Any]]:
@@ -63,46 +63,46 @@ def ring_total(secrets: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return total
 
 
-class Wire:
-    """Delivers the frames of sessions one at a time, in an order that `rng` decides; to the hub's adder, too."""
+class Network:
+    """Delivers the frames of sessions, also to and from the hub, one at a time in an order that `rng` decides."""
 
-    def __init__(self, members: dict[str, Session], rng: random.Random, copies: float = 0.0) -> None:
+    def __init__(self, members: dict[str, Session], rng: random.Random, duplicates: float = 0.0) -> None:
         self.members = members
-        self.adder = HubAggregator({"everyone": list(members)})
+        self.aggregator = HubAggregator({"everyone": list(members)})
         self.rng = rng
-        self.copies = copies
-        self.flying: list[tuple[str, str, bytes]] = []
+        self.duplicates = duplicates
+        self.in_flight: list[tuple[str, str, bytes]] = []
         self.delivered: list[tuple[str, str, bytes]] = []
 
     def collect(self) -> None:
         for sender, session in self.members.items():
             while (outgoing := session.next_outgoing()) is not None:
-                self.flying.append((sender, *outgoing))
+                self.in_flight.append((sender, *outgoing))
 
     def deliver_one(self) -> None:
-        i = self.rng.randrange(len(self.flying))
-        sender, to, frame = self.flying[i]
-        if self.rng.random() >= self.copies:  # otherwise it stays in the air and arrives again
-            self.flying.pop(i)
+        i = self.rng.randrange(len(self.in_flight))
+        sender, to, frame = self.in_flight[i]
+        if self.rng.random() >= self.duplicates:  # otherwise it stays in flight and arrives again
+            self.in_flight.pop(i)
         self.delivered.append((sender, to, frame))
         if to == HUB:
-            members, total = self.adder.receive(sender, frame) or ((), b"")
-            self.flying += [(HUB, member, total) for member in members]
+            members, total = self.aggregator.receive(sender, frame) or ((), b"")
+            self.in_flight += [(HUB, member, total) for member in members]
         else:
             self.members[to].receive(sender, frame)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Deliver until nothing flies, or `until` says so."""
+        """Deliver until nothing is in flight, or `until` returns True."""
         self.collect()
-        while self.flying and not until():
+        while self.in_flight and not until():
             self.deliver_one()
             self.collect()
 
     def run_past_faults(self) -> dict[str, RemoteProtocolError | DisagreementError]:
-        """Deliver everything, past the members that fail; the first error of each."""
+        """Deliver everything, although members fail; return the first error of each."""
         errors: dict[str, RemoteProtocolError | DisagreementError] = {}
         self.collect()
-        while self.flying:
+        while self.in_flight:
             try:
                 self.deliver_one()
             except (RemoteProtocolError, DisagreementError) as error:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgd.csv_writer import harmless, write_rows
+from cgd.csv_writer import escape_formula, write_rows
 from cgd.experiments.organisations import split
 from cgd.tabular.predict import Predictions
 
@@ -30,7 +30,7 @@ def written(predictions: Predictions, delimiter: str = ",") -> list[list[str]]:
     "name", [LINK, "+cmd|' /C calc'!A0", "-2+3+cmd", "@SUM(A1)", "\t=1", "\r=1", "\n=1", f"ill;{LINK}", f'ill"{LINK}']
 )
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_a_class_that_is_a_formula_is_written_as_text(name: str, delimiter: str) -> None:
+def test_class_that_is_a_formula_is_written_as_text(name: str, delimiter: str) -> None:
     """Whichever delimiter the spreadsheet believes in."""
     made = Predictions(("=p1", "p2"), np.array([[0.9, 0.1], [0.25, 0.75]]), (name, "well"), None, ())
     for row in written(made, delimiter):
@@ -42,17 +42,17 @@ def test_a_class_that_is_a_formula_is_written_as_text(name: str, delimiter: str)
 
 
 @pytest.mark.parametrize("cell", ["-1", "+1", "-1.5e-7", "-.5", "1", "3.0", "well", "a-b", "<=50K", "x = y", "", "é+è"])
-def test_numbers_and_plain_names_stay_as_they_are(cell: str) -> None:
-    assert harmless(cell) == cell
+def test_numbers_and_plain_names_are_unchanged(cell: str) -> None:
+    assert escape_formula(cell) == cell
 
 
-def test_numbers_of_a_regression_stay_numbers() -> None:
+def test_regression_predictions_are_written_as_numbers() -> None:
     made = Predictions(None, np.array([[-1.5], [2e-9], [-3e20]]), (), None, ())
     assert [float(row[0]) for row in written(made)[1:]] == [-1.5, 2e-9, -3e20]
 
 
 @given(st.lists(st.one_of(st.text(), st.floats(allow_nan=False), st.integers(), st.none()), min_size=1))
-def test_no_cell_begins_a_formula_and_no_number_changes(row: list[Any]) -> None:
+def test_no_cell_is_a_formula_and_no_number_changes(row: list[Any]) -> None:
     file = io.StringIO()
     write_rows(file, [row])
     cells = next(csv.reader(io.StringIO(file.getvalue(), newline="")), [])
@@ -63,7 +63,7 @@ def test_no_cell_begins_a_formula_and_no_number_changes(row: list[Any]) -> None:
             float(cell)
 
 
-def test_real_tables_are_written_as_they_are(tmp_path: Any) -> None:
+def test_real_tables_are_unchanged(tmp_path: Any) -> None:
     made = replace(split("breast-cancer"))
     made.write(tmp_path)
     with (tmp_path / "test.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Files of every kind, damaged in every way: there is an error of ours that names the file, or no harm is done."""
+"""Files of every kind, damaged in many ways: a CGDError names the file, or the file is accepted."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from cgd.audit.page import render as render_audit
 from cgd.audit.trace_view import load, view_of
 from cgd.errors import CGDError
 from cgd.experiments import idx
-from cgd.experiments.runner import Result
+from cgd.experiments.runner import RunResult
 from cgd.federation.config import Federation
-from cgd.federation.keys import Keys, public_key
+from cgd.federation.keys import Keys, read_public_key
 from cgd.federation.state import StateFolder
 from cgd.local import solo_peers
 from cgd.reporting.run_file import load_run
@@ -35,29 +35,29 @@ from cgd.reporting.training_report import render
 from cgd.secagg.journal import Journal
 from cgd.simulation import checkpoint
 from cgd.tabular.model import ConfinedModel, load_model
-from cgd.tabular.predict import answers, questions
-from cgd.tabular.run import RunFolder
+from cgd.tabular.predict import load_inputs, predict
+from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import train
 from support import audits, runs
-from support.practice import federation_file, records, setting, table, write_csv
+from support.tabular import records, table, tabular_settings, write_csv, write_federation
 from support.wire import spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAMES = ("ada", "bob", "cleo")
-ORIGIN = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
+PROVENANCE = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
 CHECKPOINT = {"lr": "0.5"}
 DEEP: Any = []
 for _ in range(400):
     DEEP = [DEEP]
-NASTY = [
+ODD_VALUES = [
     *(None, True, False, 0, -1, 1, 7, 2**31, 2**63, 2**70, -(2**70), 1e300, -1e300, 5e-324, 0.5),
     *(float("nan"), float("inf"), float("-inf"), "", "x", "\ud800", "a" * 10_000, "../x", "0"),
     *([], {}, [[]], [None], [1], ["x"], {"x": 1}, {"": None}, DEEP),
 ]
-WHOLE: list[bytes] = [
+FILE_CONTENTS: list[bytes] = [
     *(b"", b"\x00", b"\xff\xfe", b"{}", b"[]", b"null", b"0", b'"x"', b"NaN", b"{", b"[" * 100_000, b'{"a":' * 100_000),
     *(
         b"1" * 5_000,
@@ -82,42 +82,38 @@ class Kind:
     """A kind of files.
 
     Attributes:
-        files: those of a whole one, below its folder, that may be damaged.
-        use: reads them and does with them what they are for.
-        named: whether an error names the file, or its folder.
+        files: the files to damage, relative to the folder.
+        use: reads and uses them.
     """
 
     files: tuple[str, ...]
     use: Callable[[Path], object]
-    named: bool = True
 
 
 def use_model(folder: Path) -> None:
-    made = load_model(folder)
-    made.predict(table(5, 3))
-    asked = answers(made, questions(made, folder.parent / "asked.csv"))
+    model = load_model(folder)
+    model.predict(table(5, 3))
+    predictions = predict(model, load_inputs(model, folder.parent / "inputs.csv"))
     with (folder / "predictions").open("w", encoding="utf-8") as file:
-        asked.write(file, made.data.target)
+        predictions.write(file, model.data.target)
 
 
 def use_run(folder: Path) -> None:
-    render(load_run(folder)).encode(errors="replace")
+    render(load_run(folder)).encode()
 
 
-def use_recording(folder: Path) -> None:
-    recording = load(folder)
-    list(recording.frames())
-    view_of([recording])
+def use_trace(folder: Path) -> None:
+    trace = load(folder)
+    list(trace.frames())
+    view_of([trace])
 
 
 def use_history(folder: Path) -> None:
-    whole = folder.parent / "federation"
-    RunFolder(folder, Federation.load(whole / "federation.toml"), "ada")
+    RunFolder(folder, Federation.load(folder.parent / "federation" / "federation.toml"), "ada")
 
 
 def use_audit(folder: Path) -> None:
-    found = results.load(folder)
-    render_audit(found, results.load_pictures(folder, found))
+    render_audit(results.load_with_pictures(folder))
 
 
 def use_keys(folder: Path) -> None:
@@ -125,7 +121,7 @@ def use_keys(folder: Path) -> None:
 
 
 def use_public_key(folder: Path) -> None:
-    public_key(str(folder / "ada.pub"))
+    read_public_key(str(folder / "ada.pub"))
 
 
 KINDS = {
@@ -136,7 +132,7 @@ KINDS = {
             *("recording.json", "data.safetensors", "frames", "steps/000001.own.safetensors"),
             *("steps/000001.total.safetensors", "steps/000002.state.safetensors"),
         ),
-        use_recording,
+        use_trace,
     ),
     "history": Kind(("history.jsonl",), use_history),
     "federation": Kind(("federation.toml",), lambda folder: Federation.load(folder / "federation.toml")),
@@ -144,7 +140,7 @@ KINDS = {
     "public key": Kind(("ada.pub",), use_public_key),
     "audit": Kind(("audit.json",), use_audit),
     "checkpoint": Kind(("run.pt",), lambda folder: checkpoint.load(folder / "run.pt", CHECKPOINT)),
-    "result": Kind(("result.json",), lambda folder: Result.read(folder / "result.json")),
+    "result": Kind(("result.json",), lambda folder: RunResult.read(folder / "result.json")),
     "data set": Kind(("idx",), lambda folder: idx.parse((folder / "idx").read_bytes(), folder / "idx")),
     "state": Kind(
         ("trial+everyone.ledger", "trial+everyone.2.entries"),
@@ -154,59 +150,59 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each kind, with whole files, not to be written to."""
-    there = tmp_path_factory.mktemp("whole")
-    what = setting(steps=4, validate_every=2)
-    trained = train(solo_peers(b"s" * 32), what, records(table(40, 1)))
-    ConfinedModel.of(trained, what, ORIGIN).save(there / "model")
-    write_csv(there / "asked.csv", table(6, 5))
-    runs.write(runs.classification(), there / "run")
-    record(there / "recordings")
-    shutil.copytree(there / "recordings" / "ada", there / "recording")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each kind, with undamaged files; read only."""
+    folder = tmp_path_factory.mktemp("undamaged")
+    config = tabular_settings(steps=4, validate_every=2)
+    trained = train(solo_peers(b"s" * 32), config, records(table(40, 1)))
+    ConfinedModel.from_training(trained, config, PROVENANCE).save(folder / "model")
+    write_csv(folder / "inputs.csv", table(6, 5))
+    runs.write(runs.classification(), folder / "run")
+    record(folder / "recordings")
+    shutil.copytree(folder / "recordings" / "ada", folder / "recording")
     for name in ("federation", "history", "state", "checkpoint", "data set", "result", "audit"):
-        (there / name).mkdir()
-    path = federation_file(there / "federation", NAMES)
+        (folder / name).mkdir()
+    path = write_federation(folder / "federation", NAMES)
     for name in ("keys", "public key"):
-        shutil.copytree(there / "federation", there / name)
-    RunFolder(there / "history", Federation.load(path), "ada").note(trained.looks[0])
-    audits.write(there / "audit", *audits.example())
-    checkpoint.save(there / "checkpoint" / "run.pt", CHECKPOINT, {"displacement": torch.zeros(3), "history": {}})
-    shutil.copy(next(RESULTS.glob("iris-*.json")), there / "result" / "result.json")
-    (there / "data set" / "idx").write_bytes(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + bytes(6))
+        shutil.copytree(folder / "federation", folder / name)
+    RunFolder(folder / "history", Federation.load(path), "ada").add(trained.evaluations[0])
+    audits.write(folder / "audit", audits.example())
+    checkpoint.save(folder / "checkpoint" / "run.pt", CHECKPOINT, {"displacement": torch.zeros(3), "history": {}})
+    shutil.copy(next(RESULTS.glob("iris-*.json")), folder / "result" / "result.json")
+    (folder / "data set" / "idx").write_bytes(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + bytes(6))
     journal = Journal()
-    state = StateFolder(there / "state", "trial")
+    state = StateFolder(folder / "state", "trial")
     for place in range(4):
         journal.append(spec(2), np.full(2, place, dtype="<u4"), epoch=1)
         if place == 1:
             state.save("everyone", 2, journal.to_bytes())
         if place > 1:
-            state.append("everyone", place, journal.entry(place))
+            state.append("everyone", place, journal.entry_record(place))
     state.close()
-    return there
+    return folder
 
 
 RESULTS = Path(__file__).parent.parent.parent / "results" / "paper"
 
 
-def record(there: Path) -> None:
-    """Record a run, with the state in which a participant might have come back before step 2."""
-    what = setting(optimizer="sgd", lr=0.5, steps=4, validate_every=2)
+def record(folder: Path) -> None:
+    """Record a run, with the state of a restart before step 2."""
+    config = tabular_settings(optimizer="sgd", lr=0.5, steps=4, validate_every=2)
 
-    def one(peers: cgd.Peers, content: dict[str, list[Any]]) -> None:
-        train(peers, what, records(content), recorder=recorders[peers.me])
+    def member(peers: cgd.Peers, content: dict[str, list[Any]]) -> None:
+        train(peers, config, records(content), trace_writer=trace_writers[peers.me])
 
     with ExitStack() as open_files:
-        recorders = {name: open_files.enter_context(TraceWriter(there / name, name, "trial")) for name in NAMES}
-        sinks = {name: each.frame for name, each in recorders.items()}
-        with cgd.local_peers(NAMES, sinks=sinks) as colony:
-            colony.run(one, [table(20, 1), table(20, 2), table(20, 3)])
-    state = safetensors.numpy.save({"displacement": load(there / "ada").displacements()[2].numpy()})
-    (there / "ada" / "steps" / "000002.state.safetensors").write_bytes(state)
+        trace_writers = {name: open_files.enter_context(TraceWriter(folder / name, name, "trial")) for name in NAMES}
+        sinks = {name: each.frame for name, each in trace_writers.items()}
+        with cgd.local_peers(NAMES, sinks=sinks) as group:
+            group.run(member, [table(20, 1), table(20, 2), table(20, 3)])
+    state = safetensors.numpy.save({"displacement": load(folder / "ada").displacements()[2].numpy()})
+    (folder / "ada" / "steps" / "000002.state.safetensors").write_bytes(state)
 
 
 def use(name: str, folder: Path) -> str:
-    """What an error says of a folder of this kind; empty if there is none."""
+    """Use a folder of this kind; return the message of the error, or an empty text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -217,20 +213,20 @@ def use(name: str, folder: Path) -> str:
     return ""
 
 
-def test_whole_files_can_be_used(whole: Path) -> None:
+def test_undamaged_files_are_accepted(undamaged: Path) -> None:
     for name in KINDS:
-        assert use(name, whole / name) == "", name
+        assert use(name, undamaged / name) == "", name
 
 
 @pytest.fixture
-def damaged(whole: Path, tmp_path: Path) -> Path:
-    """Folders of all kinds, to be damaged."""
-    shutil.copytree(whole, tmp_path / "all")
+def damaged(undamaged: Path, tmp_path: Path) -> Path:
+    """Copies of all folders, to be damaged."""
+    shutil.copytree(undamaged, tmp_path / "all")
     return tmp_path / "all"
 
 
-def belong_together(folder: Path) -> None:
-    """Have a model's weights be those that it names: whoever makes a folder can do that."""
+def update_digest(folder: Path) -> None:
+    """Store the digest of the weights in model.json, as an attacker can."""
     about, weights = folder / "model.json", folder / "model.safetensors"
     try:
         content = json.loads(about.read_bytes())
@@ -244,12 +240,12 @@ EACH_FILE = [(name, file) for name, kind in KINDS.items() for file in kind.files
 
 
 @pytest.mark.parametrize(("name", "file"), EACH_FILE)
-def test_something_else_in_place_of_a_file(name: str, file: str, damaged: Path) -> None:
+def test_replaced_file_raises_no_unexpected_error(name: str, file: str, damaged: Path) -> None:
     path = damaged / name / file
-    for content in WHOLE:
+    for content in FILE_CONTENTS:
         path.write_bytes(content)
         use(name, damaged / name)
-        belong_together(damaged / name)
+        update_digest(damaged / name)
         use(name, damaged / name)
     path.unlink()
     path.mkdir()
@@ -260,8 +256,10 @@ def test_something_else_in_place_of_a_file(name: str, file: str, damaged: Path) 
 @pytest.mark.parametrize(("name", "file"), EACH_FILE)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_bytes_that_were_lost_or_changed(name: str, file: str, damaged: Path, whole: Path, data: st.DataObject) -> None:
-    content = bytearray((whole / name / file).read_bytes())
+def test_changed_bytes_raise_no_unexpected_error(
+    name: str, file: str, damaged: Path, undamaged: Path, data: st.DataObject
+) -> None:
+    content = bytearray((undamaged / name / file).read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, max(0, len(content) - 1)))
         end = data.draw(st.integers(at, min(len(content), at + 30)))
@@ -270,15 +268,15 @@ def test_bytes_that_were_lost_or_changed(name: str, file: str, damaged: Path, wh
         del content[data.draw(st.integers(0, len(content))) :]
     (damaged / name / file).write_bytes(content)
     if name == "model":
-        shutil.copy(whole / name / ("model.json" if file != "model.json" else "model.safetensors"), damaged / name)
-        belong_together(damaged / name)
+        shutil.copy(undamaged / name / ("model.json" if file != "model.json" else "model.safetensors"), damaged / name)
+        update_digest(damaged / name)
     use(name, damaged / name)
 
 
-def places(content: Any) -> list[tuple[Any, ...]]:
-    """The ways to everything in some JSON."""
+def paths(content: Any) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in a JSON document."""
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    return [way for key, each in inner for way in ((key,), *((key, *rest) for rest in places(each)))]
+    return [path for key, each in inner for path in ((key,), *((key, *rest) for rest in paths(each)))]
 
 
 JSON_FILES = [(name, file) for name, file in EACH_FILE if file.endswith(".json")]
@@ -289,19 +287,19 @@ JSON_FILES = [(name, file) for name, file in EACH_FILE if file.endswith(".json")
 @settings(
     max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_anything_in_the_place_of_anything(
-    name: str, file: str, damaged: Path, whole: Path, data: st.DataObject
+def test_replaced_json_values_raise_no_unexpected_error(
+    name: str, file: str, damaged: Path, undamaged: Path, data: st.DataObject
 ) -> None:
-    content = json.loads((whole / name / file).read_bytes())
+    content = json.loads((undamaged / name / file).read_bytes())
     for _ in range(data.draw(st.integers(1, 2))):
-        *way, last = data.draw(st.sampled_from(places(content)))
+        *path, last = data.draw(st.sampled_from(paths(content)))
         place = content
-        for key in way:
+        for key in path:
             place = place[key]
-        what = data.draw(st.sampled_from(["put", "take", "double"]))
-        if what == "put":
-            place[last] = copy.deepcopy(data.draw(st.sampled_from(NASTY)))
-        elif what == "take":
+        change = data.draw(st.sampled_from(["replace", "remove", "duplicate"]))
+        if change == "replace":
+            place[last] = copy.deepcopy(data.draw(st.sampled_from(ODD_VALUES)))
+        elif change == "remove":
             del place[last]
         elif isinstance(place, list):
             place.append(copy.deepcopy(place[last]))
@@ -318,7 +316,7 @@ TOML_VALUES = (
 
 
 @pytest.mark.parametrize(("name", "file"), [("federation", "federation.toml"), ("keys", "ada.key")])
-def test_any_value_in_a_line_of_toml(name: str, file: str, damaged: Path) -> None:
+def test_replaced_toml_values_raise_no_unexpected_error(name: str, file: str, damaged: Path) -> None:
     path = damaged / name / file
     lines = path.read_text().splitlines()
     for place, line in enumerate(lines):
@@ -350,10 +348,10 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize(("name", "file"), TENSOR_FILES)
 @pytest.mark.parametrize("change", [*CHANGES, "gone", "another name"])
-def test_tensors_of_another_kind(name: str, file: str, change: str, damaged: Path) -> None:
+def test_replaced_tensors_raise_no_unexpected_error(name: str, file: str, change: str, damaged: Path) -> None:
     path = damaged / name / file
     with safetensors.safe_open(path, "np") as opened:
-        tensors, told = {key: opened.get_tensor(key) for key in opened.keys()}, opened.metadata()  # noqa: SIM118
+        tensors, metadata = {key: opened.get_tensor(key) for key in opened.keys()}, opened.metadata()  # noqa: SIM118
     for key, array in tensors.items():
         changed = {other: each for other, each in tensors.items() if other != key}
         if change == "another name":
@@ -361,6 +359,6 @@ def test_tensors_of_another_kind(name: str, file: str, change: str, damaged: Pat
         elif change != "gone":
             with np.errstate(invalid="ignore"):
                 changed[key] = np.ascontiguousarray(CHANGES[change](array))
-        path.write_bytes(safetensors.numpy.save(changed, told))
-        belong_together(damaged / name)
+        path.write_bytes(safetensors.numpy.save(changed, metadata))
+        update_digest(damaged / name)
         use(name, damaged / name)

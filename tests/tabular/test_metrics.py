@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 NAMES = tuple("abcdefghij")
 
 
-def guesses(records: int, classes: int, seed: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Probabilities that know something, and every class among the targets."""
+def predictions(records: int, classes: int, seed: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return probabilities better than chance, and targets with every class."""
     generator = np.random.default_rng(seed)
     target = np.arange(records) % classes
     logits = generator.normal(size=(records, classes)) + 1.5 * np.eye(classes)[target]
@@ -29,63 +29,63 @@ def guesses(records: int, classes: int, seed: int = 1) -> tuple[NDArray[np.float
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_classification_agrees_with_scikit_learn(classes: int) -> None:
-    p, target = guesses(500, classes)
+    p, target = predictions(500, classes)
     found = classification_scores(p, target, NAMES[:classes])
-    said = p.argmax(axis=1)
+    predicted = p.argmax(axis=1)
     assert found["records"] == 500
-    assert found["accuracy"] == metrics.accuracy_score(target, said)
-    assert found["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(target, said), rel=1e-12)
+    assert found["accuracy"] == metrics.accuracy_score(target, predicted)
+    assert found["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(target, predicted), rel=1e-12)
     auc = metrics.roc_auc_score(target, p[:, 1] if classes == 2 else p, multi_class="ovr")
     assert found["auc"] == pytest.approx(auc, rel=1e-12)
     assert found["log_loss"] == pytest.approx(metrics.log_loss(target, p), rel=1e-12)
-    assert found["confusion"] == metrics.confusion_matrix(target, said).tolist()
+    assert found["confusion"] == metrics.confusion_matrix(target, predicted).tolist()
     assert found["baseline_accuracy"] == np.bincount(target).max() / 500
     assert (found["roc"] is not None) == (classes == 2)
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_roc_curve_is_thinned_but_stays_where_it_was() -> None:
-    p, target = guesses(20_000, 2)
+def test_roc_curve_is_thinned_with_almost_the_same_area() -> None:
+    p, target = predictions(20_000, 2)
     found = classification_scores(p, target, ("no", "yes"))
     roc = found["roc"]
     assert 100 < len(roc["fpr"]) <= 200
-    assert len(metrics.roc_curve(target, p[:, 1])[0]) > 1000  # there was something to thin
+    assert len(metrics.roc_curve(target, p[:, 1])[0]) > 1000  # the full curve is longer
     assert (roc["fpr"][0], roc["tpr"][0], roc["fpr"][-1], roc["tpr"][-1]) == (0, 0, 1, 1)
     # Neighbours are at most 2/199 apart along the curve (and one record), so what is cut off lies in triangles of that
     # length: less than half of 0.0101 in all.
     assert metrics.auc(roc["fpr"], roc["tpr"]) == pytest.approx(found["auc"], abs=0.0051)
 
 
-def test_single_precision_is_taken_as_it_comes() -> None:
-    p, target = guesses(300, 3)
+def test_single_precision_probabilities_are_accepted() -> None:
+    p, target = predictions(300, 3)
     found = classification_scores(p.astype(np.float32), target, NAMES[:3])
     assert found["log_loss"] == pytest.approx(metrics.log_loss(target, p), rel=1e-5)
 
 
-def test_one_class_has_no_auc_and_no_curve() -> None:
+def test_one_class_has_no_auc_and_no_roc_curve() -> None:
     found = classification_scores([[0.9, 0.1], [0.4, 0.6]], [0, 0], ("no", "yes"))
     assert (found["auc"], found["roc"]) == (None, None)
     assert (found["accuracy"], found["balanced_accuracy"], found["baseline_accuracy"]) == (0.5, 0.5, 1.0)
     assert found["confusion"] == [[1, 1], [0, 0]]
 
 
-def test_one_record_is_enough() -> None:
+def test_one_record_can_be_scored() -> None:
     found = classification_scores([[0.2, 0.3, 0.5]], [1], NAMES[:3])
     assert (found["records"], found["accuracy"], found["auc"]) == (1, 0.0, None)
     assert found["log_loss"] == pytest.approx(-np.log(0.3))
 
 
-def test_classes_that_nobody_here_has_count_only_in_the_matrix() -> None:
-    p, target = guesses(200, 4)
-    kept = target < 2
-    found = classification_scores(p[kept], target[kept], NAMES[:4])
-    said = p[kept].argmax(axis=1)
-    assert {2, 3} & set(said.tolist())  # they are predicted all the same
+def test_class_without_records_counts_only_in_the_confusion_matrix() -> None:
+    p, target = predictions(200, 4)
+    present = target < 2
+    found = classification_scores(p[present], target[present], NAMES[:4])
+    predicted = p[present].argmax(axis=1)
+    assert {2, 3} & set(predicted.tolist())  # although no record has them
     assert np.shape(found["confusion"]) == (4, 4)
-    assert np.sum(found["confusion"]) == kept.sum()
-    recalls = [np.mean(said[target[kept] == each] == each) for each in (0, 1)]
+    assert np.sum(found["confusion"]) == present.sum()
+    recalls = [np.mean(predicted[target[present] == each] == each) for each in (0, 1)]
     assert found["balanced_accuracy"] == pytest.approx(np.mean(recalls))
-    aucs = [metrics.roc_auc_score(target[kept] == each, p[kept][:, each]) for each in (0, 1)]
+    aucs = [metrics.roc_auc_score(target[present] == each, p[present][:, each]) for each in (0, 1)]
     assert found["auc"] == pytest.approx(np.mean(aucs))
 
 
@@ -102,7 +102,7 @@ def test_any_records_can_be_scored(classes: int, records: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("p", "target", "classes", "told"),
+    ("p", "target", "classes", "message"),
     [
         ([[1.0]], [0], ("a",), "two or more"),
         (np.zeros((0, 2)), np.zeros(0, dtype=int), ("a", "b"), "no records"),
@@ -114,8 +114,8 @@ def test_any_records_can_be_scored(classes: int, records: int, seed: int) -> Non
         ([[0.5, 0.5]], [0.0], ("a", "b"), "whole numbers"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(p: object, target: object, classes: tuple[str, ...], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_invalid_classification_is_refused(p: object, target: object, classes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         classification_scores(p, target, classes)  # type: ignore[arg-type]
 
 
@@ -136,16 +136,16 @@ def test_regression_agrees_with_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("actual", [[3.0], [3.0, 3.0]])
-def test_without_spread_there_is_no_r2(actual: list[float]) -> None:
+def test_r2_is_none_for_equal_values(actual: list[float]) -> None:
     found = regression_scores([4.0] * len(actual), actual)
     assert (found["r2"], found["rmse"], found["mae"]) == (None, 1.0, 1.0)
     assert found["actual"] == actual
 
 
 @pytest.mark.parametrize(
-    ("predicted", "actual", "told"),
-    [([1.0], [1.0, 2.0], "1 predictions of 2"), ([], [], "at least one"), ([np.inf], [1.0], "not finite")],
+    ("predicted", "actual", "message"),
+    [([1.0], [1.0, 2.0], "1 predictions for 2"), ([], [], "at least one"), ([np.inf], [1.0], "not finite")],
 )
-def test_a_regression_that_cannot_be_scored_is_refused(predicted: list[float], actual: list[float], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_invalid_regression_is_refused(predicted: list[float], actual: list[float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         regression_scores(predicted, actual)

@@ -1,4 +1,4 @@
-"""A federation's matrix is the one that scikit-learn makes of everybody's records in one table."""
+"""The matrix of a federation equals that of scikit-learn on one table with all records."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 import cgd
 from cgd.federation.data_schema import Column, Data
-from cgd.tabular.federated_stats import Number
-from cgd.tabular.loading import from_frame, read
+from cgd.tabular.dataset import dataset_from_frame, read_dataset
+from cgd.tabular.federated_stats import NumberStats
 from cgd.tabular.preprocessing import Preprocessing, fit
 from support import pooled
 
@@ -33,15 +33,15 @@ Table = dict[str, list[Any]]
 
 
 def fitted(members: Sequence[TabularDataset], data: Data) -> Preprocessing:
-    with cgd.local_peers(len(members)) as colony:
-        first, *others = colony.run(lambda peers, own: fit(own, data, data.columns, peers), members)
+    with cgd.local_peers(len(members)) as group:
+        first, *others = group.run(lambda peers, own: fit(own, data, data.columns, peers), members)
     assert all(each == first for each in others)  # to the last bit
     assert Preprocessing.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     return first
 
 
 def records_of(table: Table, data: Data) -> TabularDataset:
-    return from_frame(table, data, data.columns, target=True)[0]
+    return dataset_from_frame(table, data, data.columns, target=True)[0]
 
 
 def split(records: TabularDataset, sizes: Sequence[int]) -> list[TabularDataset]:
@@ -49,55 +49,55 @@ def split(records: TabularDataset, sizes: Sequence[int]) -> list[TabularDataset]
     return [records.take(each) for each in places]
 
 
-def check(preparation: Preprocessing, records: TabularDataset, table: Table, data: Data, off: float = 1e-9) -> None:
-    """Features are single precision: off by half its step. What doubles lose in the statistics is `off`."""
-    features, notes = preparation.transform(records)
+def check(preprocessing: Preprocessing, records: TabularDataset, table: Table, data: Data, off: float = 1e-9) -> None:
+    """Compare with scikit-learn up to the rounding of single precision, and `off` for that of the statistics."""
+    features, notes = preprocessing.transform(records)
     expected = pooled.matrix(table, data.columns)
     assert notes == ()
     assert features.dtype == np.float32
-    assert features.shape == expected.shape == (records.rows, len(preparation.features))
+    assert features.shape == expected.shape == (records.rows, len(preprocessing.features))
     assert np.all(np.abs(features - expected) <= 2.0**-24 * np.abs(expected) * (1 + off) + off)
 
 
-# Tables that come with scikit-learn
+# Tables of scikit-learn
 
 
 @pytest.mark.parametrize("name", ["breast_cancer", "wine", "iris"])
-def test_embedded_tables_with_classes(name: str) -> None:
+def test_classification_tables_match_scikit_learn(name: str) -> None:
     source = getattr(datasets, f"load_{name}")()
     names = [str(each) for each in source.feature_names]
     table: Table = {each: column.tolist() for each, column in zip(names, source.data.T, strict=True)}
     data = Data("target", tuple(Column(each, "number") for each in names))
     records = records_of({**table, "target": [str(source.target_names[each]) for each in source.target]}, data)
     # The tables are sorted by class: some members have one class only.
-    preparation = fitted(split(records, [1, 2, 50, records.rows - 53]), data)
-    check(preparation, records, table, data)
-    assert preparation.features == tuple(names)
+    preprocessing = fitted(split(records, [1, 2, 50, records.rows - 53]), data)
+    check(preprocessing, records, table, data)
+    assert preprocessing.features == tuple(names)
     classes = sorted(map(str, source.target_names))
-    assert preparation.classes == tuple(classes)
+    assert preprocessing.classes == tuple(classes)
     labels = np.array([classes.index(source.target_names[each]) for each in source.target])
-    assert np.array_equal(preparation.encode_target(records), labels)
+    assert np.array_equal(preprocessing.encode_target(records), labels)
     balanced = compute_class_weight("balanced", classes=np.arange(len(classes)), y=labels)
-    np.testing.assert_allclose(preparation.class_weights(), balanced, rtol=2**-24)
-    assert preparation.outputs == len(classes)
+    np.testing.assert_allclose(preprocessing.class_weights(), balanced, rtol=2**-24)
+    assert preprocessing.outputs == len(classes)
 
 
-def test_an_embedded_table_to_regress() -> None:
+def test_regression_table_matches_scikit_learn() -> None:
     source = datasets.load_diabetes(scaled=False)
     table: Table = {name: column.tolist() for name, column in zip(source.feature_names, source.data.T, strict=True)}
     data = Data("target", tuple(Column(name, "number") for name in source.feature_names), task="regression")
     records = records_of({**table, "target": source.target.tolist()}, data)
-    preparation = fitted(split(records, [1, 100, 141, 200]), data)
-    check(preparation, records, table, data)
-    target = preparation.encode_target(records)
+    preprocessing = fitted(split(records, [1, 100, 141, 200]), data)
+    check(preprocessing, records, table, data)
+    target = preprocessing.encode_target(records)
     assert target.dtype == np.float32
     standardised = (source.target - source.target.mean()) / source.target.std()
     np.testing.assert_allclose(target, standardised, rtol=2**-23, atol=1e-12)
-    np.testing.assert_allclose(preparation.decode(target), source.target, rtol=2**-22)
-    assert (preparation.outputs, preparation.classes) == (1, ())
+    np.testing.assert_allclose(preprocessing.decode(target), source.target, rtol=2**-22)
+    assert (preprocessing.outputs, preprocessing.classes) == (1, ())
 
 
-# Real tables with gaps and categories
+# Real tables with missing values and categories
 
 
 def folder(name: str) -> Path:
@@ -128,8 +128,8 @@ ADULT_NUMBERS = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss
 
 
 def read_twice(path: Path, data: Data) -> tuple[TabularDataset, Table]:
-    """The records, and what Python's own reader makes of the file."""
-    records, _ = read(path, data, data.columns, label=None)
+    """Read a file as records, and by Python's csv module."""
+    records, _ = read_dataset(path, data, data.columns, label=None)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file, skipinitialspace=True))
     table: Table = {}
@@ -141,7 +141,7 @@ def read_twice(path: Path, data: Data) -> tuple[TabularDataset, Table]:
     return records, table
 
 
-def test_adult(tmp_path: Path) -> None:
+def test_adult_matches_scikit_learn(tmp_path: Path) -> None:
     text = gzip.decompress((folder("adult") / "adult.data.gz").read_bytes()).decode().strip()
     (tmp_path / "adult.csv").write_text(f"{','.join(ADULT)}\n{text}\n")
     columns = [Column(name, "number" if name in ADULT_NUMBERS else "category") for name in ADULT[:-1]]
@@ -151,15 +151,15 @@ def test_adult(tmp_path: Path) -> None:
     # By education: members lack most of its categories, and one has a single record.
     order = np.argsort(records.categories["education"].codes, kind="stable")
     members = [records.take(places) for places in np.split(order, [1, 9000, 20000, 20010])]
-    preparation = fitted(members, data)
-    check(preparation, records, table, data)
-    assert preparation.target.counts == (24720, 7841)
-    assert {each.name for each in preparation.columns if each.missing} == {"workclass", "occupation", "country"}
-    assert preparation.notes(records) == ()
-    assert len(preparation.features) == 6 + 8 + 16 + 7 + 14 + 6 + 5 + 2 + 41 + 3
+    preprocessing = fitted(members, data)
+    check(preprocessing, records, table, data)
+    assert preprocessing.target.counts == (24720, 7841)
+    assert {each.name for each in preprocessing.columns if each.missing} == {"workclass", "occupation", "country"}
+    assert preprocessing.notes(records) == ()
+    assert len(preprocessing.features) == 6 + 8 + 16 + 7 + 14 + 6 + 5 + 2 + 41 + 3
 
 
-def test_credit_default(tmp_path: Path) -> None:
+def test_credit_default_matches_scikit_learn(tmp_path: Path) -> None:
     raw = gzip.decompress((folder("credit-default") / "UCI_Credit_Card.csv.gz").read_bytes())
     (tmp_path / "credit.csv").write_bytes(raw)
     codes = {"SEX", "EDUCATION", "MARRIAGE"}
@@ -170,7 +170,7 @@ def test_credit_default(tmp_path: Path) -> None:
     check(fitted(split(records, [10000, 1, 19999]), data), records, table, data)
 
 
-# Tables that are made up
+# Random tables
 
 present = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 number_columns = st.lists(st.one_of(st.none(), present, st.just(5.0)), min_size=12, max_size=12)
@@ -184,13 +184,15 @@ category_columns = st.lists(st.one_of(st.none(), st.sampled_from("abcde")), min_
     st.integers(1, 10).flatmap(lambda first: st.tuples(st.just(first), st.integers(1, 11 - first))),
 )
 @settings(max_examples=60)
-def test_any_table(numbers: list[list[Any]], categories: list[list[Any]], listed: bool, cut: tuple[int, int]) -> None:
-    """Gaps, constant columns, columns that are missing at some members or everywhere; any distribution of the rows."""
+def test_random_tables_match_scikit_learn(
+    numbers: list[list[Any]], categories: list[list[Any]], listed: bool, cut: tuple[int, int]
+) -> None:
+    """Missing values, constant columns, columns that are missing at some members; any distribution of the rows."""
     names = [f"n{place}" for place in range(len(numbers))], [f"c{place}" for place in range(len(categories))]
     table: Table = dict(zip((*names[0], *names[1]), (*numbers, *categories), strict=True))
     assume(all(any(each is not None for each in column) for column in table.values()))
     spread = [np.std([each for each in column if each is not None]) for column in numbers]
-    assume(all(each == 0 or each > 1e-2 for each in spread))  # where doubles of a few digits have lost the rest
+    assume(all(each == 0 or each > 1e-2 for each in spread))  # below that, the rounding of doubles dominates
     chosen = ("e", "a", "b", "c", "d", "z") if listed else ()
     columns = (*(Column(each, "number") for each in names[0]), *(Column(each, "category", chosen) for each in names[1]))
     data = Data("target", columns)
@@ -200,18 +202,18 @@ def test_any_table(numbers: list[list[Any]], categories: list[list[Any]], listed
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(1e12, 1.0), (-1e15, 30.0), (1e-9, 1e-12), (3e20, 1e18), (0.0, 1e-14)])
-def test_numbers_of_any_size(mean: float, deviation: float) -> None:
-    """The statistics are off by the rounding of a double, and not by more, however far the values are from zero."""
+def test_numbers_of_any_size_match_scikit_learn(mean: float, deviation: float) -> None:
+    """The error of the statistics is the rounding of a double, also for values far from zero."""
     values = mean + deviation * np.random.default_rng(0).normal(size=3000)
     data = Data("target", (Column("x", "number"),))
     records = records_of({"x": values.tolist(), "target": ["a", "b"] * 1500}, data)
     (column,) = fitted(split(records, [1, 999, 2000]), data).columns
-    assert isinstance(column, Number)
+    assert isinstance(column, NumberStats)
     exact = [Fraction(value) for value in values]
     true_mean = sum(exact) / 3000
     variance = float(sum((value - true_mean) ** 2 for value in exact) / 3000)
     assert abs(Fraction(column.mean) - true_mean) <= np.spacing(abs(mean)) / 2 + 1e-15 * deviation
     assert column.deviation == pytest.approx(variance**0.5, rel=1e-12, abs=0)
-    if abs(mean) > 1e9 * deviation:  # the control: how it must not be done
+    if abs(mean) > 1e9 * deviation:  # the naive formula fails
         naive = np.mean(values**2) - np.mean(values) ** 2
         assert naive != pytest.approx(variance, rel=1e-3, abs=0)

@@ -1,4 +1,4 @@
-"""Runs: what is left in the folder, and what becomes of it when a participant is killed."""
+"""Complete runs: the files in the folder, also after a participant is killed, and predictions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,15 +22,15 @@ from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.federation.hub_server import FederationHub
 from cgd.federation.member import FederationMember
+from cgd.json_files import convert
 from cgd.optim.grid import Cell
-from cgd.reporting.run_file import load_run
-from cgd.tabular.loading import read
-from cgd.tabular.metrics_log import FILE as HISTORY
-from cgd.tabular.predict import answers, questions, row_of
-from cgd.tabular.run import DataSource, RunFolder, run, summary
-from cgd.tabular.settings import TabularSettings
+from cgd.reporting.run_file import AnyRun, ClassificationScores, RegressionScores, Run, load_run
+from cgd.reporting.training_report import summarize
+from cgd.tabular.predict import load_inputs, predict, row_federation
+from cgd.tabular.run import TabularRun
+from cgd.tabular.run_folder import HISTORY_FILE, RunFolder
 from cgd.tabular.training import EvalRecord
-from support.practice import IN_COLUMNS, federation_file, table, write_csv
+from support.tabular import VERTICAL_SCHEMA, run_in_threads, table, write_csv, write_federation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,38 +51,38 @@ def start(path: Path, name: str, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(processes: dict[str, subprocess.Popen[str]]) -> dict[str, str]:
-    said = {}
+    output = {}
     for name, process in processes.items():
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-        said[name] = out + err
-    return said
+        output[name] = out + err
+    return output
 
 
 def models(path: Path, folder: str = "runs") -> dict[str, bytes]:
     return {name: (path.parent / folder / name / "model.safetensors").read_bytes() for name in NAMES}
 
 
-def test_who_is_killed_and_loses_all_but_its_key_ends_up_with_the_same_model(tmp_path: Path) -> None:
-    """Two runs with the same keys and tables, one of them disturbed."""
-    path = federation_file(tmp_path, NAMES, steps=80, lr=0.02, patience=0)
+def test_participant_that_loses_everything_but_its_key_gets_the_same_model(tmp_path: Path) -> None:
+    """Two runs with the same keys and tables; in one of them a participant is killed."""
+    path = write_federation(tmp_path, NAMES, steps=80, lr=0.02, patience=0)
     for place, name in enumerate(NAMES):
         write_csv(tmp_path / f"{name}.csv", table(60 - 20 * place, place))
-    said = finish({name: start(path, name) for name in NAMES})
+    output = finish({name: start(path, name) for name in NAMES})
     undisturbed = models(path)
-    assert len(set(undisturbed.values())) == 3  # everybody's is its own
+    assert len(set(undisturbed.values())) == 3  # every participant has its own
     for name in NAMES:
         content = load_run(tmp_path / "runs" / name)
-        assert [row["step"] for row in content["history"]] == list(range(5, 81, 5))
-        assert all(row["training_loss"] is not None for row in content["history"])
-        assert "at step" in said[name]
-        assert "report.html" in said[name]
+        assert [row.step for row in content.history] == list(range(5, 81, 5))
+        assert all(row.training_loss is not None for row in content.history)
+        assert "at step" in output[name]
+        assert "report.html" in output[name]
         for file in (tmp_path / "runs" / name).iterdir():
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
     again = {name: start(path, name, "--out", str(tmp_path / "again" / name), "--state", str(tmp_path / "new" / name))
              for name in NAMES}  # fmt: skip
-    history = tmp_path / "again" / "bob" / HISTORY
+    history = tmp_path / "again" / "bob" / HISTORY_FILE
     deadline = time.monotonic() + 60
     while not history.exists() or len(history.read_text().splitlines()) < 8:
         assert time.monotonic() < deadline, again["bob"].poll()
@@ -94,44 +94,23 @@ def test_who_is_killed_and_loses_all_but_its_key_ends_up_with_the_same_model(tmp
     again["bob"] = start(path, "bob", "--out", str(history.parent), "--state", str(tmp_path / "new" / "bob"))
     finish(again)
     assert models(path, "again") == undisturbed
-    # What it had seen before it was killed is in its history, too.
+    # Its history includes the evaluations from before the kill.
     content = load_run(history.parent)
-    assert [row["step"] for row in content["history"]] == list(range(5, 81, 5))
-    assert sum(row["training_loss"] is not None for row in content["history"]) >= 14
-
-
-def in_threads(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-
-    def one(name: str) -> None:
-        try:
-            results[name] = work[name]()
-        except BaseException as error:
-            results[name] = error
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for result in results.values():
-        if isinstance(result, BaseException):
-            raise result
-    assert len(results) == len(work)
-    return results
+    assert [row.step for row in content.history] == list(range(5, 81, 5))
+    assert sum(row.training_loss is not None for row in content.history) >= 14
 
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Iterator[Path]:
-    """A federation by columns whose second row only dials out, and its hub."""
+    """A federation partitioned by columns whose second row only dials out, and its hub."""
     names = [f"p{cell.row}{cell.column}" for cell in CELLS]
-    path = federation_file(tmp_path, names, CELLS, IN_COLUMNS, ("p10", "p11", "p12"), steps=20)
+    path = write_federation(tmp_path, names, CELLS, VERTICAL_SCHEMA, ("p10", "p11", "p12"), steps=20)
     hub = FederationHub(path)
     yield path
     hub.close()
 
 
-def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path, grid: Path) -> None:
+def test_vertical_federation_trains_and_predicts_over_sockets(tmp_path: Path, grid: Path) -> None:
     cells, path = CELLS, grid
     names = list(Federation.load(path).names)
     columns = ("age", "dose", "ward")
@@ -141,150 +120,148 @@ def test_a_federation_by_columns_over_sockets_and_its_predictions(tmp_path: Path
         write_csv(tmp_path / f"{name}.csv", content, own)
         write_csv(tmp_path / f"{name}-test.csv", table(15, 99), own)
 
-    def train(name: str) -> dict[str, Any]:
-        federation = Federation.load(path)
-        setting = TabularSettings.of(federation, name)
-        records, notes = read(tmp_path / f"{name}.csv", setting.data, setting.own_columns, ids=True)
-        membership = FederationMember(path, name, linger=10.0)
-        with membership.peers as peers:
-            folder = RunFolder(tmp_path / "runs" / name, federation, name)
-            return run(peers, federation, name, DataSource(f"{name}.csv", records, notes), folder)
+    federation = Federation.load(path)
 
-    results = in_threads({name: lambda name=name: train(name) for name in names})  # type: ignore[misc]
+    def train(name: str) -> AnyRun:
+        run = TabularRun.prepare(federation, name, tmp_path / f"{name}.csv", tmp_path / "runs" / name)
+        with FederationMember(path, name, linger=10.0).peers as peers:
+            return run.run(peers)
+
+    results = run_in_threads(train, names)
     for row in range(3):
-        tried = [results[f"p{row}{column}"]["validation"] for column in range(3)]
-        assert tried[0] == tried[1] == tried[2]  # the row says the same of the records that it kept back
-    told = " ".join(each["what"] for each in results["p00"]["revealed"])
-    assert "the same IDs" in told
-    assert results["p02"]["features"] == ["ward=A", "ward=B"]
+        scores = [results[f"p{row}{column}"].validation for column in range(3)]
+        assert scores[0] == scores[1] == scores[2]  # the row predicts its validation split together
+    disclosed = " ".join(each.what for each in results["p00"].revealed)
+    assert "the same IDs" in disclosed
+    assert results["p02"].features == ["ward=A", "ward=B"]
 
-    def ask(name: str) -> Any:
+    def predict_with_row(name: str) -> Any:
         model = cgd.load_model(tmp_path / "runs" / name)
-        asked = questions(model, tmp_path / f"{name}-test.csv")
-        membership = FederationMember(row_of(Federation.load(path), name), name, state=tmp_path / "asking" / name)
-        with membership.peers as peers:
-            return answers(model, asked, peers)
+        inputs = load_inputs(model, tmp_path / f"{name}-test.csv")
+        row = row_federation(federation, name)
+        with FederationMember(row, name, state=tmp_path / "predictions" / name).peers as peers:
+            return predict(model, inputs, peers)
 
     members = [name for name in names if name.startswith("p1")]
-    predicted = in_threads({name: lambda name=name: ask(name) for name in members})  # type: ignore[misc]
+    predicted = run_in_threads(predict_with_row, members)
     for name in members:
         assert np.array_equal(predicted[name].outputs, predicted["p10"].outputs)
         assert predicted[name].ids == tuple(table(15, 99)["id"])
         assert predicted[name].scores["records"] == 15
 
 
-def test_cautions_are_told_at_the_start_logged_and_kept_in_the_report(tmp_path: Path) -> None:
-    path = federation_file(tmp_path, NAMES, steps=5, lr=0.02, patience=0)
+def test_privacy_warnings_are_printed_logged_and_reported(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, NAMES, steps=5, lr=0.02, patience=0)
     for place, name in enumerate(NAMES):
         write_csv(tmp_path / f"{name}.csv", table(4 if name == "cleo" else 60, place))
-    said = finish({name: start(path, name) for name in NAMES})
-    cautioned = {
-        name: [note for note in load_run(tmp_path / "runs" / name)["notes"] if "audit" in note] for name in NAMES
+    output = finish({name: start(path, name) for name in NAMES})
+    warnings = {
+        name: [note for note in (load_run(tmp_path / "runs" / name).notes or []) if "audit" in note] for name in NAMES
     }
-    assert [len(cautioned[name]) for name in NAMES] == [0, 0, 1]
-    text = cautioned["cleo"][0]
+    assert [len(warnings[name]) for name in NAMES] == [0, 0, 1]
+    text = warnings["cleo"][0]
     assert text.startswith(
-        "caution: we bring 4 records; each of the other two members, alone, can compute whole records"
+        "privacy warning: this participant has 4 records; each of the other two members, alone, can "
     )
-    assert said["cleo"].index("cgd: caution, from our own table alone: ") < said["cleo"].index("step 5 of 5")
-    assert f"cgd: {text}\n" in said["cleo"]
-    assert "  note: " not in said["cleo"]
-    assert "cgd: caution" not in said["ada"] + said["bob"]
+    assert output["cleo"].index("cgd: privacy warning, from our own table alone: ") < output["cleo"].index(
+        "step 5 of 5"
+    )
+    assert f"cgd: {text}\n" in output["cleo"]
+    assert "  note: " not in output["cleo"]
+    assert "cgd: privacy warning" not in output["ada"] + output["bob"]
     events = [json.loads(line) for line in (tmp_path / "state" / "cleo" / "events.jsonl").read_text().splitlines()]
-    assert [each["text"] for each in events if each.get("event") == "caution"] == [text]
-    assert "we bring 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()
+    assert [each["text"] for each in events if each.get("event") == "privacy warning"] == [text]
+    assert "this participant has 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()
 
 
-def test_a_row_of_a_federation_without_columns_is_none(tmp_path: Path) -> None:
-    federation = Federation.load(federation_file(tmp_path, NAMES))
+def test_row_federation_needs_several_columns(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES))
     with pytest.raises(InputError, match="has no grid with several columns; predict without --federation"):
-        row_of(federation, "ada")
+        row_federation(federation, "ada")
 
 
-def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gave up there would need everybody to begin again."""
-    federation = Federation.load(federation_file(tmp_path, NAMES, steps=5))
+def test_saving_is_retried_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without retries, all members would have to train again."""
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=5))
     monkeypatch.setattr("cgd.tabular.run.RETRY_SECONDS", 0.01)
-    plain, fails = os.replace, 3
-    said: list[str] = []
+    original_replace, fails = os.replace, 3
+    output: list[str] = []
 
     def full(before: str, after: Any) -> None:
         nonlocal fails
         if str(after).endswith(("run.json", "model.json")) and fails:
             fails -= 1
             raise OSError(28, "No space left on device")
-        plain(before, after)
+        original_replace(before, after)
 
-    def one(peers: cgd.Peers, name: str) -> bool:
-        setting = TabularSettings.of(federation, name)
-        records, _ = read(write_csv(tmp_path / f"{name}.csv", table(20, 1)), setting.data, setting.own_columns)
-        folder = RunFolder(tmp_path / "runs" / name, federation, name)
-        before = folder.finished
-        run(peers, federation, name, DataSource("x.csv", records), folder, say=said.append)
-        return not before and folder.finished
+    def member(peers: cgd.Peers, name: str) -> bool:
+        data = write_csv(tmp_path / f"{name}.csv", table(20, 1))
+        run = TabularRun.prepare(federation, name, data, tmp_path / "runs" / name)
+        before = run.folder.finished_run()
+        run.run(peers, say=output.append)
+        return before is None and run.folder.finished_run() is not None
 
     monkeypatch.setattr(os, "replace", full)
-    with cgd.local_peers(NAMES) as colony:
-        assert colony.run(one, NAMES) == [True] * 3
-    assert sum("No space left on device" in each and "trying again" in each for each in said) == 3
-    assert any(each == "done after step 5; saving" for each in said)
+    with cgd.local_peers(NAMES) as group:
+        assert group.run(member, NAMES) == [True] * 3
+    assert sum("No space left on device" in each and "retrying" in each for each in output) == 3
+    assert any(each == "done after step 5; saving" for each in output)
 
 
 def failing(number: int, fails: Callable[[], bool]) -> Callable[[int, Any], int]:
-    """A write that fails while it should, after it has written a part."""
-    plain = os.write
+    """Return a write function that fails, after writing a part, while `fails` returns true."""
+    original_write = os.write
 
     def write(descriptor: int, content: Any) -> int:
         if fails() and len(content) > 7:
-            plain(descriptor, content[:7])
+            original_write(descriptor, content[:7])
             return 7
         if fails():
             raise OSError(number, os.strerror(number))
-        return plain(descriptor, content)
+        return original_write(descriptor, content)
 
     return write
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO, errno.EDQUOT])
-def test_a_history_that_cannot_be_written_does_not_end_a_run(
+def test_unwritable_history_does_not_end_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """From the first row on, and until the model is there; then everything is."""
-    federation = Federation.load(federation_file(tmp_path, NAMES, steps=20, patience=0))
-    begun = False
+    """Writes fail from the first row until the models are saved; then all rows are written."""
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=20, patience=0))
+    started = False
     monkeypatch.setattr("cgd.tabular.run.RETRY_SECONDS", 0.01)
     saved = [tmp_path / "runs" / name / "model.json" for name in NAMES]
-    fails = lambda: begun and not all(path.exists() for path in saved)  # noqa: E731
-    monkeypatch.setattr("cgd.tabular.metrics_log.os", SimpleNamespace(**vars(os) | {"write": failing(number, fails)}))
+    fails = lambda: started and not all(path.exists() for path in saved)  # noqa: E731
+    monkeypatch.setattr("cgd.tabular.run_folder.os", SimpleNamespace(**vars(os) | {"write": failing(number, fails)}))
 
-    def one(peers: cgd.Peers, name: str) -> dict[str, Any]:
-        nonlocal begun
-        setting = TabularSettings.of(federation, name)
-        records, _ = read(write_csv(tmp_path / f"{name}.csv", table(20, 1)), setting.data, setting.own_columns)
-        folder = RunFolder(tmp_path / "runs" / name, federation, name)
-        peers.sum(np.zeros(1))  # all have their folder
-        begun = True
-        return run(peers, federation, name, DataSource("x.csv", records), folder)
+    def member(peers: cgd.Peers, name: str) -> AnyRun:
+        nonlocal started
+        data = write_csv(tmp_path / f"{name}.csv", table(20, 1))
+        run = TabularRun.prepare(federation, name, data, tmp_path / "runs" / name)
+        peers.sum(np.zeros(1))  # wait until all folders exist
+        started = True
+        return run.run(peers)
 
-    with cgd.local_peers(NAMES) as colony:
-        contents = colony.run(one, NAMES)
+    with cgd.local_peers(NAMES) as group:
+        contents = group.run(member, NAMES)
     for name, content in zip(NAMES, contents, strict=True):
-        assert [row["step"] for row in content["history"]] == [5, 10, 15, 20]
-        first, *rows = map(json.loads, (tmp_path / "runs" / name / HISTORY).read_text().splitlines())
+        assert [row.step for row in content.history] == [5, 10, 15, 20]
+        first, *rows = map(json.loads, (tmp_path / "runs" / name / HISTORY_FILE).read_text().splitlines())
         assert first == {"participant": name, "federation": "trial"}
-        assert rows == content["history"]
-    warnings = [each for each in caplog.records if "training goes on" in each.getMessage()]
-    assert len(warnings) == 3  # of everybody one, and not one for every row
+        assert rows == msgspec.to_builtins(content.history)
+    warnings = [each for each in caplog.records if "training continues" in each.getMessage()]
+    assert len(warnings) == 3  # one per member, not one per row
     assert {each.event for each in warnings} == {"not saved"}  # type: ignore[attr-defined]
     assert os.strerror(number) in warnings[0].getMessage()
 
 
-OPENS_NOTHING = """
+NO_DESCRIPTORS = """
 import resource, sys
 from pathlib import Path
 from cgd.federation.config import Federation
-from cgd.tabular.run import RunFolder
-from cgd.tabular.training import Look
+from cgd.reporting.run_file import EvalRecord
+from cgd.tabular.run_folder import RunFolder
 
 folder = RunFolder(Path("run"), Federation.load("federation.toml"), "ada")
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
@@ -292,44 +269,44 @@ try:
     open("run/history.jsonl")
 except OSError as error:
     print(error.strerror)
-folder.note(Look(5, 0.5, 5, training_loss=0.7))
+folder.add(EvalRecord(5, 0.5, 5, training_loss=0.7))
 """
 
 
-def test_a_process_that_may_open_no_more_files_notes_all_the_same(tmp_path: Path) -> None:
-    federation_file(tmp_path, NAMES)
-    command = [sys.executable, "-c", OPENS_NOTHING]
+def test_history_is_written_without_free_file_descriptors(tmp_path: Path) -> None:
+    write_federation(tmp_path, NAMES)
+    command = [sys.executable, "-c", NO_DESCRIPTORS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Too many open files\n"
     assert done.stderr == ""
-    assert len((tmp_path / "run" / HISTORY).read_text().splitlines()) == 2
+    assert len((tmp_path / "run" / HISTORY_FILE).read_text().splitlines()) == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
-def test_a_full_disk_is_told_once_a_minute(
+def test_full_disk_is_logged_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = 100.0
-    monkeypatch.setattr("cgd.tabular.metrics_log.time", SimpleNamespace(monotonic=lambda: clock))
-    folder = RunFolder(tmp_path / "run", Federation.load(federation_file(tmp_path, NAMES)), "ada")
+    monkeypatch.setattr("cgd.tabular.run_folder.time", SimpleNamespace(monotonic=lambda: clock))
+    folder = RunFolder(tmp_path / "run", Federation.load(write_federation(tmp_path, NAMES)), "ada")
     full = os.open("/dev/full", os.O_WRONLY)
-    room, folder.history._descriptor = folder.history._descriptor, full
+    original, folder.history._descriptor = folder.history._descriptor, full
     for step in range(4):
-        folder.note(EvalRecord(step, 0.5, step, training_loss=0.7))
+        folder.add(EvalRecord(step, 0.5, step, training_loss=0.7))
         clock += 31
     assert caplog.text.count("No space left on device") == 2
-    with pytest.raises(InputError, match="cannot be written .*make room"):
+    with pytest.raises(InputError, match="cannot be written .*free some disk space"):
         folder.history.complete()
-    folder.history._descriptor = room
-    folder.note(EvalRecord(4, 0.5, 4, training_loss=0.7))
-    rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()[1:]]
+    folder.history._descriptor = original
+    folder.add(EvalRecord(4, 0.5, 4, training_loss=0.7))
+    rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY_FILE).read_text().splitlines()[1:]]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     os.close(full)
 
 
-def test_the_folder_of_another_run_is_not_touched(tmp_path: Path) -> None:
-    federation = Federation.load(federation_file(tmp_path, NAMES))
+def test_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES))
     RunFolder(tmp_path / "run", federation, "ada")
     with pytest.raises(InputError, match=r"run holds the run of ada of trial, which is never overwritten.*\(--out\)"):
         RunFolder(tmp_path / "run", federation, "bob")
@@ -338,67 +315,71 @@ def test_the_folder_of_another_run_is_not_touched(tmp_path: Path) -> None:
         RunFolder(tmp_path / "full", federation, "ada")
 
 
-def test_a_history_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    federation = Federation.load(federation_file(tmp_path, NAMES))
-    look = EvalRecord(5, 0.5, 5, training_loss=0.7, validation_loss=0.6, score=0.8)
-    RunFolder(tmp_path / "run", federation, "ada").note(look)
-    with (tmp_path / "run" / HISTORY).open("a") as file:
+def test_truncated_history_is_read_up_to_the_damage(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES))
+    evaluation = EvalRecord(5, 0.5, 5, training_loss=0.7, validation_loss=0.6, score=0.8)
+    RunFolder(tmp_path / "run", federation, "ada").add(evaluation)
+    with (tmp_path / "run" / HISTORY_FILE).open("a") as file:
         file.write('{"step": 10, "every')
     folder = RunFolder(tmp_path / "run", federation, "ada")
-    assert folder.note(EvalRecord(5, 0.5, 5)) == look
-    assert folder.note(EvalRecord(10, 0.4, 10)) == EvalRecord(10, 0.4, 10)
+    assert folder.add(EvalRecord(5, 0.5, 5)) == evaluation
+    assert folder.add(EvalRecord(10, 0.4, 10)) == EvalRecord(10, 0.4, 10)
     late = EvalRecord(15, 0.3, 15, training_loss=0.6)
-    folder.note(late)
+    folder.add(late)
     again = RunFolder(tmp_path / "run", federation, "ada")
-    assert again.history.looks == {
-        5: look,
+    assert again.history.evaluations == {
+        5: evaluation,
         10: EvalRecord(10, 0.4, 10),
         15: late,
-    }  # nothing was added to the cut-off row
+    }  # nothing was appended to the truncated row
 
 
-def test_a_run_in_a_sentence() -> None:
-    content: dict[str, Any] = {
+def test_summary_of_a_run() -> None:
+    base: dict[str, Any] = {
+        "format": "cgd-run-1",
         "participant": "ada",
-        "outcome": {"best_step": 30},
-        "data": {"task": "classification"},
-        "validation": {"records": 12, "accuracy": 0.875, "auc": None, "baseline_accuracy": 0.5},
+        "federation": {"name": "trial", "participants": ["ada"]},
+        "data": {"target": "outcome", "task": "classification"},
+        "history": [],
+        "outcome": {"steps": 30, "best_step": 30},
     }
-    assert summary(content) == "accuracy 87.5 % on 12 of our own records that were kept back, at step 30"
-    content["validation"]["auc"] = 0.91
-    assert "AUC 0.910" in summary(content)
-    content["validation"]["baseline_accuracy"] = 0.9
-    assert summary(content).endswith("at step 30; no better than the commonest class")
-    content |= {"data": {"task": "regression"}, "validation": {"records": 2, "rmse": 12.34567, "r2": None}}
-    assert summary(content).startswith("root mean squared error 12.35 on 2")
-    assert summary(content).endswith("at step 30; too few to tell")
-    content["validation"] |= {"records": 20, "r2": -0.1}
-    assert summary(content).endswith(
-        "R² -0.100 on 20 of our own records that were kept back, at step 30; no better than the mean"
+
+    def classification(**scores: Any) -> str:
+        defaults = {"records": 12, "accuracy": 0.875, "classes": [], "confusion": [], "baseline_accuracy": 0.5}
+        return summarize(convert(base | {"validation": defaults | scores}, Run[ClassificationScores]))
+
+    def regression(**scores: Any) -> str:
+        defaults = {"records": 20, "rmse": 12.34567, "mae": 10.0}
+        return summarize(convert(base | {"validation": defaults | scores}, Run[RegressionScores]))
+
+    assert classification() == "accuracy 87.5 % on 12 of our own validation records, at step 30"
+    assert "AUC 0.910" in classification(auc=0.91)
+    assert classification(baseline_accuracy=0.9).endswith("at step 30; no better than the most common class")
+    assert regression(records=2) == (
+        "root mean squared error 12.35 on 2 of our own validation records, at step 30; too few records to judge"
     )
-    content["validation"] = None
-    assert summary(content) == "ada has a model, that of step 30; no records were kept back to try it on"
+    assert regression(r2=-0.1).endswith(
+        "R² -0.100 on 20 of our own validation records, at step 30; no better than the mean"
+    )
+    assert summarize(convert(base, Run[RegressionScores])) == (
+        "ada has a model, at step 30; there are no validation records to score it on"
+    )
 
 
-def test_what_the_file_of_a_run_says_can_be_read_again(tmp_path: Path) -> None:
-    """In one process, with everything that a participant does."""
-    path = federation_file(tmp_path, NAMES, steps=10)
-    federation = Federation.load(path)
+def test_run_file_is_read_back(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=10))
 
-    def one(peers: cgd.Peers, name: str) -> dict[str, Any]:
-        setting = TabularSettings.of(federation, name)
+    def member(peers: cgd.Peers, name: str) -> AnyRun:
         data = write_csv(tmp_path / f"{name}.csv", table(30, len(name)))
-        records, notes = read(data, setting.data, setting.own_columns)
-        return run(
-            peers, federation, name, DataSource("x.csv", records, notes), RunFolder(tmp_path / name, federation, name)
-        )
+        return TabularRun.prepare(federation, name, data, tmp_path / name).run(peers)
 
-    with cgd.local_peers(NAMES) as colony:
-        contents = colony.run(one, NAMES)
-    for name, content in zip(NAMES, contents, strict=True):
-        read_again = load_run(tmp_path / name)
-        assert json.loads(json.dumps(content))["history"] == read_again["history"]
-        assert read_again["records"]["used"] == 30
-        assert {"curves.png", "metrics.csv", "report.html"} <= {each.name for each in (tmp_path / name).iterdir()}
-        assert any("gradients" in row["what"] and row["times"] == 10 for row in read_again["revealed"])
-        assert any("which categories there are in ward" in row["what"] for row in read_again["revealed"])
+    with cgd.local_peers(NAMES) as group:
+        runs = group.run(member, NAMES)
+    for name, run in zip(NAMES, runs, strict=True):
+        assert run == load_run(tmp_path / name)
+        assert run.records is not None
+        assert run.records.used == 30
+        assert {"metrics.csv", "report.html"} <= {each.name for each in (tmp_path / name).iterdir()}
+        disclosed = run.revealed or []
+        assert any("gradients" in each.what and each.times == 10 for each in disclosed)
+        assert any("and the categories of ward" in each.what for each in disclosed)

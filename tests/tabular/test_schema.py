@@ -17,8 +17,8 @@ from cgd.federation.config import Federation, Participant
 from cgd.federation.data_schema import MISSING, Data
 from cgd.federation.keys import Keys
 from cgd.tabular import csv_reader
-from cgd.tabular.loading import read
-from cgd.tabular.schema import suggest
+from cgd.tabular.dataset import read_dataset
+from cgd.tabular.schema import suggest_schema
 
 ROWS = 60
 
@@ -30,7 +30,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> str:
     participants = [
         Participant(name, f"tcp://{name}.example:7001", Keys.generate(name).public, None) for name in ("a", "b", "c")
     ]
-    config_edit.new(path, "test", participants)
+    config_edit.create_federation(path, "test", participants)
     return path.read_text()
 
 
@@ -70,9 +70,9 @@ def table(rows: int = ROWS) -> dict[str, list[Any]]:
 EXPECTED = {"age": "number", "weight": "number", "stage": "category", "smoker": "number", "ward": "category"}
 
 
-def test_a_table_of_many_kinds(tmp_path: Path, federation: str) -> None:
+def test_schema_of_columns_of_many_kinds(tmp_path: Path, federation: str) -> None:
     path = written(tmp_path, table())
-    text = suggest(path, "outcome")
+    text = suggest_schema(path, "outcome")
     data = pasted(federation, text)
     assert {each.name: each.type for each in data.columns} == EXPECTED
     assert (data.target, data.task, data.classes, data.id, data.missing) == (
@@ -83,37 +83,39 @@ def test_a_table_of_many_kinds(tmp_path: Path, federation: str) -> None:
         MISSING,
     )
     for line in (
-        "# record: left out, all values differ: an ID?",
-        '# "insurance number": left out, all values differ: an ID?',
-        'stage = "category"  # 7 whole numbers: a code? If they count or measure, write "number"',
-        '# country = "category"  # left out, it has one value only',
+        "# record: left out, all values are distinct: an ID?",
+        '# "insurance number": left out, all values are distinct: an ID?',
+        'stage = "category"  # 7 whole numbers: a code? For counts or measurements, write "number"',
+        '# country = "category"  # left out, it has only one value',
         "# empty: left out, all its values are missing",
-        "# remark: left out, 3 different values of up to 126 bytes: free text?",
-        '# classes = ["no", "yes"]  # as here; left out: learned by a secure sum',
-        '# id = "record"  # needed in a grid, where several have parts of the same records',
+        "# remark: left out, 3 distinct values of up to 126 bytes: free text?",
+        '# classes = ["no", "yes"]  # as in this table; left out: learned by a secure sum',
+        '# id = "record"  # needed in a grid, where several participants hold parts of the same records',
     ):
         assert line in text.splitlines()
-    records, _ = read(path, data, data.columns, label=None)
+    records, _ = read_dataset(path, data, data.columns, label=None)
     assert records.rows == ROWS
 
 
-def test_the_lines_that_are_comments_can_be_used(tmp_path: Path, federation: str) -> None:
-    text = suggest(written(tmp_path, table()), "outcome")
+def test_commented_lines_are_valid_toml(tmp_path: Path, federation: str) -> None:
+    text = suggest_schema(written(tmp_path, table()), "outcome")
     used = text.replace("# classes", "classes").replace("# id", "id").replace("# country =", "country =")
     data = pasted(federation, used)
     assert (data.classes, data.id, data.columns[-1].name) == (("no", "yes"), "record", "country")
 
 
-def test_parquet_gives_the_same(tmp_path: Path) -> None:
+def test_parquet_gives_the_same_schema(tmp_path: Path) -> None:
     pq.write_table(pa.table({**table(), "empty": pa.nulls(ROWS)}), tmp_path / "table.parquet")
-    assert suggest(tmp_path / "table.parquet", "outcome") == suggest(written(tmp_path, table()), "outcome")
+    assert suggest_schema(tmp_path / "table.parquet", "outcome") == suggest_schema(
+        written(tmp_path, table()), "outcome"
+    )
 
 
-def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_blocks_give_the_same_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, table())
-    whole = suggest(path, "outcome")
+    whole = suggest_schema(path, "outcome")
     monkeypatch.setattr(csv_reader, "BLOCK_BYTES", 1000)
-    assert suggest(path, "outcome") == whole
+    assert suggest_schema(path, "outcome") == whole
 
 
 @pytest.mark.parametrize(
@@ -128,64 +130,66 @@ def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ([True, False], "classification"),
     ],
 )
-def test_the_task_is_that_of_the_label(tmp_path: Path, federation: str, label: list[Any], task: str) -> None:
+def test_task_depends_on_the_label(tmp_path: Path, federation: str, label: list[Any], task: str) -> None:
     values = (label * 30)[:30]
-    data = pasted(federation, suggest(written(tmp_path, {"x": [0.1, 0.2, 0.3] * 10, "y": values}), "y"))
+    data = pasted(federation, suggest_schema(written(tmp_path, {"x": [0.1, 0.2, 0.3] * 10, "y": values}), "y"))
     assert data.task == task
 
 
-def test_a_few_texts_among_numbers_are_suggested_as_missing(tmp_path: Path, federation: str) -> None:
+def test_few_texts_among_numbers_are_suggested_as_missing(tmp_path: Path, federation: str) -> None:
     values = [*range(40), "unknown", "n.d.", "unknown"]
     path = written(tmp_path, {"x": values, "y": (["a", "b"] * 30)[: len(values)]})
-    text = suggest(path, "y")
+    text = suggest_schema(path, "y")
     data = pasted(federation, text)
     assert data.missing == (*MISSING, "n.d.", "unknown")
-    assert "# 2 more than usual: texts in columns of numbers" in text
-    records, _ = read(path, data, data.columns, label=None)
+    assert "# 2 more than the default: texts in columns of numbers" in text
+    records, _ = read_dataset(path, data, data.columns, label=None)
     assert np.count_nonzero(np.isnan(records.numbers["x"])) == 3
 
 
-def test_many_categories(tmp_path: Path, federation: str) -> None:
+def test_many_categories_are_noted(tmp_path: Path, federation: str) -> None:
     rows = 3000
     some = {
         "few": [f"c{number % 150}" for number in range(rows)],
         "many": [f"t{number % 1100}" for number in range(rows)],
     }
-    text = suggest(written(tmp_path, {**some, "y": ["a", "b"] * (rows // 2)}), "y")
+    text = suggest_schema(written(tmp_path, {**some, "y": ["a", "b"] * (rows // 2)}), "y")
     assert pasted(federation, text).names == ("few",)
-    assert 'few = "category"  # 150 different values, and a feature for each' in text
-    assert "# many: left out, more than 1000 different values of up to 5 bytes: free text?" in text
+    assert 'few = "category"  # 150 distinct values, a feature for each' in text
+    assert "# many: left out, more than 1000 distinct values of up to 5 bytes: free text?" in text
 
 
 def test_nested_columns_are_left_out(tmp_path: Path, federation: str) -> None:
     frame = pa.table({"a": [1.5, 2.5], "b": [[1], [2]], "c": [{"x": 1}, {"x": 2}], "y": ["u", "v"]})
     pq.write_table(frame, tmp_path / "t")
-    text = suggest(tmp_path / "t", "y")
+    text = suggest_schema(tmp_path / "t", "y")
     assert pasted(federation, text).names == ("a",)
-    assert "# b: left out, its type is no number and no text" in text
+    assert "# b: left out, its type is neither number nor text" in text
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).map(str.strip), min_size=1))
 @settings(max_examples=50)
-def test_any_name_can_be_written(tmp_path_factory: pytest.TempPathFactory, federation: str, names: list[str]) -> None:
+def test_any_name_is_accepted(tmp_path_factory: pytest.TempPathFactory, federation: str, names: list[str]) -> None:
     """Quotes, line ends, control characters, dots, brackets: the name in the file is the one in the suggestion."""
     names = [name for name in dict.fromkeys(names) if name and name != "y"] or ["x"]
     frame = {**{name: [0.1, 0.2, 0.2] for name in names}, "y": ["a", "b", "a"]}
     path = tmp_path_factory.getbasetemp() / "names.parquet"
     pq.write_table(pa.table(frame), path)
-    text = suggest(path, "y")
+    text = suggest_schema(path, "y")
     assert list(tomllib.loads(text)["data"]["columns"]) == names
     assert pasted(federation, text).names == tuple(names)
 
 
-def test_what_cannot_be_suggested(tmp_path: Path) -> None:
+def test_table_without_a_schema_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, {"x": [1, 2, 2], "y": [None, None, None]})
     with pytest.raises(InputError, match="has no column 'z'; name the column to predict"):
-        suggest(path, "z")
+        suggest_schema(path, "z")
     with pytest.raises(InputError, match="no row has a label in column 'y'"):
-        suggest(path, "y")
-    with pytest.raises(InputError, match="has no column to predict 'x' from; see what it holds:\n# y: left out, all"):
-        suggest(path, "x")
+        suggest_schema(path, "y")
+    with pytest.raises(
+        InputError, match="has no column to predict 'x' from; these are its columns:\n# y: left out, all"
+    ):
+        suggest_schema(path, "x")
     path.write_text("x,x,y\n1,2,3\n")
     with pytest.raises(InputError, match="has 2 columns called 'x'"):
-        suggest(path, "y")
+        suggest_schema(path, "y")

@@ -11,7 +11,7 @@ import cgd
 from cgd import InputError, PeerAbortedError, Peers, RangeError
 from cgd.tabular.wide_sums import DIGITS, FRACTION_BITS, MAX_VALUE, exact_sum, wide_sum
 
-STEP = Fraction(1, 1 << FRACTION_BITS)
+UNIT = Fraction(1, 1 << FRACTION_BITS)
 
 numbers = st.floats(min_value=-MAX_VALUE, max_value=MAX_VALUE)
 tables = st.integers(3, 5).flatmap(
@@ -22,16 +22,16 @@ tables = st.integers(3, 5).flatmap(
 
 
 def summed(table: list[list[float]]) -> list[np.ndarray]:
-    with cgd.local_peers(len(table)) as colony:
-        return colony.run(lambda peers, own: wide_sum(peers, np.array(own), "test"), table)
+    with cgd.local_peers(len(table)) as group:
+        return group.run(lambda peers, own: wide_sum(peers, np.array(own), "test"), table)
 
 
 @given(tables)
 @settings(max_examples=40)
-def test_the_sum_is_exact_and_rounded_once(table: list[list[float]]) -> None:
-    """Each addend is a multiple of the step, or rounded to one; the total is then the double next to the true sum."""
+def test_wide_sum_is_exact_and_rounded_once(table: list[list[float]]) -> None:
+    """Each addend is rounded to a multiple of the unit; the total is the double closest to the exact sum."""
     expected = [
-        float(sum(round(Fraction(value) / STEP) for value in column) * STEP) for column in zip(*table, strict=False)
+        float(sum(round(Fraction(value) / UNIT) for value in column) * UNIT) for column in zip(*table, strict=False)
     ]
     for total in summed(table):
         assert total.dtype == np.float64
@@ -40,58 +40,58 @@ def test_the_sum_is_exact_and_rounded_once(table: list[list[float]]) -> None:
 
 @given(st.lists(st.integers(-(2**190), 2**190), min_size=3, max_size=3))
 @settings(max_examples=20)
-def test_fractions_are_summed_to_the_last_step(steps: list[int]) -> None:
-    with cgd.local_peers(3) as colony:
-        totals = colony.run(lambda peers, own: exact_sum(peers, [own * STEP], "test"), steps)
-    assert totals == [[sum(steps) * STEP]] * 3
+def test_fractions_are_summed_exactly(steps: list[int]) -> None:
+    with cgd.local_peers(3) as group:
+        totals = group.run(lambda peers, own: exact_sum(peers, [own * UNIT], "test"), steps)
+    assert totals == [[sum(steps) * UNIT]] * 3
 
 
-def test_doubles_would_have_lost_it() -> None:
+def test_wide_sum_avoids_cancellation_of_doubles() -> None:
     table = [[1e30, 1e-15], [1.0, 1e-30], [-1e30, -1e-15]]
-    assert float(np.sum([row[0] for row in table])) != 1.0  # the control: a plain sum cancels
+    assert float(np.sum([row[0] for row in table])) != 1.0  # a plain sum cancels
     assert all(total.tolist() == [1.0, pytest.approx(1e-30, rel=2**-20)] for total in summed(table))
 
 
 @pytest.mark.parametrize("value", [MAX_VALUE, -MAX_VALUE, 0.0, 2.0**-FRACTION_BITS, 5e-324])
-def test_the_ends_of_the_range_are_within(value: float) -> None:
+def test_limits_of_the_range_are_accepted(value: float) -> None:
     expected = 3 * value if abs(value) >= 2.0**-FRACTION_BITS else 0.0
     assert summed([[value]] * 3)[0].tolist() == [expected]
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "says"),
+    ("value", "kind", "message"),
     [
         (float("nan"), InputError, "nan; leave missing values out"),
         (float("inf"), RangeError, "is inf"),
         (np.nextafter(MAX_VALUE, np.inf), RangeError, "beyond the bound"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_the_others_are_told(value: float, kind: type, says: str) -> None:
+def test_value_out_of_range_declines_the_sum(value: float, kind: type, message: str) -> None:
     def attempt(peers: Peers, own: float) -> str:
         try:
             wide_sum(peers, np.array([1.0, own]), "test")
         except (InputError, PeerAbortedError) as error:
             first = f"{type(error).__name__}: {error}"
-        # The session goes on, with the next sum.
+        # The session continues with the next sum.
         return f"{first}, then {wide_sum(peers, np.array([1.0]), 'next')[0]}"
 
-    with cgd.local_peers(3) as colony:
-        refused, *told = colony.run(attempt, [value, 1.0, 2.0])
+    with cgd.local_peers(3) as group:
+        refused, *messages = group.run(attempt, [value, 1.0, 2.0])
     assert refused.startswith(kind.__name__)
-    assert says in refused
+    assert message in refused
     assert "index (1,)" in refused
     assert refused.endswith("then 3.0")
-    assert all(each.startswith("PeerAborted") and each.endswith("then 3.0") for each in told)
+    assert all(each.startswith("PeerAborted") and each.endswith("then 3.0") for each in messages)
 
 
-def test_the_size_of_a_number_does_not_show_in_what_is_sent() -> None:
+def test_sent_bytes_do_not_depend_on_the_size_of_a_number() -> None:
     def traffic(peers: Peers, own: float) -> int:
         wide_sum(peers, np.array([own]), "test")
         return peers.traffic.bytes_sent
 
-    with cgd.local_peers(3) as colony:
-        small = colony.run(traffic, [0.0] * 3)
-    with cgd.local_peers(3) as colony:
-        large = colony.run(traffic, [1e50] * 3)
+    with cgd.local_peers(3) as group:
+        small = group.run(traffic, [0.0] * 3)
+    with cgd.local_peers(3) as group:
+        large = group.run(traffic, [1e50] * 3)
     assert small == large
     assert small[0] > 8 * DIGITS

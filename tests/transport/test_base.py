@@ -1,4 +1,4 @@
-"""The contract of the seam: every transport passes this suite. A new one adds itself to `connectors`."""
+"""The contract of `Transport`: every transport passes this suite. Add a new one to `connectors`."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def connect_sockets(members: Sequence[str]) -> list[ZeroMQTransport]:
     return [ZeroMQTransport(member, contacts, pairs[member][1]) for member in members]
 
 
-def connect_recorded(members: Sequence[str]) -> list[TappedTransport]:
+def connect_tapped(members: Sequence[str]) -> list[TappedTransport]:
     return [TappedTransport(each, lambda sender, frame: None) for each in memory.connect(members)]
 
 
-def connect_recorded_sockets(members: Sequence[str]) -> list[TappedReconnectingTransport]:
+def connect_tapped_sockets(members: Sequence[str]) -> list[TappedReconnectingTransport]:
     return [TappedReconnectingTransport(each, lambda sender, frame: None) for each in connect_sockets(members)]
 
 
 connectors: dict[str, Callable[[Sequence[str]], Sequence[Transport]]] = {
     "memory": memory.connect,
     "zeromq": connect_sockets,
-    "recorded memory": connect_recorded,
-    "recorded zeromq": connect_recorded_sockets,
+    "tapped memory": connect_tapped,
+    "tapped zeromq": connect_tapped_sockets,
 }
 
 
@@ -54,13 +54,13 @@ def transports(request: pytest.FixtureRequest) -> Iterator[dict[str, Transport]]
         transport.close()
 
 
-def test_it_knows_its_members(transports: dict[str, Transport]) -> None:
+def test_transport_has_the_names_of_its_members(transports: dict[str, Transport]) -> None:
     for name, transport in transports.items():
         assert transport.me == name
         assert transport.members == MEMBERS
 
 
-def test_frames_arrive_whole_with_their_sender(transports: dict[str, Transport]) -> None:
+def test_frames_are_delivered_whole_with_their_sender(transports: dict[str, Transport]) -> None:
     assert transports["a"].send("b", b"from a")
     assert transports["c"].send("b", b"")
     assert transports["a"].send("c", bytes(1_000_000))
@@ -69,32 +69,32 @@ def test_frames_arrive_whole_with_their_sender(transports: dict[str, Transport])
     assert transports["c"].receive(5) == ("a", bytes(1_000_000))
 
 
-def test_one_senders_frames_keep_their_order(transports: dict[str, Transport]) -> None:
+def test_frames_of_one_sender_keep_their_order(transports: dict[str, Transport]) -> None:
     for i in range(100):
         assert transports["a"].send("b", bytes([i]))
     assert [transports["b"].receive(5) for _ in range(100)] == [("a", bytes([i])) for i in range(100)]
 
 
-def test_receiving_waits_no_longer_than_told(transports: dict[str, Transport]) -> None:
-    begun = time.monotonic()
+def test_receive_returns_none_after_the_timeout(transports: dict[str, Transport]) -> None:
+    started = time.monotonic()
     assert transports["a"].receive(0.05) is None
-    assert 0.05 <= time.monotonic() - begun < 5
+    assert 0.05 <= time.monotonic() - started < 5
     assert transports["a"].receive(0.0) is None
 
 
-def test_a_frame_wakes_whoever_waits(transports: dict[str, Transport]) -> None:
+def test_frame_ends_a_blocked_receive(transports: dict[str, Transport]) -> None:
     threading.Timer(0.05, lambda: transports["a"].send("b", b"hello")).start()
     assert transports["b"].receive(None) == ("a", b"hello")
 
 
-def test_a_full_way_says_so_and_loses_nothing(transports: dict[str, Transport]) -> None:
+def test_send_returns_false_when_the_queue_is_full_and_no_frame_is_lost(transports: dict[str, Transport]) -> None:
     megabyte = bytes(1 << 20)
     sent = 0
     while sent < 1000 and transports["a"].send("b", megabyte):
         sent += 1
     assert 1 <= sent < 1000
     read = 0
-    while not transports["a"].send("b", b"now there is room"):  # word of it may take a moment to get back
+    while not transports["a"].send("b", b"now there is room"):  # the acknowledgement may take a moment
         assert read < sent
         assert transports["b"].receive(5) == ("a", megabyte)
         read += 1
@@ -103,30 +103,30 @@ def test_a_full_way_says_so_and_loses_nothing(transports: dict[str, Transport]) 
     assert received == [("a", megabyte)] * (sent - read) + [("a", b"now there is room")]
 
 
-def test_waking_lets_a_receiver_go_on_once(transports: dict[str, Transport]) -> None:
-    threading.Timer(0.05, transports["a"].wake).start()
+def test_wakeup_ends_one_receive(transports: dict[str, Transport]) -> None:
+    threading.Timer(0.05, transports["a"].wakeup).start()
     assert transports["a"].receive(None) is None
-    transports["a"].wake()
+    transports["a"].wakeup()
     transports["b"].send("a", b"first")
     received = [transports["a"].receive(5), transports["a"].receive(5)]
     assert ("b", b"first") in received
-    assert None in received  # the call is not lost for a frame that was there
-    begun = time.monotonic()
+    assert None in received  # the wakeup is not lost because a frame was there
+    started = time.monotonic()
     assert transports["a"].receive(0.05) is None
-    assert time.monotonic() - begun >= 0.05
+    assert time.monotonic() - started >= 0.05
 
 
-def test_closing_wakes_and_refuses(transports: dict[str, Transport]) -> None:
+def test_close_ends_a_blocked_receive_and_later_calls_raise(transports: dict[str, Transport]) -> None:
     threading.Timer(0.05, transports["a"].close).start()
     with pytest.raises(ClosedError, match="closed"):
         transports["a"].receive(None)
     with pytest.raises(ClosedError, match="closed"):
         transports["a"].receive(0.0)
     transports["a"].close()
-    assert transports["b"].send("a", b"nobody reads this")
+    assert transports["b"].send("a", b"dropped")
 
 
-def test_only_peers_can_be_sent_to(transports: dict[str, Transport]) -> None:
-    for stranger in ("x", "a"):
-        with pytest.raises(MembershipError, match=f"{stranger} is not a peer"):
-            transports["a"].send(stranger, b"")
+def test_send_to_a_name_that_is_not_a_peer_raises(transports: dict[str, Transport]) -> None:
+    for name in ("x", "a"):
+        with pytest.raises(MembershipError, match=f"{name} is not a peer"):
+            transports["a"].send(name, b"")

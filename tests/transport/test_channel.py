@@ -1,4 +1,4 @@
-"""Sealed messages: only the other end reads them, and whatever is done to them on the way is noticed."""
+"""End-to-end encrypted messages: only the peer can read them, and tampering by the hub is detected."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from zmq.utils import z85
 from cgd.errors import HubError, InputError
 from cgd.secagg.noise import SymmetricState, agree
 from cgd.transport.channel import (
-    MAX_ANSWERED,
+    HEADER_BYTES,
+    MAX_ANSWERED_HANDSHAKES,
     MAX_HANDSHAKES,
     MAX_SESSIONS,
-    MAX_UNANSWERED,
-    PREFIX_BYTES,
+    MAX_UNANSWERED_HELLOS,
     Channel,
     ChannelFactory,
-    ForeignError,
+    IncompatibleError,
     PacketKind,
 )
 
 PAIRS = {name: zmq.curve_keypair() for name in ("a", "b", "c")}
 PUBLIC = {name: public for name, (public, _) in PAIRS.items()}
-SECRET = b"what nobody else may read"
+SECRET = b"a secret that only the peer may read"
 
 
-def process(name: str, keys: dict[str, bytes] = PUBLIC) -> ChannelFactory:
+def new_process(name: str, keys: dict[str, bytes] = PUBLIC) -> ChannelFactory:
     return ChannelFactory(name, PAIRS[name][1], dict(keys))
 
 
-def shake(initiator: Channel, responder: Channel) -> tuple[bytes, bytes]:
-    """Complete a handshake; its messages."""
-    first = initiator.begin()
+def complete_handshake(initiator: Channel, responder: Channel) -> tuple[bytes, bytes]:
+    """Complete a handshake; return its two messages."""
+    first = initiator.start_handshake()
     second = responder.open(first, 1).answer
     assert second is not None
     assert initiator.open(second, 1).content is None
@@ -45,13 +45,13 @@ def shake(initiator: Channel, responder: Channel) -> tuple[bytes, bytes]:
 
 
 class Ends:
-    """a's and b's ends, in one life of each, with a session that a began."""
+    """The ends of a and b, with a session that a has started."""
 
     def __init__(self, a: ChannelFactory | None = None, b: ChannelFactory | None = None) -> None:
-        self.a, self.b = a or process("a"), b or process("b")
+        self.a, self.b = a or new_process("a"), b or new_process("b")
         self.out: Channel = self.a.with_peer("b")
         self.into: Channel = self.b.with_peer("a")
-        self.handshake = shake(self.out, self.into)
+        self.handshake = complete_handshake(self.out, self.into)
 
     def seal(self, content: bytes = SECRET, connection: int = 1) -> bytes:
         sealed = self.out.seal(content, self.b.process, connection)
@@ -60,7 +60,7 @@ class Ends:
 
 
 @given(st.binary(max_size=300))
-def test_what_is_sealed_is_opened_by_the_other_end(content: bytes) -> None:
+def test_message_is_decrypted_by_the_peer(content: bytes) -> None:
     ends = Ends()
     opened = ends.into.open(ends.seal(content), 1)
     assert (opened.content, opened.process) == (content, ends.a.process)
@@ -70,20 +70,20 @@ def test_what_is_sealed_is_opened_by_the_other_end(content: bytes) -> None:
     assert (back.content, back.process) == (content, ends.b.process)
 
 
-def test_nothing_of_the_content_is_to_be_seen_and_nothing_twice() -> None:
+def test_ciphertexts_show_no_content_and_never_repeat() -> None:
     ends = Ends()
     sealed = [ends.seal() for _ in range(50)]
     assert not any(SECRET[i : i + 4] in each for each in sealed for i in range(len(SECRET) - 4))
-    assert len({each[PREFIX_BYTES:] for each in sealed}) == len(sealed)
+    assert len({each[HEADER_BYTES:] for each in sealed}) == len(sealed)
     assert not any(each.process in message for each in (ends.a, ends.b) for message in ends.handshake)
 
 
-def bent(ends: Ends, kind: PacketKind) -> tuple[Channel, bytes]:
-    """A message that was not delivered yet, and whom it is for."""
+def undelivered(ends: Ends, kind: PacketKind) -> tuple[Channel, bytes]:
+    """Return a message that was not delivered yet, after its recipient."""
     if kind is PacketKind.TRANSPORT:
         ends.into.open(ends.seal(), 1)
         return ends.into, ends.seal()
-    first = ends.out.begin()
+    first = ends.out.start_handshake()
     if kind is PacketKind.FIRST:
         return ends.into, first
     second = ends.into.open(first, 1).answer
@@ -93,28 +93,28 @@ def bent(ends: Ends, kind: PacketKind) -> tuple[Channel, bytes]:
 
 @settings(max_examples=300)
 @given(st.data(), st.sampled_from(PacketKind))
-def test_any_altered_byte_is_noticed(data: st.DataObject, kind: PacketKind) -> None:
+def test_any_altered_byte_is_detected(data: st.DataObject, kind: PacketKind) -> None:
     ends = Ends()
-    into, message = bent(ends, kind)
+    into, message = undelivered(ends, kind)
     sealed = bytearray(message)
     place = data.draw(st.integers(0, len(sealed) - 1))
     sealed[place] ^= data.draw(st.integers(1, 255))
     renamed = 16 <= place < 24 and kind is not PacketKind.FIRST
     retyped = place == 5 and sealed[5] == PacketKind.TRANSPORT
-    if renamed or retyped:  # a message of a session that does not exist has the same effect as a lost message
+    if renamed or retyped:  # a message of an unknown session has the effect of a lost message
         assert into.open(bytes(sealed), 1).stale
         return
     # The version and the fingerprint may be those of an honest participant with another program or file.
-    foreign = place == 4 or 8 <= place < 16
-    with pytest.raises(ForeignError if foreign else HubError):
+    incompatible = place == 4 or 8 <= place < 16
+    with pytest.raises(IncompatibleError if incompatible else HubError):
         into.open(bytes(sealed), 1)
-    assert into.open(message, 1).stale is False  # what is right is taken after it
+    assert into.open(message, 1).stale is False  # the unaltered message is accepted after it
 
 
-def test_messages_whose_session_is_altered_count_as_lost() -> None:
+def test_messages_with_an_altered_session_count_as_lost() -> None:
     ends = Ends()
     ends.into.open(ends.seal(), 1)
-    with pytest.raises(HubError, match="loses messages from a: [0-9]+ so far, and it goes on"):
+    with pytest.raises(HubError, match="loses messages from a: [0-9]+ so far, and it continues"):
         for _ in range(1000):
             sealed = ends.seal()
             assert ends.into.open(sealed[:16] + bytes(8) + sealed[24:], 1).stale
@@ -122,31 +122,31 @@ def test_messages_whose_session_is_altered_count_as_lost() -> None:
 
 
 @given(st.integers(0, 140), st.sampled_from(PacketKind))
-def test_what_is_cut_off_is_noticed(length: int, kind: PacketKind) -> None:
-    into, message = bent(Ends(), kind)
+def test_truncated_message_is_detected(length: int, kind: PacketKind) -> None:
+    into, message = undelivered(Ends(), kind)
     with pytest.raises(HubError, match="altered a message from"):
         into.open(message[: min(length, len(message) - 1)], 1)
 
 
-def test_swapped_senders_and_recipients_are_told() -> None:
-    a, b, c = process("a"), process("b"), process("c")
+def test_swapped_senders_and_recipients_are_detected() -> None:
+    a, b, c = new_process("a"), new_process("b"), new_process("c")
     for one, other in ((a, b), (c, b), (a, c)):
-        shake(one.with_peer(other.me), other.with_peer(one.me))
+        complete_handshake(one.with_peer(other.me), other.with_peer(one.me))
 
-    def message(sender: ChannelFactory, recipient: ChannelFactory, begin: bool) -> bytes:
+    def message(sender: ChannelFactory, recipient: ChannelFactory, handshake: bool) -> bytes:
         channel = sender.with_peer(recipient.me)
-        return channel.begin() if begin else channel.seal(SECRET, recipient.process, 1) or b""
+        return channel.start_handshake() if handshake else channel.seal(SECRET, recipient.process, 1) or b""
 
-    for begin in (True, False):
-        with pytest.raises(HubError, match="swapped messages: .* as a message from a is one from c to b"):
-            b.with_peer("a").open(message(c, b, begin), 1)
-        with pytest.raises(HubError, match="swapped messages: .* is one from a to c"):
-            b.with_peer("a").open(message(a, c, begin), 1)
-    with pytest.raises(HubError, match="swapped messages: .* is one from b to a"):
-        b.with_peer("a").open(b.with_peer("a").begin(), 1)
+    for handshake in (True, False):
+        with pytest.raises(HubError, match="swapped messages: it relayed a message from c to b as one from a to us"):
+            b.with_peer("a").open(message(c, b, handshake), 1)
+        with pytest.raises(HubError, match="swapped messages: .* from a to c as one from a to us"):
+            b.with_peer("a").open(message(a, c, handshake), 1)
+    with pytest.raises(HubError, match="swapped messages: .* from b to a as one from a to us"):
+        b.with_peer("a").open(b.with_peer("a").start_handshake(), 1)
 
 
-def test_a_repeated_message_is_told_even_after_a_new_connection() -> None:
+def test_repeated_message_is_detected_even_after_a_reconnection() -> None:
     ends = Ends()
     first, second = ends.seal(), ends.seal()
     later = ends.seal(connection=2)
@@ -157,7 +157,7 @@ def test_a_repeated_message_is_told_even_after_a_new_connection() -> None:
             ends.into.open(each, 1)
 
 
-def test_reordered_messages_are_told() -> None:
+def test_reordered_messages_are_detected() -> None:
     ends = Ends()
     first, second = ends.seal(), ends.seal()
     ends.into.open(second, 1)
@@ -166,7 +166,7 @@ def test_reordered_messages_are_told() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_repeated_message_of_a_handshake_is_told_and_the_session_goes_on(which: int) -> None:
+def test_repeated_handshake_message_is_detected_and_the_session_continues(which: int) -> None:
     ends = Ends()
     ends.into.open(ends.seal(), 1)
     with pytest.raises(HubError, match="repeated or reordered messages from"):
@@ -175,46 +175,46 @@ def test_a_repeated_message_of_a_handshake_is_told_and_the_session_goes_on(which
     assert ends.into.process == ends.a.process
 
 
-# Who is there, and who only seems to be.
+# Replay and impersonation.
 
 
-def test_a_first_message_changes_nothing_until_its_session_is_used() -> None:
-    """It may be an old one. Only the first transport message proves that the peer is there now."""
+def test_first_message_changes_nothing_until_its_session_is_used() -> None:
+    """It may be a replay. Only the first transport message proves that the peer is present now."""
     ends = Ends()
     ends.into.open(ends.seal(), 1)
-    reborn = process("a")
-    second = ends.into.open(reborn.with_peer("b").begin(), 1).answer
+    restarted = new_process("a")
+    second = ends.into.open(restarted.with_peer("b").start_handshake(), 1).answer
     assert second is not None
     assert ends.into.process == ends.a.process
     assert ends.into.open(ends.seal(), 1).content == SECRET
-    reborn.with_peer("b").open(second, 1)
-    sealed = reborn.with_peer("b").seal(SECRET, ends.b.process, 1)
+    restarted.with_peer("b").open(second, 1)
+    sealed = restarted.with_peer("b").seal(SECRET, ends.b.process, 1)
     assert sealed is not None
-    assert ends.into.open(sealed, 1).process == reborn.process
-    assert ends.into.process == reborn.process
+    assert ends.into.open(sealed, 1).process == restarted.process
+    assert ends.into.process == restarted.process
 
 
-def test_what_was_recorded_of_a_former_life_does_nothing_to_a_new_process() -> None:
+def test_messages_recorded_before_a_restart_have_no_effect_on_the_new_process() -> None:
     ends = Ends()
     recorded = [ends.handshake[0], *(ends.seal() for _ in range(3))]
-    reborn = process("b").with_peer("a")
-    answer = reborn.open(recorded[0], 1).answer  # it cannot be told from one that is made now
+    restarted = new_process("b").with_peer("a")
+    answer = restarted.open(recorded[0], 1).answer  # it cannot be distinguished from a new one
     assert answer is not None
-    for each in recorded[1:]:  # but what is said in the session needs the keys of the old one
-        assert reborn.open(each, 1).stale
-    assert reborn.process == b""
-    assert reborn.seal(SECRET, ends.a.process, 1) is None
-    assert process("a").with_peer("b").open(answer, 1).stale
+    for each in recorded[1:]:  # but transport messages need the keys of the old session
+        assert restarted.open(each, 1).stale
+    assert restarted.process == b""
+    assert restarted.seal(SECRET, ends.a.process, 1) is None
+    assert new_process("a").with_peer("b").open(answer, 1).stale
 
 
 def test_replayed_first_messages_do_not_disturb_a_running_session() -> None:
-    """Not even so many that older ones are forgotten."""
-    old = [process("a").with_peer("b").begin() for _ in range(3 * MAX_HANDSHAKES)]
+    """Not even if older ones are no longer recognised."""
+    old = [new_process("a").with_peer("b").start_handshake() for _ in range(3 * MAX_HANDSHAKES)]
     ends = Ends()
     ends.into.open(ends.seal(), 1)
     for each in old:
         assert ends.into.open(each, 1).answer is not None
-    ends.into._answered.clear()  # as after more than it remembers
+    ends.into._answered.clear()  # as after more than MAX_ANSWERED_HANDSHAKES
     for each in (*old, ends.handshake[0]):
         ends.into.open(each, 1)
     assert ends.into.process == ends.a.process
@@ -222,79 +222,84 @@ def test_replayed_first_messages_do_not_disturb_a_running_session() -> None:
 
 
 class Impersonator:
-    """Somebody with b's secret key, and not a's, who wants b to take it for a; it computes whatever it can."""
+    """An attacker with the secret key of b, not of a, that pretends to be a towards b."""
 
     def __init__(self) -> None:
-        self.victim = X25519PrivateKey.from_private_bytes(z85.decode(PAIRS["b"][1]))
+        self.stolen_key = X25519PrivateKey.from_private_bytes(z85.decode(PAIRS["b"][1]))
         self.ephemeral = X25519PrivateKey.generate()
         self.a, self.b = z85.decode(PUBLIC["a"]), z85.decode(PUBLIC["b"])
 
-    def begin(self) -> bytes:
-        """The first message, as a would write it: es and ss can be computed with b's secret key."""
-        self.state = SymmetricState(process("a").with_peer("b")._out_prologue)
+    def first_message(self) -> bytes:
+        """Return the first message as a would write it: es and ss can be computed with the secret key of b."""
+        self.state = SymmetricState(new_process("a").with_peer("b")._outbound_prologue)
         public = self.ephemeral.public_key().public_bytes_raw()
         for each in (self.a, self.b, public):
             self.state.mix_hash(each)
         self.state.mix_key(agree(self.ephemeral, self.b))
-        self.state.mix_key(agree(self.victim, self.a))
-        header = process("a").with_peer("b").begin()[:16] + public[:8] + bytes(8)
+        self.state.mix_key(agree(self.stolen_key, self.a))
+        header = new_process("a").with_peer("b").start_handshake()[:16] + public[:8] + bytes(8)
         return header + public + self.state.encrypt_and_hash(b"impostor")
 
     def keys_after(self, second: bytes, guess: bytes) -> tuple[bytes, bytes]:
-        """The session's keys, with a guess for se, which takes a's secret key or b's ephemeral one."""
-        theirs = second[PREFIX_BYTES : PREFIX_BYTES + 32]
+        """Return the session keys for a guess of se, which needs the secret key of a or the ephemeral key of b."""
+        theirs = second[HEADER_BYTES : HEADER_BYTES + 32]
         self.state.mix_hash(theirs)
         self.state.mix_key(agree(self.ephemeral, theirs))
         self.state.mix_key(guess)
         return self.state.split()
 
 
-def test_whoever_has_our_secret_key_cannot_speak_to_us_as_somebody_else() -> None:
-    """Key-compromise impersonation: the first message passes, and nothing comes of it."""
-    into = process("b").with_peer("a")
+def test_attacker_with_our_secret_key_cannot_start_a_session_as_another_participant() -> None:
+    """Key-compromise impersonation: the first message is answered, but the session cannot be used."""
+    into = new_process("b").with_peer("a")
     impostor = Impersonator()
-    first = impostor.begin()
+    first = impostor.first_message()
     second = into.open(first, 1).answer
     assert second is not None
-    theirs = second[PREFIX_BYTES : PREFIX_BYTES + 32]
+    theirs = second[HEADER_BYTES : HEADER_BYTES + 32]
     for guess in (
-        agree(impostor.victim, theirs),
-        agree(impostor.victim, impostor.a),
+        agree(impostor.stolen_key, theirs),
+        agree(impostor.stolen_key, impostor.a),
         agree(impostor.ephemeral, theirs),
     ):
         key, _ = impostor.keys_after(second, guess)
-        header = first[:5] + bytes([PacketKind.TRANSPORT]) + first[6:PREFIX_BYTES]
+        header = first[:5] + bytes([PacketKind.TRANSPORT]) + first[6:HEADER_BYTES]
         assert into.open(header + AESGCM(key).encrypt(bytes(12), SECRET, header), 1).stale
     assert into.process == b""
 
 
-def test_whoever_has_our_secret_key_cannot_answer_us_as_somebody_else() -> None:
-    into = process("b").with_peer("a")
-    first = into.begin()
+def test_attacker_with_our_secret_key_cannot_answer_a_handshake_as_another_participant() -> None:
+    into = new_process("b").with_peer("a")
+    first = into.start_handshake()
     impostor = Impersonator()
-    # es takes a's secret key or b's ephemeral one; what is known instead:
-    guesses = (agree(impostor.victim, impostor.a), agree(impostor.victim, first[PREFIX_BYTES : PREFIX_BYTES + 32]))
+    # es needs the secret key of a or the ephemeral key of b; the attacker has only:
+    guesses = (
+        agree(impostor.stolen_key, impostor.a),
+        agree(impostor.stolen_key, first[HEADER_BYTES : HEADER_BYTES + 32]),
+    )
     for guess in guesses:
-        state = SymmetricState(into._out_prologue)
-        for each in (impostor.b, impostor.a, first[PREFIX_BYTES : PREFIX_BYTES + 32]):
+        state = SymmetricState(into._outbound_prologue)
+        for each in (impostor.b, impostor.a, first[HEADER_BYTES : HEADER_BYTES + 32]):
             state.mix_hash(each)
         state.mix_key(guess)
-        state.mix_key(agree(impostor.victim, impostor.a))
-        state.mix_hash(first[PREFIX_BYTES + 32 :])
+        state.mix_key(agree(impostor.stolen_key, impostor.a))
+        state.mix_hash(first[HEADER_BYTES + 32 :])
         public = impostor.ephemeral.public_key().public_bytes_raw()
         state.mix_hash(public)
-        state.mix_key(agree(impostor.ephemeral, first[PREFIX_BYTES : PREFIX_BYTES + 32]))
+        state.mix_key(agree(impostor.ephemeral, first[HEADER_BYTES : HEADER_BYTES + 32]))
         state.mix_key(agree(impostor.ephemeral, impostor.b))
-        header = first[:5] + bytes([PacketKind.SECOND]) + first[6:8] + into._in_print + first[16:PREFIX_BYTES]
-        with pytest.raises(HubError, match="its seal is broken"):
+        header = (
+            first[:5] + bytes([PacketKind.SECOND]) + first[6:8] + into._inbound_fingerprint + first[16:HEADER_BYTES]
+        )
+        with pytest.raises(HubError, match="its authentication tag is wrong"):
             into.open(header + public + state.encrypt_and_hash(b"impostor"), 1)
     assert into.process == b""
 
 
-def test_both_may_begin_at_once() -> None:
-    a, b = process("a"), process("b")
+def test_both_ends_may_start_a_handshake_at_the_same_time() -> None:
+    a, b = new_process("a"), new_process("b")
     one, other = a.with_peer("b"), b.with_peer("a")
-    from_a, from_b = one.begin(), other.begin()
+    from_a, from_b = one.start_handshake(), other.start_handshake()
     to_a, to_b = other.open(from_a, 1).answer, one.open(from_b, 1).answer
     assert to_a is not None
     assert to_b is not None
@@ -307,11 +312,11 @@ def test_both_may_begin_at_once() -> None:
             assert recipient.open(sealed, 1).content == SECRET
 
 
-def test_a_hello_begins_a_handshake_if_nobody_answers() -> None:
+def test_hello_starts_a_handshake_if_there_is_no_answer() -> None:
     ends = Ends()
-    fresh = process("a").with_peer("b")
+    fresh = new_process("a").with_peer("b")
     assert [each[5] for each in fresh.seal_hello(b"hello", 1)] == [PacketKind.FIRST]
-    for _ in range(MAX_UNANSWERED):
+    for _ in range(MAX_UNANSWERED_HELLOS):
         assert [each[5] for each in ends.out.seal_hello(b"hello", 1)] == [PacketKind.TRANSPORT]
     sealed, first = ends.out.seal_hello(b"hello", 1)
     assert (sealed[5], first[5]) == (PacketKind.TRANSPORT, PacketKind.FIRST)
@@ -322,86 +327,88 @@ def test_a_hello_begins_a_handshake_if_nobody_answers() -> None:
     assert len(ends.out.seal_hello(b"hello", 1)) == 1
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_number_of_handshakes_and_sessions_is_bounded() -> None:
     ends = Ends()
     for _ in range(3 * MAX_SESSIONS):
-        peer = process("a")
-        shake(peer.with_peer("b"), ends.into)
+        peer = new_process("a")
+        complete_handshake(peer.with_peer("b"), ends.into)
         ends.into.open(peer.with_peer("b").seal(b"", ends.b.process, 1) or b"", 1)
-        ends.into.begin()
+        ends.into.start_handshake()
     for _ in range(3 * MAX_HANDSHAKES):
-        ends.into.open(ends.out.begin(), 1)
+        ends.into.open(ends.out.start_handshake(), 1)
     assert len(ends.into._sessions) == MAX_SESSIONS
-    assert len(ends.into._offered) == len(ends.into._begun) == MAX_HANDSHAKES
-    assert len(ends.into._answered) <= MAX_ANSWERED
+    assert len(ends.into._offered) == len(ends.into._started) == MAX_HANDSHAKES
+    assert len(ends.into._answered) <= MAX_ANSWERED_HANDSHAKES
 
 
-def test_a_handshake_that_names_no_process_is_refused() -> None:
-    odd = process("a")
+def test_handshake_with_an_invalid_process_is_rejected() -> None:
+    odd = new_process("a")
     odd.process = b"x" * 9
-    with pytest.raises(ForeignError, match="names a process by 9 bytes instead of 8"):
-        process("b").with_peer("a").open(odd.with_peer("b").begin(), 1)
+    with pytest.raises(IncompatibleError, match="names a process by 9 bytes instead of 8"):
+        new_process("b").with_peer("a").open(odd.with_peer("b").start_handshake(), 1)
 
 
-def test_a_public_key_of_small_order_is_refused() -> None:
+def test_public_key_of_small_order_is_rejected() -> None:
     with pytest.raises(InputError, match="the public key of b, .* cannot be used; it needs a new one"):
-        process("a", PUBLIC | {"b": z85.encode(bytes(32))}).with_peer("b")
+        new_process("a", PUBLIC | {"b": z85.encode(bytes(32))}).with_peer("b")
 
 
-# Lives and connections.
+# Restarts and reconnections.
 
 
-def test_what_is_left_of_a_connection_that_broke_is_late_and_nobodys_fault() -> None:
+def test_late_message_of_a_replaced_connection_is_ignored() -> None:
     ends = Ends()
     ends.into.open(ends.seal(), 1)
-    left = ends.seal()
+    late = ends.seal()
     ends.into.open(ends.seal(connection=2), 1)
-    assert ends.into.open(left, 1).content is None
+    assert ends.into.open(late, 1).content is None
     assert ends.into.open(ends.seal(connection=2), 1).content == SECRET
 
 
-def test_what_is_meant_for_another_life_is_stale_and_nobodys_fault() -> None:
+def test_message_for_an_earlier_process_is_stale() -> None:
     ends = Ends()
     sealed = ends.seal()
-    reborn = process("b").with_peer("a")
+    restarted = new_process("b").with_peer("a")
     for _ in range(2):
-        assert reborn.open(sealed, 1).stale
+        assert restarted.open(sealed, 1).stale
 
 
-def test_another_file_is_not_the_hubs_fault() -> None:
-    other = process("a", PUBLIC | {"b": zmq.curve_keypair()[0]})
-    renamed = process("a", PUBLIC | {"beth": PUBLIC["b"]})
-    for sealed in (other.with_peer("b").begin(), renamed.with_peer("beth").begin()):
-        with pytest.raises(ForeignError, match="under other keys than our federation file has"):
-            process("b").with_peer("a").open(sealed, 1)
+def test_message_under_another_federation_file_is_incompatible() -> None:
+    other = new_process("a", PUBLIC | {"b": zmq.curve_keypair()[0]})
+    renamed = new_process("a", PUBLIC | {"beth": PUBLIC["b"]})
+    for sealed in (other.with_peer("b").start_handshake(), renamed.with_peer("beth").start_handshake()):
+        with pytest.raises(IncompatibleError, match="with other keys than our federation file has"):
+            new_process("b").with_peer("a").open(sealed, 1)
 
 
-def test_another_version_is_not_the_hubs_fault() -> None:
-    sealed = process("a").with_peer("b").begin()
-    with pytest.raises(ForeignError, match="its seals are of version 1, ours of 2; install the same cgd"):
-        process("b").with_peer("a").open(sealed[:4] + b"\1" + sealed[5:], 1)
+def test_message_of_another_version_is_incompatible() -> None:
+    sealed = new_process("a").with_peer("b").start_handshake()
+    with pytest.raises(
+        IncompatibleError, match="its encrypted messages are of version 1, ours of 2; install the same cgd"
+    ):
+        new_process("b").with_peer("a").open(sealed[:4] + b"\1" + sealed[5:], 1)
 
 
-def test_without_a_participants_key_nobody_can_speak_for_it() -> None:
-    """The hub knows all public keys, the fingerprint, and what it has seen; not the secret that the two have."""
+def test_message_without_the_participants_secret_key_is_detected() -> None:
+    """The hub knows all public keys, the fingerprints and all messages, but not the secret of the two participants."""
     forger = ChannelFactory("a", zmq.curve_keypair()[1], PUBLIC)
-    with pytest.raises(HubError, match="altered a message from a: its seal is broken"):
-        process("b").with_peer("a").open(forger.with_peer("b").begin(), 1)
+    with pytest.raises(HubError, match="altered a message from a: its authentication tag is wrong"):
+        new_process("b").with_peer("a").open(forger.with_peer("b").start_handshake(), 1)
 
 
-def test_both_static_keys_are_not_enough_to_read() -> None:
-    """Whoever gets both static keys later still cannot read what was recorded."""
+def test_recorded_messages_stay_secret_if_both_static_keys_are_stolen_later() -> None:
+    """The session keys depend on ephemeral keys (forward secrecy)."""
     ends = Ends()
     sealed = ends.seal()
-    thief = process("b").with_peer("a")
+    thief = new_process("b").with_peer("a")
     thief.open(ends.handshake[0], 1)
     opened = thief.open(sealed, 1)
     assert opened.stale
     assert opened.content is None
 
 
-def test_a_channel_that_is_asked_for_again_goes_on() -> None:
-    """A peer may be removed and come back in one life of ours."""
+def test_channel_with_the_same_key_is_reused() -> None:
+    """A peer may be removed and added again while this process runs."""
     ends = Ends()
     ends.into.open(ends.seal(), 1)
     assert ends.a.with_peer("b") is ends.out
@@ -410,8 +417,8 @@ def test_a_channel_that_is_asked_for_again_goes_on() -> None:
     assert ends.a.with_peer("b") is not ends.out
 
 
-def lossy(rate: float, count: int, seed: int = 1) -> int | None:
-    """After how many messages it is told that so many get lost; None if it is not."""
+def messages_until_loss_error(rate: float, count: int, seed: int = 1) -> int | None:
+    """Return the number of messages until a loss of this rate raises HubError; None if it does not."""
     ends, rng = Ends(), random.Random(seed)
     for number in range(count):
         sealed = ends.seal(b"")
@@ -424,16 +431,16 @@ def lossy(rate: float, count: int, seed: int = 1) -> int | None:
     return None
 
 
-def test_losses_that_go_on_are_told_and_few_are_not() -> None:
-    assert lossy(0.0, 2000) is None
-    assert lossy(0.05, 5000) is None
-    told = lossy(0.5, 5000)
-    assert told is not None
-    assert told < 1500
-    assert (lossy(0.9, 5000) or 5000) < 1500
+def test_continued_losses_raise_an_error_and_few_losses_do_not() -> None:
+    assert messages_until_loss_error(0.0, 2000) is None
+    assert messages_until_loss_error(0.05, 5000) is None
+    detected_after = messages_until_loss_error(0.5, 5000)
+    assert detected_after is not None
+    assert detected_after < 1500
+    assert (messages_until_loss_error(0.9, 5000) or 5000) < 1500
 
 
-def test_a_long_silence_is_forgiven() -> None:
+def test_one_long_gap_raises_no_error() -> None:
     ends = Ends()
     ends.into.open(ends.seal(b""), 1)
     for _ in range(10_000):
@@ -443,7 +450,7 @@ def test_a_long_silence_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_what_is_lost_while_connections_are_made_anew_does_not_count(whose: str) -> None:
+def test_losses_during_reconnections_do_not_count(whose: str) -> None:
     ends = Ends()
     for round_ in range(1, 100):
         theirs = round_ if whose == "theirs" else 1
@@ -453,7 +460,7 @@ def test_what_is_lost_while_connections_are_made_anew_does_not_count(whose: str)
     assert ends.into.lost == 0
 
 
-def test_secrets_are_not_shown() -> None:
-    shown = repr(process("a")) + repr(Ends().out) + repr(Ends().out._sessions)
-    assert PAIRS["a"][1].decode() not in shown
-    assert z85.decode(PAIRS["a"][1]).hex() not in shown
+def test_repr_shows_no_secrets() -> None:
+    text = repr(new_process("a")) + repr(Ends().out) + repr(Ends().out._sessions)
+    assert PAIRS["a"][1].decode() not in text
+    assert z85.decode(PAIRS["a"][1]).hex() not in text

@@ -1,4 +1,4 @@
-"""Through the hub: the same bits, whoever dials out; and whoever is killed, the hub as well, changes nothing."""
+"""Sums through the hub have the same bits as without it; participants and the hub can be killed at any time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from cgd.secagg.messages import HUB
 from cgd.transport import hub as hub_module
 from cgd.transport import link
 from cgd.transport.link import Datagram, DatagramKind
-from support.hubs import EVERYONE, MEMBERS, Town, Worker, addend, eventually
+from support.hubs import EVERYONE, HubFederation, RestartableProgram, random_addend
 from support.ports import free_port
+from support.transports import MEMBERS, eventually
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cgd.secagg.messages import Opening, Sharing
+    from cgd.secagg.messages import Masking, Opening
 
 pytestmark = pytest.mark.slow
 
@@ -32,177 +33,183 @@ def values(size: int = 700) -> dict[str, npt.NDArray[Any]]:
     return {name: np.random.default_rng(ord(name)).normal(size=size).astype(np.float32) for name in MEMBERS}
 
 
-def direct(of: dict[str, npt.NDArray[Any]], ring_bits: int = 32) -> bytes:
-    with local_peers(list(of), ring_bits=ring_bits) as colony:
-        totals: list[bytes] = colony.run(lambda peers, own: peers.sum(own).tobytes(), list(of.values()))
+def total_without_hub(addends: dict[str, npt.NDArray[Any]], ring_bits: int = 32) -> bytes:
+    with local_peers(list(addends), ring_bits=ring_bits) as members:
+        totals: list[bytes] = members.run(lambda peers, own: peers.sum(own).tobytes(), list(addends.values()))
     return totals[0]
 
 
 @pytest.mark.parametrize(
-    ("dialers", "opening", "sharing", "ring_bits"),
+    ("dialers", "opening", "masking", "ring_bits"),
     [
-        (MEMBERS, "hub", "expanded", 32),
+        (MEMBERS, "hub", "pairwise", 32),
         (MEMBERS, "hub", "uniform", 64),
-        (MEMBERS, "mesh", "expanded", 64),
+        (MEMBERS, "mesh", "pairwise", 64),
         (MEMBERS, "mesh", "uniform", 32),
-        (MEMBERS, "aggregator", "expanded", 32),
-        ((), "hub", "expanded", 64),
-        (("a",), "hub", "expanded", 32),
-        (("a", "b"), "mesh", "expanded", 32),
+        (MEMBERS, "aggregator", "pairwise", 32),
+        ((), "hub", "pairwise", 64),
+        (("a",), "hub", "pairwise", 32),
+        (("a", "b"), "mesh", "pairwise", 32),
     ],
 )
-def test_the_bits_are_those_without_a_hub(
-    dialers: tuple[str, ...], opening: Opening, sharing: Sharing, ring_bits: int
+def test_total_through_the_hub_equals_the_total_without_it(
+    dialers: tuple[str, ...], opening: Opening, masking: Masking, ring_bits: int
 ) -> None:
     settings = SumSettings(
-        ring_bits=ring_bits, sharing=sharing, opening=opening, aggregator="b" if opening == "aggregator" else ""
+        ring_bits=ring_bits, masking=masking, opening=opening, aggregator="b" if opening == "aggregator" else ""
     )
-    with Town(dialers, settings) as town:
-        town.start_hub()
-        town.start()
-        totals, errors = town.sums(values(), count=3)
+    with HubFederation(dialers, settings) as federation:
+        federation.start_hub()
+        federation.start()
+        totals, errors = federation.sums(values(), count=3)
     assert not errors
-    assert {total.tobytes() for total in totals.values()} == {direct(values(), ring_bits)}
+    assert {total.tobytes() for total in totals.values()} == {total_without_hub(values(), ring_bits)}
 
 
-def test_many_slices_go_through_the_hub_whatever_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More slices than may be deposited ahead, so that members have to wait for totals in between."""
-    monkeypatch.setattr("cgd.secagg.partition.SLICE", 64)
-    monkeypatch.setattr("cgd.secagg.hub_aggregator.SLICE", 64)
-    monkeypatch.setattr("cgd.secagg.reduction.AHEAD", 4)
-    monkeypatch.setattr("cgd.secagg.hub_aggregator.AHEAD", 4)
-    with Town() as town:
-        town.start_hub()
-        town.start()
-        totals, errors = town.sums(values(3000))
+def test_sum_of_many_slices_equals_the_sum_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more slices than may be deposited ahead, so members have to wait for totals."""
+    monkeypatch.setattr("cgd.secagg.partition.SLICE_ELEMENTS", 64)
+    monkeypatch.setattr("cgd.secagg.hub_aggregator.SLICE_ELEMENTS", 64)
+    monkeypatch.setattr("cgd.secagg.reduction.MAX_SLICES_AHEAD", 4)
+    monkeypatch.setattr("cgd.secagg.hub_aggregator.MAX_SLICES_AHEAD", 4)
+    with HubFederation() as federation:
+        federation.start_hub()
+        federation.start()
+        totals, errors = federation.sums(values(3000))
     assert not errors
-    assert {total.tobytes() for total in totals.values()} == {direct(values(3000))}
+    assert {total.tobytes() for total in totals.values()} == {total_without_hub(values(3000))}
 
 
-def test_groups_sum_by_themselves() -> None:
+def test_groups_sum_independently() -> None:
     names = [f"r{row}c{column}" for row in range(3) for column in range(2)]
     columns = {f"column-{column}": [name for name in names if name.endswith(str(column))] for column in range(2)}
-    of = {name: np.random.default_rng(i).normal(size=50) for i, name in enumerate(names)}
-    with Town(names[:4], groups={EVERYONE: names, **columns}) as town:
-        town.start_hub()
-        town.start()
-        totals, errors = town.sums(of)
+    addends = {name: np.random.default_rng(i).normal(size=50) for i, name in enumerate(names)}
+    with HubFederation(names[:4], groups={EVERYONE: names, **columns}) as federation:
+        federation.start_hub()
+        federation.start()
+        totals, errors = federation.sums(addends)
         assert not errors
-        assert {total.tobytes() for total in totals.values()} == {direct(of)}
+        assert {total.tobytes() for total in totals.values()} == {total_without_hub(addends)}
         for group, members in columns.items():
-            own = {name: of[name] for name in members}
-            totals, errors = town.sums(own, group)
+            own = {name: addends[name] for name in members}
+            totals, errors = federation.sums(own, group)
             assert not errors
-            assert {total.tobytes() for total in totals.values()} == {direct(own)}
+            assert {total.tobytes() for total in totals.values()} == {total_without_hub(own)}
 
 
-def expected(count: int) -> list[bytes]:
+def expected_totals(count: int) -> list[bytes]:
     def work(peers: Any) -> list[bytes]:
-        return [peers.sum(addend(peers.me, number)).tobytes() for number in range(count)]
+        return [peers.sum(random_addend(peers.me, number)).tobytes() for number in range(count)]
 
-    with local_peers(MEMBERS) as colony:
-        return colony.run(work)[0]
+    with local_peers(MEMBERS) as members:
+        return members.run(work)[0]
+
+
+def slow_addend(name: str, number: int) -> npt.NDArray[Any]:
+    time.sleep(0.02)
+    return random_addend(name, number)
 
 
 @pytest.mark.parametrize(
-    ("dialers", "opening", "keep"), [(MEMBERS, "hub", True), (MEMBERS, "mesh", False), (("a",), "hub", False)]
+    ("dialers", "opening", "keep_state"), [(MEMBERS, "hub", True), (MEMBERS, "mesh", False), (("a",), "hub", False)]
 )
-def test_kills_at_random_moments_change_nothing(dialers: tuple[str, ...], opening: Opening, keep: bool) -> None:
-    """The hub's own death included; nobody may take it for a fault of the hub's."""
-    rng = random.Random(f"{opening} {keep}")
+def test_kills_at_random_moments_change_no_total(dialers: tuple[str, ...], opening: Opening, keep_state: bool) -> None:
+    """The hub is killed, too, and that must not be reported as tampering."""
+    rng = random.Random(f"{opening} {keep_state}")
     count = 40
-    with Town(dialers, SumSettings(opening=opening)) as town:
-        workers = {name: Worker(town, name, count, slowly) for name in MEMBERS}
-        for worker in workers.values():
-            worker.begin()
-        time.sleep(0.3)  # the hub is down at the start
-        town.start_hub()
+    with HubFederation(dialers, SumSettings(opening=opening)) as federation:
+        programs = {name: RestartableProgram(federation, name, count, slow_addend) for name in MEMBERS}
+        for program in programs.values():
+            program.start()
+        time.sleep(0.3)  # the hub is not running at the start
+        federation.start_hub()
         for _ in range(8):
             time.sleep(rng.uniform(0, 0.5))
-            victim = rng.choice((HUB, HUB, *MEMBERS))
-            if victim == HUB:
-                town.kill_hub()
+            killed = rng.choice((HUB, HUB, *MEMBERS))
+            if killed == HUB:
+                federation.kill_hub()
                 time.sleep(rng.uniform(0, 0.3))
-                town.start_hub()
+                federation.start_hub()
             else:
-                journals = workers[victim].kill()
-                workers[victim].begin(journals if keep else None)
-        eventually(lambda: all(worker.done for worker in workers.values()), 120)
-        errors = {name: worker.error for name, worker in workers.items() if worker.error is not None}
+                journals = programs[killed].kill()
+                programs[killed].start(journals if keep_state else None)
+        eventually(lambda: all(program.done for program in programs.values()), 120)
+        errors = {name: program.error for name, program in programs.items() if program.error is not None}
         assert not errors
-        assert all(worker.totals == expected(count) for worker in workers.values())
+        assert all(program.totals == expected_totals(count) for program in programs.values())
 
 
-def slowly(name: str, number: int) -> npt.NDArray[Any]:
-    time.sleep(0.02)
-    return addend(name, number)
+def test_changes_of_addresses_and_of_the_hub_change_no_total() -> None:
+    """Routes are created again in running processes, and that must not be reported as tampering."""
+    with HubFederation(("a", "b"), SumSettings(opening="mesh")) as federation:
+        federation.start_hub()
+        federation.start()
 
-
-def test_addresses_that_come_and_go_and_another_hub_disturb_nobody() -> None:
-    """Ways are made anew in one life of a process; nobody takes that for a fault of the hub's."""
-    with Town(("a", "b"), SumSettings(opening="mesh")) as town:
-        town.start_hub()
-        town.start()
-        for change in ("c dials out", "c has an address", "another hub"):
-            totals, errors = town.sums(values(), count=2)
+        def check_sums(change: str) -> None:
+            totals, errors = federation.sums(values(), count=2)
             assert not errors, change
-            assert {total.tobytes() for total in totals.values()} == {direct(values())}
-            if change == "another hub":
-                break
-            town.contacts["c"] = replace(town.contacts["c"], address="" if change == "c dials out" else "tcp://x:1")
+            assert {total.tobytes() for total in totals.values()} == {total_without_hub(values())}
+
+        check_sums("none")
+        for change, address in (("c dials out", ""), ("c has an address", "tcp://x:1")):
+            federation.contacts["c"] = replace(federation.contacts["c"], address=address)
             for name in ("a", "b"):
-                away = town.contacts | {"c": replace(town.contacts["c"], public_key=zmq.curve_keypair()[0])}
-                town.lives[name].transport.update(away)  # what was there before is let go
-                town.lives[name].transport.update(town.contacts)
-        town.kill_hub()
-        town.contacts[HUB] = replace(town.contacts[HUB], address=f"tcp://127.0.0.1:{free_port()}")
-        town.start_hub()
-        for life in town.lives.values():
-            life.transport.update(town.contacts)
-        totals, errors = town.sums(values(), count=2)
-        assert not errors
-        assert {total.tobytes() for total in totals.values()} == {direct(values())}
+                transport = federation.participants[name].transport
+                other_key = replace(federation.contacts["c"], public_key=zmq.curve_keypair()[0])
+                transport.update(federation.contacts | {"c": other_key})  # closes the route to c
+                transport.update(federation.contacts)
+            check_sums(change)
+        federation.kill_hub()
+        federation.contacts[HUB] = replace(federation.contacts[HUB], address=f"tcp://127.0.0.1:{free_port()}")
+        federation.start_hub()
+        for participant in federation.participants.values():
+            participant.transport.update(federation.contacts)
+        check_sums("another hub")
 
 
-def test_whatever_is_thrown_at_the_hub_it_goes_on() -> None:
-    """By a stranger, and by whoever has c's key; c itself is let in when the other one is gone."""
-    with Town() as town:
-        hub = town.start_hub()
+def test_hub_continues_after_hostile_messages() -> None:
+    """They come from an unknown client and from a process with c's key; c is accepted when that one has ended."""
+    with HubFederation() as federation:
+        hub = federation.start_hub()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        callers = []
-        for pair in (town.pairs["c"], zmq.curve_keypair()):
-            caller = context.socket(zmq.DEALER)
-            caller.curve_serverkey = town.contacts[HUB].public_key
-            caller.curve_publickey, caller.curve_secretkey = pair
-            caller.connect(town.contacts[HUB].address)
-            callers.append(caller)
+        clients = []
+        for pair in (federation.pairs["c"], zmq.curve_keypair()):
+            client = context.socket(zmq.DEALER)
+            client.curve_serverkey = federation.contacts[HUB].public_key
+            client.curve_publickey, client.curve_secretkey = pair
+            client.connect(federation.contacts[HUB].address)
+            clients.append(client)
         rng = random.Random(1)
-        hello = Datagram(DatagramKind.HELLO, b"i" * 8, link.NOBODY, 0, b"c").to_bytes()
-        false = Datagram(DatagramKind.HELLO, b"i" * 8, link.NOBODY, 0, b"a").to_bytes()
-        for parts in ([b"", false], [b"", hello], [b""], [b"", b"", b""], [b"x", b""], [b"c", b"itself"], [b"a", b"x"]):
-            callers[0].send_multipart(parts)
+        hello, false_name = (
+            Datagram(DatagramKind.HELLO, b"i" * 8, link.NO_INCARNATION, 0, name).to_bytes() for name in (b"c", b"a")
+        )
+        for parts in (
+            *([b"", false_name], [b"", hello], [b""], [b"", b"", b""]),
+            *([b"x", b""], [b"c", b"itself"], [b"a", b"x"]),
+        ):
+            clients[0].send_multipart(parts)
         for _ in range(300):
-            callers[0].send_multipart([rng.choice([b"", b"a", b"b", b"\xff"]), rng.randbytes(rng.randrange(200))])
-        callers[1].send_multipart([b"a", b"x"])
+            clients[0].send_multipart([rng.choice([b"", b"a", b"b", b"\xff"]), rng.randbytes(rng.randrange(200))])
+        clients[1].send_multipart([b"a", b"x"])
         counts = hub.rejections.counts
         eventually(lambda: counts.get(("c", "a malformed message"), 0) > 50 and counts.get(("c", "a message"), 0) > 50)
-        eventually(lambda: ("a stranger", "a connection") in counts)
+        eventually(lambda: ("an unknown client", "a connection") in counts)
         assert ("c", "a false name") in counts
         context.destroy(linger=0)
-        town.start()
-        totals, errors = town.sums(values())
+        federation.start()
+        totals, errors = federation.sums(values())
         assert not errors
-        assert {total.tobytes() for total in totals.values()} == {direct(values())}
+        assert {total.tobytes() for total in totals.values()} == {total_without_hub(values())}
         assert hub.failure is None
 
 
-def test_nothing_of_a_participant_is_kept_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "AHEAD", 2)
-    with Town() as town:
-        hub = town.start_hub()
+def test_queue_of_a_participant_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_SLICES_AHEAD", 2)
+    with HubFederation() as federation:
+        hub = federation.start_hub()
         client = hub._clients["a"]
-        client.out.offer(bytes(link.WINDOW - len(hub_module.AGAIN)))
-        told = [client.tell(b"total") for _ in range(20)]
-        assert told == [True] * 9 + [False] * 11
-        hub._tell(["a"], b"total")
+        client.outbound.enqueue(bytes(link.WINDOW_BYTES - len(hub_module.RESEND_REQUEST)))
+        accepted = [client.enqueue(b"total") for _ in range(20)]
+        assert accepted == [True] * 9 + [False] * 11
+        hub._send_total(["a"], b"total")
         assert hub.rejections.counts["a", "a total"] == 1

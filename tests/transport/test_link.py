@@ -1,4 +1,4 @@
-"""A link over a channel that loses, cuts and restarts: what arrives is what was sent, once and in order."""
+"""A link over lossy connections and across restarts delivers every frame once and in order; it bounds its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgd.transport import link
-from cgd.transport.link import Datagram, DatagramError, DatagramKind, Incoming, Outgoing
+from cgd.transport.link import Datagram, DatagramError, DatagramKind, InboundLink, OutboundLink
 
 if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer
@@ -19,147 +19,241 @@ if TYPE_CHECKING:
 ME, THEM = b"m" * 8, b"t" * 8
 
 
-class Channel:
-    """One sender, one receiver, and a wire that keeps order but may be cut, losing what is on it."""
+class LossyLink:
+    """One sender, one receiver, and a connection that keeps the order but can be cut, which loses what is in flight."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.now = 0.0
-        self.out, self.into = Outgoing(ME, b"a"), Incoming(THEM)
-        self.there: deque[Datagram] = deque()
-        self.back: deque[Datagram] = deque()
+        self.outbound, self.inbound = OutboundLink(ME, b"a"), InboundLink(THEM)
+        self.datagrams: deque[Datagram] = deque()
+        self.answers: deque[Datagram] = deque()
         self.delivered: list[bytes] = []
         self.unread: deque[Buffer] = deque()
 
     def restart_receiver(self, incarnation: bytes) -> None:
-        self.into = Incoming(incarnation)
+        self.inbound = InboundLink(incarnation)
         self.unread.clear()
         self.cut()
 
     def cut(self) -> None:
-        self.there.clear()
-        self.back.clear()
+        self.datagrams.clear()
+        self.answers.clear()
 
     def step(self) -> None:
-        """One small thing happens."""
+        """Do one random thing: send, deliver, answer, or read."""
         self.now += 0.02
         match self.rng.randrange(4):
             case 0:
-                while (datagram := self.out.next_datagram(self.now)) is not None:
-                    self.there.append(datagram)
-            case 1 if self.there:
-                self._arrive(self.there.popleft())
-            case 2 if self.back:
-                answer = self.out.take(self.back.popleft(), self.now)
+                while (datagram := self.outbound.next_datagram(self.now)) is not None:
+                    self.datagrams.append(datagram)
+            case 1 if self.datagrams:
+                self._deliver(self.datagrams.popleft())
+            case 2 if self.answers:
+                answer = self.outbound.receive(self.answers.popleft(), self.now)
                 if answer is not None:
-                    self.there.append(answer)
+                    self.datagrams.append(answer)
             case 3 if self.unread:
                 frame = bytes(self.unread.popleft())
                 self.delivered.append(frame)
-                self._reply(self.into.consumed(len(frame)))
+                self._reply(self.inbound.mark_consumed(len(frame)))
 
-    def _arrive(self, datagram: Datagram) -> None:
+    def _deliver(self, datagram: Datagram) -> None:
         datagram = link.from_bytes(datagram.to_bytes())
         if datagram.kind is DatagramKind.HELLO:
-            self._reply(self.into.hello(datagram, b"channel", self.now))
+            self._reply(self.inbound.on_hello(datagram, b"connection", self.now))
             return
-        frame, answer = self.into.take(datagram, b"channel", self.now)
+        frame, answer = self.inbound.receive(datagram, b"connection", self.now)
         if frame is not None:
             self.unread.append(frame)
         self._reply(answer)
 
     def _reply(self, datagram: Datagram | None) -> None:
         if datagram is not None:
-            self.back.append(link.from_bytes(datagram.to_bytes()))
+            self.answers.append(link.from_bytes(datagram.to_bytes()))
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 60), st.floats(0, 0.05))
-def test_everything_arrives_once_and_in_order_however_often_the_channel_breaks(
+def test_link_delivers_every_frame_once_and_in_order_over_broken_connections(
     seed: int, count: int, cuts: float
 ) -> None:
     rng = random.Random(seed)
-    channel = Channel(rng)
+    lossy = LossyLink(rng)
     frames = [rng.randbytes(rng.randrange(5)) + bytes([i]) for i in range(count)]
     waiting = deque(frames)
     for _ in range(20_000):
-        if waiting and rng.random() < 0.3 and channel.out.offer(waiting[0]):
+        if waiting and rng.random() < 0.3 and lossy.outbound.enqueue(waiting[0]):
             waiting.popleft()
-        if rng.random() < cuts and channel.now < 20:
-            channel.cut()
-        channel.step()
-        if len(channel.delivered) == count:
+        if rng.random() < cuts and lossy.now < 20:
+            lossy.cut()
+        lossy.step()
+        if len(lossy.delivered) == count:
             break
-    assert channel.delivered == frames
+    assert lossy.delivered == frames
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_a_restarted_receiver_gets_what_the_one_before_did_not_consume(seed: int, count: int) -> None:
+def test_restarted_receiver_gets_all_frames_that_were_not_consumed(seed: int, count: int) -> None:
     rng = random.Random(seed)
-    channel = Channel(rng)
+    lossy = LossyLink(rng)
     frames = [bytes([i]) for i in range(count)]
     for frame in frames:
-        assert channel.out.offer(frame)
+        assert lossy.outbound.enqueue(frame)
     for _ in range(rng.randrange(400)):
-        channel.step()
-    before = len(channel.delivered)
-    channel.restart_receiver(b"u" * 8)
+        lossy.step()
+    before = len(lossy.delivered)
+    lossy.restart_receiver(b"u" * 8)
     for _ in range(5_000):
-        channel.step()
-    after = channel.delivered[before:]
-    # What it gets is in order, without a hole, and lacks nothing that was not read before.
+        lossy.step()
+    after = lossy.delivered[before:]
+    # The new process gets the last frames in order, and at least those that were not read before.
     assert after == frames[len(frames) - len(after) :]
     assert len(after) >= count - before
 
 
-def test_a_window_is_all_that_is_under_way() -> None:
-    out = Outgoing(ME, b"a")
-    frame = bytes(link.WINDOW // 2)
-    assert out.offer(bytes(link.WINDOW * 2))  # an empty way takes a frame of any size
-    assert not out.offer(b"x")
-    out = Outgoing(ME, b"a")
-    assert out.offer(frame)
-    assert out.offer(frame)
-    assert not out.offer(b"x")
+# Bounds of memory.
+
+
+def test_outbound_link_accepts_no_more_than_a_window() -> None:
+    outbound = OutboundLink(ME, b"a")
+    frame = bytes(link.WINDOW_BYTES // 2)
+    assert outbound.enqueue(bytes(link.WINDOW_BYTES * 2))  # an empty link accepts a frame of any size
+    assert not outbound.enqueue(b"x")
+    outbound = OutboundLink(ME, b"a")
+    assert outbound.enqueue(frame)
+    assert outbound.enqueue(frame)
+    assert not outbound.enqueue(b"x")
+
+
+def test_inbound_link_keeps_no_more_than_a_window_of_a_hostile_sender() -> None:
+    inbound = InboundLink(THEM)
+    recipient = inbound.on_hello(Datagram(DatagramKind.HELLO, ME, link.NO_INCARNATION), b"1", 0.0).sender
+
+    def accepted(frame: bytes, first: int, count: int) -> int:
+        datagrams = [Datagram(DatagramKind.DATA, ME, recipient, i, frame) for i in range(first, first + count)]
+        return sum(inbound.receive(datagram, b"1", 0.0)[0] is not None for datagram in datagrams)
+
+    megabyte = bytes(1 << 20)
+    most = link.WINDOW_BYTES >> 20
+    assert accepted(megabyte, 0, 3 * most) == most
+    assert inbound.mark_consumed(len(megabyte)) is None
+    assert accepted(megabyte, most, 5) == 1  # there is room for one again, and the numbers continue
+    for _ in range(most):
+        inbound.mark_consumed(len(megabyte))
+    assert accepted(b"", most + 1, 2 * link.MAX_UNREAD_FRAMES) == link.MAX_UNREAD_FRAMES
 
 
 def hello(incarnation: bytes) -> Datagram:
-    return Datagram(DatagramKind.HELLO, incarnation, link.NOBODY, 0, b"a")
+    return Datagram(DatagramKind.HELLO, incarnation, link.NO_INCARNATION, 0, b"a")
 
 
-def test_a_second_process_is_let_in_only_when_the_first_is_silent() -> None:
-    into = Incoming(THEM)
-    welcome = into.hello(hello(ME), b"1", 0.0)
+# Several processes with the key of one peer.
+
+
+def test_second_process_is_accepted_only_when_the_first_is_silent() -> None:
+    inbound = InboundLink(THEM)
+    welcome = inbound.on_hello(hello(ME), b"1", 0.0)
     assert welcome.kind is DatagramKind.WELCOME
-    second = into.hello(hello(b"x" * 8), b"2", 1.0)
-    assert second.kind is DatagramKind.REFUSED
+    second = inbound.on_hello(hello(b"x" * 8), b"2", 1.0)
+    assert second.kind is DatagramKind.REJECTED
     assert b"another process with this key" in bytes(second.body)
-    probe = into.probe()
-    assert probe is not None
-    answer = Outgoing(ME, b"a")
-    answer.take(into.hello(hello(ME), b"1", 1.0), 1.0)
-    assert answer.take(Datagram(DatagramKind.PROBE, welcome.sender, ME), 1.1) is not None
-    for _ in range(5):  # it answers, so it stays
-        frame, ack = into.take(Datagram(DatagramKind.PING, ME, welcome.sender), b"1", 1.2)
+    assert inbound.next_probe() is not None
+    first = OutboundLink(ME, b"a")
+    first.receive(inbound.on_hello(hello(ME), b"1", 1.0), 1.0)
+    assert first.receive(Datagram(DatagramKind.PROBE, welcome.sender, ME), 1.1) is not None
+    for _ in range(5):  # the first process answers, so it stays accepted
+        frame, ack = inbound.receive(Datagram(DatagramKind.PING, ME, welcome.sender), b"1", 1.2)
         assert frame is None
         assert ack is not None
-    assert into.hello(hello(b"x" * 8), b"2", 1.3).kind is DatagramKind.REFUSED
-    assert into.hello(hello(b"x" * 8), b"2", 1.2 + link.SILENT_SECONDS).kind is DatagramKind.WELCOME
-    frame, _ = into.take(Datagram(DatagramKind.DATA, ME, THEM, 0, b"old"), b"1", 9.0)
+    assert inbound.on_hello(hello(b"x" * 8), b"2", 1.3).kind is DatagramKind.REJECTED
+    assert inbound.on_hello(hello(b"x" * 8), b"2", 1.2 + link.SILENT_SECONDS).kind is DatagramKind.WELCOME
+    frame, _ = inbound.receive(Datagram(DatagramKind.DATA, ME, THEM, 0, b"old"), b"1", 9.0)
     assert frame is None
-    assert into.stale == 1
+    assert inbound.dropped == 1
 
 
-def test_a_first_process_whose_channel_is_gone_makes_room_at_once() -> None:
-    into = Incoming(THEM)
-    into.hello(hello(ME), b"1", 0.0)
-    into.gone()
-    assert into.hello(hello(b"x" * 8), b"2", 0.1).kind is DatagramKind.WELCOME
+def test_second_process_is_accepted_at_once_when_the_connection_of_the_first_is_lost() -> None:
+    inbound = InboundLink(THEM)
+    inbound.on_hello(hello(ME), b"1", 0.0)
+    inbound.mark_lost()
+    assert inbound.on_hello(hello(b"x" * 8), b"2", 0.1).kind is DatagramKind.WELCOME
+
+
+def test_flood_of_hellos_does_not_cause_a_flood_of_probes() -> None:
+    inbound = InboundLink(THEM)
+    inbound.on_hello(hello(ME), b"1", 0.0)
+    probes = 0
+    for i in range(1000):
+        inbound.on_hello(hello(i.to_bytes(8, "little")), b"2", 1 + i / 1000)
+        probes += inbound.next_probe() is not None
+    assert 1 <= probes <= 1 + 1 / link.HELLO_SECONDS
+
+
+class SimulatedPeer:
+    """Delivers datagrams of several processes of one peer to us; the test controls the time."""
+
+    def __init__(self) -> None:
+        self.inbound = InboundLink(b"u" * 8)
+        self.now = 0.0
+
+    def deliver(self, outbound: OutboundLink, seconds: float) -> list[bytes]:
+        """Return the frames of a process that arrive in this time."""
+        frames = []
+        end = self.now + seconds
+        while self.now < end:
+            datagram = outbound.next_datagram(self.now)
+            if datagram is None:
+                self.now += 0.05
+                continue
+            frame, answer = self._receive(datagram)
+            if frame is not None:
+                frames.append(frame)
+            if answer is not None:
+                outbound.receive(answer, self.now)
+        return frames
+
+    def _receive(self, datagram: Datagram) -> tuple[bytes | None, Datagram | None]:
+        if datagram.kind is DatagramKind.HELLO:
+            return None, self.inbound.on_hello(datagram, b"connection", self.now)
+        frame, answer = self.inbound.receive(datagram, b"connection", self.now)
+        if frame is None:
+            return None, answer
+        return bytes(frame), self.inbound.mark_consumed(len(frame), self.inbound.generation) or answer
+
+
+def test_first_process_is_accepted_again_when_the_second_has_ended() -> None:
+    peer = SimulatedPeer()
+    first, second = OutboundLink(b"1" * 8, b"bob"), OutboundLink(b"2" * 8, b"bob")
+    for frame in (b"a", b"b"):
+        first.enqueue(frame)
+    assert peer.deliver(first, 2.0) == [b"a", b"b"]
+    peer.now += link.SILENT_SECONDS + 1.0
+    second.enqueue(b"x")
+    assert peer.deliver(second, 2.0) == [b"x"]
+    peer.now += link.SILENT_SECONDS + 1.0
+    first.enqueue(b"c")
+    assert peer.deliver(first, 20.0) == [b"c"]
+
+
+def test_link_recovers_when_the_receiver_has_created_a_new_route() -> None:
+    """A new epoch may have another address for a peer; both processes continue."""
+    peer = SimulatedPeer()
+    outbound = OutboundLink(b"1" * 8, b"bob")
+    for number in range(5):
+        outbound.enqueue(bytes([number]))
+    assert len(peer.deliver(outbound, 3.0)) == 5
+    peer.inbound = InboundLink(b"u" * 8)
+    outbound.enqueue(b"later")
+    assert peer.deliver(outbound, 20.0)[-1:] == [b"later"]
+
+
+# Invalid input.
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "truncated"),
         (b"CGDL", "truncated"),
@@ -169,13 +263,13 @@ def test_a_first_process_whose_channel_is_gone_makes_room_at_once() -> None:
         (b"CGDL\x01\x02" + bytes(link.MAX_FRAME_BYTES + 40), "oversized"),
     ],
 )
-def test_what_is_no_datagram_is_told(data: bytes, says: str) -> None:
-    with pytest.raises(DatagramError, match=says):
+def test_invalid_datagram_raises_an_error_with_the_reason(data: bytes, message: str) -> None:
+    with pytest.raises(DatagramError, match=message):
         link.from_bytes(data)
 
 
 @given(st.binary(max_size=80))
-def test_garbage_is_never_more_than_an_error(data: bytes) -> None:
+def test_random_bytes_raise_datagram_error(data: bytes) -> None:
     with pytest.raises(DatagramError):
         link.from_bytes(data)
 
@@ -193,76 +287,35 @@ def test_garbage_is_never_more_than_an_error(data: bytes) -> None:
         max_size=30,
     )
 )
-def test_no_sequence_of_datagrams_breaks_either_end(datagrams: list[Datagram]) -> None:
-    """From somebody with the right key and the right incarnations, and nothing else right."""
-    out, into = Outgoing(ME, b"a"), Incoming(THEM)
-    out.offer(b"frame")
+def test_no_sequence_of_datagrams_raises_an_exception(datagrams: list[Datagram]) -> None:
+    """The sender has the right key and the right incarnations; all else is arbitrary."""
+    outbound, inbound = OutboundLink(ME, b"a"), InboundLink(THEM)
+    outbound.enqueue(b"frame")
     for now, datagram in enumerate(datagrams):
-        out.take(datagram, float(now))
-        out.next_datagram(float(now))
+        outbound.receive(datagram, float(now))
+        outbound.next_datagram(float(now))
         if datagram.kind is DatagramKind.HELLO:
-            into.hello(datagram, b"c", float(now))
+            inbound.on_hello(datagram, b"c", float(now))
         elif datagram.kind in (DatagramKind.DATA, DatagramKind.PING):
-            into.take(datagram, b"c", float(now))
-    assert out.rest(1e9) == 0.0
+            inbound.receive(datagram, b"c", float(now))
+    assert outbound.idle_seconds(1e9) == 0.0
 
 
-# Several processes of one peer.
+def test_numbers_at_the_end_of_their_range_can_be_sent() -> None:
+    outbound = OutboundLink(ME, b"a")
+    for i in range(3):
+        outbound.enqueue(bytes([i]))
+    outbound.receive(Datagram(DatagramKind.WELCOME, THEM, ME, link.MAX_DATAGRAM_NUMBER), 0.0)
+    while (datagram := outbound.next_datagram(1.0)) is not None:
+        datagram.to_bytes()
+    assert outbound.idle_seconds(1.0) > 0
 
 
-class Route:
-    """The way from some processes of one peer to us; time is up to the test."""
-
-    def __init__(self) -> None:
-        self.into = Incoming(b"u" * 8)
-        self.now = 0.0
-
-    def carry(self, out: Outgoing, seconds: float) -> list[bytes]:
-        """What arrives of a process in this time."""
-        arrived = []
-        end = self.now + seconds
-        while self.now < end:
-            datagram = out.next_datagram(self.now)
-            if datagram is None:
-                self.now += 0.05
-                continue
-            frame, answer = self._take(datagram)
-            if frame is not None:
-                arrived.append(frame)
-            if answer is not None:
-                out.take(answer, self.now)
-        return arrived
-
-    def _take(self, datagram: Datagram) -> tuple[bytes | None, Datagram | None]:
-        if datagram.kind is DatagramKind.HELLO:
-            return None, self.into.hello(datagram, b"channel", self.now)
-        frame, answer = self.into.take(datagram, b"channel", self.now)
-        if frame is None:
-            return None, answer
-        return bytes(frame), self.into.consumed(len(frame), self.into.life) or answer
-
-
-def test_the_first_process_is_heard_again_when_a_second_one_is_gone() -> None:
-    route = Route()
-    first, second = Outgoing(b"1" * 8, b"bob"), Outgoing(b"2" * 8, b"bob")
-    for frame in (b"a", b"b"):
-        first.offer(frame)
-    assert route.carry(first, 2.0) == [b"a", b"b"]
-    route.now += link.SILENT_SECONDS + 1.0
-    second.offer(b"x")
-    assert route.carry(second, 2.0) == [b"x"]
-    route.now += link.SILENT_SECONDS + 1.0
-    first.offer(b"c")
-    assert route.carry(first, 20.0) == [b"c"]
-
-
-def test_a_peer_is_heard_when_its_way_was_made_anew() -> None:
-    """As when a new epoch has another address for it; both processes stay."""
-    route = Route()
-    out = Outgoing(b"1" * 8, b"bob")
-    for number in range(5):
-        out.offer(bytes([number]))
-    assert len(route.carry(out, 3.0)) == 5
-    route.into = Incoming(b"u" * 8)
-    out.offer(b"later")
-    assert route.carry(out, 20.0)[-1:] == [b"later"]
+def test_rejection_reason_has_no_control_characters() -> None:
+    outbound = OutboundLink(ME, b"a")
+    forged = b"sorry\ncgd: all is well\x1b[2J"
+    outbound.receive(Datagram(DatagramKind.REJECTED, THEM, ME, 0, forged), 0.0)
+    assert outbound.rejection is not None
+    assert outbound.rejection.isprintable()
+    assert outbound.rejection.startswith("sorry")
+    assert len(outbound.rejection) == len(forged)

@@ -1,75 +1,166 @@
-"""Nothing that a peer sends ends a participant's process."""
+"""No frame of a peer stops the runtime of a participant."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from cgd.secagg.codec import Frame, hello_content, to_bytes
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.membership import Membership
+from cgd.secagg.messages import Hello
+from cgd.secagg.statements import slot_of, statement
+from cgd.transport import runtime as runtime_module
 from cgd.transport.runtime import FederationRuntime
 from support.identities import identity, public_keys
+from support.transports import MEMBERS, connected, eventually
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
-MEMBERS = ("a", "b", "c")
+    from cgd.transport.zeromq import ZeroMQTransport
+    from support.transports import ZeroMQNetwork
+
+SPEC = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
 
 
-class Inbox:
-    """A transport that brings frames and loses what is sent."""
+class ScriptedTransport:
+    """A transport that delivers the given frames and drops what is sent."""
 
     me, members = "a", MEMBERS
 
-    def __init__(self) -> None:
-        self.frames: deque[tuple[str, bytes]] = deque()
-        self.empty = threading.Event()
+    def __init__(self, frames: list[tuple[str, bytes]]) -> None:
+        self.frames = deque(frames)
+        self.closed = threading.Event()
 
     def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
         if self.frames:
             return self.frames.popleft()
-        self.empty.wait(timeout)
+        self.closed.wait(timeout)
         return None
 
     def send(self, to: str, frame: bytes) -> bool:
         return True
 
-    def wake(self) -> None:
-        """Nobody sleeps for long."""
+    def wakeup(self) -> None:
+        """Do nothing: `receive` does not wait for long."""
 
     def close(self) -> None:
-        self.empty.set()
+        self.closed.set()
 
     def status(self) -> dict[str, Any]:
         return {}
 
     def update(self, contacts: Any) -> None:
-        """Nobody moves."""
+        """Do nothing."""
 
     def backlog(self, *, connected: bool) -> int:
         return 0
 
 
-def test_an_unexpected_error_in_the_handling_of_a_frame_is_a_refused_frame_with_a_traceback(
+def test_unexpected_error_in_the_handling_of_a_frame_is_logged_and_the_frame_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
-    membership, handled = Membership("a", identity("a"), held), threading.Event()
+    membership, handled = Membership("a", identity("a"), SPEC), threading.Event()
 
     def receive(sender: str, data: bytes) -> None:
         if data == b"the second":
             handled.set()
-        raise KeyError("something that nobody thought of")
+        raise KeyError("an unexpected error")
 
     monkeypatch.setattr(membership, "receive", receive)
-    transport = Inbox()
-    transport.frames += [("b", b"the first"), ("c", b"the second")]
+    transport = ScriptedTransport([("b", b"the first"), ("c", b"the second")])
     with caplog.at_level(logging.WARNING, "cgd.transport"):
         runtime = FederationRuntime(transport, membership)
         assert handled.wait(60)
         runtime.close(done=False)
-    assert "KeyError: 'something that nobody thought of'" in caplog.text
+    assert "KeyError: 'an unexpected error'" in caplog.text
     assert "a message that cgd failed on from b" in caplog.text
     assert "a message that cgd failed on from c" in caplog.text
+
+
+# Frames of a listed peer, or of a process with its key.
+
+
+@contextmanager
+def running(network: ZeroMQNetwork) -> Iterator[tuple[FederationRuntime, ZeroMQTransport, ZeroMQTransport]]:
+    """Run participant a; the test sends the frames of b and c."""
+    runtime = FederationRuntime(network.open("a"), Membership("a", identity("a"), SPEC))
+    b, c = network.open("b"), network.open("c")
+    try:
+        eventually(lambda: connected(b, "a") and connected(c, "a"))
+        yield runtime, b, c
+    finally:
+        runtime.close(done=False)
+
+
+def hello(name: str, ephemeral: bytes) -> bytes:
+    message = Hello(ephemeral, bytes(32), "1.0", "trial", 1, (("training", "x"),))
+    signed = statement("hello", slot_of(ephemeral, "hello", message.epoch), sha256(hello_content(message)).digest())
+    return to_bytes(Frame(bytes(16), 0, replace(message, signature=identity(name).sign(signed))))
+
+
+def has_hello(runtime: FederationRuntime, peer: str) -> bool:
+    return runtime.membership.hello(peer) is not None
+
+
+def is_running(runtime: FederationRuntime) -> bool:
+    with runtime.locked():
+        return runtime._thread.is_alive()
+
+
+@pytest.mark.slow
+def test_backlog_of_invalid_frames_does_not_stop_the_runtime(
+    network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(runtime_module, "MAX_FRAMES_PER_TURN", 1)  # with 32, it would take 32,000 frames
+    with running(network) as (runtime, b, c):
+        with runtime.locked():
+            for _ in range(2000):
+                assert b.send("a", b"invalid")
+            eventually(lambda: len(network.transports[0]._inbox) > 1900)
+        c.send("a", hello("c", os.urandom(32)))
+        eventually(lambda: has_hello(runtime, "c"), 3)
+        assert is_running(runtime)
+
+
+@pytest.mark.slow
+def test_invalid_ephemeral_key_does_not_stop_the_runtime(
+    network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with running(network) as (runtime, b, c):
+        b.send("a", hello("b", os.urandom(32)))
+        eventually(lambda: has_hello(runtime, "b"))
+        c.send("a", hello("c", bytes(32)))
+        time.sleep(1)
+        assert is_running(runtime)
+        c.send("a", hello("c", os.urandom(32)))
+        eventually(lambda: runtime.membership.view != bytes(16), 5)
+
+
+@pytest.mark.slow
+def test_reuse_of_an_earlier_ephemeral_key_does_not_stop_the_runtime(
+    network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with running(network) as (runtime, b, c):
+        b.send("a", hello("b", os.urandom(32)))
+        eventually(lambda: has_hello(runtime, "b"))
+        keys = os.urandom(32), os.urandom(32)
+        for key in (*keys, keys[0]):
+            c.send("a", hello("c", key))
+        time.sleep(1)
+        assert is_running(runtime)
+        c.send("a", hello("c", os.urandom(32)))
+        eventually(lambda: not runtime.membership.problems(), 5)

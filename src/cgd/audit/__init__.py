@@ -1,1 +1,5 @@
-"""Layer 10, the audit: views of a coalition, attacks on them, runs of attacks, and what came of them."""
+"""Layer 10, the audit: views of coalitions, attacks on them, runs of attacks, and their results."""
+
+from cgd.extras import require
+
+require("audit", "the audit")

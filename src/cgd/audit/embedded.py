@@ -1,6 +1,6 @@
-"""The data that attacks are shown on: sets that come with scikit-learn, cut for a few participants.
+"""Data for demonstrations of attacks: data sets of scikit-learn, split over a few participants.
 
-Everything is drawn from a seed, so that an audit says the same twice.
+All random choices follow from a seed, so an audit can be repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Name = Literal["breast-cancer", "diabetes", "digits"]
 
 
 def samples(name: Name, seed: int = 0) -> Sample:
-    """A whole set in random order: pixels in 0…1, other features and values to predict standardised."""
+    """Return a data set in random order: pixels in 0…1, other features and regression targets standardised."""
     from sklearn import datasets
 
     load = {"breast-cancer": "load_breast_cancer", "diabetes": "load_diabetes", "digits": "load_digits"}[name]
@@ -32,24 +32,24 @@ def samples(name: Name, seed: int = 0) -> Sample:
     return x.float(), ((y - y.mean()) / y.std()).float().reshape(-1, 1) if y.is_floating_point() else y.long()
 
 
-def dealt(whole: Sample, counts: Mapping[str, int]) -> tuple[dict[str, Sample], Sample]:
-    """The first so many samples for each participant, and those that are left for nobody.
+def split(data: Sample, counts: Mapping[str, int]) -> tuple[dict[str, Sample], Sample]:
+    """Split samples over participants, and return each one's and the remaining ones.
 
     Raises:
-        InputError: there are not so many.
+        InputError: there are fewer samples than the counts add up to.
     """
-    x, y = whole
+    x, y = data
     if sum(counts.values()) > len(x):
-        raise InputError(f"{sum(counts.values())} samples are asked for, and there are {len(x)}; ask for fewer")
-    given, start = {}, 0
+        raise InputError(f"{sum(counts.values())} samples are requested and there are {len(x)}; request fewer")
+    parts, start = {}, 0
     for name, count in counts.items():
-        given[name] = x[start : start + count], y[start : start + count]
+        parts[name] = x[start : start + count], y[start : start + count]
         start += count
-    return given, (x[start:], y[start:])
+    return parts, (x[start:], y[start:])
 
 
 def participants(honest: int, each: int, coalition: int = 2, own: int = 30) -> tuple[dict[str, int], tuple[str, ...]]:
-    """How many samples everybody has, by name, and who colludes."""
+    """Return the number of samples of each participant by name, and the names of the colluders."""
     colluders = tuple(f"colluder-{place + 1}" for place in range(coalition))
     counts = {f"honest-{place + 1}": each for place in range(honest)} | dict.fromkeys(colluders, own)
     return counts, colluders
@@ -66,17 +66,17 @@ def digit_scenario(
     delta: float = 0.1,
     seed: int = 0,
 ) -> Scenario:
-    """A curious participant beside honest ones, who train a network with one hidden layer.
+    """Return a scenario of one colluder and some honest participants, who train a network with one hidden layer.
 
     Args:
-        records: how many each honest participant has; the curious one has as many as all honest ones, or 20.
-        honest: how many are honest.
-        rounds: how many steps.
-        hidden: units of the hidden layer; the paper has 256.
-        smooth: tanh units instead of ReLU.
-        lr: the step size.
+        records: the number of each honest participant's records; the colluder has as many as all of them, at least 20.
+        honest: the number of honest participants.
+        rounds: the number of steps.
+        hidden: the number of hidden units; 256 in the paper.
+        smooth: use tanh units instead of ReLU.
+        lr: the learning rate.
         delta: δ of the origins.
-        seed: decides everything.
+        seed: the seed of everything.
     """
     x, y = samples("digits", seed)
     sizes = [max(20, honest * records), *[records] * honest]

@@ -1,4 +1,4 @@
-"""The gradient of a fully-connected first layer: a combination of the input records, whatever the weights are."""
+"""The gradient of a fully-connected first layer: a linear combination of the input records, for any weights."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from cgd.audit.view import View
 
+# Comparing all rows with each other takes minutes beyond this.
+MAX_ROWS = 4096
 _SAME_VALUES = (nn.Flatten, nn.Identity, nn.Unflatten)
 
 
 def has_bias(model: nn.Module) -> bool:
-    """Whether the fully-connected layer that a model begins with has a bias.
+    """Return whether the fully-connected first layer of a model has a bias.
 
     Raises:
-        InputError: the model begins with something else.
+        InputError: the model begins with another layer.
     """
     return _first(model).bias is not None
 
 
 def units(model: nn.Module) -> int:
-    """How many units the fully-connected layer has that a model begins with.
+    """Return the number of units of the fully-connected first layer of a model.
 
     Raises:
-        InputError: the model begins with something else.
+        InputError: the model begins with another layer.
     """
     return _first(model).out_features
 
 
 def gradient_rows(view: View) -> torch.Tensor:
-    """What the honest participants' records add up to, a row for every unit of every round, in double precision.
+    """Return the honest participants' gradient of the first layer, a row per unit and round, in double precision.
 
-    If the layer has a bias, its gradient is a last column: that of an input that is always one.
+    The gradient of a bias is the last column: a bias acts as an input that is always one.
 
     Raises:
         InputError: the model does not begin with a fully-connected layer.
@@ -51,9 +53,18 @@ def gradient_rows(view: View) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def limit_rows(view: View) -> View:
+    """Return the view of the first rounds, with at most `MAX_ROWS` gradient rows.
+
+    Raises:
+        InputError: the model does not begin with a fully-connected layer.
+    """
+    return view.until(max(1, MAX_ROWS // units(view.build_model())))
+
+
 def _first(model: nn.Module) -> nn.Linear:
     leaves = [each for each in model.modules() if not list(each.children()) and not isinstance(each, _SAME_VALUES)]
     if not leaves or not isinstance(leaves[0], nn.Linear):
-        found = type(leaves[0]).__name__ if leaves else "nothing"
+        found = type(leaves[0]).__name__ if leaves else "no layer"
         raise InputError(f"the network begins with {found}; this attack needs one that begins with a torch.nn.Linear")
     return leaves[0]

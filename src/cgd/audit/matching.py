@@ -1,24 +1,29 @@
-"""How good guessed records are: each real record beside the guess that comes nearest to it.
+"""Compare guessed records with real ones, and draw them as pictures.
 
-The measure of likeness is the correlation, which no change of brightness fools, and for pictures the peak
-signal-to-noise ratio. A real record counts as recovered if some guess correlates with it by at least `ALIKE`: two
-handwritten digits of different people, of the same class and the most alike of hundreds, stay below. What guessing
-without any view is worth, the attacker's own records tell: they are of the same kind, and of other people.
+Similarity is measured by correlation, which does not depend on brightness, and for pictures by the peak signal-to-noise
+ratio. A real record counts as recovered if a guess correlates with it by at least `MIN_CORRELATION`; the most similar
+digits of different people, of the same class, stay below. The attacker's own records, which are of the same kind and
+from other people, show how well guessing does without a view.
 """
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from cgd.audit.results import to_data_uri
+
 if TYPE_CHECKING:
     from cgd.audit.view import View
 
-ALIKE = 0.99
-SHOWN = 16
-"""At most so many pictures in a finding."""
+MIN_CORRELATION = 0.99
+MAX_IMAGES = 8
+"""Records in a picture: more would be too small on a telephone."""
+IMAGE_PIXELS = 96
+"""The approximate width of one record in a picture."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,9 +32,9 @@ class Match:
 
     Attributes:
         real: the records.
-        guess: the nearest guess to each; a guess may be nearest to several.
-        correlation: of each pair.
-        psnr: of each pair, in dB; it does not count above 100.
+        guess: the nearest guess to each record; a guess may be nearest to several.
+        correlation: the correlation of each pair.
+        psnr: the peak signal-to-noise ratio of each pair, in dB, limited to 100.
     """
 
     real: torch.Tensor
@@ -39,8 +44,8 @@ class Match:
 
     @property
     def recovered(self) -> float:
-        """The fraction of real records that some guess is like."""
-        return (self.correlation >= ALIKE).double().mean().item()
+        """The fraction of real records that were recovered."""
+        return (self.correlation >= MIN_CORRELATION).double().mean().item()
 
     @property
     def mean_psnr(self) -> float:
@@ -48,31 +53,31 @@ class Match:
         return self.psnr.mean().item()
 
     def images(self) -> dict[str, torch.Tensor]:
-        """Pictures, if the records are square ones: at most `SHOWN`, best match first."""
+        """Return stacks of square images, best match first, or nothing if the records are not square."""
         side = round(self.real.shape[1] ** 0.5)
         if side * side != self.real.shape[1] or side < 4:
             return {}
         low, high = self.real.min(), self.real.max()
-        grey = [
-            ((each[:SHOWN] - low) / (high - low).clamp_min(1e-12)).clamp(0, 1).float().reshape(-1, side, side)
+        recovered, real = (
+            ((each[:MAX_IMAGES] - low) / (high - low).clamp_min(1e-12)).clamp(0, 1).float().reshape(-1, side, side)
             for each in (self.guess, self.real)
-        ]
-        return {"recovered": grey[0], "real": grey[1]}
+        )
+        return {"recovered": recovered, "real": real}
 
 
 def match(guesses: torch.Tensor, real: torch.Tensor, peak: float) -> Match:
-    """Put to each real record the guess that correlates best with it.
+    """Assign to each real record the guess with the highest correlation.
 
     Args:
-        guesses: a row for each.
-        real: a row for each.
+        guesses: one guess per row.
+        real: one record per row.
         peak: the range of values, for the signal-to-noise ratio.
     """
     real = real.reshape(len(real), -1).double()
     if not len(guesses):
         guesses = torch.zeros_like(real[:1])
     guesses = guesses.reshape(len(guesses), -1).double().nan_to_num(0.0, 0.0, 0.0)
-    correlation, nearest = (_centred(real) @ _centred(guesses).T).max(dim=1)
+    correlation, nearest = (_standardise(real) @ _standardise(guesses).T).max(dim=1)
     guess = guesses[nearest]
     psnr = 10 * torch.log10(peak**2 / (guess - real).square().mean(dim=1).clamp_min(1e-10 * peak**2))
     order = correlation.argsort(descending=True, stable=True)
@@ -80,18 +85,46 @@ def match(guesses: torch.Tensor, real: torch.Tensor, peak: float) -> Match:
 
 
 def own_records(view: View) -> torch.Tensor:
-    """The coalition's records, one flat row for each: of the same kind as those that it is after."""
+    """Return the coalition's records, one flat row each."""
     return torch.cat([each.x.reshape(len(each.x), -1) for each in view.coalition.values()]).double()
 
 
 def value_range(view: View) -> float:
-    """The range of a record's values, as the coalition knows it from its own."""
+    """Return the range of values in the coalition's records."""
     own = own_records(view)
     return max((own.max() - own.min()).item(), 1e-12)
 
 
-def _centred(rows: torch.Tensor) -> torch.Tensor:
-    """Rows without their mean and of length 1, so that products are correlations; a constant row becomes 0."""
+def draw(images: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Draw stacks of images as pictures, and return their `data:` URIs by caption."""
+    return {caption: to_data_uri(to_png(stack)) for caption, stack in images.items() if len(stack)}
+
+
+def to_png(images: torch.Tensor) -> bytes:
+    """Draw the first images of a stack side by side as a PNG with transparent gaps.
+
+    Args:
+        images: a stack of N × height × width grey images in 0…1.
+    """
+    import numpy as np
+    from PIL import Image
+
+    stack = images[:MAX_IMAGES].detach().cpu().float().nan_to_num(0.0).clamp(0, 1)
+    scale = max(1, IMAGE_PIXELS // max(stack.shape[1:]))
+    # Pixels are repeated, not interpolated: smoothing would change how well a record seems to be recovered.
+    grey = (stack * 255).round().numpy().astype(np.uint8).repeat(scale, 1).repeat(scale, 2)
+    count, height, width = grey.shape
+    gap = max(2, scale // 2)
+    canvas = np.zeros((height, count * (width + gap) - gap, 2), dtype=np.uint8)
+    for place, each in enumerate(grey):
+        canvas[:, place * (width + gap) : place * (width + gap) + width] = np.stack([each, np.full_like(each, 255)], -1)
+    content = io.BytesIO()
+    Image.fromarray(canvas).save(content, format="PNG", optimize=True)
+    return content.getvalue()
+
+
+def _standardise(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows with mean 0 and length 1, so that products are correlations; a constant row becomes 0."""
     rows = rows - rows.mean(dim=1, keepdim=True)
-    centred: torch.Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return centred
+    standard: torch.Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return standard

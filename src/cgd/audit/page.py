@@ -1,33 +1,31 @@
-"""An audit as a page for a privacy officer: what the template is given.
+"""An audit as an HTML page for a privacy officer: the values for the template.
 
-Whatever comes from the file stays text: the template escapes it, and the page's content security policy allows no
-script and no address. Pictures are in the page itself.
+Texts from the file stay texts: the template escapes them, and the page's content security policy forbids scripts and
+external addresses. The page contains the pictures.
 """
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cgd.audit import verdicts
-from cgd.reporting.training_report import compact, templates
+from cgd.reporting.html import compact, templates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from cgd.audit.verdicts import Audit, Row, Verdict
+    from cgd.audit.results import AttackFindings, Audit
+    from cgd.audit.verdicts import Row, Verdict
 
 
 @dataclass(frozen=True)
 class AttackSummary:
-    """An attack against a scheme, all its settings taken together.
+    """An attack against a scheme in all its settings.
 
     Attributes:
-        verdict: on the worst setting of those in which it succeeds, or of all.
-        settings: in how many settings it was tried.
-        leaks: in how many of them it succeeds.
+        verdict: the worst verdict, of the settings in which the attack succeeds if there are any.
+        settings: the number of settings.
+        leaks: the number of settings in which the attack succeeds.
     """
 
     verdict: Verdict
@@ -35,8 +33,8 @@ class AttackSummary:
     leaks: int
 
     @property
-    def often(self) -> str:
-        """In how many settings, if there are several and they differ."""
+    def extent(self) -> str:
+        """The number of settings in which it succeeds, if there are several."""
         if self.settings == 1 or not self.leaks:
             return ""
         if self.leaks < self.settings:
@@ -46,12 +44,12 @@ class AttackSummary:
 
 @dataclass(frozen=True)
 class RecoveredImages:
-    """Pictures of one finding.
+    """Pictures of one result.
 
     Attributes:
-        verdict: on it.
-        variant: which form of the attack.
-        pictures: captions and addresses that hold the pictures themselves; the real ones first.
+        verdict: the verdict on the result.
+        variant: the variant of the attack.
+        pictures: captions and addresses, those of real records first.
     """
 
     verdict: Verdict
@@ -61,109 +59,105 @@ class RecoveredImages:
 
 @dataclass(frozen=True)
 class AttackSection:
-    """An attack on the page.
+    """The section of an attack on the page.
 
     Attributes:
-        attack: as audit.json has it.
-        glances: by scheme.
+        attack: its texts and results.
+        summaries: a summary for each scheme.
         rows: all settings.
-        controls: the same for those in which it is known what must come out.
-        metrics: what each metric means.
-        exhibits: pictures, of the setting of each variant in which most comes out, the last of several.
-        more: those of the other settings.
-        checks: those of controls.
-        spoilt: schemes against which it could not be measured, and a word why.
+        controls: all controls.
+        metrics: the names and meanings of its metrics.
+        images: pictures of the setting of each variant that is furthest from chance.
+        more_images: pictures of the other settings.
+        control_images: pictures of controls.
+        unmeasured: the schemes against which it was not measured, with the reason in a word or two.
     """
 
-    attack: dict[str, Any]
-    glances: dict[str, AttackSummary]
+    attack: AttackFindings
+    summaries: dict[str, AttackSummary]
     rows: list[Row]
     controls: list[Row]
     metrics: list[tuple[str, str]]
-    exhibits: list[RecoveredImages]
-    more: list[RecoveredImages]
-    checks: list[RecoveredImages]
-    spoilt: dict[str, str]
+    images: list[RecoveredImages]
+    more_images: list[RecoveredImages]
+    control_images: list[RecoveredImages]
+    unmeasured: dict[str, str]
 
     @property
     def details(self) -> list[tuple[Row, str, Verdict]]:
-        """Findings with more to say."""
+        """The results with further figures, with their row and scheme."""
         cells = [(row, scheme, each) for row in self.rows for scheme, each in row.cells.items()]
-        return [each for each in cells if each[2].finding["detail"]]
+        return [each for each in cells if each[2].result.detail]
 
 
-def render(audit: Audit, pictures: Mapping[str, bytes]) -> str:
-    """The page of an audit, as `results.load` gives it, with the pictures that it names, by path."""
-    about = verdicts.subject(audit)
-    chapters = [_chapter(audit, attack, pictures) for attack in audit["attacks"]]
-    page = templates("cgd.audit").get_template("audit.html.jinja")
-    text = page.render(
-        audit=audit,
-        about=about,
-        name=verdicts.called(audit, about),
-        tallies={scheme: verdicts.tally(audit, scheme) for scheme in _subject_first(audit)},
-        short=verdicts.SHORT,
-        answer=verdicts.answer(audit),
-        chapters=chapters,
-        grouped=_grouped,
-        controls=verdicts.controls(audit),
-        loud=verdicts.loud(audit),
-        inapplicable=[(attack, each) for attack in audit["attacks"] for each in attack["inapplicable"]],
-        confidential=audit["source"]["kind"] != "embedded",
+def render(audit: Audit) -> str:
+    """Return the page of an audit whose pictures are `data:` URIs (`results.load_with_pictures`)."""
+    subject = verdicts.subject(audit)
+    subject_first = sorted(audit.schemes, key=lambda scheme: scheme != subject)
+    text = (
+        templates("cgd.audit")
+        .get_template("audit.html.jinja")
+        .render(
+            audit=audit,
+            subject=subject,
+            subject_name=verdicts.scheme_name(audit, subject),
+            counts={scheme: verdicts.count_verdicts(audit, scheme) for scheme in subject_first},
+            short=verdicts.SHORT,
+            summary=verdicts.summary(audit),
+            sections=[_section(audit, attack) for attack in audit.attacks],
+            by_variant=_by_variant,
+            controls=verdicts.controls(audit),
+            failed_controls=verdicts.failed_controls(audit),
+            inapplicable=[(attack, each) for attack in audit.attacks for each in attack.inapplicable],
+            confidential=audit.source.kind != "embedded",
+        )
     )
     return compact(text)
 
 
-def _subject_first(audit: Audit) -> list[str]:
-    return sorted(audit["schemes"], key=lambda scheme: scheme != verdicts.subject(audit))
-
-
-def _grouped(rows: list[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows of the same variant, which are beside each other already."""
+def _by_variant(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    """Group rows by variant; rows of one variant are adjacent."""
     return [(variant, list(own)) for variant, own in groupby(rows, key=lambda row: row.variant)]
 
 
-def _chapter(audit: Audit, attack: dict[str, Any], pictures: Mapping[str, bytes]) -> AttackSection:
+def _section(audit: Audit, attack: AttackFindings) -> AttackSection:
     rows, controls = verdicts.rows(attack), verdicts.rows(attack, control=True)
     metrics = dict.fromkeys(row.metric for row in (*rows, *controls))
-    shown = [row for row in rows if any(each.finding["pictures"] for each in row.cells.values())]
-    telling = list({row.variant: row for row in sorted(shown, key=_distance)}.values())
+    illustrated = [row for row in rows if any(each.result.pictures for each in row.cells.values())]
+    # The last one of each variant stays: the furthest from chance.
+    main = list({row.variant: row for row in sorted(illustrated, key=_distance)}.values())
     return AttackSection(
         attack,
-        _glances(rows),
+        _summaries(rows),
         rows,
         controls,
         [(metric, verdicts.METRICS.get(metric, ("", ""))[1]) for metric in metrics],
-        [each for row in telling for each in _exhibits(row, pictures)],
-        [each for row in shown if row not in telling for each in _exhibits(row, pictures)],
-        [each for row in controls for each in _exhibits(row, pictures)],
-        verdicts.spoilt(audit, attack),
+        [each for row in main for each in _images(row)],
+        [each for row in illustrated if row not in main for each in _images(row)],
+        [each for row in controls for each in _images(row)],
+        verdicts.unmeasured(audit, attack),
     )
 
 
-def _glances(rows: list[Row]) -> dict[str, AttackSummary]:
+def _summaries(rows: list[Row]) -> dict[str, AttackSummary]:
     found: dict[str, list[Verdict]] = {}
     for row in rows:
         for scheme, each in row.cells.items():
             found.setdefault(scheme, []).append(each)
-    glances = {}
+    summaries = {}
     for scheme, cells in found.items():
-        bad = [each for each in cells if each.finding["succeeds"]]
-        glances[scheme] = AttackSummary(verdicts.worst(bad or cells), len(cells), len(bad))
-    return glances
+        leaks = [each for each in cells if each.result.succeeds]
+        summaries[scheme] = AttackSummary(verdicts.worst(leaks or cells), len(cells), len(leaks))
+    return summaries
 
 
 def _distance(row: Row) -> float:
-    """How far from chance the worst verdict is."""
-    worst = verdicts.worst(list(row.cells.values())).finding
-    return abs(float(worst["value"]) - float(worst["chance"]))
+    return verdicts.distance(verdicts.worst(list(row.cells.values())).result)
 
 
-def _exhibits(row: Row, pictures: Mapping[str, bytes]) -> list[RecoveredImages]:
-    found = []
-    for each in row.cells.values():
-        named = sorted(each.finding["pictures"].items(), key=lambda item: item[0] != "real")
-        shown = [(caption, f"data:image/png;base64,{base64.b64encode(pictures[at]).decode()}") for caption, at in named]
-        if shown:
-            found.append(RecoveredImages(each, row.variant, shown))
-    return found
+def _images(row: Row) -> list[RecoveredImages]:
+    return [
+        RecoveredImages(each, row.variant, sorted(each.result.pictures.items(), key=lambda item: item[0] != "real"))
+        for each in row.cells.values()
+        if each.result.pictures
+    ]

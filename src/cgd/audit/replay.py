@@ -1,8 +1,8 @@
-"""The displacement of a recorded run again, from its opened sums, by the rule that moved it: the same bits.
+"""Replay the displacement of a recorded run from its opened sums, bit for bit, by the rule of its optimiser.
 
-A recording may lack the total of a step: its participant was killed before it had it. When it came back, the members
-gave it the state after that step. So the replay goes on from there, and the missing total is told from the two states
-that it lies between, up to the rounding of their numbers.
+A trace may lack the total of a step, if its participant was killed before it received the total. After the restart the
+members sent it the state after that step. The replay continues from there, and computes the missing total from the two
+states around it, up to their rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from cgd.errors import InputError
 from cgd.optim.displacement import AdamRule, SGDRule
-from cgd.optim.lr_scheduler import inverse_square
+from cgd.optim.lr_scheduler import inverse_square_factor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(repr=False)
-class Replayed:
-    """What a replay found.
+class Replay:
+    """The result of a replay.
 
     Attributes:
-        displacements: D after so many steps, flat; 0 steps are zeros.
-        final: the last of them.
-        inferred: totals that were not recorded, and follow from what came before and after.
+        final: the last displacement.
+        displacements: the displacement after each number of steps, flat; zeros after 0 steps.
+        inferred: totals that were not recorded, computed from the states around them.
     """
 
     final: torch.Tensor
@@ -42,63 +42,63 @@ def replay(
     parameters: int,
     totals: Mapping[int, torch.Tensor],
     states: Mapping[int, Mapping[str, torch.Tensor]],
-) -> Replayed:
+) -> Replay:
     """Move the displacement by the totals.
 
     Args:
-        training: by which rule.
-        parameters: how many there are.
-        totals: by the number of the step, from 0; some may be missing.
-        states: the displacement and what the rule remembers after so many steps, where that is known.
+        training: the settings of the optimiser.
+        parameters: the number of parameters.
+        totals: the opened sums by the number of the step, from 0; some may be missing.
+        states: the displacement and the state of the optimiser after some numbers of steps.
 
     Raises:
-        InputError: a state is not what the totals lead to.
+        InputError: a state does not follow from the totals.
     """
-    found = Replayed(torch.zeros(parameters))
-    displacement, memory, known = torch.zeros(parameters), dict[str, Any](), 0
+    found = Replay(torch.zeros(parameters))
+    displacement, state, known = torch.zeros(parameters), dict[str, Any](), 0
     for step in range(max((*totals, *states), default=-1) + 2):
         if step in states:
-            after = _memory(states[step])
+            after = _parse_state(states[step])
             if known == step and not torch.equal(after["displacement"], displacement):
                 raise InputError(
-                    f"the displacement before step {step} is not what the recorded sums lead to; the recording is "
-                    "damaged, or of two runs: record anew"
+                    f"the displacement before step {step} does not follow from the recorded sums; the trace is "
+                    "damaged, or of two runs: record again"
                 )
             if known == step - 1:
-                found.inferred[known] = _told(_rule(training, known), displacement, memory, after)
-            displacement, memory, known = after.pop("displacement").clone(), after, step
+                found.inferred[known] = _infer_total(_rule(training, known), displacement, state, after)
+            displacement, state, known = after.pop("displacement").clone(), after, step
         if known != step:
             continue
         found.final = found.displacements[step] = displacement.clone()
         if step in totals:
-            _rule(training, step).move(displacement, totals[step], memory)
+            _rule(training, step).move(displacement, totals[step], state)
             known += 1
     return found
 
 
 def _rule(training: Training, step: int) -> SGDRule | AdamRule:
-    """As `training.py` has it, with the step size of this step."""
-    lr = training.lr * inverse_square(step, training.mu, training.steps) if training.mu else training.lr
+    """Return the rule of a step, with its learning rate, as in `cgd.tabular.training`."""
+    lr = training.lr * inverse_square_factor(step, training.mu, training.steps) if training.mu else training.lr
     return AdamRule(lr) if training.optimizer == "adam" else SGDRule(lr, training.momentum)
 
 
-def _memory(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _parse_state(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     if "displacement" not in state:
-        raise InputError("a state of the recording has no displacement; it is damaged: record anew")
+        raise InputError("a state of the trace has no displacement; it is damaged: record again")
     return {key: tuple(each.tolist()) if key == "powers" else each for key, each in state.items()}
 
 
-def _told(
+def _infer_total(
     rule: SGDRule | AdamRule, displacement: torch.Tensor, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> torch.Tensor:
-    """The total by which a rule got from one state to the next."""
+    """Return the total by which a rule moved from one state to the next."""
     if isinstance(rule, AdamRule):
-        kept = rule.betas[0] * before["mean"].double() if before else 0.0
-        total = (after["mean"].double() - kept) / (1 - rule.betas[0])
+        decayed = rule.betas[0] * before["mean"].double() if before else 0.0
+        total = (after["mean"].double() - decayed) / (1 - rule.betas[0])
     elif rule.momentum:
-        kept = rule.momentum * before["momentum_buffer"].double() if before else 0.0
-        total = after["momentum_buffer"].double() - kept
+        decayed = rule.momentum * before["momentum_buffer"].double() if before else 0.0
+        total = after["momentum_buffer"].double() - decayed
     else:
         total = (displacement.double() - after["displacement"].double()) / rule.lr
-    told: torch.Tensor = total.to(displacement.dtype)
-    return told
+    inferred: torch.Tensor = total.to(displacement.dtype)
+    return inferred

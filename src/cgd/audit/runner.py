@@ -1,8 +1,9 @@
-"""Running the parts of an audit in a few processes, each with one thread.
+"""Run the parts of an audit in a few processes, each with one thread.
 
-An attack that raises, or whose process dies, has failed: it is reported, and the others go on. Ctrl-C keeps what is
-done. A pool of the standard library would lose all that wait when one process is killed, so this has its own: every
-worker has a pipe, gets one part at a time, and is replaced if it dies.
+A part that raises, or whose process dies, is a failed part; the others go on. An interrupt (Ctrl-C) keeps the finished
+parts. The pool has a pipe to every worker, which gets one part at a time and is replaced if it dies. Pools of libraries
+share a queue: when a process dies, `concurrent.futures` gives up all waiting tasks, and `pebble` 5.2 blocks if the
+process was just receiving one.
 """
 
 from __future__ import annotations
@@ -10,135 +11,159 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shlex
 import signal
 import threading
-import time
 import traceback
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from cgd.errors import InputError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
-    from cgd.audit.plan import Part, Plan
-    from cgd.audit.view import Finding, Inapplicable, Scheme
+    from cgd.audit.registry import Attack
+    from cgd.audit.results import AttackResult, Inapplicable, Source
+    from cgd.audit.view import Scheme
 
 MAX_REASON_LENGTH = 300
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-_CONTEXT = multiprocessing.get_context("spawn")  # a fork would take torch's threads with it, and hang
+_CONTEXT = multiprocessing.get_context("spawn")  # a forked process would inherit locks of torch's threads, and hang
+
+
+class Part(Protocol):
+    """A unit of work for one process, to which it is sent by pickle."""
+
+    @property
+    def label(self) -> str:
+        """The name that progress shows."""
+
+    @property
+    def attack(self) -> str:
+        """The id of the attack."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme that is attacked."""
+
+    @property
+    def control(self) -> bool:
+        """True if the part runs controls."""
+
+    def run(self, seed: int) -> Sequence[AttackResult | Inapplicable]:
+        """Run the attack. The same seed gives the same results."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A finding without tensors: its pictures are PNG files already.
+class Plan:
+    """An audit to run.
 
     Attributes:
-        attack: the name of what was tried.
-        scheme: against what.
-        metric: what was measured.
-        value: how well it did.
-        chance: how well guessing does.
-        succeeds: whether it is clearly better than that.
-        setting: in a few words.
-        detail: what else is worth knowing.
-        control: whether it shows what the measurement is worth.
-        undecided: whether there was too little to tell.
-        must_succeed: of a control, how it must come out.
-        pictures: by caption.
+        source: the data that is attacked.
+        attacks: the attacks, in the order of the report.
+        parts: the work.
+        arguments: the arguments of `cgd audit` that name the source.
+        only: the ids of the chosen attacks; empty for all.
     """
 
-    attack: str
-    scheme: Scheme
-    metric: str
-    value: float
-    chance: float
-    succeeds: bool
-    setting: str
-    detail: str
-    control: bool
-    undecided: bool
-    must_succeed: bool
-    pictures: Mapping[str, bytes] = field(repr=False)
+    source: Source
+    attacks: tuple[Attack, ...]
+    parts: tuple[Part, ...]
+    arguments: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def choose(self, ids: Sequence[str]) -> Plan:
+        """Return the plan with these attacks only, or with all if none is given.
+
+        Raises:
+            InputError: an id is unknown.
+        """
+        known = [each.id for each in self.attacks]
+        for unknown in (each for each in ids if each not in known):
+            raise InputError(f"there is no attack {unknown!r} here; choose from {', '.join(known)}")
+        if not ids:
+            return self
+        return replace(
+            self,
+            attacks=tuple(each for each in self.attacks if each.id in ids),
+            parts=tuple(each for each in self.parts if each.attack in ids),
+            only=tuple(each for each in known if each in ids),
+        )
+
+    def command(self, seed: int) -> str:
+        """Return the command that repeats the audit."""
+        chosen = [word for each in self.only for word in ("--only", each)]
+        return shlex.join(["cgd", "audit", *self.arguments, *chosen, "--seed", str(seed)])
 
 
 @dataclass(frozen=True)
-class Done:
-    """What came of a part.
+class PartResult:
+    """The results of a finished part.
 
     Attributes:
-        findings: what it measured, and why it could not, by the attack's id.
-        failure: what went wrong, if something did.
+        results: the results, and the reasons where the attack does not apply.
+        failure: the error that ended the part; empty if there was none.
     """
 
-    findings: Mapping[str, tuple[Measured | Inapplicable, ...]] = field(default_factory=dict)
+    results: tuple[AttackResult | Inapplicable, ...] = ()
     failure: str = ""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a whole plan.
-
-    Attributes:
-        done: by a part's place in the plan; those are missing that were not finished.
-        seconds: how long it took.
-    """
-
-    done: Mapping[int, Done]
-    seconds: float
-
-
 class ProgressListener(Protocol):
-    """Whoever wants to see how it goes."""
+    """Receives the progress of a run."""
 
     def began(self, part: Part) -> None:
-        """A process has taken it."""
+        """Called when a process starts a part."""
 
-    def ended(self, part: Part, done: Done) -> None:
-        """It is done."""
+    def ended(self, part: Part, result: PartResult) -> None:
+        """Called when a part is finished, or has failed."""
 
 
-def run(plan: Plan, seed: int, jobs: int, watch: ProgressListener) -> Outcome:
-    """Run all parts, at most `jobs` at a time. After an interrupt, what is done by then."""
-    begun = time.monotonic()
-    pool = _Pool(plan, seed, watch)
+def run(plan: Plan, seed: int, jobs: int, progress: ProgressListener) -> dict[int, PartResult]:
+    """Run all parts, at most `jobs` at a time, and return their results by their place in the plan.
+
+    After an interrupt, return those of the parts that were finished by then.
+    """
+    pool = _Pool(plan, seed, progress)
     try:
-        pool.work(min(jobs, len(plan.parts)))
+        pool.run(min(jobs, len(plan.parts)))
     except KeyboardInterrupt:
         pass
     finally:
-        pool.stop()
-    return Outcome(pool.done, time.monotonic() - begun)
+        pool.terminate()
+    return pool.finished
 
 
 @dataclass
 class _Worker:
     process: SpawnProcess
     pipe: Connection
-    place: int  # of the part that it has
+    place: int  # of its current part
 
 
 class _Pool:
-    def __init__(self, plan: Plan, seed: int, watch: ProgressListener) -> None:
-        self.done: dict[int, Done] = {}
-        self._plan, self._seed, self._watch = plan, seed, watch
-        self._waiting = iter(range(len(plan.parts)))
+    def __init__(self, plan: Plan, seed: int, progress: ProgressListener) -> None:
+        self.finished: dict[int, PartResult] = {}
+        self._plan, self._seed, self._progress = plan, seed, progress
+        self._places = iter(range(len(plan.parts)))
         self._workers: list[_Worker] = []
 
-    def work(self, jobs: int) -> None:
+    def run(self, jobs: int) -> None:
         for _ in range(jobs):
-            self._hire()
+            self._start_worker()
         while self._workers:
             ready = wait([each.pipe for each in self._workers])
             for worker in [each for each in self._workers if each.pipe in ready]:
-                self._hear(worker)
+                self._receive(worker)
 
-    def stop(self) -> None:
-        """End the processes that are left: they are ours, and what they still work on is lost."""
+    def terminate(self) -> None:
+        """End the remaining processes; their current parts are lost."""
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
@@ -147,61 +172,56 @@ class _Pool:
             worker.pipe.close()
         self._workers = []
 
-    def _hear(self, worker: _Worker) -> None:
-        """A worker has something to say, or is dead."""
+    def _start_worker(self) -> None:
+        """Start a process for the next part, if there is one."""
+        if (place := next(self._places, None)) is None:
+            return
+        pipe, worker_pipe = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_serve, args=(worker_pipe,), daemon=True)
+        with _interrupts_ignored():
+            process.start()
+        worker_pipe.close()  # so that the pipe ends with the process
+        worker = _Worker(process, pipe, place)
+        self._workers.append(worker)
+        self._send(worker, place)
+
+    def _send(self, worker: _Worker, place: int) -> None:
+        part = self._plan.parts[place]
+        worker.place = place
+        self._progress.began(part)
+        with suppress(OSError):  # a dead process is noticed by the end of its pipe
+            worker.pipe.send_bytes(pickle.dumps((part, self._seed)))
+
+    def _receive(self, worker: _Worker) -> None:
+        """Take the result of a worker's part, or notice that the process died, and give out the next part."""
         try:
-            done: Done = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - a process of our own
+            result: PartResult = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - from a process of our own
         except (EOFError, OSError):
-            self._dismiss(worker)
+            self._remove(worker)
             code = worker.process.exitcode or 0
             how = f"was killed by signal {-code}; was there enough memory?" if code < 0 else f"ended with code {code}"
-            self._end(worker.place, Done(failure=f"the process {how}"))
-            self._hire()
+            self._finish(worker.place, PartResult(failure=f"the process {how}"))
+            self._start_worker()
             return
-        self._end(worker.place, done)
-        if not self._give(worker):
-            self._dismiss(worker)
+        self._finish(worker.place, result)
+        if (place := next(self._places, None)) is None:
+            self._remove(worker)
+        else:
+            self._send(worker, place)
 
-    def _hire(self) -> None:
-        """Start a process for the next part, if there is one."""
-        place = next(self._waiting, None)
-        if place is None:
-            return
-        ours, theirs = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_work, args=(theirs,), daemon=True)
-        with _deaf():
-            process.start()
-        theirs.close()  # so that the pipe ends with the process
-        worker = _Worker(process, ours, place)
-        self._workers.append(worker)
-        self._hand_over(worker, place)
-
-    def _give(self, worker: _Worker) -> bool:
-        place = next(self._waiting, None)
-        if place is None:
-            return False
-        self._hand_over(worker, place)
-        return True
-
-    def _hand_over(self, worker: _Worker, place: int) -> None:
-        worker.place = place
-        self._watch.began(self._plan.parts[place])
-        with suppress(OSError):  # if it is dead, its pipe says so when it is listened to
-            worker.pipe.send_bytes(pickle.dumps((self._plan.parts[place], self._seed)))
-
-    def _dismiss(self, worker: _Worker) -> None:
+    def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        worker.pipe.close()  # it leaves when nothing can come any more
+        worker.pipe.close()  # the process exits when its pipe is closed
         worker.process.join()
 
-    def _end(self, place: int, done: Done) -> None:
-        self.done[place] = done
-        self._watch.ended(self._plan.parts[place], done)
+    def _finish(self, place: int, result: PartResult) -> None:
+        self.finished[place] = result
+        self._progress.ended(self._plan.parts[place], result)
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that start meanwhile do not hear Ctrl-C: a terminal tells it to all, and only we should act on it."""
+def _interrupts_ignored() -> Iterator[None]:
+    """Let processes that start here ignore SIGINT: a terminal sends it to all, and only the main process acts on it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -212,55 +232,31 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(pipe: Connection) -> None:
-    """What a process does until there is nothing more to do."""
-    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))  # before anything is loaded that would look
+def _serve(pipe: Connection) -> None:
+    """Run parts in a worker process until the pipe is closed."""
+    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))  # before a library is loaded that reads them
     import torch
 
     torch.set_num_threads(1)
     while True:
         try:
-            asked = pipe.recv_bytes()
+            request = pipe.recv_bytes()
         except (EOFError, OSError):
             return
-        pipe.send_bytes(pickle.dumps(_attempt(asked)))
+        pipe.send_bytes(pickle.dumps(_attempt(request)))
 
 
-def _attempt(asked: bytes) -> Done:
+def _attempt(request: bytes) -> PartResult:
     try:
-        part, seed = pickle.loads(asked)  # noqa: S301 - from the process that started this one
-        found = part.run(seed)
-        return Done({attack: tuple(_measured(each) for each in findings) for attack, findings in found.items()})
+        part, seed = pickle.loads(request)  # noqa: S301 - from the process that started this one
+        return PartResult(tuple(part.run(seed)))
     except Exception as error:
-        return Done(failure=_reason(error))
+        return PartResult(failure=_describe(error))
 
 
-def _measured(finding: Finding | Inapplicable) -> Measured | Inapplicable:
-    from cgd.audit.pictures import strip
-    from cgd.audit.view import Inapplicable
-
-    if isinstance(finding, Inapplicable):
-        return finding
-
-    return Measured(
-        finding.attack,
-        finding.scheme,
-        finding.metric,
-        float(finding.value),
-        float(finding.chance),
-        bool(finding.succeeds),
-        finding.setting,
-        finding.detail,
-        finding.control,
-        finding.undecided,
-        finding.must_succeed,
-        {caption: strip(stack) for caption, stack in finding.images.items() if len(stack)},
-    )
-
-
-def _reason(error: Exception) -> str:
-    """What happened and where, in a line."""
+def _describe(error: Exception) -> str:
+    """Return the error and its place in one line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    told = " ".join(f"{type(error).__name__}: {error}".split())
-    told = told if len(told) <= MAX_REASON_LENGTH else f"{told[:MAX_REASON_LENGTH]}…"
-    return f"{told} ({Path(last.filename).name}, line {last.lineno})"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…"
+    return f"{text} ({Path(last.filename).name}, line {last.lineno})"

@@ -1,4 +1,4 @@
-"""What `cgd audit` was given, and the plan that follows from it: embedded data, a spec, or a recorded run."""
+"""The sources that `cgd audit` can attack, and the plan for each: embedded data, a spec, or recorded runs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from cgd.audit.examination import EXAMINED, described, examine
-from cgd.audit.plan import AuditSource, Plan
-from cgd.audit.registry import CATALOGUE, get, parts
+from cgd.audit.registry import ATTACKS, attacks_on_views, get
+from cgd.audit.results import Source
+from cgd.audit.runner import Plan
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
 from cgd.tabular.trace_writer import FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from cgd.audit.registry import Attack
+    from cgd.audit.results import AttackResult, Inapplicable
     from cgd.audit.schemes import Sample
-    from cgd.audit.view import Finding, Inapplicable, Scheme, Truth, View
+    from cgd.audit.view import Scheme, Truth, View
     from cgd.experiments.spec import RunSpec
 
-ROUNDS, HONEST = 30, 2
-"""How many rounds of a spec are looked at, and how many of its participants do not collude."""
+DEFAULT_ROUNDS, DEFAULT_HONEST = 30, 2
+"""Of a spec: the number of rounds that the coalition sees, and of honest participants."""
 
 
 def plan_for(
-    what: Sequence[Path],
+    paths: Sequence[Path],
     coalition: Sequence[str] = (),
     *,
     label: str | None = None,
@@ -36,57 +36,95 @@ def plan_for(
     data_dir: Path | None = None,
     function: str | None = None,
 ) -> Plan:
-    """The plan for what was named on the command line.
+    """Return the plan for the arguments of the command line.
 
     Args:
-        what: nothing, a spec (.toml), or the folders of a recorded run.
-        coalition: of a recorded run, who colludes; with one folder and none, everybody else.
-        label: which run of a spec; the first that trains by cgd if not given.
-        rounds: of a spec, how many of its steps are looked at; `ROUNDS` if not given.
-        honest: of a spec, how many participants do not collude; `HONEST` if not given.
-        data_dir: of a spec, where to look first for data sets.
-        function: of a recorded run with a network of your own, the `module:function` that makes it.
+        paths: nothing, a spec (.toml), or the folders of a recorded run.
+        coalition: the colluders of a recorded run; with one folder, none, and everybody else colludes.
+        label: the run of a spec; the first that trains by cgd if not given.
+        rounds: the number of rounds of a spec that the coalition sees; `DEFAULT_ROUNDS` if not given.
+        honest: the number of honest participants of a spec; `DEFAULT_HONEST` if not given.
+        data_dir: the folder to search first for data sets of a spec.
+        function: the `module:function` that builds the network of a recorded run, if it is a custom one.
 
     Raises:
-        InputError: it is none of these, or cannot be read.
+        InputError: the arguments do not fit together, or a file cannot be read.
     """
-    specs = [path for path in what if path.suffix == ".toml"]
-    if coalition and (specs or not what):
+    specs = [path for path in paths if path.suffix == ".toml"]
+    if coalition and (specs or not paths):
         raise InputError(f"--coalition is {', '.join(coalition)}; it is for recorded runs: name their folders")
-    if function is not None and (specs or not what):
+    if function is not None and (specs or not paths):
         raise InputError(f"--function is {function!r}; it is for recorded runs: name their folders")
     if not specs and (label, rounds, honest, data_dir) != (None, None, None, None):
         raise InputError("--run, --rounds, --honest and --data-dir are for a spec; name one (SPEC.toml)")
-    if not what:
+    if not paths:
         return embedded()
     if specs:
-        if len(what) > 1:
-            told = ", ".join(str(path) for path in what)
-            raise InputError(f"{told} cannot be audited at once; name one spec, or the folders of one run")
-        return from_spec(specs[0], label, rounds or ROUNDS, HONEST if honest is None else honest, data_dir)
-    for folder in what:
+        if len(paths) > 1:
+            names = ", ".join(str(path) for path in paths)
+            raise InputError(f"{names} cannot be audited together; name one spec, or the folders of one run")
+        honest = DEFAULT_HONEST if honest is None else honest
+        return from_spec(specs[0], label, rounds or DEFAULT_ROUNDS, honest, data_dir)
+    for folder in paths:
         if not (folder / FILE).is_file():
-            fault = f"has no {FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
-            raise InputError(f"{folder} {fault}; name a spec (.toml), or folders that `cgd join --record` wrote")
-    return from_recording(what, coalition, function)
+            fact = f"has no {FILE}" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+            raise InputError(f"{folder} {fact}; name a spec (.toml), or folders that `cgd join --record` wrote")
+    return from_recording(paths, coalition, function)
 
 
 def embedded() -> Plan:
-    """The whole catalogue, on data that come with scikit-learn."""
+    """Return the plan of all attacks and controls on data of scikit-learn."""
     about = (
-        "The data come with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have some "
-        "records each, and one or two of them are curious. Each attack is tried where it is strong."
+        "The data comes with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have "
+        "some records each, and one or two of them collude. Each attack runs in settings where it is strong."
     )
-    return Plan(AuditSource("embedded", "embedded data", about), CATALOGUE, tuple(parts()))
+    parts = [
+        DemonstrationPart(attack.id, scheme, control)
+        for attack in ATTACKS
+        for control in (False, True)
+        for scheme in (attack.control_schemes if control and attack.control_schemes else attack.schemes)
+    ]
+    return Plan(Source("embedded", "embedded data", about), ATTACKS, tuple(parts))
+
+
+@dataclass(frozen=True)
+class DemonstrationPart:
+    """The demonstrations or the controls of one attack on embedded data under one scheme.
+
+    Attributes:
+        attack: the id of the attack.
+        scheme: the scheme.
+        control: true for the controls, false for the demonstrations.
+    """
+
+    attack: str
+    scheme: Scheme
+    control: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name that progress shows."""
+        return f"{get(self.attack).title}, {self.scheme}{', controls' * self.control}"
+
+    def run(self, seed: int = 0) -> list[AttackResult]:
+        """Run the demonstrations or the controls."""
+        attack = get(self.attack)
+        if self.control:
+            return [replace(each, control=True) for each in attack.control(self.scheme, seed)]
+        return attack.demonstrate(self.scheme, seed)
 
 
 def from_spec(
-    path: Path, label: str | None = None, rounds: int = ROUNDS, honest: int = HONEST, data_dir: Path | None = None
+    path: Path,
+    label: str | None = None,
+    rounds: int = DEFAULT_ROUNDS,
+    honest: int = DEFAULT_HONEST,
+    data_dir: Path | None = None,
 ) -> Plan:
-    """The attacks that can be tried on a setting of one's own, a run of a spec as `cgd simulate` takes it.
+    """Return the plan of attacks on a run of a spec, as `cgd simulate` reads it.
 
     Raises:
-        InputError: the spec cannot be read, has no such run, or one that cannot be attacked.
+        InputError: the spec cannot be read, or has no such run, or one that cannot be attacked.
     """
     from cgd.audit.spec_view import check
     from cgd.experiments.spec import read
@@ -94,25 +132,30 @@ def from_spec(
     entries = next(iter(read(path).entries.values()))
     chosen = [each for each in entries if (each.label == label if label else each.run.method == "cgd")]
     if not chosen:
-        there = ", ".join(repr(each.label) for each in entries)
-        asked, remedy = "no run by the method cgd", "write one"
+        labels = ", ".join(repr(each.label) for each in entries)
+        missing, remedy = "no run with the method cgd", "add one"
         if label:
-            asked, remedy = f"no run {label!r}", "choose one with --run"
-        raise InputError(f"{path} has {asked}; it has {there}, {remedy}")
+            missing, remedy = f"no run {label!r}", "choose one with --run"
+        raise InputError(f"{path} has {missing}; it has {labels}: {remedy}")
     spec = chosen[0].run
     if spec.method != "cgd":
-        raise InputError(f"{path}: {label!r} trains by {spec.method}; choose a run by the method cgd")
+        raise InputError(f"{path}: {label!r} trains by {spec.method}; choose a run with the method cgd")
     check(spec, rounds, honest, data_dir)
     about = (
-        f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants, of whom {honest} "
-        f"{'is' if honest == 1 else 'are'} honest and the others pool what they saw of the first "
+        f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants. {honest} of them "
+        f"{'is' if honest == 1 else 'are'} honest; the others collude and pool their views of the first "
         f"{min(rounds, spec.steps)} rounds, under each scheme."
     )
     arguments = [str(path)]
-    for option, value, usual in (("--run", label, None), ("--rounds", rounds, ROUNDS), ("--honest", honest, HONEST)):
-        arguments += [option, str(value)] if value != usual else []
-    work = [SpecPart(spec, rounds, honest, data_dir, scheme, attack) for scheme in SCHEMES for attack in EXAMINED]
-    return Plan(AuditSource("spec", path.name, about, tuple(arguments)), _examined(), tuple(work))
+    for option, value, default in (
+        ("--run", label, None),
+        ("--rounds", rounds, DEFAULT_ROUNDS),
+        ("--honest", honest, DEFAULT_HONEST),
+    ):
+        arguments += [option, str(value)] if value != default else []
+    attacks = attacks_on_views()
+    parts = [SpecPart(spec, rounds, honest, data_dir, scheme, each.id) for scheme in SCHEMES for each in attacks]
+    return Plan(Source("spec", path.name, about), attacks, tuple(parts), tuple(arguments))
 
 
 @dataclass(frozen=True)
@@ -121,11 +164,11 @@ class SpecPart:
 
     Attributes:
         spec: the run.
-        rounds: how many of its steps are looked at.
-        honest: how many participants do not collude.
-        data_dir: where to look first for data sets.
-        scheme: how they train.
-        attack: its id.
+        rounds: the number of rounds that the coalition sees.
+        honest: the number of honest participants.
+        data_dir: the folder to search first for data sets.
+        scheme: the scheme.
+        attack: the id of the attack.
     """
 
     spec: RunSpec
@@ -138,52 +181,53 @@ class SpecPart:
 
     @property
     def label(self) -> str:
-        """What it is called while it runs."""
+        """The name that progress shows."""
         return f"{get(self.attack).title}, {self.scheme}"
 
-    def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:
-        """Train as far as it is looked at, and try it; another seed is another split and other origins."""
+    def run(self, seed: int) -> list[AttackResult | Inapplicable]:
+        """Simulate the first rounds, and attack them; another seed gives another split and other origins."""
         spec = replace(self.spec, seed=self.spec.seed + seed)
-        return examine(*_observed(spec, self.scheme, self.rounds, self.honest, self.data_dir), [self.attack])
+        return get(self.attack).run_on(*_spec_view(spec, self.scheme, self.rounds, self.honest, self.data_dir))
 
 
 def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: str | None = None) -> Plan:
-    """The attacks that can be tried on a run that was recorded.
+    """Return the plan of attacks on a recorded run.
 
     Raises:
-        InputError: the recordings cannot be read, are not of one run, or the coalition is not in it.
+        InputError: the traces cannot be read, are not of one run, or the coalition is not in it.
     """
     from cgd.audit.trace_view import load, view_of
 
-    recordings = [load(folder, function=function) for folder in folders]
-    view, _, _ = view_of(recordings, coalition)  # here, so that what is wrong is told at once
-    first = recordings[0]
+    traces = [load(folder, function=function) for folder in folders]
+    view, _, _ = view_of(traces, coalition)  # here, so that errors come before the work
+    first = traces[0]
     if coalition:
-        who = f"{', '.join(coalition)} pool what they saw of {', '.join(view.honest)}"
+        who = f"{', '.join(coalition)} pool their views and attack {', '.join(view.honest)}"
     else:
-        who = f"the worst case for {first.participant}: everybody else pools what they saw"
+        who = f"the worst case for {first.participant}: all others collude"
     named = {"--coalition": ",".join(coalition), "--function": function}
     arguments = (*map(str, folders), *(each for option, value in named.items() if value for each in (option, value)))
-    about = f"A real run that was recorded; {who}. {described(view)}."
-    taken = max(len(each.taken) for each in recordings)
-    if len(view.rounds) < taken:
-        about += f" Only {len(view.rounds)} of {taken} steps can be used: parts of the others are missing."
+    about = f"A recorded run; {who}. {view.describe()}."
+    steps = max(len(each.steps) for each in traces)
+    if len(view.rounds) < steps:
+        about += f" Only {len(view.rounds)} of {steps} steps can be used: parts of the others are missing."
     if len(view.honest) == 1:
-        about += f" With nobody else honest, the gradient of {view.honest[0]} is open in every step."
-    source = AuditSource("recording", f"a run of {first.federation}", about, arguments)
-    work = [RecordingPart(tuple(map(str, folders)), tuple(coalition), attack, function) for attack in EXAMINED]
-    return Plan(source, _examined(), tuple(work))
+        about += f" With no other honest participant, the gradient of {view.honest[0]} is open in every step."
+    attacks = attacks_on_views()
+    parts = [TracePart(tuple(map(str, folders)), tuple(coalition), each.id, function) for each in attacks]
+    source = Source("recording", f"a run of {first.federation}", about)
+    return Plan(source, attacks, tuple(parts), arguments)
 
 
 @dataclass(frozen=True)
-class RecordingPart:
+class TracePart:
     """One attack on a recorded run.
 
     Attributes:
-        folders: of the recordings.
-        coalition: who colludes.
-        attack: its id.
-        function: of a network of the user's own, the `module:function` that makes it.
+        folders: the folders of the traces.
+        coalition: the colluders.
+        attack: the id of the attack.
+        function: the `module:function` that builds a custom network.
     """
 
     folders: tuple[str, ...]
@@ -195,23 +239,19 @@ class RecordingPart:
 
     @property
     def label(self) -> str:
-        """What it is called while it runs."""
+        """The name that progress shows."""
         return get(self.attack).title
 
-    def run(self, seed: int) -> Mapping[str, Sequence[Finding | Inapplicable]]:  # noqa: ARG002 - nothing is drawn
-        """Read the recordings, and try it."""
-        return examine(*_recorded(self.folders, self.coalition, self.function), [self.attack])
+    def run(self, seed: int) -> list[AttackResult | Inapplicable]:  # noqa: ARG002 - nothing is random
+        """Read the traces, and attack them."""
+        return get(self.attack).run_on(*_trace_view(self.folders, self.coalition, self.function))
 
 
-def _examined() -> tuple[Attack, ...]:
-    return tuple(each for each in CATALOGUE if each.id in EXAMINED)
-
-
-# A process that is given several attacks on a view makes it once.
+# A process that runs several attacks on a view computes it once.
 
 
 @lru_cache(maxsize=1)
-def _observed(
+def _spec_view(
     spec: RunSpec, scheme: Scheme, rounds: int, honest: int, data_dir: Path | None
 ) -> tuple[View, Truth, Sample]:
     from cgd.audit.spec_view import observed
@@ -220,7 +260,9 @@ def _observed(
 
 
 @lru_cache(maxsize=1)
-def _recorded(folders: tuple[str, ...], coalition: tuple[str, ...], function: str | None) -> tuple[View, Truth, Sample]:
+def _trace_view(
+    folders: tuple[str, ...], coalition: tuple[str, ...], function: str | None
+) -> tuple[View, Truth, Sample]:
     from cgd.audit.trace_view import load, view_of
 
     return view_of([load(folder, function=function) for folder in folders], coalition)

@@ -1,12 +1,12 @@
-"""Recordings of real runs, and what a coalition saw in them: a `View` for privacy attacks.
+"""The view of a coalition in a recorded run, for privacy attacks.
 
-`load` reads a folder that `cgd join --record` wrote. `view_of` makes a view of
+`load` reads a trace that `cgd join --record` wrote. `view_of` returns the view of
 
-- the recordings of all participants, of whom some collude: a rehearsal with data that may be shown;
-- or of one recording alone, the worst case for its owner: everybody else colludes, so that what remains of every sum is
-  the owner's own gradient.
+- the traces of all participants, some of whom collude: a rehearsal with data that may be shared;
+- or of one trace, the worst case for its owner: all others collude, so that the sum without their addends is the
+  owner's own gradient.
 
-The displacement is replayed from the opened sums by the rule of the optimiser, so it is that of the run bit for bit.
+The displacement is replayed from the opened sums by the rule of the optimiser, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from cgd.audit.replay import replay
-from cgd.audit.trace_reader import Recording, load
+from cgd.audit.trace_reader import Trace, load
 from cgd.audit.view import Colluder, Round, Truth, View, flat
 from cgd.errors import InputError
 from cgd.federation.toml_validation import at
@@ -31,130 +31,130 @@ from cgd.tabular.models import build
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cgd.audit.replay import Replayed
+    from cgd.audit.replay import Replay
     from cgd.audit.schemes import Sample
-    from cgd.audit.trace_reader import Taken
+    from cgd.audit.trace_reader import TraceStep
 
-__all__ = ["OTHERS", "Frames", "Recording", "WeightedCrossEntropy", "load", "view_of"]
+__all__ = ["OTHERS", "Frames", "Trace", "WeightedCrossEntropy", "load", "view_of"]
 
 OTHERS = "the others"
-"""What everybody but the owner of a single recording is called, as one colluder."""
+"""The name of all participants but the owner of a single trace, as one colluder."""
 COMMON = ("federation", "model", "features", "outputs", "task", "class_weights", "training", "bound", "ring_bits")
-"""What is the same in all recordings of one run."""
+"""Attributes that are equal in all traces of one run."""
 
 
 @dataclass(frozen=True)
 class WeightedCrossEntropy:
-    """The loss of a training in which every class has a weight: a mean over samples, not over weights.
+    """Cross-entropy with class weights, as a mean over samples, not over weights.
 
     Attributes:
-        weights: of the classes.
+        weights: the weights of the classes.
     """
 
     weights: tuple[float, ...]
 
     def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of these outputs."""
+        """Return the loss of outputs and labels."""
         weights = torch.tensor(self.weights, dtype=outputs.dtype)
         return (functional.cross_entropy(outputs, labels, reduction="none") * weights[labels]).mean()
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The frames of some recordings, read when they are asked for: there may be gigabytes of them.
+    """The frames of some traces, which are read lazily: there may be gigabytes of them.
 
     Attributes:
-        recordings: whose.
+        traces: the traces.
     """
 
-    recordings: tuple[Recording, ...]
+    traces: tuple[Trace, ...]
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        for each in self.recordings:
+        for each in self.traces:
             yield from each.frames()
 
 
-def view_of(recordings: Sequence[Recording], coalition: Sequence[str] = ()) -> tuple[View, Truth, Sample]:
-    """What a coalition saw in a run, what the honest participants kept to themselves, and records nobody trained on.
+def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[View, Truth, Sample]:
+    """Return the view of a coalition in a run, the secrets of the honest participants, and fresh records.
 
-    With the recordings of all participants, `coalition` names those who collude. The fresh records are those that the
-    honest participants kept back (the coalition's, if they kept none). Steps are left out of which somebody's part is
-    missing.
+    With the traces of all participants, `coalition` names the colluders. The fresh records are the validation records
+    of the honest participants (of the colluders, if the honest ones have none). Steps without a colluder's addend are
+    left out.
 
-    With one recording and no coalition its owner is honest, and everybody else colludes, as one participant: what they
-    put in is what remains of the sums. Half of the records that the owner kept back are theirs, for background
-    knowledge, and the other half is fresh. Their origin is drawn anew, and there are no frames: those that the owner
-    received tell them nothing new.
+    With one trace and no coalition, its owner is honest, and all others collude, as one participant: their addend is
+    the sum without the owner's. They get half of the owner's validation records as background knowledge, and the other
+    half is fresh. Their origin is drawn, and there are no frames: those that the owner received tell them nothing new.
 
     Raises:
-        InputError: the recordings are not of one run or not of all its participants; nobody colludes, or nobody is
-            honest; or there are no steps that can be used.
+        InputError: the traces are not of one run or not of all its participants; nobody colludes, or nobody is honest;
+            or no step can be used.
     """
-    if not recordings:
-        raise InputError("there is no recording; give those of all participants, or one alone")
-    first = recordings[0]
-    if len(recordings) == 1:
+    if not traces:
+        raise InputError("there is no trace; give those of all participants, or a single one")
+    first = traces[0]
+    if len(traces) == 1:
         if coalition:
             raise InputError(
-                f"there is one recording, of {first.participant}: everybody else colludes; name no coalition, or give "
-                "the recordings of all participants"
+                f"there is one trace, of {first.participant}: all others collude; name no coalition, or give the "
+                "traces of all participants"
             )
         with at(f"{first.folder}: "):
             return _worst_case(first)
-    _check_together(recordings, coalition)
-    totals = _same_totals(recordings)
-    with at(f"{', '.join(str(each.folder) for each in recordings)}: "):
-        known = replay(first.training, len(first.origin), totals, _states(recordings))
+    _check_same_run(traces, coalition)
+    totals = _merge_totals(traces)
+    with at(f"{', '.join(str(each.folder) for each in traces)}: "):
+        known = replay(first.training, len(first.origin), totals, _merge_states(traces))
     totals = {**known.inferred, **totals}
-    by_name = {each.participant: each for each in recordings}
+    by_name = {each.participant: each for each in traces}
     colluding = {name: by_name[name] for name in coalition}
-    told = {step: _told(step, recordings, colluding) for step in sorted(totals) if step in known.displacements}
-    used = {step: taken for step, taken in told.items() if taken is not None}
+    found = {step: _find_step(step, traces, colluding) for step in sorted(totals) if step in known.displacements}
+    used = {number: step for number, step in found.items() if step is not None}
     rounds = [
-        Round(taken.members, known.displacements[step], totals[step], samples=taken.samples)
-        for step, taken in used.items()
+        Round(step.members, known.displacements[number], totals[number], samples=step.samples)
+        for number, step in used.items()
     ]
     colluders = {
-        name: Colluder(*each.records, tuple(_addend(each, step, taken) for step, taken in used.items()), each.origin)
+        name: Colluder(*each.records, tuple(_addend(each, number, step) for number, step in used.items()), each.origin)
         for name, each in colluding.items()
     }
-    honest = [each for each in recordings if each.participant not in colluding]
-    kept = [each.kept for each in honest if len(each.kept[1])] or [each.kept for each in colluding.values()]
+    honest = [each for each in traces if each.participant not in colluding]
+    fresh = [each.validation for each in honest if len(each.validation[1])]
+    fresh = fresh or [each.validation for each in colluding.values()]
     view = _view(
         first, colluders, rounds, known, len(rounds[0].members) if rounds else 0, Frames(tuple(colluding.values()))
     )
-    return view, _truth(honest, known), (torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]))
+    return view, _truth(honest, known), (torch.cat([x for x, _ in fresh]), torch.cat([y for _, y in fresh]))
 
 
-def _told(step: int, recordings: Sequence[Recording], colluding: Mapping[str, Recording]) -> Taken | None:
-    """Who took part in a step, and n; None if nobody tells, or if a colluder took part and its addend is missing."""
+def _find_step(number: int, traces: Sequence[Trace], colluding: Mapping[str, Trace]) -> TraceStep | None:
+    """Return the members and n of a step; None if they are unknown, or if the addend of a colluder is missing."""
     newest = max(
-        (each.taken[step] for each in recordings if step in each.taken), key=lambda taken: taken.epoch, default=None
+        (each.steps[number] for each in traces if number in each.steps), key=lambda step: step.epoch, default=None
     )
-    if newest is None or any(step not in colluding[name].taken for name in newest.members if name in colluding):
+    if newest is None or any(number not in colluding[name].steps for name in newest.members if name in colluding):
         return None
     return newest
 
 
-def _addend(colluder: Recording, step: int, taken: Taken) -> torch.Tensor:
-    """What it put in; nothing if it did not take part, though it may have been about to when it was removed."""
-    if colluder.participant in taken.members:
-        return colluder.taken[step].addend
-    return torch.zeros_like(taken.addend)
+def _addend(colluder: Trace, number: int, step: TraceStep) -> torch.Tensor:
+    """Return its addend; zeros if it was not a member, although it may have recorded one when it was removed."""
+    if colluder.participant in step.members:
+        return colluder.steps[number].addend
+    return torch.zeros_like(step.addend)
 
 
-def _worst_case(owner: Recording) -> tuple[View, Truth, Sample]:
-    x, y = owner.kept
+def _worst_case(owner: Trace) -> tuple[View, Truth, Sample]:
+    x, y = owner.validation
     if len(y) < 2:
         raise InputError(
-            f"{owner.participant} kept back {len(y)} records, and the others' background knowledge and fresh records "
-            "are taken from those; set validation in [data] so that there are more, or give all recordings"
+            f"{owner.participant} has {len(y)} validation records, which serve as background knowledge of the others "
+            "and as fresh records; set validation in [data] so that there are more, or give the traces of all"
         )
     known = replay(owner.training, len(owner.origin), owner.totals, owner.states)
     totals = {**known.inferred, **owner.totals}
-    steps = [step for step in sorted(totals) if step in owner.taken and step in known.displacements]
+    steps = [step for step in sorted(totals) if step in owner.steps and step in known.displacements]
     rounds = [
-        Round((owner.participant, OTHERS), known.displacements[step], totals[step], samples=owner.taken[step].samples)
+        Round((owner.participant, OTHERS), known.displacements[step], totals[step], samples=owner.steps[step].samples)
         for step in steps
     ]
     shapes = {name: tuple(each.shape) for name, each in owner.build_model().named_parameters()}
@@ -162,24 +162,24 @@ def _worst_case(owner: Recording) -> tuple[View, Truth, Sample]:
     others = Colluder(
         x[::2],
         y[::2],
-        tuple(totals[step] - owner.taken[step].addend for step in steps),
+        tuple(totals[step] - owner.steps[step].addend for step in steps),
         flat(dict(drawn)).to(owner.origin.dtype),
-        samples=owner.taken[steps[0]].samples - len(owner.records[1]) if steps else None,
+        samples=owner.steps[steps[0]].samples - len(owner.records[1]) if steps else None,
     )
     view = _view(owner, {OTHERS: others}, rounds, known, len(owner.members))
     return view, _truth([owner], known), (x[1::2], y[1::2])
 
 
 def _view(
-    first: Recording,
+    first: Trace,
     coalition: dict[str, Colluder],
     rounds: list[Round],
-    known: Replayed,
+    known: Replay,
     addends: int,
     frames: Iterable[tuple[str, bytes]] = (),
 ) -> View:
     if not rounds:
-        raise InputError(f"no step of the recording {first.folder} can be used: parts of all are missing; record anew")
+        raise InputError(f"no step of the trace {first.folder} can be used: files of all are missing; record again")
     fixed_point = FixedPoint.for_weighted_sum(addends=addends, bound=first.bound, ring_bits=first.ring_bits)
     assert rounds[0].samples is not None  # noqa: S101 - for the type checker
     return View(
@@ -192,13 +192,13 @@ def _view(
         coalition,
         tuple(rounds),
         frames,
-        # Every addend is off by up to half a step of the ring, uniformly.
+        # The rounding error of every addend is uniform, up to half a step of the ring.
         noise=fixed_point.resolution * (addends / 12) ** 0.5,
         final=known.final,
     )
 
 
-def _truth(honest: Sequence[Recording], known: Replayed) -> Truth:
+def _truth(honest: Sequence[Trace], known: Replay) -> Truth:
     return Truth(
         {each.participant: each.records[0] for each in honest},
         {each.participant: each.records[1] for each in honest},
@@ -206,50 +206,50 @@ def _truth(honest: Sequence[Recording], known: Replayed) -> Truth:
     )
 
 
-def _loss(recording: Recording) -> Any:
-    if recording.task == "regression":
+def _loss(trace: Trace) -> Any:
+    if trace.task == "regression":
         return functional.mse_loss
-    return WeightedCrossEntropy(recording.class_weights) if recording.class_weights else functional.cross_entropy
+    return WeightedCrossEntropy(trace.class_weights) if trace.class_weights else functional.cross_entropy
 
 
-def _check_together(recordings: Sequence[Recording], coalition: Sequence[str]) -> None:
-    """Whether these recordings are all of one run, and the coalition some of their owners."""
-    names = [each.participant for each in recordings]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise InputError(f"there are {names.count(twice[0])} recordings of {twice[0]}; give one of each participant")
-    first = recordings[0]
-    for each in recordings:
-        for what in COMMON:
-            if getattr(each, what) != getattr(first, what):
+def _check_same_run(traces: Sequence[Trace], coalition: Sequence[str]) -> None:
+    """Raise InputError if the traces are not of all participants of one run, or the coalition is not some of them."""
+    names = [each.participant for each in traces]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise InputError(f"there are {names.count(repeated[0])} traces of {repeated[0]}; give one of each participant")
+    first = traces[0]
+    for each in traces:
+        for name in COMMON:
+            if getattr(each, name) != getattr(first, name):
                 raise InputError(
-                    f"{each.folder} and {first.folder} are not of one run: {what} is {getattr(each, what)} and "
-                    f"{getattr(first, what)}; give recordings of the same run"
+                    f"{each.folder} and {first.folder} are not of one run: {name} is {getattr(each, name)} and "
+                    f"{getattr(first, name)}; give traces of the same run"
                 )
-    members = {name for each in recordings for taken in each.taken.values() for name in taken.members}
+    members = {name for each in traces for step in each.steps.values() for name in step.members}
     if absent := sorted(members - set(names)):
         raise InputError(
-            f"the recording of {', '.join(absent)} is not given; give those of all participants, or one alone, for "
-            "the case that everybody else colludes"
+            f"the trace of {', '.join(absent)} is not given; give those of all participants, or a single one for the "
+            "case that all others collude"
         )
-    strangers = sorted(set(coalition) - set(names))
-    if strangers or not coalition or not set(names) - set(coalition):
-        said = ", ".join(coalition) or "nobody"
-        raise InputError(f"the coalition is {said}; choose some of {', '.join(names)}, and not all (--coalition)")
+    unknown = sorted(set(coalition) - set(names))
+    if unknown or not coalition or not set(names) - set(coalition):
+        given = ", ".join(coalition) or "nobody"
+        raise InputError(f"the coalition is {given}; choose some of {', '.join(names)}, and not all (--coalition)")
 
 
-def _same_totals(recordings: Sequence[Recording]) -> dict[int, torch.Tensor]:
-    """Everybody has the same totals, or they are not of one run; what one has missed another has."""
+def _merge_totals(traces: Sequence[Trace]) -> dict[int, torch.Tensor]:
+    """Return the totals of all traces, which must be equal where several have them."""
     totals: dict[int, torch.Tensor] = {}
-    for each in recordings:
+    for each in traces:
         for step, total in each.totals.items():
             if not torch.equal(totals.setdefault(step, total), total):
                 raise InputError(
-                    f"{each.folder} has another total of step {step} than {recordings[0].folder}: they are not of one "
-                    "run; give recordings of the same run"
+                    f"{each.folder} has another total of step {step} than {traces[0].folder}: they are not of one "
+                    "run; give traces of the same run"
                 )
     return totals
 
 
-def _states(recordings: Sequence[Recording]) -> dict[int, Mapping[str, torch.Tensor]]:
-    return {step: state for each in recordings for step, state in each.states.items()}
+def _merge_states(traces: Sequence[Trace]) -> dict[int, Mapping[str, torch.Tensor]]:
+    return {step: state for each in traces for step, state in each.states.items()}

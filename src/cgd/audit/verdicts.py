@@ -1,82 +1,94 @@
-"""What the findings of an audit come to, in words: for the table and for the page, so that both say the same.
+"""Verdicts on the results of an audit, for the table and the page.
 
-A finding *leaks* if the attack succeeded, by the attack's own rule, and otherwise *holds*. An attack that is about
-being noticed is *caught*, or not. A control is a setting in which it is known what must come out: mostly that the
-attack *fails*; where a protection was taken away, that it *succeeds*. If it comes out otherwise, the audit is not to be
-trusted there. An attack counts as successful against a scheme if it succeeded in any setting.
+A result *leaks* if the attack succeeded, by the attack's own rule, and otherwise *holds*; an attack that is meant to be
+detected is *caught* or not. A control is a setting with a known outcome: mostly the attack must fail; where a
+protection was removed, it must succeed. If the outcome is another one, the control failed, and the results of the
+attack are not reliable. An attack counts as successful against a scheme if it succeeded in any setting.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Audit = dict[str, Any]
-Tone = Literal["bad", "good", "loud", "none"]
+    from cgd.audit.results import AttackFindings, AttackResult, Audit
 
-# Kept by metric: how it is written, and what a reader has to know about it.
+Tone = Literal["bad", "good", "wrong", "none"]
+
 _SHARE, _PLAIN, _DECIBEL = "share", "plain", "decibel"
 METRICS: dict[str, tuple[str, str]] = {
-    "relative error": (_PLAIN, "how far the guess is from the truth; 0 is exact"),
-    "AUC": (_PLAIN, "how often a record that was used ranks above one that was not; 1 is always, 0.5 a coin"),
-    "records recovered": (_SHARE, "the part of the others’ records that came out"),
+    "relative error": (_PLAIN, "the relative error of the guess; 0 is exact"),
+    "AUC": (
+        _PLAIN,
+        "the probability that a record that was used ranks above one that was not; 1 is certain, 0.5 is chance",
+    ),
+    "records recovered": (_SHARE, "the fraction of the others’ records that were recovered"),
     "mean PSNR, dB": (
         _DECIBEL,
-        "how like the real records the recovered ones are; from about 20 on one recognises them",
+        "the similarity of recovered and real records; from about 20 on they can be recognised",
     ),
-    "labels wrong": (_SHARE, "the part of the others’ labels that was guessed wrongly; 0 is exact"),
-    "lies caught": (_SHARE, "the part of the lies that every honest member noticed before anything was opened"),
-    "relative error of z₂": (_PLAIN, "how far the opened sum is from the gradient at a known model; 0 is the same"),
-    "largest gap between distributions": (_PLAIN, "between what is seen and what a simulator without the data makes"),
+    "labels wrong": (_SHARE, "the fraction of the others’ labels that were guessed wrongly; 0 is exact"),
+    "lies caught": (_SHARE, "the fraction of wrong totals that every honest member detected before the sum was opened"),
+    "relative error of z₂": (
+        _PLAIN,
+        "the relative difference of the opened sum and the gradient at a known model; 0 is equal",
+    ),
+    "largest gap between distributions": (
+        _PLAIN,
+        "between real views and views that a simulator generates without the data",
+    ),
 }
+"""The format and the meaning of each metric."""
 CAUGHT = "lies caught"
-"""The metric of attacks that are about being noticed."""
+"""The metric of attacks that are meant to be detected."""
 FAILS, SUCCEEDS = "fails", "succeeds"
-"""The verdicts on controls that come out as they must."""
+"""The verdicts on controls with the known outcome."""
+CONTROL_FAILED = "CONTROL FAILED"
 UNDECIDED = "too few"
-"""What looks better than guessing, of too few records to tell."""
+"""The verdict on a value above chance with too few records to be sure."""
 NOT_MEASURED = "not measured"
-"""Where an attack cannot be tried."""
+"""The verdict where an attack does not apply."""
 SHORT = {"plain": "in the open", "secure": "secure sums", "dp": "diff. privacy", "cgd": "CGD"}
+"""Short names of the schemes."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a finding comes to.
+    """The verdict on a result.
 
     Attributes:
         word: the verdict.
-        tone: how bad it is.
-        value: what was measured, as written.
-        chance: what guessing gives, as written.
-        finding: as audit.json has it.
+        tone: its colour.
+        value: the measured value, formatted.
+        chance: the value of guessing, formatted.
+        result: the result.
     """
 
     word: str
     tone: Tone
     value: str
     chance: str
-    finding: dict[str, Any] = field(repr=False)
+    result: AttackResult = field(repr=False)
 
     @property
     def figures(self) -> str:
-        """The value, and what chance would give."""
+        """The value, and chance in brackets."""
         return f"{self.value} ({self.chance})"
 
 
 @dataclass
 class Row:
-    """The same setting of an attack against every scheme.
+    """One setting of an attack against all schemes.
 
     Attributes:
-        variant: which form of the attack, if it has several: what sets its name apart from the others'.
-        setting: in a few words.
-        metric: what was measured.
-        cells: by scheme.
+        variant: the variant of the attack, if it has several: its name without the words that all have in common.
+        setting: the setting in a few words.
+        metric: the name of the measured quantity.
+        cells: the verdicts by scheme.
     """
 
     variant: str
@@ -87,42 +99,41 @@ class Row:
 
 @dataclass(frozen=True)
 class VerdictCounts:
-    """How many attacks succeed against a scheme.
+    """The attacks that were measured against a scheme.
 
     Attributes:
-        leaks: the attacks that did in some setting.
-        holds: those that did in none.
+        leaks: those that succeeded in a setting.
+        holds: those that succeeded in none.
     """
 
-    leaks: list[dict[str, Any]]
-    holds: list[dict[str, Any]]
+    leaks: list[AttackFindings]
+    holds: list[AttackFindings]
 
     @property
-    def tried(self) -> int:
-        """How many were tried."""
+    def measured(self) -> int:
+        """Their number."""
         return len(self.leaks) + len(self.holds)
 
 
-def verdict(finding: dict[str, Any]) -> Verdict:
-    """The verdict on a finding."""
-    succeeds = finding["succeeds"]
+def verdict(result: AttackResult) -> Verdict:
+    """Return the verdict on a result."""
     word: str
     tone: Tone
-    if finding["control"]:
-        right, wrong = (SUCCEEDS, "FAILS") if finding["must_succeed"] else (FAILS, "DOES NOT FAIL")
-        word, tone = (right, "good") if succeeds == finding["must_succeed"] else (wrong, "loud")
-    elif finding["metric"] == CAUGHT:
-        word, tone = ("NOT CAUGHT", "bad") if succeeds else ("caught", "good")
-    elif finding["undecided"]:
+    if result.control:
+        expected = SUCCEEDS if result.must_succeed else FAILS
+        word, tone = (expected, "good") if result.succeeds == result.must_succeed else (CONTROL_FAILED, "wrong")
+    elif result.metric == CAUGHT:
+        word, tone = ("NOT CAUGHT", "bad") if result.succeeds else ("caught", "good")
+    elif result.undecided:
         word, tone = UNDECIDED, "none"
     else:
-        word, tone = ("leaks", "bad") if succeeds else ("holds", "good")
-    value, chance = (written(finding[name], finding["metric"]) for name in ("value", "chance"))
-    return Verdict(word, tone, value, chance, finding)
+        word, tone = ("leaks", "bad") if result.succeeds else ("holds", "good")
+    value, chance = (format_value(each, result.metric) for each in (result.value, result.chance))
+    return Verdict(word, tone, value, chance, result)
 
 
-def written(value: float, metric: str) -> str:
-    """A figure in at most seven characters."""
+def format_value(value: float, metric: str) -> str:
+    """Return a value in at most seven characters."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
     kind = METRICS.get(metric, (_PLAIN, ""))[0]
@@ -133,191 +144,189 @@ def written(value: float, metric: str) -> str:
         return f"{value:.1f}".replace("-", "−")
     size = abs(value)
     if 0 < size < 1e-3 or size >= 1e5:
-        digits = 1 if 1e-9 <= size < 1e10 else 0  # a long exponent takes the place of a decimal
+        digits = 1 if 1e-9 <= size < 1e10 else 0  # no decimal beside a long exponent
         base, power = f"{value:.{digits}e}".split("e")
         return f"{base}e{int(power)}".replace("-", "−")
     return (f"{value:.3f}" if 0 < size < 10 else f"{value:.4g}").replace("-", "−")
 
 
-def rows(attack: dict[str, Any], *, control: bool = False) -> list[Row]:
-    """The findings of an attack, those of the same setting beside each other."""
-    findings = [each for each in attack["findings"] if each["control"] == control]
-    variants = apart(dict.fromkeys(each["attack"] for each in findings))
+def rows(attack: AttackFindings, *, control: bool = False) -> list[Row]:
+    """Return the results of an attack, or its controls, with a row per setting."""
+    results = [each for each in attack.findings if each.control == control]
+    variants = distinct_parts(dict.fromkeys(each.attack for each in results))
     found: list[Row] = []
-    for each in findings:
-        variant = variants[each["attack"]]
-        wanted = (variant, each["setting"], each["metric"])
-        fits = (row for row in found if (row.variant, row.setting, row.metric) == wanted)
-        row = next((row for row in fits if each["scheme"] not in row.cells), None)
+    for each in results:
+        key = (variants[each.attack], each.setting, each.metric)
+        same = (row for row in found if (row.variant, row.setting, row.metric) == key)
+        row = next((row for row in same if each.scheme not in row.cells), None)
         if row is None:
-            row = Row(*wanted)
+            row = Row(*key)
             found.append(row)
-        row.cells[each["scheme"]] = verdict(each)
+        row.cells[each.scheme] = verdict(each)
     order = list(variants.values())
     return sorted(found, key=lambda row: order.index(row.variant))
 
 
-def apart(names: Iterable[str]) -> dict[str, str]:
-    """What sets each name apart from the others: without the words that all begin or end with.
+def distinct_parts(names: Iterable[str]) -> dict[str, str]:
+    """Return each name without the words that all names begin or end with.
 
-    >>> apart(["XᵀX of a regression", "Xᵀy of a regression"])
+    >>> distinct_parts(["XᵀX of a regression", "Xᵀy of a regression"])
     {'XᵀX of a regression': 'XᵀX', 'Xᵀy of a regression': 'Xᵀy'}
-    >>> apart(["inversion"])
+    >>> distinct_parts(["inversion"])
     {'inversion': ''}
     """
     words = {name: name.split() for name in names}
     split = list(words.values())
     shortest = min(map(len, split), default=0)
     begin = next((k for k in range(shortest) if len({each[k] for each in split}) > 1), shortest)
-    least = shortest - begin
-    end = next((k for k in range(least) if len({each[-1 - k] for each in split}) > 1), least)
+    rest = shortest - begin
+    end = next((k for k in range(rest) if len({each[-1 - k] for each in split}) > 1), rest)
     return {name: " ".join(each[begin : len(each) - end]).strip(" ,;:") for name, each in words.items()}
 
 
-def tally(audit: Audit, scheme: str) -> VerdictCounts:
-    """Which attacks succeed against a scheme."""
-    leaks: list[dict[str, Any]] = []
-    holds: list[dict[str, Any]] = []
-    for attack in audit["attacks"]:
-        tried = _decided(attack, scheme)
-        if tried:
-            (leaks if any(each["succeeds"] for each in tried) else holds).append(attack)
+def count_verdicts(audit: Audit, scheme: str) -> VerdictCounts:
+    """Return the attacks that succeed against a scheme, and those that do not."""
+    leaks: list[AttackFindings] = []
+    holds: list[AttackFindings] = []
+    for attack in audit.attacks:
+        own = [each for each in attack.findings if each.scheme == scheme and not each.control and not each.undecided]
+        if own:
+            (leaks if any(each.succeeds for each in own) else holds).append(attack)
     return VerdictCounts(leaks, holds)
 
 
-def worst(found: list[Verdict]) -> Verdict:
-    """The one that is furthest from chance, of those that were measured like the first."""
-    alike = [each for each in found if each.finding["metric"] == found[0].finding["metric"]]
-    return max(alike, key=lambda each: abs(each.finding["value"] - each.finding["chance"]))
+def distance(result: AttackResult) -> float:
+    """Return the distance of a result from chance."""
+    return abs(result.value - result.chance)
 
 
-def _decided(attack: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
-    own = [each for each in attack["findings"] if each["scheme"] == scheme and not each["control"]]
-    return [each for each in own if not each["undecided"]]
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """Return the verdict that is furthest from chance, of those with the metric of the first."""
+    metric = verdicts[0].result.metric
+    return max((each for each in verdicts if each.result.metric == metric), key=lambda each: distance(each.result))
 
 
-def unmeasured(audit: Audit, scheme: str) -> list[dict[str, Any]]:
-    """The attacks that were to be tried against a scheme, and of which nothing is known."""
-    found = tally(audit, scheme)
-    tried = [each["id"] for each in (*found.leaks, *found.holds)]
-    left = [each for each in audit["attacks"] if each["id"] not in tried]
+def unmeasured(audit: Audit, attack: AttackFindings) -> dict[str, str]:
+    """Return why an attack was not, or not completely, measured, in a word or two by scheme."""
+    reasons: dict[str, str] = {}
+    for parts, word in ((audit.failed, "failed"), (audit.unfinished, "not run")):
+        reasons |= {each.scheme: word for each in parts if each.attack == attack.id and not each.control}
+    return reasons | {each.scheme: NOT_MEASURED for each in attack.inapplicable}
+
+
+def unmeasured_attacks(audit: Audit, scheme: str) -> list[AttackFindings]:
+    """Return the attacks without a decided result against a scheme."""
+    counts = count_verdicts(audit, scheme)
+    measured = [each.id for each in (*counts.leaks, *counts.holds)]
     return [
         attack
-        for attack in left
-        if scheme in spoilt(audit, attack)
-        or any(each["scheme"] == scheme and each["undecided"] for each in attack["findings"])
+        for attack in audit.attacks
+        if attack.id not in measured
+        and (
+            scheme in unmeasured(audit, attack)
+            or any(each.scheme == scheme and each.undecided for each in attack.findings)
+        )
     ]
 
 
 def subject(audit: Audit) -> str:
-    """The scheme that it is about: CGD, if it was tried."""
-    return "cgd" if "cgd" in audit["schemes"] else next(iter(audit["schemes"]), "cgd")
+    """Return the scheme that the audit is about: CGD, if it was attacked."""
+    return "cgd" if "cgd" in audit.schemes else next(iter(audit.schemes), "cgd")
 
 
-def called(audit: Audit, scheme: str) -> str:
-    """A scheme's name in a sentence."""
-    return str(audit["schemes"].get(scheme, scheme)).replace(", ", " with ")
+def scheme_name(audit: Audit, scheme: str) -> str:
+    """Return the name of a scheme for use in a sentence."""
+    return audit.schemes.get(scheme, scheme).replace(", ", " with ")
 
 
-def controls(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
-    """All controls, each with its attack."""
-    found = [(attack, each) for attack in audit["attacks"] for each in attack["findings"]]
-    return [(attack, verdict(each)) for attack, each in found if each["control"]]
+def controls(audit: Audit) -> list[tuple[AttackFindings, Verdict]]:
+    """Return all controls with their attacks."""
+    return [(attack, verdict(each)) for attack in audit.attacks for each in attack.findings if each.control]
 
 
-def loud(audit: Audit) -> list[tuple[dict[str, Any], Verdict]]:
-    """Controls that came out wrong: what the same attack finds elsewhere is not to be trusted."""
-    return [(attack, each) for attack, each in controls(audit) if each.tone == "loud"]
+def failed_controls(audit: Audit) -> list[tuple[AttackFindings, Verdict]]:
+    """Return the controls with a wrong outcome; other results of the same attacks are not reliable."""
+    return [(attack, each) for attack, each in controls(audit) if each.tone == "wrong"]
 
 
-def spoilt(audit: Audit, attack: dict[str, Any]) -> dict[str, str]:
-    """Why there is nothing, or not everything, of an attack against a scheme, in a word or two."""
-    why: dict[str, str] = {}
-    for name, word in (("failed", "failed"), ("unfinished", "not run")):
-        why |= {each["scheme"]: word for each in audit[name] if each["attack"] == attack["id"] and not each["control"]}
-    return why | {each["scheme"]: NOT_MEASURED for each in attack["inapplicable"]}
-
-
-def count(audit: Audit) -> str:
-    """The result in a line: "9 of 12 attacks succeed against CGD; all 14 controls come out as they must"."""
-    about = subject(audit)
-    found, checked, wrong = tally(audit, about), controls(audit), loud(audit)
-    if not found.tried:
-        return f"nothing was measured against {called(audit, about)}"
-    attacks = _plural(found.tried, "attack succeeds", "attacks succeed")
-    told = f"{len(found.leaks)} of {found.tried} {attacks} against {called(audit, about)}"
-    left = unmeasured(audit, about)
-    if left:
-        told += f", {len(left)} could not be measured"
-    if wrong:
-        those = _plural(len(checked), "control comes", "controls come")
-        told += f"; {len(wrong)} of {len(checked)} {those} out OTHERWISE THAN THEY MUST"
+def summary_line(audit: Audit) -> str:
+    """Return the result in a line: "9 of 12 attacks succeed against CGD; all 14 controls passed"."""
+    scheme = subject(audit)
+    counts, checked, failed = count_verdicts(audit, scheme), controls(audit), failed_controls(audit)
+    if not counts.measured:
+        return f"nothing was measured against {scheme_name(audit, scheme)}"
+    succeed = _plural(counts.measured, "attack succeeds", "attacks succeed")
+    line = f"{len(counts.leaks)} of {counts.measured} {succeed} against {scheme_name(audit, scheme)}"
+    if missing := unmeasured_attacks(audit, scheme):
+        line += f", {len(missing)} could not be measured"
+    if failed:
+        line += f"; {len(failed)} of {len(checked)} {_plural(len(checked), 'control')} FAILED"
     elif checked:
-        every = f"all {len(checked)} controls come" if len(checked) > 1 else "the one control comes"
-        told += f"; {every} out as {_plural(len(checked), 'it', 'they')} must"
-    return told
+        line += f"; all {len(checked)} controls passed" if len(checked) > 1 else "; the control passed"
+    return line
 
 
-def answer(audit: Audit) -> list[tuple[str, str]]:
-    """The result for a privacy officer, from what was found: sentences in two halves, the first a heading."""
-    about = subject(audit)
-    found, name = tally(audit, about), called(audit, about)
-    told = []
-    if found.leaks:
-        told.append((f"These succeed against {name}:", f"{_titles(found.leaks)}."))
-    if found.holds:
-        told.append((f"These do not succeed against {name}:", f"{_titles(found.holds)}."))
-    if not found.tried:
-        told.append(("Nothing", f"was measured against {name}."))
-    if left := unmeasured(audit, about):
-        told.append(("Not measured, which is no comfort:", f"{_titles(left)}."))
-    told += [each for other in audit["schemes"] if other != about for each in _compared(audit, about, other)]
-    return told + _trust(audit)
+def summary(audit: Audit) -> list[tuple[str, str]]:
+    """Return the result for a privacy officer, as sentences in two parts, the first a heading."""
+    scheme = subject(audit)
+    counts, name = count_verdicts(audit, scheme), scheme_name(audit, scheme)
+    sentences = []
+    if counts.leaks:
+        sentences.append((f"These attacks succeed against {name}:", f"{_titles(counts.leaks)}."))
+    if counts.holds:
+        sentences.append((f"These attacks do not succeed against {name}:", f"{_titles(counts.holds)}."))
+    if not counts.measured:
+        sentences.append(("Nothing", f"was measured against {name}."))
+    if missing := unmeasured_attacks(audit, scheme):
+        sentences.append(("Not measured, so nothing is known:", f"{_titles(missing)}."))
+    sentences += [each for other in audit.schemes if other != scheme for each in _compare(audit, scheme, other)]
+    return sentences + _reliability(audit)
 
 
-def _compared(audit: Audit, about: str, other: str) -> Iterator[tuple[str, str]]:
-    """Two schemes side by side, on the attacks that were tried against both."""
-    ours, theirs = tally(audit, about), tally(audit, other)
-    own = {each["id"] for each in (*ours.leaks, *ours.holds)}
-    both = [each for each in (*theirs.leaks, *theirs.holds) if each["id"] in own]
+def _compare(audit: Audit, scheme: str, other: str) -> Iterator[tuple[str, str]]:
+    """Compare two schemes by the attacks that were measured against both."""
+    ours, theirs = count_verdicts(audit, scheme), count_verdicts(audit, other)
+    own = {each.id for each in (*ours.leaks, *ours.holds)}
+    both = [each for each in (*theirs.leaks, *theirs.holds) if each.id in own]
     if not both:
         return
-    bad, worse = ({each["id"] for each in side.leaks} for side in (ours, theirs))
-    differ = {
-        called(audit, other): [each for each in both if each["id"] in worse - bad],
-        called(audit, about): [each for each in both if each["id"] in bad - worse],
+    our_leaks, their_leaks = ({each.id for each in side.leaks} for side in (ours, theirs))
+    only = {
+        scheme_name(audit, other): [each for each in both if each.id in their_leaks - our_leaks],
+        scheme_name(audit, scheme): [each for each in both if each.id in our_leaks - their_leaks],
     }
     parts = [
-        f"{len(those)} {_plural(len(those), 'gets', 'get')} through against {name} alone ({_titles(those)})"
-        for name, those in differ.items()
-        if those
+        f"{len(attacks)} {_plural(len(attacks), 'succeeds', 'succeed')} against {name} only ({_titles(attacks)})"
+        for name, attacks in only.items()
+        if attacks
     ]
-    tried = f"of {len(both)} {_plural(len(both), 'attack')} tried against both, "
-    yield f"Beside {called(audit, other)}:", f"{tried}{'; '.join(parts) or 'all end the same way'}."
+    measured = f"of {len(both)} {_plural(len(both), 'attack')} measured against both, "
+    yield (
+        f"Compared with {scheme_name(audit, other)}:",
+        f"{measured}{'; '.join(parts) or 'all have the same outcome'}.",
+    )
 
 
-def _trust(audit: Audit) -> list[tuple[str, str]]:
-    """How far all this can be relied on."""
-    told = []
-    checked, wrong = controls(audit), loud(audit)
-    if wrong:
-        names = _titles(list({attack["id"]: attack for attack, _ in wrong}.values()))
-        told.append(
-            ("Not to be relied on:", f"{names}. {len(wrong)} of {len(checked)} controls came out as they must not.")
-        )
+def _reliability(audit: Audit) -> list[tuple[str, str]]:
+    """Return sentences about controls, errors and interruptions."""
+    sentences = []
+    checked, failed = controls(audit), failed_controls(audit)
+    if failed:
+        names = _titles(list({attack.id: attack for attack, _ in failed}.values()))
+        sentences.append(("Not reliable:", f"{names}. {len(failed)} of {len(checked)} controls failed."))
     elif checked:
-        many = f"{len(checked)} {_plural(len(checked), 'control')}"
-        told.append(("Tested", f"in settings where it is known what must come out: {many}, none of them wrong."))
-    broken, left = len(audit["failed"]), len(audit["unfinished"])
-    if broken:
-        told.append(("Failed:", f"{broken} {_plural(broken, 'part')} ended with an error; nothing is known there."))
-    if left:
-        told.append(("Interrupted:", f"{left} {_plural(left, 'part')} had not been finished."))
-    return told
+        count = f"{len(checked)} {_plural(len(checked), 'control')}"
+        sentences.append(("Checked", f"in settings with a known outcome: {count}, all passed."))
+    errors, missing = len(audit.failed), len(audit.unfinished)
+    if errors:
+        sentences.append(("Failed:", f"{errors} {_plural(errors, 'part')} ended with an error, and measured nothing."))
+    if missing:
+        sentences.append(("Interrupted:", f"{missing} {_plural(missing, 'part')} did not finish."))
+    return sentences
 
 
-def _titles(attacks: list[dict[str, Any]]) -> str:
-    return "; ".join(each["title"] for each in attacks)
+def _titles(attacks: list[AttackFindings]) -> str:
+    return "; ".join(each.title for each in attacks)
 
 
 def _plural(number: int, one: str, many: str = "") -> str:

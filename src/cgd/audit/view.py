@@ -1,8 +1,8 @@
-"""What a coalition of participants sees: its own secrets, and everything that was opened or shown to it.
+"""The view of a coalition: its own secrets, and everything that was opened or sent to it.
 
-An attack gets a `View` and nothing else, whatever the scheme is and wherever the view comes from: a simulation
-(`schemes.py`), or a real run that was recorded (`cgd.audit.trace_view`). What the honest participants keep to
-themselves is in `Truth`, and is for measuring how well an attack did, after it has made its guess.
+An attack reads a `View` and nothing else, whatever the scheme and wherever the view comes from: a simulation
+(`schemes.py`) or a recorded run (`trace_view.py`). The secrets of the honest participants are in `Truth`, which only
+measures how well an attack did, after it has made its guess.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ SCHEMES: dict[Scheme, str] = {
     "dp": "FedSGD, differential privacy",
     "cgd": "CGD",
 }
-Loss = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 
 
 @dataclass(frozen=True, repr=False)
 class Colluder:
-    """A member of the coalition: it shows the others of the coalition everything.
+    """A member of the coalition, which shares everything with the other colluders.
 
     Attributes:
         x: its samples.
         y: their labels.
-        addends: what it put into the sum of each round: its gradient, flat, times n_l/n.
+        addends: its addend in each round: its gradient, flat, times n_l/n.
         origin: its origin, flat; in FedSGD the common one.
-        samples: how many it counts for in n, if that is not how many are given here.
+        samples: its part of n, if that differs from the number of samples here.
     """
 
     x: torch.Tensor
@@ -45,23 +44,23 @@ class Colluder:
     samples: int | None = None
 
     @property
-    def counts_for(self) -> int:
-        """How many samples it counts for in n."""
+    def sample_count(self) -> int:
+        """Its part of n."""
         return len(self.y) if self.samples is None else self.samples
 
 
 @dataclass(frozen=True, repr=False)
 class Round:
-    """What was opened in one round.
+    """The values that were opened in one round.
 
     Attributes:
-        members: who took part in its sum.
-        displacement: D before the step, flat: known to everybody.
-        gradient_sum: the opened sum of everybody's addends, flat.
-        weights: the common model before the step, flat; None in CGD, where there is none.
-        gradients: everybody's addend, where they are sent in the open (plain FedSGD); else empty.
-        pre_activations: in `joint` columns, the opened z⁽¹⁾ of the row's samples; else None.
-        samples: n of this round's members, who count anew when they change; None if it is as in the whole view.
+        members: the members of its sum.
+        displacement: the displacement D before the step, flat, which everybody knows.
+        gradient_sum: the opened sum of all addends, flat.
+        weights: the common model before the step, flat; None in CGD, which has none.
+        gradients: all addends by name, in plain FedSGD; else empty.
+        pre_activations: the opened z⁽¹⁾ of the row's samples, with `joint` columns; else None.
+        samples: n of this round, which is counted again when members change; None if it is that of the view.
     """
 
     members: tuple[str, ...]
@@ -78,19 +77,19 @@ class View:
     """Everything that a coalition has seen.
 
     Attributes:
-        scheme: how the participants trained.
-        build_model: makes the network; its architecture is known to all.
-        loss: of outputs and labels, a mean over samples.
-        samples: n, the number of everybody's samples.
-        lr: the step size.
-        delta: the usual δ of origins; everybody knows its order of magnitude.
-        coalition: its members, by name.
-        rounds: one after the other.
-        frames: bytes that members of the coalition received, with their senders, if they were recorded.
-        noise: the standard deviation of what is added to every number of `honest_sum`, by rounding in the ring or by
-            the honest participants for differential privacy: everybody knows these settings.
-        final: D after the last step, flat, where another rule than plain descent by `lr` moved it.
-        clip: the norm to which every sample's gradient was cut, for differential privacy: known as well.
+        scheme: the scheme of the training.
+        build_model: builds the network, whose architecture everybody knows.
+        loss: the loss of outputs and labels, a mean over samples.
+        samples: n, the number of all samples.
+        lr: the learning rate.
+        delta: the usual δ of origins, whose order of magnitude everybody knows.
+        coalition: the colluders by name.
+        rounds: the rounds in order.
+        frames: the bytes that colluders received, with their senders, if they were recorded.
+        noise: the standard deviation of the error of every number in `honest_sum`, from fixed-point rounding or from
+            the noise of differential privacy, whose settings everybody knows.
+        final: D after the last step, flat, if another rule than gradient descent with `lr` moved it.
+        clip: the clipping norm of each sample's gradient in differential privacy, which everybody knows.
     """
 
     scheme: Scheme
@@ -108,24 +107,29 @@ class View:
 
     @property
     def honest(self) -> tuple[str, ...]:
-        """The names of the others."""
+        """The names of the honest participants."""
         return tuple(name for name in self.rounds[0].members if name not in self.coalition)
 
     @property
     def honest_samples(self) -> int:
-        """How many samples the others have together: everybody learns n."""
-        return self.samples - sum(each.counts_for for each in self.coalition.values())
+        """The number of samples of the honest participants together, which follows from n."""
+        return self.samples - sum(each.sample_count for each in self.coalition.values())
+
+    def describe(self) -> str:
+        """Return the honest participants, their records and the rounds in a few words."""
+        honest, records, rounds = len(self.honest), self.honest_samples, len(self.rounds)
+        return f"{honest} honest, {records:,} record{'s' * (records != 1)}, {rounds:,} round{'s' * (rounds != 1)}"
 
     def samples_in(self, number: int) -> int:
-        """The samples of a round, n, which its members count anew when they change."""
+        """Return n of a round."""
         return self.rounds[number].samples or self.samples
 
     def coalition_samples(self, number: int) -> int:
-        """How many of the samples of a round are the coalition's."""
-        return sum(each.counts_for for name, each in self.coalition.items() if name in self.rounds[number].members)
+        """Return the number of the coalition's samples in a round."""
+        return sum(each.sample_count for name, each in self.coalition.items() if name in self.rounds[number].members)
 
     def same_members(self, number: int) -> bool:
-        """Whether the same members, with as many samples, took part in a round as in the one before it."""
+        """Return whether a round has the members and n of the round before it."""
         before, now = self.rounds[number - 1], self.rounds[number]
         return set(before.members) == set(now.members) and self.samples_in(number - 1) == self.samples_in(number)
 
@@ -137,7 +141,7 @@ class View:
         return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
     def only(self, numbers: Sequence[int]) -> View:
-        """What was seen in these rounds, one at least, in their order."""
+        """Return the view of these rounds, at least one, in their order."""
         coalition = {
             name: replace(each, addends=tuple(each.addends[number] for number in numbers))
             for name, each in self.coalition.items()
@@ -147,23 +151,23 @@ class View:
         return replace(self, rounds=tuple(self.rounds[number] for number in numbers), coalition=coalition, final=final)
 
     def until(self, rounds: int) -> View:
-        """What was seen of the first rounds."""
+        """Return the view of the first rounds."""
         return self.only(range(min(rounds, len(self.rounds))))
 
     def honest_sum(self, number: int) -> torch.Tensor:
-        """What remains of a round's sum without the coalition's addends: the honest participants' own, times n_l/n."""
+        """Return a round's sum without the coalition's addends: the sum of the honest addends, times n_l/n."""
         own = [each.addends[number] for each in self.coalition.values()]
         return self.rounds[number].gradient_sum - sum(own, torch.zeros_like(self.rounds[number].gradient_sum))
 
 
 @dataclass(frozen=True, repr=False)
 class Truth:
-    """What the honest participants keep to themselves: to measure an attack by, never for the attack.
+    """The secrets of the honest participants, which measure an attack and are never given to it.
 
     Attributes:
-        x: their samples, by name.
-        y: the labels.
-        models: their final models' weights, flat, by name.
+        x: their samples by name.
+        y: their labels by name.
+        models: the weights of their final models, flat, by name.
     """
 
     x: Mapping[str, torch.Tensor]
@@ -172,70 +176,23 @@ class Truth:
 
     @property
     def all_x(self) -> torch.Tensor:
-        """All their samples."""
+        """The samples of all of them."""
         return torch.cat(list(self.x.values()))
 
     @property
     def all_y(self) -> torch.Tensor:
-        """All their labels."""
+        """The labels of all of them."""
         return torch.cat(list(self.y.values()))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What an attack came to.
-
-    Attributes:
-        attack: its name.
-        scheme: what it was run against.
-        metric: what was measured.
-        value: how well it did.
-        chance: how well guessing does, without any view.
-        succeeds: whether it is clearly better than that; the attack says by which rule.
-        setting: the setting in a few words, such as "2 × 4 records".
-        detail: what else is worth knowing, in a sentence.
-        control: whether this is a setting that shows what the measurement is worth.
-        undecided: whether it looks better than guessing, and there is too little to measure it on to tell.
-        must_succeed: of a control, whether it must succeed. An attack's control must fail; that of a protection, in
-            which there is nothing to protect by, must not.
-        images: pictures for people, by caption: recovered beside real, each a stack of grey images in 0…1.
-    """
-
-    attack: str
-    scheme: Scheme
-    metric: str
-    value: float
-    chance: float
-    succeeds: bool
-    setting: str = ""
-    detail: str = ""
-    control: bool = False
-    undecided: bool = False
-    must_succeed: bool = False
-    images: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Inapplicable:
-    """Why an attack cannot be tried on a view.
-
-    Attributes:
-        scheme: of the view.
-        why: the reason, in a sentence.
-    """
-
-    scheme: Scheme
-    why: str
-
-
 def flat(tensors: Mapping[str, torch.Tensor] | list[torch.Tensor]) -> torch.Tensor:
-    """Some tensors as one vector, in their order."""
+    """Return tensors as one vector, in their order."""
     values = tensors.values() if not isinstance(tensors, list) else tensors
     return torch.cat([each.detach().reshape(-1) for each in values])
 
 
 def unflat(vector: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A vector as a model's parameters, by name."""
+    """Return a vector as the parameters of a model, by name."""
     found, start = {}, 0
     for name, parameter in model.named_parameters():
         found[name] = vector[start : start + parameter.numel()].reshape(parameter.shape)

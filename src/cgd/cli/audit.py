@@ -1,7 +1,8 @@
-"""The command for privacy officers: run attacks, and show what gets through."""
+"""`cgd audit`: run attacks and report which succeed."""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +15,7 @@ from cgd.cli.research import DataDir
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from cgd.audit.plan import Part
-    from cgd.audit.runner import Done
+    from cgd.audit.runner import Part, PartResult
 
 
 @app.command()
@@ -24,43 +24,39 @@ def audit(
         list[Path] | None,
         typer.Argument(
             metavar="[SPEC.toml | RUN...]",
-            help="A spec of a setting of your own, or folders of a recorded run (default: embedded data).",
+            help="A TOML spec of your own setting, or folders of a recorded run (default: embedded data).",
             show_default=False,
         ),
     ] = None,
     coalition: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Of a recorded run, who pools what they saw.")
+        str, typer.Option(metavar="NAME,...", help="Recorded run: the participants that collude.")
     ] = "",
     label: Annotated[
-        str | None, typer.Option("--run", metavar="LABEL", help="Of a spec, which run (default: the first by cgd).")
+        str | None, typer.Option("--run", metavar="LABEL", help="Spec: the run (default: the first CGD run).")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Of a spec, how many steps are looked at (default: 30).")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Spec: how many steps to analyse (default: 30).")] = None,
     honest: Annotated[
-        int | None, typer.Option(min=1, help="Of a spec, how many participants do not collude (default: 2).")
+        int | None, typer.Option(min=1, help="Spec: how many participants do not collude (default: 2).")
     ] = None,
     data_dir: DataDir = None,
     function: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Of a recorded run, your own function that made its network."),
+        typer.Option(metavar="MODULE:FUNCTION", help="Recorded run: your function that built its network."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ATTACK", help="Only this attack; may be given several times.")
+        list[str] | None, typer.Option(metavar="ATTACK", help="Run only this attack; may be repeated.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Decides data, origins and noise.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the page, JSON and pictures.")] = Path(
-        "cgd-audit"
-    ),
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of data, origins and noise.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page, JSON and images.")] = Path("cgd-audit"),
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="How many processes (default: one for each core).", show_default=False)
+        int | None, typer.Option(min=1, help="Number of processes (default: one per core).", show_default=False)
     ] = None,
 ) -> None:
-    """What can the others learn? Run attacks against CGD and its alternatives, and measure it.
+    """Measure what other participants can learn: run attacks against CGD and its alternatives.
 
-    Prints a table of attacks and schemes: what each came to, what guessing gives, and the verdict. Writes audit.json,
-    pictures of recovered records, and audit.html, one page for a privacy officer. Takes a minute or two. Ctrl-C keeps
-    what is done.
+    Prints a table of attacks and schemes: the result, the result of guessing, and the verdict. Writes audit.json,
+    images of recovered records, and audit.html, a page for a privacy officer. Takes a minute or two. Ctrl-C keeps the
+    finished parts.
     """
     from rich.console import Console
 
@@ -73,25 +69,26 @@ def audit(
     )
     plan = whole.choose(only or [])
     with _progress() as progress:
-        outcome = runner.run(plan, seed, jobs or _cores(), _Watch(progress, len(plan.parts)))
-    if not outcome.done:
-        typer.echo("cgd: interrupted before anything was found; nothing was written", err=True)
+        start = time.monotonic()
+        finished = runner.run(plan, seed, jobs or _cores(), _ProgressReporter(progress, len(plan.parts)))
+        seconds = time.monotonic() - start
+    if not finished:
+        typer.echo("cgd: interrupted before the first part was finished; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED)
-    said, pictures = results.content(plan, outcome, seed, datetime.now(UTC))
-    page = folder.write(out, said, pictures)  # files first: whatever becomes of the terminal, they are there
-    found = results.load(out)
+    found = results.assemble(plan, finished, seed=seed, seconds=seconds, end=datetime.now(UTC))
+    page = folder.write(out, found)  # before the output, so that a closed terminal loses nothing
     console = Console()
-    console.print(table.show(found), highlight=False)
+    console.print(table.render(found), highlight=False)
     console.print(f"The page is {page}", soft_wrap=True, highlight=False)
-    if not found["complete"]:
-        typer.echo(f"cgd: interrupted; {len(found['unfinished'])} of {len(plan.parts)} parts are missing", err=True)
+    if not found.complete:
+        typer.echo(f"cgd: interrupted; {len(found.unfinished)} of {len(plan.parts)} parts are missing", err=True)
         raise typer.Exit(INTERRUPTED)
-    if found["failed"] or verdicts.loud(found):
+    if found.failed or verdicts.failed_controls(found):
         raise typer.Exit(FAILED)
 
 
-class _Watch:
-    """Shows what runs: a bar in a terminal, a line for each part elsewhere."""
+class _ProgressReporter:
+    """Show progress: a bar in a terminal, elsewhere a line for each part."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total = progress, total
@@ -101,24 +98,24 @@ class _Watch:
 
     def began(self, part: Part) -> None:
         self._running.append(part.label)
-        self._tell()
+        self._update()
 
-    def ended(self, part: Part, done: Done) -> None:
+    def ended(self, part: Part, result: PartResult) -> None:
         self._running.remove(part.label)
         self._done += 1
         self._progress.advance(self._task)
-        self._tell()
-        if done.failure or not self._progress.console.is_terminal:
-            how = f"failed: {done.failure}" if done.failure else "done"
-            line = f"{part.label}: {how} ({self._done} of {self._total})"
+        self._update()
+        if result.failure or not self._progress.console.is_terminal:
+            outcome = f"failed: {result.failure}" if result.failure else "done"
+            line = f"{part.label}: {outcome} ({self._done} of {self._total})"
             self._progress.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         self._progress.update(self._task, description=self._running[0] if self._running else "done")
 
 
 def _progress() -> Progress:
-    """A bar on standard error, so that standard output holds the results and nothing else."""
+    """Return a progress bar on standard error, so that standard output has the results only."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -128,7 +125,7 @@ def _progress() -> Progress:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     import os
 
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

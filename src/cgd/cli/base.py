@@ -1,4 +1,7 @@
-"""The command line's root: options, errors, exit codes. Heavy imports are inside the commands: help comes at once."""
+"""The root of the command line: options, errors, exit codes.
+
+Heavy imports are inside the commands, so that help is fast.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ import cgd
 from cgd.errors import CGDError, InputError, PeerTimeoutError, RangeError
 
 app = typer.Typer(
-    help="Federated learning in which nobody shares data or a model.",
+    help="Federated learning in which no participant shares its data or its model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-# What a command's end tells whoever started it; docs/operations.md has the list.
+# Exit codes; docs/operations.md lists them.
 FAILED, BAD_INPUT, PEER_MISSING, INTERRUPTED = 1, 2, 3, 130
 
 
@@ -34,11 +37,11 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning in which nobody shares data or a model."""
+    """Federated learning in which no participant shares its data or its model."""
 
 
 def printable(text: object) -> str:
-    r"""Return a text for a terminal: a name from somebody's file could hold sequences that command the terminal.
+    r"""Return a text with terminal control characters escaped: names come from other participants' files.
 
     Examples:
         >>> printable("two\nlines, \x1b[2J")
@@ -48,14 +51,14 @@ def printable(text: object) -> str:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on standard error, not a traceback."""
+    """Run the command line; print an expected error as one line on standard error, without a traceback."""
     try:
         app()
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
         typer.echo(f"cgd: {printable(error)}", err=True)
-        # A value out of range is the training's failure, not the command's.
+        # A value out of range is a failure of the training, not bad input of the command.
         kinds = ((RangeError, FAILED), (InputError, BAD_INPUT), (PeerTimeoutError, PEER_MISSING))
         sys.exit(next((code for kind, code in kinds if isinstance(error, kind)), FAILED))

@@ -1,4 +1,4 @@
-"""What `cgd join` and `cgd hub` show while they run: a live table in a terminal, lines elsewhere; events as JSON."""
+"""The display of `cgd join` and `cgd hub`: a live table in a terminal, lines elsewhere; an event log in JSON."""
 
 from __future__ import annotations
 
@@ -31,74 +31,76 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 COLOURS = {"here": "green", "done": "green", "left": "yellow", "missing": "red", "refused": "red"}
-# What an event may say besides its text: names, states and counts, never a value.
+# Attributes of an event besides its text: names, states and counts, never a value.
 FIELDS = ("event", "peer", "state", "note", "what", "count", "epoch")
 
 
 class JSONLines(logging.Formatter):
-    """One JSON object a line."""
+    """Format records as JSON, one object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": when, "level": record.levelname, "text": record.getMessage()}
         line |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, "") != ""}
         if record.exc_info is not None:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line)  # in ASCII: logs are looked at in terminals
+        return json.dumps(line)  # in ASCII, because logs are viewed in terminals
 
 
 class PrintableLines(logging.Formatter):
-    """Lines for a terminal."""
+    """Format records as text with terminal control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as text."""
+        """Return the record as text."""
         return printable(super().format(record))
 
 
 class EventFile(logging.handlers.RotatingFileHandler):
-    """A log that complains once, and in one line, if it cannot be written any more."""
+    """A rotating log file; if it can no longer be written, print one line, once."""
 
-    _complained = False
+    _failed = False
 
     def _open(self) -> Any:
-        """For its owner alone: a caution says how many records we have."""
+        """Open the file with mode 0600: privacy warnings contain the number of this participant's records."""
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=self._descriptor)
 
     def _descriptor(self, path: str, flags: int) -> int:
         return os.open(path, flags, 0o600)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
-        """Called when a line could not be written."""
-        if not self._complained:
-            self._complained = True
-            typer.echo(f"cgd: {self.baseFilename} cannot be written any more; events are lost", err=True)
+        """Report once that a line could not be written."""
+        if not self._failed:
+            self._failed = True
+            typer.echo(f"cgd: {self.baseFilename} can no longer be written; events are lost", err=True)
 
 
 class StateEventFile(EventFile):
-    """The same in a state folder, where a link is not followed."""
+    """A rotating log file in a state folder, where symbolic links are not followed."""
 
     def _descriptor(self, path: str, flags: int) -> int:
         return open_private(path, flags)
 
 
-class AboveTheTable(logging.Handler):
-    """Shows a line in a terminal; while there is a live table, above it."""
+class TerminalHandler(logging.Handler):
+    """Print records in a terminal, above the live table if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called with every line."""
+        """Print the record."""
         typer.echo(f"cgd: {printable(record.getMessage())}", err=True)
 
 
 def log_events(state: Path, chosen: Path | None = None) -> None:
-    """Write what happens to a file for its owner: no keys and no records, but in cautions how many we have.
+    """Log events to a file that only its owner can read, and to standard error.
+
+    Events contain no keys and no records, but privacy warnings contain the number of records.
 
     Args:
-        state: the state folder, in which it is `events.jsonl`.
-        chosen: another file, which the user named.
+        state: the state folder; the file is `events.jsonl` in it.
+        chosen: another file, named by the user.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     path, kind = (state / "events.jsonl", StateEventFile) if chosen is None else (chosen, EventFile)
     try:
@@ -112,27 +114,27 @@ def log_events(state: Path, chosen: Path | None = None) -> None:
     logger.addHandler(to_file)
     logger.propagate = False
     if sys.stderr.isatty():
-        above = AboveTheTable()  # the table has the rest
-        above.addFilter(lambda record: getattr(record, "event", "") == "caution")
-        logger.addHandler(above)
+        to_terminal = TerminalHandler()  # the table shows all other events
+        to_terminal.addFilter(lambda record: getattr(record, "event", "") == "privacy warning")
+        logger.addHandler(to_terminal)
     else:
         to_screen = logging.StreamHandler()
         to_screen.setFormatter(PrintableLines("cgd: %(message)s"))
-        # A stale message after a restart is nothing to worry about.
+        # A stale message after a restart is rejected, which is normal.
         to_screen.addFilter(lambda record: record.levelno > logging.INFO or getattr(record, "event", "") != "refused")
         logger.addHandler(to_screen)
 
 
 class Live(ABC):
-    """Shows a picture in a terminal until it is left, and nothing elsewhere."""
+    """A context manager that shows a live view in a terminal, and nothing elsewhere."""
 
     def __init__(self) -> None:
         self._message = ""
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._console = Console(stderr=True)
-        # What the program prints stays above the table, unless it goes elsewhere.
+        # Output of the program appears above the table, unless it is redirected.
         self._live = rich.live.Live(
-            get_renderable=self.picture,
+            get_renderable=self.render,
             console=self._console,
             auto_refresh=False,
             transient=True,
@@ -157,8 +159,8 @@ class Live(ABC):
             if self._message:
                 typer.echo(f"cgd: {self._message}", err=True)
 
-    def say(self, message: str) -> None:
-        """Show a message below the table, or as a line."""
+    def show_message(self, message: str) -> None:
+        """Show a message below the table, or as a line without a terminal."""
         self._message = message = printable(message)
         if not self._console.is_terminal:
             typer.echo(f"cgd: {message}", err=True)
@@ -168,38 +170,39 @@ class Live(ABC):
             self._live.refresh()
 
     @abstractmethod
-    def picture(self) -> Group:
-        """What to show at the moment."""
+    def render(self) -> Group:
+        """Return the present view."""
 
 
 class Display(Live):
-    """Shows the peers' state.
+    """Show the state of the peers.
 
     Args:
-        membership: whose.
+        member: the participant whose peers are shown.
     """
 
-    def __init__(self, membership: FederationMember) -> None:
-        self._membership = membership
+    def __init__(self, member: FederationMember) -> None:
+        self._member = member
         super().__init__()
 
-    def picture(self) -> Group:
-        """A row for each peer, and what our own program does."""
-        membership = self._membership
-        federation, traffic = membership.federation, membership.peers.traffic
-        seconds = time.monotonic() - self._begun
-        title = f"{federation.name}, epoch {federation.epoch}, as {membership.me}"
+    def render(self) -> Group:
+        """Return a row for each peer, and the progress of this participant's program."""
+        member = self._member
+        federation, traffic = member.federation, member.peers.traffic
+        seconds = time.monotonic() - self._started
+        title = f"{federation.name}, epoch {federation.epoch}, as {member.me}"
         table = Table("peer", "state", "latency", "note", title=title, title_justify="left")
-        for report in membership.runtime.report():
+        for report in member.runtime.report():
             latency = f"{1000 * report.latency:.0f} ms" if report.latency is not None else ""
             state = Text(report.state, style=COLOURS[report.state])
             table.add_row(report.name, state, latency, Text(report.note))
-        waits = [membership.runtime.membership.waiting_for(group) for group in membership.groups]
-        waits = [(what, missing) for what, missing in waits if missing]
-        waiting = "; ".join(f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in waits)
+        pending = [member.runtime.membership.waiting_for(group) for group in member.groups]
+        waiting = "; ".join(
+            f"waiting for {', '.join(sorted(missing))} ({what})" for what, missing in pending if missing
+        )
         sent = traffic.bytes_sent / 1e6
-        step = membership.runtime.membership.clock
+        step = member.runtime.membership.loop_step
         steps = f"step {step + 1} of {federation.training.steps}, " if step else ""
-        done = f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent"
-        doing = waiting or ("" if self._message else "computing")
-        return Group(table, *(Text(line) for line in (done, self._message, doing) if line))
+        progress = f"{steps}{traffic.sums} sums in {seconds:.0f} s, {sent:.1f} MB sent"
+        activity = waiting or ("" if self._message else "computing")
+        return Group(table, *(Text(line) for line in (progress, self._message, activity) if line))

@@ -1,4 +1,4 @@
-"""`cgd hub`: relay for participants that only dial out, and add up what they deposit."""
+"""`cgd hub`: relay messages for participants that only dial out, and add up their masked values."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cgd.cli.base import FAILED, INTERRUPTED, app
-from cgd.cli.operations import FederationFile
+from cgd.cli.federation import FederationFile
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from cgd.federation.hub_server import FederationHub
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 HubKeyFile = Annotated[
-    Path | None, typer.Option(help="The hub's private key file (default: hub.key beside the federation file, or here).")
+    Path | None,
+    typer.Option(help="The hub's private key file (default: hub.key next to the federation file, or in this folder)."),
 ]
 HubListen = Annotated[
     str | None,
-    typer.Option(help="Where to listen, such as tcp://0.0.0.0:7000 (default: the port of the hub's address)."),
+    typer.Option(help="The address to bind, such as tcp://0.0.0.0:7000 (default: the port of the hub's address)."),
 ]
 HubLog = Annotated[
     Path | None,
@@ -35,9 +36,10 @@ HubLog = Annotated[
 
 @app.command()
 def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, log: HubLog = None) -> None:
-    """Run the hub, until Ctrl-C: it relays for participants that only dial out, and adds up what it cannot read.
+    """Run the hub until Ctrl-C: it relays for participants that only dial out, and adds up masked values.
 
-    It needs no data and no participant's key. Killed, it is started again with the same command, and all go on.
+    It needs no data and no participant's key. After a crash, start it again with the same command; the participants
+    continue.
     """
     from cgd.cli.display import log_events
     from cgd.federation.hub_server import FederationHub
@@ -48,14 +50,14 @@ def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, 
         log_events(path.parent / "state" / "hub", log)
         _watch(running)
     except KeyboardInterrupt:
-        typer.echo("cgd: the hub stops; participants wait until it is back", err=True)
+        typer.echo("cgd: the hub has stopped; participants wait until it is restarted", err=True)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         running.close()
 
 
 def _watch(running: FederationHub) -> None:
-    """Show, and log, who comes and goes."""
+    """Show which participants are connected, and log changes."""
     import logging
 
     from rich.console import Group
@@ -65,9 +67,9 @@ def _watch(running: FederationHub) -> None:
     from cgd.cli.display import COLOURS, Live
 
     class HubDisplay(Live):
-        """A row for each participant."""
+        """A table with a row for each participant."""
 
-        def picture(self) -> Group:
+        def render(self) -> Group:
             federation, now = running.federation, time.monotonic()
             title = f"{federation.name}, epoch {federation.epoch}, the hub"
             table = Table("participant", "state", "latency", "relayed", "deposited", "lost", title=title)
@@ -76,10 +78,10 @@ def _watch(running: FederationHub) -> None:
                 latency = f"{1000 * each.latency:.0f} ms" if each.latency is not None and each.connected else ""
                 counts = f"{each.relayed / 1e6:.1f} MB", f"{each.deposited / 1e6:.1f} MB", str(each.lost)
                 table.add_row(each.name, Text(state, style=COLOURS[state]), latency, *counts)
-            return Group(table, Text(f"{now - self._begun:.0f} s"))
+            return Group(table, Text(f"{now - self._started:.0f} s"))
 
     logger = logging.getLogger("cgd.hub")
-    logger.info("the hub listens", extra={"event": "hub"})
+    logger.info("the hub is listening", extra={"event": "hub"})
     states: dict[str, bool] = {}
     with HubDisplay():
         while running.hub.failure is None:
@@ -89,5 +91,5 @@ def _watch(running: FederationHub) -> None:
                     state = "here" if each.connected else "missing"
                     extra = {"event": "peer", "peer": each.name, "state": state}
                     logger.info("%s is %s", each.name, state, extra=extra)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     raise typer.Exit(FAILED)

@@ -1,4 +1,4 @@
-"""Commands for researchers: the demo, the paper's experiments, simulations of one's own."""
+"""Commands for researchers: `cgd demo`, `cgd reproduce`, `cgd simulate`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class DatasetName(StrEnum):
-    """The data sets that need no download."""
+    """Data sets that need no download."""
 
     breast_cancer = "breast-cancer"
     digits = "digits"
 
 
 class Scale(StrEnum):
-    """How large the experiments are."""
+    """The scale of the experiments."""
 
     quick = "quick"
     paper = "paper"
@@ -37,22 +37,22 @@ class Scale(StrEnum):
 
 @app.command()
 def demo(
-    participants: Annotated[int, typer.Option(help="How many hospitals train together.")] = 5,
-    steps: Annotated[int, typer.Option(help="How many steps of gradient descent.")] = 300,
+    participants: Annotated[int, typer.Option(help="The number of hospitals.")] = 5,
+    steps: Annotated[int, typer.Option(help="The number of steps of gradient descent.")] = 300,
     dataset: Annotated[
-        DatasetName, typer.Option(help="The data, embedded in scikit-learn.")
+        DatasetName, typer.Option(help="The data set, included in scikit-learn.")
     ] = DatasetName.breast_cancer,
-    seed: Annotated[int, typer.Option(min=0, help="Decides the split of the data and the models' origins.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data split and of the models' origins.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
     plot_file: Annotated[Path, typer.Option("--plot", help="Write the curves to this PNG file.")] = Path(
         "cgd-demo.png"
     ),
 ) -> None:
-    """Hospitals with uneven data train together by CGD, beside each alone and all data pooled."""
+    """Compare hospitals with uneven data that train together by CGD, alone, and on pooled data."""
     for path in filter(None, (json_file, plot_file)):
         _check_writable(path)
     if plot_file.suffix.lower() != ".png":
-        raise InputError(f"the plot is {plot_file}; it is a PNG, give it a name that ends with .png")
+        raise InputError(f"the plot is {plot_file}; it is a PNG file, so choose a name that ends with .png")
 
     from rich.console import Console
 
@@ -68,32 +68,37 @@ def demo(
             "together": progress.add_task("together, confined", total=steps * participants),
         }
         result = experiment.run(settings, advance=lambda part: progress.advance(tasks[part]))
-    # Files first: whatever becomes of the terminal, they are there.
+    # Files before output, so that a closed terminal loses nothing.
     written = [f"The curves are in {plot_file}"]
     if json_file is not None:
         json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n")
         written.append(f"The results are in {json_file}")
     demo_report.plot(result, plot_file)
     console.print(demo_report.table(result))
-    console.print(demo_report.revealed(result), highlight=False)
+    console.print(demo_report.disclosure(result), highlight=False)
     console.print("\n".join(written), soft_wrap=True)
 
 
-DataDir = Annotated[Path | None, typer.Option(help="Where to look first for data sets (then: CGD_DATA, caches).")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="The first folder to search for data sets (then: CGD_DATA, caches).")
+]
 
 
 @app.command()
 def reproduce(
     what: Annotated[str, typer.Argument(help="`list`, `report`, `all`, or an experiment such as table-3.")],
-    scale: Annotated[Scale, typer.Option(help="Small, to see it work, or the paper's sizes.")] = Scale.quick,
-    resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on from what is there, or begin anew.")] = True,
-    out: Annotated[Path, typer.Option(help="Where results are kept, below a folder for each scale.")] = Path("results"),
+    scale: Annotated[Scale, typer.Option(help="Small and quick, or the paper's sizes.")] = Scale.quick,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Continue from existing results, or start again.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="The folder for results; it has a folder for each scale.")] = Path(
+        "results"
+    ),
     data_dir: DataDir = None,
 ) -> None:
-    """Check the paper: run its MNIST experiments, show ours beside the paper's.
+    """Reproduce the paper's MNIST experiments, and show the results next to the paper's.
 
-    Results are kept as JSON files and never computed twice. A run that was interrupted, even killed, goes on from its
-    last checkpoint.
+    Results are saved as JSON files and computed once. An interrupted or killed run continues from its last checkpoint.
     """
     from rich.console import Console
 
@@ -117,13 +122,15 @@ def reproduce(
 
 @app.command()
 def simulate(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to run; docs/simulation.md says how.")],
-    scale: Annotated[Scale | None, typer.Option(help="If the file has several.")] = None,
-    resume: Annotated[bool, typer.Option("--resume/--fresh", help="Go on from what is there, or begin anew.")] = True,
-    out: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("cgd-simulation"),
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The runs; see docs/simulation.md.")],
+    scale: Annotated[Scale | None, typer.Option(help="The scale, if the file has several.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Continue from existing results, or start again.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("cgd-simulation"),
     data_dir: DataDir = None,
 ) -> None:
-    """Simulate colonies of your own: everything a TOML file describes, as a table, a plot and JSON files."""
+    """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
     from cgd.experiments import reproduce as paper
     from cgd.experiments import spec
     from cgd.experiments.runner import ResultStore
@@ -136,7 +143,7 @@ def simulate(
 
 
 def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None) -> None:
-    """Run what is missing, then show the table and draw the plot."""
+    """Run the missing runs, then print the table and draw the plot."""
     from rich.console import Console
 
     from cgd.experiments import reproduce as paper
@@ -166,10 +173,10 @@ def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data
         try:
             outcome = paper.run(experiment, scale, store, data_dir, watch)
         except KeyboardInterrupt:
-            typer.echo("interrupted; the same command goes on from the last checkpoint", err=True)
+            typer.echo("interrupted; the same command continues from the last checkpoint", err=True)
             raise
     console = Console()
-    console.print(outcome.sheet.for_terminal())
+    console.print(outcome.table.to_rich())
     picture = outcome.plot(store.folder / "plots")
     if picture is not None:
         console.print(f"The plot is {picture}", soft_wrap=True)
@@ -177,7 +184,7 @@ def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data
 
 
 def _progress() -> Progress:
-    """Bars on standard error, so that standard output holds the results and nothing else."""
+    """Return progress bars on standard error, so that standard output has the results only."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -186,7 +193,7 @@ def _progress() -> Progress:
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written before an hour of work depends on it."""
+    """Raise InputError if a file cannot be written, before the computation starts."""
     existed = path.exists()
     try:
         with path.open("a"):

@@ -1,1 +1,5 @@
-"""Layer 9, runs that end in tables and plots."""
+"""Layer 9: experiments with tables and plots as results, and the data sets."""
+
+from cgd.extras import require
+
+require("simulate", "running experiments")

@@ -1,4 +1,4 @@
-"""Data sets by name, ready to train on: those that come with scikit-learn, and those in MNIST's layout."""
+"""Data sets by name: those bundled with scikit-learn, and those in MNIST's file format."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-HELD_OUT = 0.25
-EMBEDDED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
-NAMES = (*EMBEDDED, *idx.SOURCES)
+HELD_OUT_FRACTION = 0.25
+BUNDLED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
+NAMES = (*BUNDLED, *idx.SOURCES)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task as it comes, with a part held out. Labels are classes (whole numbers) or values to predict (floats)."""
+    """Training samples and held-out samples, unscaled.
+
+    Attributes:
+        name: name of the data set.
+        x: training samples.
+        y: labels: classes (whole numbers) or regression targets (floats).
+        held_out_x: held-out samples.
+        held_out_y: labels of the held-out samples.
+    """
 
     name: str
     x: torch.Tensor
@@ -38,12 +46,12 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """The number of classes; 0 if values are to be predicted."""
-        # Also of the held-out part: the first few samples may miss a class.
+        """The number of classes; 0 for regression."""
+        # Counts the held-out labels too: the first few training samples may miss a class.
         return 0 if self.y.is_floating_point() else int(torch.cat((self.y, self.held_out_y)).max()) + 1
 
     def scaled(self) -> Dataset:
-        """In single precision, with features of about the same size: bytes over 255, other features standardised."""
+        """Return the data in single precision: bytes divided by 255, other features and targets standardised."""
         if self.x.dtype == torch.uint8:
             x, held_out = self.x.float() / 255, self.held_out_x.float() / 255
         else:
@@ -56,14 +64,14 @@ class Dataset:
         return Dataset(self.name, x, y, held_out, held_out_y)
 
     def first(self, samples: int) -> Dataset:
-        """The same with the first so many samples to train on.
+        """Return the data with only the first `samples` training samples.
 
         Raises:
-            InputError: there are not so many.
+            InputError: there are fewer.
         """
         if not 1 <= samples <= len(self.x):
             raise InputError(
-                f"samples is {samples}; {self.name} has {len(self.x)} to train on, choose from 1 to {len(self.x)}"
+                f"samples is {samples}; {self.name} has {len(self.x)} training samples, choose from 1 to {len(self.x)}"
             )
         return Dataset(self.name, self.x[:samples], self.y[:samples], self.held_out_x, self.held_out_y)
 
@@ -73,11 +81,11 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
 
     Args:
         name: one of NAMES.
-        seed: decides which samples are held out, where that is not fixed.
-        data_dir: where to look first for files.
+        seed: seed of the split into training and held-out samples, if the data set has no fixed split.
+        data_dir: folder to search first for files.
 
     Raises:
-        InputError: there is no such data set, its files are nowhere, or they are damaged; or the seed is negative.
+        InputError: the name is unknown, the files are not found or damaged, or the seed is negative.
 
     Examples:
         >>> load("breast-cancer", seed=0).x.shape
@@ -86,27 +94,27 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
     if name in idx.SOURCES:
         x, y, held_out_x, held_out_y = (torch.from_numpy(each.copy()) for each in idx.load(name, data_dir).values())
         return Dataset(name, x.flatten(1), y.long(), held_out_x.flatten(1), held_out_y.long())
-    if name not in EMBEDDED:
+    if name not in BUNDLED:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
     if seed < 0:
         raise InputError(f"seed is {seed}; it must be at least 0")
-    from sklearn import datasets as embedded
+    from sklearn import datasets as bundled
 
-    features, labels = getattr(embedded, f"load_{name.replace('-', '_')}")(return_X_y=True)
-    return _held_out(name, features, labels, seed)
+    features, labels = getattr(bundled, f"load_{name.replace('-', '_')}")(return_X_y=True)
+    return _hold_out(name, features, labels, seed)
 
 
-def _held_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) -> Dataset:
+def _hold_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) -> Dataset:
     order = np.random.default_rng(seed).permutation(len(x))
-    held_out, training = np.split(order, [round(HELD_OUT * len(order))])
+    held_out, training = np.split(order, [round(HELD_OUT_FRACTION * len(order))])
     samples = torch.from_numpy(x)
     labels = torch.from_numpy(y) if y.dtype.kind == "f" else torch.from_numpy(y).long()
     return Dataset(name, samples[training], labels[training], samples[held_out], labels[held_out])
 
 
 def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean and the deviation of every column, by which it is standardised; of a constant, the constant and 1."""
-    # A constant need not have a deviation of 0: its mean may be off by a rounding.
+    """Return mean and standard deviation of every column; for a constant column, the constant and 1."""
+    # The computed deviation of a constant may differ from 0, because its mean is rounded.
     constant = values.amax(dim=0) == values.amin(dim=0)
     mean = torch.where(constant, values[0], values.mean(dim=0))
     return mean, torch.where(constant, 1.0, values.std(dim=0, correction=0))

@@ -1,4 +1,4 @@
-"""`cgd demo`: hospitals that may not share their records train together, beside the two alternatives they have."""
+"""`cgd demo`: hospitals train together with CGD, compared with training alone and with training on pooled data."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.transport.driver import Traffic
 
-HIDDEN = 32
-POINTS = 100  # at most so many on a curve
-STATISTICS_BOUND = 2.0**40  # of Σx and Σx² of one hospital's raw features
+HIDDEN_UNITS = 32
+MAX_CURVE_POINTS = 100
+STATISTICS_BOUND = 2.0**40
+"""Largest magnitude of Σx and Σx² over the records of one hospital."""
 
 loss_function = torch.nn.functional.cross_entropy
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the demo runs."""
+    """Settings of the demo."""
 
     dataset: str = "breast-cancer"
     participants: int = 5
@@ -47,12 +48,12 @@ class DemoSettings:
         if self.participants < MIN_MEMBERS:
             raise InputError(f"participants is {self.participants}; a secure sum needs at least {MIN_MEMBERS}")
         if self.steps < 1:
-            raise InputError(f"steps is {self.steps}; train for at least 1")
+            raise InputError(f"steps is {self.steps}; it must be at least 1")
 
 
 @dataclass
-class Curve:
-    """A model's loss and accuracy on the held-out data, over the steps."""
+class LearningCurve:
+    """Loss and accuracy of a model on held-out data, over the steps."""
 
     steps: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
@@ -61,78 +62,99 @@ class Curve:
 
 @dataclass(frozen=True)
 class DemoParticipant:
-    """What one participant has at the end: a model trained alone, and its confined model."""
+    """The results of one participant.
+
+    Attributes:
+        name: name of the participant.
+        samples: number of its samples.
+        alone: learning curve of the model trained on its own data only.
+        confined: learning curve of its confined model.
+        traffic: frames and bytes that it sent.
+    """
 
     name: str
     samples: int
-    alone: Curve
-    confined: Curve
+    alone: LearningCurve
+    confined: LearningCurve
     traffic: Traffic
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Everything the table and the plot show."""
+    """The results of the demo.
+
+    Attributes:
+        settings: settings of the demo.
+        parameters: number of parameters of the model.
+        features: number of features.
+        held_out: number of held-out samples.
+        participants: results of each participant.
+        pooled: learning curve of one model trained on pooled data.
+    """
 
     settings: DemoSettings
     parameters: int
     features: int
     held_out: int
     participants: list[DemoParticipant]
-    pooled: Curve
+    pooled: LearningCurve
 
     @property
     def samples(self) -> int:
-        """The number of all participants' samples."""
+        """The number of samples of all participants."""
         return sum(each.samples for each in self.participants)
 
     def as_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data."""
         return {"cgd": cgd.__version__, **asdict(self)}
 
 
 def run(settings: DemoSettings, advance: Callable[[str], None] = lambda _: None) -> DemoResult:
-    """Train on all data pooled, on every participant's alone, and together.
+    """Train one model on pooled data, one model per participant on its own data, and confined models together.
 
     Args:
-        settings: what to run.
-        advance: is called with "pooled", "alone" or "together" after each step of that part.
+        settings: settings of the demo.
+        advance: callback after each step, with the part it belongs to: "pooled", "alone" or "together".
     """
-    torch.set_num_threads(1)  # many small products: threads within them cost more than they bring
+    torch.set_num_threads(1)  # the matrix products are small, several threads per product would be slower
     names = [f"hospital-{i + 1}" for i in range(settings.participants)]
     data = datasets.load(settings.dataset, settings.seed)
-    # Uneven shares: the second has half as many samples as the first, the third a third, …
+    # Uneven sizes: the second has half as many samples as the first, the third a third, …
     shares = [1 / (i + 1) for i in range(settings.participants)]
     grid = Grid(settings.participants)
     blocks = list(grid.split(data.x, data.y, seed=settings.seed, row_shares=shares).values())
-    with local_peers(names) as colony:
-        scale = colony.run(agree_on_scale, blocks)[0]
-        trial = Trial(settings, data, scale, advance)
-        pooled = trial.plainly("pooled", data.x, data.y, "pooled")
-        alone = [trial.plainly(name, block.x, block.y, "alone") for name, block in zip(names, blocks, strict=True)]
-        confined = colony.run(trial.together, blocks)
-        participants = [
-            DemoParticipant(name, block.samples, by_itself, with_others, peers.traffic)
-            for name, block, by_itself, with_others, peers in zip(names, blocks, alone, confined, colony, strict=True)
+    with local_peers(names) as members:
+        scale = members.run(federated_feature_scale, blocks)[0]
+        trainer = DemoTrainer(settings, data, scale, advance)
+        pooled = trainer.train_alone("pooled", data.x, data.y, "pooled")
+        alone = [
+            trainer.train_alone(name, block.x, block.y, "alone") for name, block in zip(names, blocks, strict=True)
         ]
-    parameters = sum(parameter.numel() for parameter in trial.build("count").parameters())
+        confined = members.run(trainer.train_together, blocks)
+        participants = [
+            DemoParticipant(name, block.samples, alone_curve, confined_curve, peers.traffic)
+            for name, block, alone_curve, confined_curve, peers in zip(
+                names, blocks, alone, confined, members, strict=True
+            )
+        ]
+    parameters = sum(parameter.numel() for parameter in trainer.build_model("count").parameters())
     return DemoResult(settings, parameters, data.features, len(data.held_out_y), participants, pooled)
 
 
 @dataclass(frozen=True)
 class FeatureScale:
-    """How features are standardised."""
+    """Mean and standard deviation of every feature."""
 
     mean: torch.Tensor
     deviation: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The features x, standardised."""
+        """Return the standardised features."""
         return ((x - self.mean) / self.deviation).float()
 
 
-def agree_on_scale(peers: Peers, block: Block) -> FeatureScale:
-    """The mean and deviation of every feature over all hospitals, from one secure sum: no record is pooled for it."""
+def federated_feature_scale(peers: Peers, block: Block) -> FeatureScale:
+    """Compute mean and standard deviation of every feature over all hospitals by one secure sum."""
     ones = torch.ones(len(block.x), 1, dtype=block.x.dtype)
     own = torch.cat((ones, block.x, block.x**2), dim=1).sum(dim=0)
     total = peers.sum(own, bound=STATISTICS_BOUND, ring_bits=64)
@@ -142,40 +164,42 @@ def agree_on_scale(peers: Peers, block: Block) -> FeatureScale:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One model, one data set, one scale: what the three ways to train have in common."""
+class DemoTrainer:
+    """Trains the same model on the same scaled features, alone or together with others."""
 
     settings: DemoSettings
     data: Dataset
     scale: FeatureScale
     advance: Callable[[str], None]
 
-    def build(self, name: str) -> torch.nn.Module:
-        """The model of a participant, at its origin."""
+    def build_model(self, name: str) -> torch.nn.Module:
+        """Return the model of a participant at its origin."""
         model = torch.nn.Sequential(
-            torch.nn.Linear(self.data.features, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, self.data.classes)
+            torch.nn.Linear(self.data.features, HIDDEN_UNITS),
+            torch.nn.ReLU(),
+            torch.nn.Linear(HIDDEN_UNITS, self.data.classes),
         )
-        # For a demo that can be repeated. Leave the seed out and it comes from the operating system, as it should.
+        # A fixed seed makes the demo reproducible. In real training leave it out: `confine` then draws a random one.
         seed = hashlib.sha256(f"cgd demo {self.settings.seed} {name}".encode()).digest()
         confine(model, self.settings.delta, seed)
         return model
 
-    def plainly(self, name: str, x: torch.Tensor, y: torch.Tensor, part: str) -> Curve:
-        """Train on this data alone."""
-        model = self.build(name)
+    def train_alone(self, name: str, x: torch.Tensor, y: torch.Tensor, part: str) -> LearningCurve:
+        """Train a model on this data only."""
+        model = self.build_model(name)
         return self._train(model, torch.optim.SGD(model.parameters(), self.settings.lr), x, y, part)
 
-    def together(self, peers: Peers, block: Block) -> Curve:
-        """Train one participant's confined model with the others."""
-        model = self.build(peers.me)
+    def train_together(self, peers: Peers, block: Block) -> LearningCurve:
+        """Train the confined model of one participant, together with the others."""
+        model = self.build_model(peers.me)
         optimizer = ConfinedSGD(model.parameters(), self.settings.lr, peers=peers, samples=block.samples)
         return self._train(model, optimizer, block.x, block.y, "together")
 
     def _train(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, part: str
-    ) -> Curve:
-        """The loop of any user of torch, whoever the optimiser talks to."""
-        curve = Curve()
+    ) -> LearningCurve:
+        """Run an ordinary torch training loop with the given optimiser."""
+        curve = LearningCurve()
         scaled = self.scale(x)
         for step in range(1, self.settings.steps + 1):
             optimizer.zero_grad()
@@ -184,8 +208,8 @@ class Trial:
             self._record(model, curve, step, part)
         return curve
 
-    def _record(self, model: torch.nn.Module, curve: Curve, step: int, part: str) -> None:
-        if step % max(1, self.settings.steps // POINTS) == 0 or step == self.settings.steps:
+    def _record(self, model: torch.nn.Module, curve: LearningCurve, step: int, part: str) -> None:
+        if step % max(1, self.settings.steps // MAX_CURVE_POINTS) == 0 or step == self.settings.steps:
             with torch.no_grad():
                 output = model(self.scale(self.data.held_out_x))
             labels = self.data.held_out_y

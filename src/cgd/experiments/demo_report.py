@@ -1,4 +1,4 @@
-"""How the demo's result is shown: a table, what was revealed, a plot."""
+"""Presentation of the demo's results: a table, the disclosed values, a plot."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from cgd.experiments.demo import Curve, DemoResult
+    from cgd.experiments.demo import DemoResult, LearningCurve
 
 
 def table(result: DemoResult) -> Table:
-    """Every participant alone, every confined model, all data pooled; loss and accuracy on held-out data."""
-    shown = Table(title=f"{result.settings.dataset}: loss and accuracy on {result.held_out} held-out samples")
-    shown.add_column("participant", no_wrap=True)
+    """Return the table of losses and accuracies on held-out data: alone, confined and pooled."""
+    table = Table(title=f"{result.settings.dataset}: loss and accuracy on {result.held_out} held-out samples")
+    table.add_column("participant", no_wrap=True)
     for heading in ("samples", "alone\nloss", "alone\naccuracy", "confined\nloss", "confined\naccuracy"):
-        shown.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     for each in result.participants:
-        shown.add_row(each.name, str(each.samples), *_final([each.alone]), *_final([each.confined]))
-    shown.add_section()
+        table.add_row(each.name, str(each.samples), *_final([each.alone]), *_final([each.confined]))
+    table.add_section()
     alone, confined = [each.alone for each in result.participants], [each.confined for each in result.participants]
-    shown.add_row("mean", "", *_final(alone), *_final(confined))
-    shown.add_section()
-    shown.add_row("all data pooled", str(result.samples), "", "", *_final([result.pooled]))
-    return shown
+    table.add_row("mean", "", *_final(alone), *_final(confined))
+    table.add_section()
+    table.add_row("all data pooled", str(result.samples), "", "", *_final([result.pooled]))
+    return table
 
 
-def revealed(result: DemoResult) -> str:
-    """What left the participants and what did not."""
-    most = max((each.traffic for each in result.participants), key=lambda traffic: traffic.bytes_sent)
+def disclosure(result: DemoResult) -> str:
+    """Return a text on what each participant revealed and sent, and what it did not."""
+    largest = max((each.traffic for each in result.participants), key=lambda traffic: traffic.bytes_sent)
     return f"""\
-Revealed to every participant, by {most.sums} secure sums:
+Revealed to every participant, by {largest.sums} secure sums:
   the number of all samples ({result.samples}),
-  the mean and the deviation of {result.features} features,
+  the mean and the standard deviation of {result.features} features,
   {result.settings.steps} gradient sums of {result.parameters} coordinates.
-Sent by each participant: at most {most.bytes_sent / 1e6:.2f} MB in {most.frames_sent} frames,
+Sent by each participant: at most {largest.bytes_sent / 1e6:.2f} MB in {largest.frames_sent} frames,
   all of it secret shares, opened sums, digests and settings.
-Not revealed: any record, any model or its origin, anybody's own gradient.
-Mind that the sums are exact. Over many steps they can betray something of
-the data behind them, the more the fewer records there are; no noise is added."""
+Not revealed: records, models, origins, the gradient of a single participant.
+Privacy risk: the sums are exact, without noise. Over many steps they can
+reveal information about the records, and more if there are few records."""
 
 
 def plot(result: DemoResult, path: Path) -> None:
-    """Save the curves as a PNG."""
+    """Save the learning curves as a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2)
-    marker = "o" if len(result.pooled.steps) < 10 else ""  # a line through one point cannot be seen
+    marker = "o" if len(result.pooled.steps) < 10 else ""  # a line through one point is invisible
     for quantity, axis in zip(("loss", "accuracy"), axes, strict=True):
 
-        def draw(curve: Curve, style: str, label: str | None, quantity: str = quantity, axis: Axes = axis) -> None:
+        def draw(
+            curve: LearningCurve, style: str, label: str | None, quantity: str = quantity, axis: Axes = axis
+        ) -> None:
             axis.plot(curve.steps, getattr(curve, quantity), style, marker=marker, lw=1.2, label=label)
 
         for i, each in enumerate(result.participants):
@@ -74,6 +76,6 @@ def plot(result: DemoResult, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _final(curves: list[Curve]) -> tuple[str, str]:
-    """The mean loss and accuracy at the end of these curves."""
+def _final(curves: list[LearningCurve]) -> tuple[str, str]:
+    """Return the mean final loss and accuracy of these curves."""
     return f"{mean(curve.loss[-1] for curve in curves):.3f}", f"{mean(curve.accuracy[-1] for curve in curves):.1%}"

@@ -1,9 +1,10 @@
-"""Data sets in the idx layout of MNIST: found on disk, or fetched from a public mirror, and always checked."""
+"""Data sets in the IDX file format of MNIST: read from disk or downloaded from a mirror, with checked digests."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import math
 import os
 import sys
@@ -15,25 +16,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgd.errors import InputError
-from cgd.simulation.checkpoint import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
+    from rich.progress import Progress
 
-TIMEOUT = 30.0
+DOWNLOAD_TIMEOUT_SECONDS = 30.0
+CHUNK_BYTES = 1 << 16
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class DownloadSource:
-    """Where a data set is to be found.
+    """Folders, mirrors and digests of a data set.
 
     Attributes:
-        name: what users call it.
-        folders: what its folder is called, below a data folder.
-        mirrors: where its gzipped files are published.
-        md5: of each file when decompressed (gzip bytes differ from mirror to mirror).
+        name: name of the data set.
+        folders: possible names of its folder, relative to a data folder.
+        mirrors: URLs of folders with its gzipped files.
+        md5: digest of each decompressed file (the gzip bytes differ between mirrors).
     """
 
     name: str
@@ -69,54 +72,54 @@ SOURCES = {
 
 
 def load(name: str, data_dir: Path | None = None) -> dict[str, npt.NDArray[np.uint8]]:
-    """The arrays of a data set by the names of their files.
+    """Return the arrays of a data set, by file name; download files that are not on disk.
 
     Raises:
-        InputError: it is nowhere and cannot be fetched, or a file is damaged.
+        InputError: a file is not on disk and cannot be downloaded, or is damaged.
     """
     source = SOURCES[name]
     found = {file: _find(source, file, data_dir) for file in source.md5}
     missing = [file for file, array in found.items() if array is None]
-    fetched = {file: _fetch(source, missing[number:], data_dir) for number, file in enumerate(missing)}
-    return {file: fetched[file] if array is None else array for file, array in found.items()}
+    downloaded = {file: _download(source, missing[number:], data_dir) for number, file in enumerate(missing)}
+    return {file: downloaded[file] if array is None else array for file, array in found.items()}
 
 
 def folders(source: DownloadSource, data_dir: Path | None) -> Iterator[Path]:
-    """Where the data set may lie, the first choice first."""
-    named = [Path(folder) for folder in (data_dir, os.environ.get("CGD_DATA")) if folder]
+    """Yield the folders to search for a data set, in order."""
+    given = [Path(folder) for folder in (data_dir, os.environ.get("CGD_DATA")) if folder]
     shares = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
     system = [Path(folder) for folder in shares.split(":") if folder]
-    for parent in (*named, cache(), *system, *(folder / "datasets" for folder in system)):
+    for parent in (*given, cache(), *system, *(folder / "datasets" for folder in system)):
         for folder in source.folders:
             yield parent / folder
-    yield from named
+    yield from given
 
 
 def cache() -> Path:
-    """Where fetched files are kept."""
+    """Return the folder of downloaded files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cgd"
 
 
 def _find(source: DownloadSource, file: str, data_dir: Path | None) -> npt.NDArray[np.uint8] | None:
     for folder in folders(source, data_dir):
         for path in (folder / f"{file}.gz", folder / file):
-            if os.path.isfile(path):  # Path.is_file fails where we may not look
-                content = _content(path)
-                if not _of_another(source, folder, file, content):
-                    return parse(_checked(source, file, content, path), path)
+            if os.path.isfile(path):  # Path.is_file raises an error in folders without permission
+                content = _read(path)
+                if not _is_other_dataset(source, folder, file, content):
+                    return parse(_check_digest(source, file, content, path), path)
     return None
 
 
-def _content(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read ({error}); delete it and get it anew") from None
+        raise InputError(f"{path} cannot be read ({error}); delete it and download it again") from None
 
 
-def _of_another(source: DownloadSource, folder: Path, file: str, content: bytes) -> bool:
-    """Whether this is a file of another data set (all name them alike), in a folder not named after this one."""
+def _is_other_dataset(source: DownloadSource, folder: Path, file: str, content: bytes) -> bool:
+    """Return True for a file of another data set (they use the same names), in a folder not named after this one."""
     if any(folder.match(each) for each in source.folders):
         return False
     return _md5(content) in {other.md5.get(file) for other in SOURCES.values() if other.name != source.name}
@@ -126,21 +129,21 @@ def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _checked(source: DownloadSource, file: str, content: bytes, path: object) -> bytes:
-    found = _md5(content)
-    if found != source.md5[file]:
+def _check_digest(source: DownloadSource, file: str, content: bytes, path: Path) -> bytes:
+    digest = _md5(content)
+    if digest != source.md5[file]:
         raise InputError(
-            f"{path} is not the published file: its md5, decompressed, is {found}, not {source.md5[file]}; "
-            "delete it and get it anew"
+            f"{path} is not the published file: its md5, decompressed, is {digest}, not {source.md5[file]}; "
+            "delete it and download it again"
         )
     return content
 
 
 def parse(content: bytes, where: object) -> npt.NDArray[np.uint8]:
-    """An array from idx bytes: two zeros, the type (8: bytes), the number of dimensions, their sizes, the values.
+    """Parse IDX bytes: two zeros, the type (8 for bytes), the number of dimensions, their sizes, the values.
 
     Raises:
-        InputError: they are something else, too few or too many.
+        InputError: the content is not IDX of bytes, or too short or too long.
 
     Examples:
         >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "here")
@@ -153,58 +156,72 @@ def parse(content: bytes, where: object) -> npt.NDArray[np.uint8]:
         if content[:3] != b"\x00\x00\x08" or not shape or len(content) != start + math.prod(shape):
             raise ValueError
         return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-    except ValueError:  # also numpy's, of dimensions beyond its own
-        raise InputError(f"{where} is not an idx file of bytes; delete it and get it anew") from None
+    except ValueError:  # also raised by numpy for too many or too large dimensions
+        raise InputError(f"{where} is not an idx file of bytes; delete it and download it again") from None
 
 
-def _fetch(source: DownloadSource, missing: list[str], data_dir: Path | None) -> npt.NDArray[np.uint8]:
-    """Download the first missing file into the cache; only one that is the published one gets there."""
-    from http.client import HTTPException
+def _download(source: DownloadSource, missing: list[str], data_dir: Path | None) -> npt.NDArray[np.uint8]:
+    """Download the first missing file to the cache; pooch checks the digest and leaves no partial file."""
+    import pooch
+    from requests import RequestException
 
-    file, failures = missing[0], []
+    pooch.get_logger().setLevel("WARNING")  # the progress bar is enough
+    file, folder, failures = missing[0], cache() / source.folders[0], []
     for mirror in source.mirrors:
-        url = f"{mirror}/{file}.gz"
+        url, digest = f"{mirror}/{file}.gz", f"md5:{source.md5[file]}"
         try:
-            packed = _download(url)
-            content = _checked(source, file, gzip.decompress(packed), url)
-        except (OSError, EOFError, zlib.error, HTTPException, InputError) as error:
-            failures.append(f"{url}: {error}")
-            continue
-        _keep(cache() / source.folders[0] / f"{file}.gz", packed)
-        return parse(content, url)
-    wanted = data_dir or os.environ.get("CGD_DATA") or cache()
+            path = pooch.retrieve(url, digest, fname=file, path=folder, downloader=_download_decompressed)
+        except (RequestException, ValueError) as error:
+            failures.append(f"{url}: {_reason(error)}")
+        except OSError as error:
+            raise InputError(
+                f"{folder / file} cannot be written ({error}); name a folder for it with XDG_CACHE_HOME"
+            ) from None
+        else:
+            return parse(Path(path).read_bytes(), path)
+    target = Path(data_dir or os.environ.get("CGD_DATA") or cache()) / source.folders[0]
     files = ", ".join(f"{each}.gz" for each in missing)
     raise InputError(
-        f"the data set {source.name} is not on this machine and cannot be fetched ({'; '.join(failures)}). "
-        f"Put {files} into {Path(wanted) / source.folders[0]}, or name the folder above it with --data-dir or CGD_DATA"
+        f"the data set {source.name} is not on this machine and cannot be downloaded ({'; '.join(failures)}). "
+        f"Put {files} into {target}, or name its parent folder with --data-dir or CGD_DATA"
     )
 
 
-def _keep(path: Path, packed: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, packed)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error}); name a folder for it with XDG_CACHE_HOME") from None
-
-
-def _download(url: str) -> bytes:
-    from urllib.request import urlopen
-
+def _download_decompressed(url: str, output_file: str, _: object) -> None:
+    """Download a gzipped file and write it decompressed, so that pooch checks the digest of the content."""
+    from pooch import HTTPDownloader
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    received = bytearray()
-    with (
-        urlopen(url, timeout=TIMEOUT) as response,  # noqa: S310 - the mirrors above, and the content is checked
-        Progress(*columns, console=Console(file=sys.stderr)) as bar,
-    ):
-        length: int | None = response.length  # None if the server does not say
-        task = bar.add_task(url.rsplit("/", 1)[-1], total=length)
-        while piece := response.read(1 << 16):
-            received += piece
-            bar.advance(task, len(piece))
-    if length is not None and len(received) != length:
-        raise ConnectionError(f"the connection was cut after {len(received)} of {length} bytes")
-    return bytes(received)
+    content = io.BytesIO()
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        bar = _ProgressBar(progress, url.rsplit("/", 1)[-1])
+        HTTPDownloader(progressbar=bar, chunk_size=CHUNK_BYTES, timeout=DOWNLOAD_TIMEOUT_SECONDS)(url, content, None)
+    received = content.getvalue()
+    try:  # a server that declares gzip as the content encoding: already decompressed
+        plain = gzip.decompress(received) if received.startswith(GZIP_MAGIC) else received
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"damaged gzip file ({error})") from None
+    Path(output_file).write_bytes(plain)
+
+
+class _ProgressBar:
+    """A progress bar of rich with the interface that pooch expects."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress, self._task, self.total = progress, progress.add_task(name, total=None), 0
+
+    def update(self, size: int) -> None:
+        self._progress.update(self._task, advance=size, total=self.total or None)
+
+    def reset(self) -> None:
+        self._progress.reset(self._task)
+
+    def close(self) -> None:
+        pass
+
+
+def _reason(error: Exception) -> object:
+    """Return the cause of a failed connection, without the retries and the connection pool that wrap it."""
+    return getattr(error.args[0] if error.args else None, "reason", None) or error

@@ -1,8 +1,8 @@
-"""Real tables, split over five organisations as they are in life.
+"""Public tables, split over five organisations with realistic differences.
 
-They are of very different sizes, some do not measure or do not fill in what others do, and some have never seen
-categories that others have. `breast-cancer` and `diabetes` come with scikit-learn; `adult` and `credit-default` (UCI)
-are found where `CGD_DATA` says.
+The organisations have very different sizes, some have missing values or a missing column, and the small ones lack some
+categories. `breast-cancer` and `diabetes` come with scikit-learn; `adult` and `credit-default` (UCI) are read from the
+folder in `CGD_DATA`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     Cells = npt.NDArray[np.str_]
 
-# How large the organisations are, of tables with hundreds and with many thousands of records.
-SMALL_PARTS, LARGE_PARTS = (0.50, 0.30, 0.14, 0.045, 0.015), (0.50, 0.33, 0.13, 0.036, 0.004)
-MANY_RECORDS = 10_000
+# Fractions of the records per organisation, for tables with hundreds and with many thousands of records.
+SMALL_TABLE_PARTS, LARGE_TABLE_PARTS = (0.50, 0.30, 0.14, 0.045, 0.015), (0.50, 0.33, 0.13, 0.036, 0.004)
+MAX_SMALL_TABLE_RECORDS = 10_000
 LETTERS = "abcde"
-HELD_OUT = 0.2
+HELD_OUT_FRACTION = 0.2
 
 ADULT = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
@@ -42,32 +42,32 @@ CREDIT_CATEGORIES = ("SEX", "EDUCATION", "MARRIAGE")
 
 
 @dataclass(frozen=True)
-class Whole:
+class SourceTable:
     """A table before it is split, as text.
 
     Attributes:
-        kind: what the organisations are called, such as "hospital".
-        data: its schema.
-        training: the records to be split, one row each, in the order of `data.names` and the target.
-        held_out: records for a last test that nobody trains on.
-        rare: the column whose rarer categories the smaller organisations do not have.
+        kind: kind of the organisations, such as "hospital".
+        data: schema.
+        training: records to split, one row each, in the order of `data.names` and the target.
+        held_out: records for the final test, not used for training.
+        uneven_column: column whose rarer categories the small organisations do not have; empty for none.
     """
 
     kind: str
     data: Data
     training: Cells
     held_out: Cells
-    rare: str = ""
+    uneven_column: str = ""
 
 
 @dataclass(frozen=True)
 class Organisations:
-    """A table that was split.
+    """The tables of five organisations.
 
     Attributes:
-        data: its schema.
-        tables: the records of every organisation, with gaps, by name; largest first.
-        held_out: records for a last test, without gaps.
+        data: schema.
+        tables: records of each organisation, with missing values, by name; largest first.
+        held_out: records for the final test, without missing values.
     """
 
     data: Data
@@ -75,10 +75,10 @@ class Organisations:
     held_out: Cells
 
     def write(self, folder: Path) -> list[Path]:
-        """Write a CSV file for each of them, and `test.csv`.
+        """Write a CSV file for each organisation, and `test.csv`; return their paths.
 
         Raises:
-            InputError: one of them exists, or cannot be written.
+            InputError: a file exists, or cannot be written.
         """
         written = []
         for name, cells in {**self.tables, "test": self.held_out}.items():
@@ -96,10 +96,10 @@ class Organisations:
 
 
 def split(name: str, seed: int = 0) -> Organisations:
-    """A data set by name, over five organisations.
+    """Split a data set over five organisations.
 
     Raises:
-        InputError: there is no such data set, or its files are nowhere.
+        InputError: the name is unknown, or the files of the data set are not found.
 
     Examples:
         >>> {name: len(cells) for name, cells in split("breast-cancer").tables.items()}
@@ -107,105 +107,106 @@ def split(name: str, seed: int = 0) -> Organisations:
     """
     if name not in SOURCES:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
-    whole, random = SOURCES[name](), np.random.default_rng(seed)
-    common = _common(whole)
-    places = random.permutation(len(whole.training))
-    # The small ones have common categories only: their records are taken from those, and the large ones have the rest.
-    small = [place for place in places if common[place]]
-    parts = LARGE_PARTS if len(places) > MANY_RECORDS else SMALL_PARTS
-    sizes = [int(part * len(places)) for part in parts]
-    taken: list[Any] = []
+    source, random = SOURCES[name](), np.random.default_rng(seed)
+    has_common_category = _common_category_mask(source)
+    order = random.permutation(len(source.training))
+    # Small organisations get records with common categories only, the large ones get the rest.
+    candidates = [index for index in order if has_common_category[index]]
+    parts = LARGE_TABLE_PARTS if len(order) > MAX_SMALL_TABLE_RECORDS else SMALL_TABLE_PARTS
+    sizes = [int(part * len(order)) for part in parts]
+    small: list[Any] = []
     for size in reversed(sizes[2:]):
-        taken.append(np.array(small[:size]))
-        small = small[size:]
-    rest = places[~np.isin(places, np.concatenate(taken))]
-    first = len(places) - sum(sizes[1:])
+        small.append(np.array(candidates[:size]))
+        candidates = candidates[size:]
+    rest = order[~np.isin(order, np.concatenate(small))]
+    first = len(order) - sum(sizes[1:])
     tables = {}
-    for letter, part in zip(LETTERS, [rest[:first], rest[first:], *reversed(taken)], strict=True):
-        tables[f"{whole.kind}-{letter}"] = _gaps(whole, whole.training[part], letter, random)
-    return Organisations(whole.data, tables, whole.held_out)
+    for letter, indices in zip(LETTERS, [rest[:first], rest[first:], *reversed(small)], strict=True):
+        tables[f"{source.kind}-{letter}"] = _remove_values(source.data, source.training[indices], letter, random)
+    return Organisations(source.data, tables, source.held_out)
 
 
-def _common(whole: Whole) -> npt.NDArray[np.bool_]:
-    """Which records have the commonest category of the column whose rarer ones are not everywhere."""
-    if not whole.rare:
-        return np.ones(len(whole.training), dtype=np.bool_)
-    values = whole.training[:, whole.data.names.index(whole.rare)]
+def _common_category_mask(source: SourceTable) -> npt.NDArray[np.bool_]:
+    """Return a mask of the records that have one of the two most frequent categories of the uneven column."""
+    if not source.uneven_column:
+        return np.ones(len(source.training), dtype=np.bool_)
+    values = source.training[:, source.data.names.index(source.uneven_column)]
     names, counts = np.unique(values, return_counts=True)
     return np.isin(values, names[np.argsort(counts)[-2:]])
 
 
-def _gaps(whole: Whole, cells: Cells, letter: str, random: np.random.Generator) -> Cells:
-    """Values as they are not filled in: now and then at b, one column never at c, another often at d."""
+def _remove_values(data: Data, cells: Cells, letter: str, random: np.random.Generator) -> Cells:
+    """Remove values: 3 % of all at organisation b, one whole column at c, 30 % of the first column at d."""
     cells = cells.astype(object)
-    count = len(whole.data.names)
+    count = len(data.names)
     if letter == "b":
         cells[:, :count][random.random((len(cells), count)) < 0.03] = ""
     elif letter == "c":
-        cells[:, _last_number(whole.data)] = "NA"
+        cells[:, _last_number_column(data)] = "NA"
     elif letter == "d":
         cells[random.random(len(cells)) < 0.3, 0] = ""
     return cells.astype(str)
 
 
-def _last_number(data: Data) -> int:
-    return max(place for place, each in enumerate(data.columns) if each.type == "number")
+def _last_number_column(data: Data) -> int:
+    return max(index for index, column in enumerate(data.columns) if column.type == "number")
 
 
-def _embedded(name: str, kind: str, target: str, task: Any, classes: tuple[str, ...]) -> Whole:
+def _bundled(name: str, kind: str, target: str, task: Any, classes: tuple[str, ...]) -> SourceTable:
+    """Return a table bundled with scikit-learn."""
     from sklearn import datasets
 
     options = {} if name != "diabetes" else {"scaled": False}
     bunch = getattr(datasets, f"load_{name}")(**options)
     names = [each.replace(" ", "_") for each in bunch.feature_names]
-    codes = {"sex"} if name == "diabetes" else set()
-    columns = tuple(Column(each, "category" if each in codes else "number") for each in names)
+    categories = {"sex"} if name == "diabetes" else set()
+    columns = tuple(Column(each, "category" if each in categories else "number") for each in names)
     features = [[f"{value:g}" for value in row] for row in bunch.data]
     labels = [classes[int(value)] if classes else f"{value:g}" for value in bunch.target]
     cells = np.array([[*row, label] for row, label in zip(features, labels, strict=True)])
-    training, held_out = _held_out(cells)
-    return Whole(kind, Data(target, columns, task, classes), training, held_out)
+    training, held_out = _hold_out(cells)
+    return SourceTable(kind, Data(target, columns, task, classes), training, held_out)
 
 
-def _held_out(cells: Cells) -> tuple[Cells, Cells]:
+def _hold_out(cells: Cells) -> tuple[Cells, Cells]:
     order = np.random.default_rng(0).permutation(len(cells))
-    count = round(HELD_OUT * len(cells))
+    count = round(HELD_OUT_FRACTION * len(cells))
     return cells[order[count:]], cells[order[:count]]
 
 
-def _adult() -> Whole:
+def _adult() -> SourceTable:
     def read(name: str) -> Cells:
-        rows = (line.rstrip(".\n").split(", ") for line in _lines(f"adult/{name}.gz"))
+        rows = (line.rstrip(".\n").split(", ") for line in _read_lines(f"adult/{name}.gz"))
         return np.array([row for row in rows if len(row) == len(ADULT)])
 
     columns = tuple(Column(each, "number" if each in ADULT_NUMBERS else "category") for each in ADULT[:-1])
     data = Data("income", columns, classes=("<=50K", ">50K"))
-    return Whole("office", data, read("adult.data"), read("adult.test"), rare="native-country")
+    return SourceTable("office", data, read("adult.data"), read("adult.test"), "native-country")
 
 
-def _credit_default() -> Whole:
-    rows = list(csv.reader(_lines("credit-default/UCI_Credit_Card.csv.gz")))
+def _credit_default() -> SourceTable:
+    rows = list(csv.reader(_read_lines("credit-default/UCI_Credit_Card.csv.gz")))
     names = rows[0][1:-1]  # without the ID and the target
     columns = tuple(Column(each, "category" if each in CREDIT_CATEGORIES else "number") for each in names)
-    training, held_out = _held_out(np.array([row[1:] for row in rows[1:]]))
-    return Whole("bank", Data("default", columns, classes=("0", "1")), training, held_out, rare="EDUCATION")
+    training, held_out = _hold_out(np.array([row[1:] for row in rows[1:]]))
+    return SourceTable("bank", Data("default", columns, classes=("0", "1")), training, held_out, "EDUCATION")
 
 
-def _lines(place: str) -> list[str]:
+def _read_lines(file: str) -> list[str]:
     folder = os.environ.get("CGD_DATA", "")
-    path = Path(folder) / place
+    path = Path(folder) / file
     if not folder or not path.exists():
         raise InputError(
-            f"{place} is not below CGD_DATA ({folder or 'which is not set'}); set it to a folder that has it"
+            f"{file} is not in CGD_DATA ({folder or 'which is not set'}); set it to a folder that has the file"
         )
     return gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
 
 
-SOURCES: dict[str, Callable[[], Whole]] = {
-    "breast-cancer": lambda: _embedded(
+SOURCES: dict[str, Callable[[], SourceTable]] = {
+    "breast-cancer": lambda: _bundled(
         "breast_cancer", "hospital", "diagnosis", "classification", ("malignant", "benign")
     ),
-    "diabetes": lambda: _embedded("diabetes", "clinic", "progression", "regression", ()),
+    "diabetes": lambda: _bundled("diabetes", "clinic", "progression", "regression", ()),
     "adult": _adult,
     "credit-default": _credit_default,
 }

@@ -1,4 +1,4 @@
-"""From a run to its result: a JSON file that is written once, and a checkpoint while it is under way."""
+"""Running a spec: the result is a JSON file that is written once, with a checkpoint while the run is in progress."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import cgd
 from cgd.errors import InputError
 from cgd.experiments import datasets, theory
 from cgd.experiments.spec import RunSpec
+from cgd.files import write_file
 from cgd.optim.grid import Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation import baselines
-from cgd.simulation.checkpoint import write_whole
 from cgd.simulation.population import participant_seed
 from cgd.simulation.result import History
 
@@ -48,8 +48,15 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came out of a run."""
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        spec: settings of the run.
+        history: losses and evaluations.
+        version: version of cgd that ran it.
+        extra: further results of the method, such as a digest of the displacement.
+    """
 
     spec: RunSpec
     history: History
@@ -62,7 +69,7 @@ class Result:
         return self.history.evaluations[-1]
 
     def as_json(self) -> dict[str, Any]:
-        """The result as plain data, without times or places: the same run gives the same bytes."""
+        """Return the result as plain data, without times or paths: the same run gives the same bytes."""
         return {
             "format": FORMAT,
             "cgd": self.version,
@@ -72,92 +79,91 @@ class Result:
         }
 
     @classmethod
-    def read(cls, path: Path) -> Result:
-        """The result in a file.
+    def read(cls, path: Path) -> RunResult:
+        """Read a result from a file.
 
         Raises:
-            InputError: it is no result.
+            InputError: the file is not a result.
         """
         try:
             content = json.loads(path.read_text())
             if content.pop("format") != FORMAT:
                 raise ValueError("another format")
-            made = content.pop("spec")
-            if made.get("mode") == "joint":  # to look at a result reveals nothing more
-                made.setdefault("accept", JOINT_REVEALS_RECORDS)
-            spec = RunSpec.from_table(made, path.name)
+            table = content.pop("spec")
+            if table.get("mode") == "joint":  # reading a result reveals nothing more
+                table.setdefault("accept", JOINT_REVEALS_RECORDS)
+            spec = RunSpec.from_table(table, path.name)
             history = History.from_json(content.pop("history"))
             return cls(spec, history, content.pop("cgd"), content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path} is not a result that cgd wrote ({error}); move it away to run it anew") from None
+            raise InputError(f"{path} is not a result that cgd wrote ({error}); move it away to run it again") from None
 
 
 class ResultStore:
-    """A folder of results, one file for each run; whichever experiment asks for a run finds it there."""
+    """A folder of results, one file for each run, shared by all experiments that contain the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, spec: RunSpec) -> Path:
-        """Where the result of this run is or will be."""
+        """Return the path of the result of this run."""
         return self.folder / f"{spec.slug}.json"
 
     def checkpoint(self, spec: RunSpec) -> Path:
-        """Where the run stands while it is under way."""
+        """Return the path of the checkpoint of this run while it is in progress."""
         return self.folder / ".checkpoints" / f"{spec.slug}.pt"
 
-    def get(self, spec: RunSpec) -> Result | None:
-        """The result of this run, if it is there."""
+    def get(self, spec: RunSpec) -> RunResult | None:
+        """Return the stored result of this run; None if there is none."""
         path = self.path(spec)
         if not path.exists():
             return None
-        found = Result.read(path)
+        found = RunResult.read(path)
         if found.spec != spec:
-            raise InputError(f"{path} is the result of another run; move it away to run it anew")
+            raise InputError(f"{path} is the result of another run; move it away to run it again")
         return found
 
     def prepare(self, specs: Collection[RunSpec], *, fresh: bool = False) -> None:
-        """Make the folder; with `fresh`, forget what is there of these runs.
+        """Create the folder; with `fresh`, delete results and checkpoints of these runs.
 
         Raises:
             InputError: the folder cannot be written.
         """
         try:
-            (self.folder / ".checkpoints").mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / ".checkpoints" / f"try-{os.getpid()}", b"")
-            (self.folder / ".checkpoints" / f"try-{os.getpid()}").unlink()
+            probe = self.folder / ".checkpoints" / f"try-{os.getpid()}"
+            probe.parent.mkdir(parents=True, exist_ok=True)
+            write_file(probe, b"")
+            probe.unlink()
         except OSError as error:
             raise InputError(f"{self.folder} cannot be written ({error.strerror}); name another place") from None
         for spec in specs if fresh else ():
             self.path(spec).unlink(missing_ok=True)
             self.checkpoint(spec).unlink(missing_ok=True)
 
-    def run(self, spec: RunSpec, data_dir: Path | None = None, on_step: OnStep = lambda *_: None) -> Result:
-        """The result of this run: the one that is there, or a new one; goes on from a checkpoint."""
+    def run(self, spec: RunSpec, data_dir: Path | None = None, on_step: OnStep = lambda *_: None) -> RunResult:
+        """Return the stored result of this run, or run it; resume if there is a checkpoint."""
         found = self.get(spec)
         if found is not None:
             return found
         checkpoint = self.checkpoint(spec)
         self.prepare([spec])
         result = execute(spec, data_dir, checkpoint, on_step)
-        write_whole(self.path(spec), (json.dumps(result.as_json()) + "\n").encode())
+        write_file(self.path(spec), json.dumps(result.as_json()) + "\n")
         checkpoint.unlink(missing_ok=True)
-        return Result.read(self.path(spec))
+        return RunResult.read(self.path(spec))
 
 
 def execute(
     spec: RunSpec, data_dir: Path | None = None, checkpoint: Path | None = None, on_step: OnStep = lambda *_: None
-) -> Result:
-    """Run it."""
-    data = loaded(spec.data, spec.seed, data_dir)
-    if spec.samples:
-        data = data.first(spec.samples)
-    setting = baselines.BaselineSettings(
+) -> RunResult:
+    """Run a spec and return its result, without storing it."""
+    data = load_data(spec, data_dir)
+    settings = baselines.BaselineSettings(
         build_model=lambda: build_model(spec, data),
         blocks=Grid(spec.rows, spec.columns).split(data.x, data.y, seed=spec.seed),
         steps=spec.steps,
         lr=spec.lr,
-        delta=deltas(spec),
+        delta=origin_delta(spec),
         loss=nn.functional.cross_entropy if data.classes else nn.functional.mse_loss,
         seed=spec.seed,
         test=(data.held_out_x, data.held_out_y) if spec.measure == "held-out" else (data.x, data.y),
@@ -165,11 +171,11 @@ def execute(
         checkpoint=checkpoint,
         on_step=on_step,
     )
-    return _METHODS[spec.method](spec, setting)
+    return _METHODS[spec.method](spec, settings)
 
 
-def _cgd(spec: RunSpec, setting: BaselineSettings) -> Result:
-    colony = setting.colony(
+def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
+    result = settings.simulate(
         mode=spec.mode,  # type: ignore[arg-type]
         accept=spec.accept,
         sample=spec.sample,
@@ -177,33 +183,31 @@ def _cgd(spec: RunSpec, setting: BaselineSettings) -> Result:
         mu=spec.mu,
         hold=spec.hold,
     )
-    extra = {"displacement": _digest(colony.displacement())}
+    extra: dict[str, Any] = {"displacement": _digest(result.displacement())}
     if spec.has_regret:
-        return Result(
-            spec, colony.history, cgd.__version__, {**extra, "theory": asdict(theory.measure(setting, colony))}
-        )
-    return Result(spec, colony.history, cgd.__version__, extra)
+        extra["theory"] = asdict(theory.measure(settings, result))
+    return RunResult(spec, result.history, cgd.__version__, extra)
 
 
-def _federated(spec: RunSpec, setting: BaselineSettings) -> Result:
+def _federated(spec: RunSpec, settings: BaselineSettings) -> RunResult:
     secure = spec.method == "secure-fedsgd"
     mode: Any = spec.mode
-    colony = baselines.federated_sgd(setting, secure=secure, mode=mode, accept=spec.accept)
-    return Result(spec, colony.history, cgd.__version__, {"displacement": _digest(colony.displacement())})
+    result = baselines.federated_sgd(settings, secure=secure, mode=mode, accept=spec.accept)
+    return RunResult(spec, result.history, cgd.__version__, {"displacement": _digest(result.displacement())})
 
 
-def _centralised(spec: RunSpec, setting: BaselineSettings) -> Result:
-    return Result(spec, baselines.centralised(setting).history, cgd.__version__, {})
+def _centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
+    return RunResult(spec, baselines.centralised(settings).history, cgd.__version__, {})
 
 
-def _local(spec: RunSpec, setting: BaselineSettings) -> Result:
-    return Result(spec, baselines.local(setting, spec.sample).history, cgd.__version__, {})
+def _local(spec: RunSpec, settings: BaselineSettings) -> RunResult:
+    return RunResult(spec, baselines.local(settings, spec.sample).history, cgd.__version__, {})
 
 
-def _private(spec: RunSpec, setting: BaselineSettings) -> Result:
-    trained = baselines.dp_sgd(setting, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
-    extra = {"epsilon_spent": trained.epsilon_spent, "noise_multiplier": trained.noise_multiplier}
-    return Result(spec, trained.history, cgd.__version__, extra)
+def _dp_sgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
+    result = baselines.dp_sgd(settings, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
+    extra = {"epsilon_spent": result.epsilon_spent, "noise_multiplier": result.noise_multiplier}
+    return RunResult(spec, result.history, cgd.__version__, extra)
 
 
 _METHODS = {
@@ -212,51 +216,55 @@ _METHODS = {
     "local": _local,
     "fedsgd": _federated,
     "secure-fedsgd": _federated,
-    "dp-sgd": _private,
+    "dp-sgd": _dp_sgd,
 }
 
 
 def check(spec: RunSpec, data_dir: Path | None = None) -> None:
-    """Refuse a run that its data do not allow, without running it.
+    """Check that the data suffice for a run, without running it.
 
     Raises:
-        InputError: the data set is not there, or too small for the run.
+        InputError: the data set is not available, or too small for the run.
     """
-    data = loaded(spec.data, spec.seed, data_dir)
-    data = data.first(spec.samples) if spec.samples else data
-    for name, least, there in (
-        ("rows", spec.rows, f"{len(data.x)} samples"),
-        ("columns", spec.columns, f"{data.features} features"),
-        ("batch", spec.batch if spec.method == "dp-sgd" else 1, f"{len(data.x)} samples"),
+    data = load_data(spec, data_dir)
+    for name, needed, available, unit in (
+        ("rows", spec.rows, len(data.x), "samples"),
+        ("columns", spec.columns, data.features, "features"),
+        ("batch", spec.batch if spec.method == "dp-sgd" else 1, len(data.x), "samples"),
     ):
-        if least > int(there.split()[0]):
-            raise InputError(f"{name} is {least} and there are {there}; make it smaller")
+        if needed > available:
+            raise InputError(f"{name} is {needed} and there are {available} {unit}; make it smaller")
 
 
 def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:
-    """The fully-connected network of a run."""
+    """Build the fully-connected network of a run."""
     layers: list[nn.Module] = []
     widths = (data.features, *spec.hidden, data.classes or 1)
-    for wide_in, wide_out in itertools.pairwise(widths):
-        layers += [nn.Linear(wide_in, wide_out, bias=spec.bias), ACTIVATIONS[spec.activation]()]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs, bias=spec.bias), ACTIVATIONS[spec.activation]()]
     return nn.Sequential(*layers[:-1])
 
 
-def deltas(spec: RunSpec) -> float | Callable[[Cell], float]:
-    """δ for all, or a function that gives everybody its own, drawn once."""
+def origin_delta(spec: RunSpec) -> float | Callable[[Cell], float]:
+    """Return δ for all participants, or a function that draws δ for each cell, always the same for the same seed."""
     if not isinstance(spec.delta, tuple):
         return spec.delta
     low, high = spec.delta
 
-    def own(cell: Cell) -> float:
+    def draw_delta(cell: Cell) -> float:
         return float(np.random.default_rng([*participant_seed(spec.seed, cell)]).uniform(low, high))
 
-    return own
+    return draw_delta
+
+
+def load_data(spec: RunSpec, data_dir: Path | None) -> Dataset:
+    """Return the scaled data set of a run, limited to `spec.samples` training samples."""
+    data = _load_scaled(spec.data, spec.seed, data_dir)
+    return data.first(spec.samples) if spec.samples else data
 
 
 @lru_cache(maxsize=2)
-def loaded(name: str, seed: int, data_dir: Path | None) -> Dataset:
-    """A data set, scaled; those in use are kept."""
+def _load_scaled(name: str, seed: int, data_dir: Path | None) -> Dataset:
     return datasets.load(name, seed, data_dir).scaled()
 
 
@@ -268,7 +276,7 @@ def _digest(displacement: dict[str, torch.Tensor]) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits: what a curve shows, in a file that stays small."""
+    """Round to six significant digits: enough for a curve, and the file stays small."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

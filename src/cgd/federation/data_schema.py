@@ -1,13 +1,13 @@
-"""What is learned from tables: the sections `[data]` and `[model]` of the federation file, for `cgd join --data`.
+"""The sections `[data]` and `[model]` of the federation file, for `cgd join --data`.
 
     [data]
     target = "income"            # the column to predict
     task = "classification"      # or "regression"
-    classes = ["<=50K", ">50K"]  # left out: learned, by a secure sum
+    classes = ["<=50K", ">50K"]  # if left out: learned by a secure sum
 
     [data.columns]
     age = "number"
-    workclass = "category"       # its categories are learned, by a secure sum
+    workclass = "category"       # its categories are learned by a secure sum
     sex = ["Female", "Male"]     # these categories, and no others
 
     [model]
@@ -15,8 +15,9 @@
     layers = [64, 32]
     activation = "relu"
 
-In a grid, every column of the table says which column of the grid holds it: `age = { type = "number", held_by = 0 }`.
-A column of a participant's file that is not listed here is not read.
+In a grid, every column of the table names the column of the grid that holds it:
+`age = { type = "number", held_by = 0 }`.
+Columns of a participant's file that are not listed here are not read.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ Activation = Literal["relu", "tanh", "gelu", "sigmoid"]
 
 SCHEMA_SECTIONS = ("data", "model")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
-# In bytes of UTF-8: what is longer is a text, not a category.
-MAX_CATEGORY_LENGTH = 90
-MAX_LAYERS, WIDEST_LAYER = 32, 65536
+# Of UTF-8; a longer value is free text, not a category.
+MAX_CATEGORY_BYTES = 90
+MAX_LAYERS, MAX_LAYER_WIDTH = 32, 65536
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the tables, as the federation file describes it.
+    """One column of the tables.
 
     Attributes:
-        name: its name in the header.
+        name: the name in the header.
         type: "number" or "category".
-        categories: of a category, those that count, in order; none if they are to be learned.
-        held_by: in a grid, the column of the grid whose participants have it.
+        categories: the categories in order; empty if they are learned, or for a number.
+        held_by: in a grid, the column of the grid whose participants hold it.
     """
 
     name: str
@@ -62,24 +63,24 @@ class Column:
         _choice("type", self.type, ColumnType)
         object.__setattr__(self, "categories", _texts("categories", self.categories))
         if self.categories and self.type != "category":
-            raise InputError("it is a number and has categories; take them away, or write type = 'category'")
+            raise InputError("it is a number and has categories; remove them, or write type = 'category'")
         if self.held_by is not None and (type(self.held_by) is not int or self.held_by < 0):
-            raise InputError(f"held_by is {self.held_by!r}; it is a column of the grid, from 0")
+            raise InputError(f"held_by is {self.held_by!r}; it must be a column of the grid, from 0")
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the tables hold and what is to be predicted; the same for all participants.
+    """The columns of the tables and the target, equal for all participants. Invalid values raise an `InputError`.
 
     Attributes:
         target: the column to predict.
         columns: the columns to predict it from, in order.
         task: "classification" or "regression".
-        classes: the values of the target, in order; none if they are to be learned.
-        class_weights: "balanced" makes every class count the same, however rare it is.
-        id: the column that identifies a record; needed in a grid, where a row's participants have the same records.
+        classes: the values of the target, in order; empty if they are learned.
+        class_weights: "balanced" gives every class the same total weight.
+        id: the column that identifies a record; needed in a grid, where the participants of a row share records.
         missing: texts that stand for a missing value.
-        validation: the part of everybody's records that is kept back to see when to stop.
+        validation: the fraction of every participant's records in the validation split.
     """
 
     target: str
@@ -102,18 +103,18 @@ class Data:
         if not self.target:
             raise InputError("target is empty; name the column to predict")
         if not 0 <= self.validation < 1:
-            raise InputError(f"validation is {self.validation}; it is a part of the records, from 0 to below 1")
+            raise InputError(f"validation is {self.validation}; it is a fraction of the records, from 0 to below 1")
         if not self.columns:
             raise InputError("there are no columns to predict from; list them in [data.columns]")
         for name, what in ((self.target, "the target"), (self.id, "the id")):
             if name in self.names:
-                raise InputError(f"{name!r} is {what} and a column to predict from; take it out of [data.columns]")
+                raise InputError(f"{name!r} is {what} and a column to predict from; remove it from [data.columns]")
         if self.target == self.id:
             raise InputError(f"{self.id!r} is both the target and the id; name another id")
         if self.task == "regression" and (self.classes or self.class_weights != "none"):
-            raise InputError("a regression has no classes; take classes and class_weights away")
+            raise InputError("a regression has no classes; remove classes and class_weights")
         if len(self.classes) == 1:
-            raise InputError(f"classes has {self.classes[0]!r} only; there must be two or more to tell apart")
+            raise InputError(f"classes has {self.classes[0]!r} only; there must be two or more")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,24 +122,24 @@ class Data:
         return tuple(each.name for each in self.columns)
 
     def held_by(self, column: int) -> tuple[Column, ...]:
-        """The columns that a column of the grid holds."""
+        """Return the columns that a column of the grid holds."""
         return tuple(each for each in self.columns if each.held_by == column)
 
     def check_grid(self, columns: int) -> None:
-        """See whether these tables can be cut into the columns of a grid (0: there is none).
+        """Check that every column is held by a column of the grid, and the reverse; `columns` is 0 without a grid.
 
         Raises:
-            InputError: they cannot.
+            InputError: a column is not assigned, or assigned to a column that the grid does not have.
         """
-        placed = [each for each in self.columns if each.held_by is not None]
+        assigned = [each for each in self.columns if each.held_by is not None]
         if not columns:
-            if placed:
-                raise InputError(f"{placed[0].name} has held_by, and there is no grid; give the participants cells")
+            if assigned:
+                raise InputError(f"{assigned[0].name} has held_by, and there is no grid; give the participants cells")
             return
         for each in self.columns:
             if columns > 1 and each.held_by is None:
                 raise InputError(
-                    f"{each.name} does not say which column of the grid holds it; write held_by = 0, or 1 …"
+                    f"{each.name} does not name the column of the grid that holds it; write held_by = 0, or 1 …"
                 )
             if each.held_by is not None and each.held_by >= columns:
                 raise InputError(f"{each.name} is held by column {each.held_by}, and the grid has {columns}, from 0")
@@ -150,19 +151,19 @@ class Data:
                     )
             if not self.id:
                 raise InputError(
-                    "a row's participants have parts of the same records; name the id column that joins them"
+                    "the participants of a row hold parts of the same records; name the id column that joins them"
                 )
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which model everybody trains.
+    """The model that all participants train. Invalid values raise an `InputError`.
 
     Attributes:
         kind: "linear" or "logistic" (no hidden layer), "mlp", or "custom".
         layers: the widths of an mlp's hidden layers.
-        activation: between them.
-        function: of a custom model, `module:function`; it is called with the number of features and of outputs.
+        activation: the activation between them.
+        function: the `module:function` of a custom model, called with the numbers of features and outputs.
         delta: δ, the standard deviation of the origins; a participant may choose its own.
     """
 
@@ -184,25 +185,25 @@ class Model:
             raise InputError(f"delta is {self.delta}; it is the standard deviation of the origins, above 0")
         if (self.kind == "custom") != bool(self.function):
             raise InputError(
-                f"kind is {self.kind!r} and function is {self.function!r}; a model of your own has kind = 'custom' and "
-                "a function, and no other has one"
+                f"kind is {self.kind!r} and function is {self.function!r}; a custom model has kind = 'custom' and a "
+                "function, and no other kind has a function"
             )
         if self.function and not all(self.function.partition(":")):
-            raise InputError(f"function is {self.function!r}; it is MODULE:FUNCTION, such as models:network")
+            raise InputError(f"function is {self.function!r}; write MODULE:FUNCTION, such as models:network")
         if self.kind == "mlp" and not self.layers:
             raise InputError("layers is empty; give the widths of the hidden layers, such as layers = [64, 32]")
         if self.kind != "mlp" and self.layers:
-            raise InputError(f"a {self.kind} model has no hidden layers; take layers away, or write kind = 'mlp'")
+            raise InputError(f"a {self.kind} model has no hidden layers; remove layers, or write kind = 'mlp'")
 
 
 def parse_schema(text: str) -> tuple[Data, Model]:
-    """Return what a text says that has `[data]` and `[model]`, and nothing else.
+    """Parse a text with `[data]` and `[model]`; reject all other sections.
 
-    It becomes a part of the federation file and may come from somebody else, so whatever else the file could hold, such
-    as a participant or a hub, is refused.
+    The text becomes a part of the federation file and may come from another participant, so it must not contain, for
+    example, a participant or a hub.
 
     Raises:
-        InputError: it cannot be used.
+        InputError: it is not valid.
     """
     remedy = "write [data] and [model] there, as `cgd schema` suggests them, and nothing else"
     try:
@@ -213,7 +214,7 @@ def parse_schema(text: str) -> tuple[Data, Model]:
         check_values(content)
     for key in content:
         if key not in SCHEMA_SECTIONS:
-            raise InputError(f"the schema has {key!r}, which is not about tables; {remedy}")
+            raise InputError(f"the schema has {key!r}, which does not belong there; {remedy}")
     for key in SCHEMA_SECTIONS:
         if key not in content:
             raise InputError(f"the schema has no [{key}]; {remedy}")
@@ -224,39 +225,39 @@ def parse_schema(text: str) -> tuple[Data, Model]:
 
 
 def parse_data(table: Any) -> Data:
-    """What a `[data]` section says.
+    """Parse a `[data]` section.
 
     Raises:
-        InputError: it cannot be used.
+        InputError: it is not valid.
     """
     needed = ("target", "columns")
     check_keys(table, needed, [each.name for each in fields(Data) if each.name not in needed])
     columns = table["columns"]
     if not isinstance(columns, dict):
         raise InputError(f"columns is {columns!r}; write [data.columns] and below it NAME = TYPE in every line")
-    return Data(**{**table, "columns": tuple(_column(name, says) for name, says in columns.items())})
+    return Data(**{**table, "columns": tuple(_column(name, value) for name, value in columns.items())})
 
 
 def parse_model(table: Any) -> Model:
-    """What a `[model]` section says.
+    """Parse a `[model]` section.
 
     Raises:
-        InputError: it cannot be used.
+        InputError: it is not valid.
     """
     check_keys(table, (), [each.name for each in fields(Model)])
     return Model(**table)
 
 
-def _column(name: str, says: Any) -> Column:
+def _column(name: str, value: Any) -> Column:
     with at(f"column {name!r}: "):
-        if isinstance(says, str):
-            return Column(name, cast("ColumnType", says))
-        if isinstance(says, list):
-            if not says:
+        if isinstance(value, str):
+            return Column(name, cast("ColumnType", value))
+        if isinstance(value, list):
+            if not value:
                 raise InputError("its list of categories is empty; name some, or write 'category' to learn them")
-            return Column(name, "category", tuple(says))
-        check_keys(says, ("type",), ("categories", "held_by"))
-        return Column(name, **says)
+            return Column(name, "category", tuple(value))
+        check_keys(value, ("type",), ("categories", "held_by"))
+        return Column(name, **value)
 
 
 def _choice(name: str, value: Any, kind: Any) -> None:
@@ -267,11 +268,11 @@ def _choice(name: str, value: Any, kind: Any) -> None:
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(each, str) for each in values):
-        raise InputError(f"{name} is {values!r}; it is a list of texts, in quotes")
+        raise InputError(f"{name} is {values!r}; it must be a list of texts, in quotes")
     seen: set[str] = set()
     for each in values:
-        if len(each.encode()) > MAX_CATEGORY_LENGTH:
-            raise InputError(f"{name} has {each[:20]!r}…, of more than {MAX_CATEGORY_LENGTH} bytes; shorten it")
+        if len(each.encode()) > MAX_CATEGORY_BYTES:
+            raise InputError(f"{name} has {each[:20]!r}…, of more than {MAX_CATEGORY_BYTES} bytes; shorten it")
         if each in seen:
             raise InputError(f"{name} has {each!r} twice; name it once")
         seen.add(each)
@@ -280,7 +281,7 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
 
 def _widths(layers: Any) -> tuple[int, ...]:
     if not isinstance(layers, (list, tuple)) or not all(type(each) is int for each in layers):
-        raise InputError(f"layers is {layers!r}; it is a list of whole numbers, such as [64, 32]")
-    if len(layers) > MAX_LAYERS or not all(1 <= each <= WIDEST_LAYER for each in layers):
-        raise InputError(f"layers is {list(layers)}; up to {MAX_LAYERS} layers of 1 to {WIDEST_LAYER} units")
+        raise InputError(f"layers is {layers!r}; it must be a list of whole numbers, such as [64, 32]")
+    if len(layers) > MAX_LAYERS or not all(1 <= each <= MAX_LAYER_WIDTH for each in layers):
+        raise InputError(f"layers is {list(layers)}; use up to {MAX_LAYERS} layers of 1 to {MAX_LAYER_WIDTH} units")
     return tuple(layers)

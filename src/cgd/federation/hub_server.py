@@ -1,4 +1,4 @@
-"""The hub of a federation: `cgd hub`. It needs the federation file and the hub's own key, and nothing else."""
+"""The hub server of a federation (`cgd hub`); it needs the federation file and the hub's key, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cgd.transport.hub import Hub
 if TYPE_CHECKING:
     import os
 
-    from cgd.transport.hub import Record
+    from cgd.transport.hub import MessageRecorder
 
 log = logging.getLogger("cgd.federation")
 
@@ -25,16 +25,16 @@ WATCH_SECONDS = 1.0
 
 
 class FederationHub:
-    """A running hub, and its eye on the file.
+    """Run a hub, and reload the federation file when it changes.
 
     Args:
         path: the federation file.
-        key: the hub's private key file; `hub.key` beside the federation file or here if not given.
-        listen: where to bind, such as `tcp://0.0.0.0:7000`, if not at the port of the hub's address.
-        record: told of everything that the hub ever sees or sends; see `Hub`.
+        key: the hub's private key file; by default `hub.key` next to the federation file or in this folder.
+        listen: the address to bind, such as `tcp://0.0.0.0:7000`; by default the port of the hub's address.
+        record: called with everything that the hub receives or sends; see `Hub`.
 
     Raises:
-        InputError: the file names no hub, or it or the key cannot be used.
+        InputError: the file names no hub, or the file or the key cannot be used.
         TransportError: the port is in use.
     """
 
@@ -44,18 +44,20 @@ class FederationHub:
         *,
         key: str | os.PathLike[str] | None = None,
         listen: str | None = None,
-        record: Record | None = None,
+        record: MessageRecorder | None = None,
     ) -> None:
         self.path = Path(path)
         self.federation = Federation.load(self.path)
         site = self.federation.hub
         if site is None:
-            raise InputError(f"{self.path} names no hub; add a [hub] with its address and key, at every participant")
+            raise InputError(
+                f"{self.path} names no hub; add a [hub] with its address and key to every participant's file"
+            )
         keys = Keys.load(key or find_key(self.path, "hub"))
         if keys.public != site.key:
             raise InputError(
                 f"the key file's public key is {keys.public}, and {self.path} lists another for the hub; use the right "
-                "key file, or have the new key listed"
+                "key file, or list the new key"
             )
         self.hub = Hub(
             self.federation.contacts,
@@ -65,39 +67,39 @@ class FederationHub:
             record,
         )
         self._stop = threading.Event()
-        self._watching = threading.Thread(target=self._watch, name="cgd-file-hub", daemon=True)
-        self._watching.start()
+        self._watcher = threading.Thread(target=self._watch, name="cgd-file-hub", daemon=True)
+        self._watcher.start()
 
     def close(self) -> None:
-        """Stop; a second call does nothing."""
+        """Stop the hub; a second call does nothing."""
         self._stop.set()
-        self._watching.join()
+        self._watcher.join()
         self.hub.close()
 
     def _watch(self) -> None:
-        """Follow the federation file."""
-        seen = None
+        """Reload the federation file when it changes."""
+        last = None
         while not self._stop.wait(WATCH_SECONDS):
-            found = stamp(self.path)
-            if found == seen:
+            current = stamp(self.path)
+            if current == last:
                 continue
-            seen = found
+            last = current
             try:
-                self._take_over(Federation.load(self.path))
+                self._adopt(Federation.load(self.path))
             except InputError as error:
-                log.warning("the federation file has changed and is not used: %s", error, extra={"event": "file"})
+                log.warning("the changed federation file is not used: %s", error, extra={"event": "file"})
 
-    def _take_over(self, new: Federation) -> None:
+    def _adopt(self, new: Federation) -> None:
         before = self.federation
         if new.digest == before.digest:
             return
         if new.name != before.name or new.epoch <= before.epoch:
             raise InputError(
-                f"it is {new.name!r}, epoch {new.epoch}, and we are in {before.name!r}, epoch {before.epoch}; raise "
-                "its epoch, or start the hub again"
+                f"it is {new.name!r}, epoch {new.epoch}, and the hub runs {before.name!r}, epoch {before.epoch}; "
+                "increase its epoch, or restart the hub"
             )
         if new.hub != before.hub:
-            raise InputError("its [hub] is another one; start the hub again if that is meant")
+            raise InputError("its [hub] has changed; restart the hub if that is intended")
         self.federation = new
         self.hub.update(new.contacts, new.groups())
         names = ", ".join(new.names)

@@ -1,4 +1,4 @@
-"""`join`: from a federation file and a key to connected peers."""
+"""`join`: take part in a federation, given its file and a private key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cgd
 from cgd.errors import CGDError, InputError, MembershipError
@@ -17,7 +17,7 @@ from cgd.files import stamp
 from cgd.peers import Peers
 from cgd.secagg.membership import Membership
 from cgd.transport.addresses import host_and_port
-from cgd.transport.group_driver import GroupDriver
+from cgd.transport.group_driver import GroupDriver, GroupRecovery
 from cgd.transport.runtime import FederationRuntime
 from cgd.transport.tap import TappedReconnectingTransport
 from cgd.transport.zeromq import ZeroMQTransport
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from cgd.peers import SumSettings
     from cgd.secagg.journal import Journal
     from cgd.transport.base import ReconnectingTransport
     from cgd.transport.connections import Contact
-    from cgd.transport.tap import Sink
+    from cgd.transport.tap import FrameSink
 
 log = logging.getLogger("cgd.federation")
 
@@ -38,20 +39,21 @@ WATCH_SECONDS = 1.0
 
 
 class FederationMember:
-    """One participant's running part in a federation: its connection, its state on disk, its eye on the file.
+    """A participant that runs in this process: its connections, its state folder and a watcher of the federation file.
 
-    `cgd.join` is the short way; this is for whoever wants to look inside, such as the command line.
+    `cgd.join` returns its `peers`; use this class for access to the rest, as the command line does.
 
     Args:
-        path: the federation file; or what it says, for a federation that has no file of its own to watch.
-        participant: which of its participants we are.
-        key: our private key file; `PARTICIPANT.key` beside the federation file or here if not given.
-        address: where others find us, if not where the file says: after a move to another machine.
-        listen: where to bind, such as `tcp://0.0.0.0:7001`, if not at the port of our address.
-        state: a folder for what outlives this process; `state/PARTICIPANT` beside the federation file if not given.
-        timeout: how many seconds a sum waits while nothing comes from anybody; None waits for ever.
-        linger: how many seconds to stay at most for the others when our program is done; None for as long as it takes.
-        sink: is given every frame that we receive, for a recording; called by the conductor's thread.
+        path: the federation file; or its content.
+        participant: the name of this participant.
+        key: its private key file; by default `PARTICIPANT.key` next to the federation file or in this folder.
+        address: where others connect to it, if not at the address in the file, for example after a move.
+        listen: the address to bind, such as `tcp://0.0.0.0:7001`; by default the port of its address.
+        state: the folder for its persistent state; by default `state/PARTICIPANT` next to the federation file.
+        timeout: the number of seconds that a sum waits while nothing is received; None waits without limit.
+        linger: the maximum number of seconds to stay for the others after the program is done; None has no limit.
+        sink: called with every received frame, for a recorded trace; it runs on the runtime's thread.
+        watch: adopt new epochs of the file, also if its content was passed.
 
     Raises:
         InputError: the file, the key, the address or the state folder cannot be used.
@@ -69,7 +71,8 @@ class FederationMember:
         state: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         linger: float | None = 60.0,
-        sink: Sink | None = None,
+        sink: FrameSink | None = None,
+        watch: bool = False,
     ) -> None:
         self.federation = path if isinstance(path, Federation) else Federation.load(path)
         self.path = self.federation.path
@@ -78,17 +81,17 @@ class FederationMember:
         if self.keys.public != self.federation.participant(participant).key:
             raise InputError(
                 f"the key file's public key is {self.keys.public}, and {self.path} lists another for {participant}; "
-                "use the right key file, or have the new key listed"
+                "use the right key file, or list the new key"
             )
         if address is not None:
             host_and_port(address)
             if not self.federation.participant(participant).address:
                 raise InputError(
-                    f"{participant} has no address in {self.path}: it only dials out, to the hub; leave out --address, "
-                    "or have its address listed"
+                    f"{participant} has no address in {self.path}: it only dials out, to the hub; omit --address, or "
+                    "list its address"
                 )
         self._address = address
-        self._doubted = False
+        self._file_rejected = False
         folder = Path(state) if state is not None else self.path.parent / "state" / participant
         self.state = StateFolder(folder, self.federation.name)
         self.state.lock()
@@ -107,12 +110,12 @@ class FederationMember:
         self._stop = threading.Event()
         self.runtime = FederationRuntime(transport, membership, timeout, linger, self.state, self._close)
         self.peers = self._peers()
-        if not isinstance(path, Federation):
+        if watch or not isinstance(path, Federation):
             threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
 
     @property
     def groups(self) -> list[str]:
-        """The names of the groups that we sum with."""
+        """The names of the groups that this participant is a member of."""
         return [name for name, members in self.federation.groups().items() if self.me in members]
 
     def _contacts(self) -> dict[str, Contact]:
@@ -129,10 +132,15 @@ class FederationMember:
         for name, members in self.federation.groups().items():
             if name != EVERYONE and self.me in members:
                 kind = name.split("-")[0]
-                foreign = settings.opening == "aggregator" and settings.aggregator not in members
-                own = replace(settings, opening="mesh", aggregator="") if foreign else settings
-                groups[kind] = Peers(GroupDriver(self.runtime, name), own, seed=seed, training=training)
-        return Peers(GroupDriver(self.runtime, EVERYONE), settings, seed=seed, groups=groups, training=training)
+                # An aggregator that is not a member must not take part in the group's sums.
+                outside = settings.opening == "aggregator" and settings.aggregator not in members
+                group_settings = replace(settings, opening="mesh", aggregator="") if outside else settings
+                groups[kind] = self._group_peers(name, group_settings, seed=seed, training=training)
+        return self._group_peers(EVERYONE, settings, seed=seed, groups=groups, training=training)
+
+    def _group_peers(self, group: str, settings: SumSettings, **options: Any) -> Peers:
+        driver, recovery = GroupDriver(self.runtime, group), GroupRecovery(self.runtime, group)
+        return Peers(driver, settings, recovery=recovery, **options)
 
     def _close(self) -> None:
         self._stop.set()
@@ -144,59 +152,59 @@ class FederationMember:
         latest = max((entry.epoch for journal in journals.values() for entry in journal.entries), default=0)
         if latest > self.federation.epoch:
             raise InputError(
-                f"{self.path} is of epoch {self.federation.epoch}, and {self.me} has taken part in epoch {latest}; "
+                f"{self.path} has epoch {self.federation.epoch}, and {self.me} has taken part in epoch {latest}; "
                 "get the newest federation file from another participant"
             )
 
     def _watch(self) -> None:
-        """Adopt a new epoch of the federation file when the operator puts one there."""
-        seen = None  # the first look reads it: it may have changed since we did
+        """Adopt a new epoch of the federation file when the operator changes the file."""
+        last = None  # the file may have changed since it was loaded, so it is read again at once
         while not self._stop.wait(WATCH_SECONDS):
-            found = stamp(self.path)
-            if found == seen:
+            current = stamp(self.path)
+            if current == last:
                 continue
-            seen = found
+            last = current
             try:
-                self._take_over(Federation.load(self.path))
+                self._adopt(Federation.load(self.path))
             except MembershipError as error:
                 self.runtime.fail(error)
-            except CGDError as error:  # whatever it is, the next file must be read
-                self._doubted = True
-                log.warning("the federation file has changed and is not used: %s", error, extra={"event": "file"})
+            except CGDError as error:  # the thread must survive any error, to read the next version
+                self._file_rejected = True
+                log.warning("the changed federation file is not used: %s", error, extra={"event": "file"})
 
-    def _take_over(self, new: Federation) -> None:
+    def _adopt(self, new: Federation) -> None:
         if new.digest == self.federation.digest:
-            if self._doubted:
-                log.info("the federation file is as it was", extra={"event": "file"})
-            self._doubted = False
+            if self._file_rejected:
+                log.info("the federation file has its previous content again", extra={"event": "file"})
+            self._file_rejected = False
             return
-        self._doubted = True  # until it is taken over
+        self._file_rejected = True  # until it is adopted below
         for section in ("training", "data", "model"):
             if getattr(new, section) != getattr(self.federation, section):
                 raise InputError(
-                    f"its [{section}] has changed, which running participants cannot; stop them all, then join"
+                    f"its [{section}] has changed, which running participants cannot adopt; stop them all, then join"
                 )
         if new.name != self.federation.name or new.epoch <= self.federation.epoch:
             raise InputError(
-                f"it is {new.name!r}, epoch {new.epoch}, and we are in {self.federation.name!r}, epoch "
-                f"{self.federation.epoch}; raise its epoch, or stop and join again"
+                f"it is {new.name!r}, epoch {new.epoch}, and {self.me} runs {self.federation.name!r}, epoch "
+                f"{self.federation.epoch}; increase its epoch, or stop and join again"
             )
         if self.me not in new.contacts:
             raise MembershipError(f"{self.me} is no longer in the federation: it was removed in epoch {new.epoch}")
         before, after = self.federation.participant(self.me).address, new.participant(self.me).address
         if bool(before) != bool(after):
             raise InputError(
-                f"it {'gives' if after else 'takes away'} the address of {self.me}, and a running participant cannot "
-                "begin or cease to listen; stop it and join again"
+                f"it {'adds' if after else 'removes'} the address of {self.me}, and a running participant cannot start "
+                "or stop listening; stop it and join again"
             )
-        ours, theirs = self.federation.participant(self.me).cell, new.participant(self.me).cell
-        if ours != theirs:
+        before_cell, after_cell = self.federation.participant(self.me).cell, new.participant(self.me).cell
+        if before_cell != after_cell:
             raise InputError(
-                f"it moves {self.me} from cell {ours} to {theirs}, and a running program cannot follow: its model and "
-                "data are those of a column; leave it where it is, or stop it and join anew"
+                f"it moves {self.me} from cell {before_cell} to {after_cell}, and a running program cannot follow, "
+                "because its model and data belong to a column; keep the cell, or stop it and join again"
             )
-        self.federation, self._doubted = new, False
-        self.runtime.adopt(new.federation_spec(cgd.__version__), self._contacts())
+        self.federation, self._file_rejected = new, False
+        self.runtime.update(new.federation_spec(cgd.__version__), self._contacts())
         names = ", ".join(sorted(new.contacts))
         log.info("epoch %d: %s", new.epoch, names, extra={"event": "epoch", "epoch": new.epoch})
 
@@ -212,10 +220,10 @@ def join(
     timeout: float | None = None,
     linger: float | None = 60.0,
 ) -> Peers:
-    """Take part in a federation: the same `Peers` as `local_peers` gives, over the network.
+    """Take part in a federation, and return `Peers` as `local_peers` does, over the network.
 
-    It returns at once. The first sum waits until everybody is there. See `FederationMember` for the arguments, and
-    docs/operations.md for what happens when somebody is killed, comes back, is removed or joins late.
+    It returns immediately; the first sum waits until all members are connected. See `FederationMember` for the
+    arguments, and docs/operations.md for crashes, restarts, removed participants and late joiners.
 
     Examples:
         ```python
@@ -228,7 +236,7 @@ def join(
                 optimizer.step()
         ```
     """
-    membership = FederationMember(
+    member = FederationMember(
         path, participant, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=linger
     )
-    return membership.peers
+    return member.peers

@@ -1,4 +1,4 @@
-"""Layer 4, optimisation: origins, the displacement, optimisers, step sizes, and grids of data. torch begins here."""
+"""Confined optimisation: origins, displacements, optimisers, learning rates and grids of data. Needs torch."""
 
 from cgd.optim.grid import Block, Cell, Grid
 from cgd.optim.lr_scheduler import InverseSquareLR

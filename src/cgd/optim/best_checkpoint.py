@@ -1,19 +1,19 @@
-"""The best model so far, kept while the training goes on: by the members together, so that nobody can lose it.
+"""The best model so far, for early stopping; stored by all members, so that a restarted participant has it too.
 
-Early stopping wants the model of an earlier step back. What all members have in common of it, the displacement of that
-step, is left with them as an optimiser's state is (`recovery.py`): a participant that was killed, or has lost all but
-its key file, ends up with the same model as if nothing had happened.
+Early stopping restores the model of an earlier step. The displacement of that step, which all members have in common,
+is stored with the members like an optimiser's state (`recovery.py`): a participant that was killed, or has lost
+everything except its key file, ends with the same model.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
 
 from cgd.errors import InputError
+from cgd.optim.displacement import place
 from cgd.optim.gradients import trainable
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class BestCheckpoint:
-    """One earlier displacement of an optimiser, by the number of steps after which it was reached.
+    """The displacement of one earlier step of an optimiser.
 
     Args:
-        optimizer: whose displacement; make the keepsake before its first step, at every member.
+        optimizer: the optimiser; create the checkpoint before its first step, at every member.
 
     Examples:
         >>> import cgd, torch
@@ -40,58 +40,57 @@ class BestCheckpoint:
         ...         model.weight.sum().backward()
         ...         optimizer.step()
         ...         if step == 1:
-        ...             best.keep(step + 1)
+        ...             best.save(step + 1)
         ...     best.restore()
         ...     return best.steps, (model.weight - optimizer.state[model.weight]["origin"]).round().item()
-        >>> with cgd.local_peers(3) as colony:
-        ...     colony.run(train)[0]
+        >>> with cgd.local_peers(3) as members:
+        ...     members.run(train)[0]
         (2, -2.0)
     """
 
     def __init__(self, optimizer: ConfinedOptimizer) -> None:
         self.steps = 0
-        """After how many steps it was kept; 0 if nothing was."""
+        """The number of steps after which the checkpoint was saved; 0 before the first `save`."""
         self._optimizer = optimizer
-        self._groups: list[tuple[Peers, int, list[torch.Tensor]]] = []
-        for peers, groups in optimizer.groups_by_peers():
-            parameters = [parameter for group in groups for parameter in trainable(group)]
-            self._groups.append((peers, peers.next_slot(), parameters))
-        self._kept: dict[torch.Tensor, torch.Tensor] = {}
-        self._remembered = [peers.memory.recall(slot) for peers, slot, _ in self._groups]
+        self._groups: list[tuple[Peers, int, list[torch.Tensor]]] = [
+            (peers, peers.next_slot(), trainable(*groups)) for peers, groups in optimizer.groups_by_peers()
+        ]
+        self._displacements: dict[torch.Tensor, torch.Tensor] = {}
+        self._stored = [peers.recovery.load(slot) for peers, slot, _ in self._groups]
 
-    def keep(self, steps: int) -> None:
-        """Keep the present displacement, which was reached after so many steps, in place of the one before.
+    def save(self, steps: int) -> None:
+        """Save the current displacement, reached after `steps` steps, in place of the previous checkpoint.
 
-        Who comes back passes over steps that were taken, with the newest displacement in place. What the members
-        remember of such a step is what counts then.
+        While a restarted participant skips steps that were taken before, its displacement is already the newest one.
+        For such a step the checkpoint that the members have stored is used instead.
         """
         self.steps = steps
-        for place, (peers, slot, parameters) in enumerate(self._groups):
-            remembered = self._remembered[place]
-            if remembered is not None and remembered.steps >= steps:
-                if remembered.steps == steps:
-                    self._take(remembered.content(), parameters)
+        for (peers, slot, parameters), stored in zip(self._groups, self._stored, strict=True):
+            if stored is not None and stored.steps >= steps:
+                if stored.steps == steps:
+                    self._load(stored.content, parameters)
                 continue
             displacements = [self._optimizer.state[each]["displacement"].clone() for each in parameters]
-            self._kept |= dict(zip(parameters, displacements, strict=True))
-            peers.memory.remember(slot, steps, partial(_content, displacements), fixed=True)
+            self._displacements |= dict(zip(parameters, displacements, strict=True))
+            peers.recovery.save(slot, steps, _to_bytes(displacements), fixed=True)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the model that was kept in place. The optimiser is not touched: this is for after its last step."""
-        for parameter, displacement in self._kept.items():
-            parameter.copy_(self._optimizer.state[parameter]["origin"] + displacement)
+        """Set the model to the checkpoint. The optimiser does not change: call it after the last step."""
+        for parameter, displacement in self._displacements.items():
+            place(parameter, self._optimizer.state[parameter]["origin"], displacement)
 
-    def _take(self, content: bytes, parameters: list[torch.Tensor]) -> None:
+    def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
         tensors = safetensors.torch.load(content)
-        for place, parameter in enumerate(parameters):
-            displacement = tensors.get(str(place))
+        for number, parameter in enumerate(parameters):
+            displacement = tensors.get(str(number))
             if displacement is None or displacement.shape != parameter.shape:
                 raise InputError(
-                    "what the members remember of the best step does not fit this model; build the same one"
+                    "the best checkpoint that the members have stored does not fit this model; build the model that "
+                    "was trained before"
                 )
-            self._kept[parameter] = displacement.to(parameter.device)
+            self._displacements[parameter] = displacement.to(parameter.device)
 
 
-def _content(displacements: list[torch.Tensor]) -> bytes:
-    return safetensors.torch.save({str(place): each.cpu().contiguous() for place, each in enumerate(displacements)})
+def _to_bytes(displacements: list[torch.Tensor]) -> bytes:
+    return safetensors.torch.save({str(number): each.cpu().contiguous() for number, each in enumerate(displacements)})

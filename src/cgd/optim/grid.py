@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Cell(NamedTuple):
-    """A participant's place in the grid. Its text, such as "r0c2", serves as the name of a peer."""
+    """A participant's position in the grid. Its text, such as "r0c2", is used as a member's name."""
 
     row: int
     column: int
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """One participant's data: its row of samples, its column of features, and the labels of the row."""
+    """One participant's data: the features of its column for the samples of its row, and the labels of the row."""
 
     cell: Cell
     x: Any
@@ -38,7 +38,7 @@ class Block:
 
     @property
     def samples(self) -> int:
-        """n_l, the number of samples."""
+        """The number of samples, n_l."""
         return len(self.y)
 
 
@@ -46,8 +46,8 @@ class Block:
 class Grid:
     """`rows` groups of samples times `columns` groups of features, one participant for each pair.
 
-    Layers 2…N are summed over everyone. The first layer is summed within a column group, whose members hold the same
-    features; the members of a row hold the same samples.
+    The gradients of layers 2…N are summed over all members, those of the first layer over a column, whose members hold
+    the same features. The members of a row hold the same samples.
 
     Examples:
         >>> import numpy as np
@@ -72,12 +72,12 @@ class Grid:
         return tuple(Cell(row, column) for row in range(self.rows) for column in range(self.columns))
 
     def row_peers(self, cell: Cell) -> tuple[Cell, ...]:
-        """The cells that hold the same samples as `cell`, itself included."""
+        """Return the cells that hold the same samples as `cell`, including `cell`."""
         self._check(cell)
         return tuple(Cell(cell.row, column) for column in range(self.columns))
 
     def column_peers(self, cell: Cell) -> tuple[Cell, ...]:
-        """The cells that hold the same features as `cell`, itself included."""
+        """Return the cells that hold the same features as `cell`, including `cell`."""
         self._check(cell)
         return tuple(Cell(row, cell.column) for row in range(self.rows))
 
@@ -90,37 +90,37 @@ class Grid:
         row_shares: Sequence[float] | None = None,
         column_shares: Sequence[float] | None = None,
     ) -> dict[Cell, Block]:
-        """Cut data into one block for each cell.
+        """Split data into one block for each cell.
 
         Samples are shuffled; features keep their order. Without shares, the sizes differ by at most one.
 
         Args:
             x: samples × features (with one column of participants, any further dimensions).
             y: one label for each sample.
-            seed: for the shuffling; None leaves the samples in order.
-            row_shares: how the samples are shared out among the rows, in any unit: (3, 1, 1) gives the first row 60 %.
-            column_shares: the same for the features.
+            seed: the seed for shuffling; None keeps the order of the samples.
+            row_shares: the relative sizes of the rows: (3, 1, 1) gives the first row 60 % of the samples.
+            column_shares: the relative sizes of the columns, in features.
 
         Raises:
-            InputError: the sizes do not fit, or somebody would be left with nothing.
+            InputError: the sizes do not fit, or a block would be empty.
         """
         for data in (x, y):
             if not isinstance(data, (np.ndarray, torch.Tensor)):
                 raise InputError(f"the data is a {type(data).__name__}; pass numpy arrays or torch tensors")
         if len(x) != len(y):
-            raise InputError(f"there are {len(x)} samples and {len(y)} labels; they must be as many")
+            raise InputError(f"there are {len(x)} samples and {len(y)} labels; there must be one label for each sample")
         if self.columns > 1 and x.ndim != 2:
             raise InputError(f"x has shape {tuple(x.shape)}; {self.columns} columns need samples × features")
         order = np.arange(len(x)) if seed is None else np.random.default_rng(seed).permutation(len(x))
-        rows = np.split(order, _cuts(len(x), self.rows, row_shares, "samples")[1:-1])
-        cuts = _cuts(x.shape[1], self.columns, column_shares, "features") if self.columns > 1 else []
+        rows = np.split(order, _boundaries(len(x), self.rows, row_shares, "samples")[1:-1])
+        edges = _boundaries(x.shape[1], self.columns, column_shares, "features") if self.columns > 1 else []
         blocks = {}
-        for row, chosen in enumerate(rows):
-            own, labels = _chosen(x, chosen), _chosen(y, chosen)
+        for row, indices in enumerate(rows):
+            samples, labels = _take(x, indices), _take(y, indices)
             for column in range(self.columns):
                 cell = Cell(row, column)
-                part = own if self.columns == 1 else own[:, cuts[column] : cuts[column + 1]]
-                blocks[cell] = Block(cell, part, labels)
+                features = samples if self.columns == 1 else samples[:, edges[column] : edges[column + 1]]
+                blocks[cell] = Block(cell, features, labels)
         return blocks
 
     def _check(self, cell: Cell) -> None:
@@ -128,20 +128,20 @@ class Grid:
             raise InputError(f"{cell} is not in a grid of {self.rows} × {self.columns}")
 
 
-def _chosen(data: Data, chosen: npt.NDArray[Any]) -> Data:
-    return data[chosen] if isinstance(data, np.ndarray) else data[torch.from_numpy(chosen)]
+def _take(data: Data, indices: npt.NDArray[Any]) -> Data:
+    return data[indices] if isinstance(data, np.ndarray) else data[torch.from_numpy(indices)]
 
 
-def _cuts(count: int, parts: int, shares: Sequence[float] | None, of_what: str) -> list[int]:
-    """Where to cut `count` things into `parts`: the first is 0, the last is `count`."""
+def _boundaries(count: int, parts: int, shares: Sequence[float] | None, items: str) -> list[int]:
+    """Return the boundaries of `parts` consecutive parts of `count` items, from 0 to `count`."""
     if shares is None:
-        short, longer = divmod(count, parts)
-        sizes = [short + (i < longer) for i in range(parts)]
+        size, remainder = divmod(count, parts)
+        sizes = [size + (i < remainder) for i in range(parts)]
     else:
         if len(shares) != parts or not all(0 < share < float("inf") for share in shares):
-            raise InputError(f"the shares of {of_what} are {list(shares)}; there must be {parts}, all positive")
+            raise InputError(f"the shares of {items} are {list(shares)}; there must be {parts}, all positive")
         ends = np.rint(np.cumsum(shares) / np.sum(shares) * count).astype(int)
         sizes = np.diff(ends, prepend=0).tolist()
     if min(sizes) < 1:
-        raise InputError(f"{count} {of_what} do not suffice for {parts} parts of these shares; each needs at least one")
+        raise InputError(f"{count} {items} are too few for {parts} parts of these shares; each part needs at least one")
     return [0, *np.cumsum(sizes).tolist()]

@@ -1,4 +1,4 @@
-"""The paper's step size α_k (Theorem 1 and section 7.2.2)."""
+"""The learning rate α_k of the paper (Theorem 1 and section 7.2.2)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     import torch
 
 
-def inverse_square(step: int, mu: float, steps: int, hold: int = 0) -> float:
-    """α_k/α for the step with this number, from 0; the arguments are those of `InverseSquareLR`.
+def inverse_square_factor(step: int, mu: float, steps: int, hold: int = 0) -> float:
+    """Return α_k/α for a step, counted from 0; the other arguments are those of `InverseSquareLR`.
 
     Raises:
-        InputError: mu, steps or hold make no sense.
+        InputError: mu, steps or hold is out of range.
     """
     if not 0 <= mu < float("inf"):
-        raise InputError(f"mu is {mu}; it must be a finite number, at least 0 (0 for a fixed step)")
+        raise InputError(f"mu is {mu}; it must be a finite number, at least 0 (0 for a fixed learning rate)")
     if steps < 1 or hold < 0:
         raise InputError(f"steps is {steps} and hold is {hold}; steps must be at least 1 and hold at least 0")
     if mu == 0 or step < hold:
         return 1.0
     k, shift = step - hold + 1, mu * steps
     root = (1 + shift) / (k + shift)
-    return root * root  # not root**2: a product rounds the same way everywhere
+    return root * root  # root**2 may round differently on another system
 
 
 class InverseSquareLR(LRScheduler):
@@ -34,9 +34,9 @@ class InverseSquareLR(LRScheduler):
 
     Args:
         optimizer: any torch optimiser, confined or not; its `lr` is α.
-        mu: μ ≥ 0; 0 stands for a fixed step.
-        steps: T, the number of steps in which α shrinks.
-        hold: how many steps run with α before it begins to shrink.
+        mu: μ ≥ 0; 0 for a fixed learning rate.
+        steps: T, the number of steps with a decreasing learning rate.
+        hold: the number of steps with the learning rate α before it decreases.
 
     Examples:
         >>> import torch
@@ -52,14 +52,14 @@ class InverseSquareLR(LRScheduler):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, mu: float, steps: int, hold: int = 0) -> None:
-        inverse_square(0, mu, steps, hold)  # refuses what makes no sense
+        inverse_square_factor(0, mu, steps, hold)  # rejects values out of range
         self.mu, self.steps, self.hold = mu, steps, hold
         super().__init__(optimizer)
 
     def factor(self, step: int) -> float:
-        """α_k/α for the step with this number, from 0."""
-        return inverse_square(step, self.mu, self.steps, self.hold)
+        """Return α_k/α for a step, counted from 0."""
+        return inverse_square_factor(step, self.mu, self.steps, self.hold)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The step size of every parameter group."""
+        """Return the learning rate of every parameter group."""
         return [base * self.factor(self.last_epoch) for base in self.base_lrs]

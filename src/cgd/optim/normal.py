@@ -1,9 +1,9 @@
-"""Normal numbers from a secret key, the same bits on every machine.
+"""Normal random numbers from a secret key, the same bits on every machine.
 
-An origin must be redrawn bit for bit on another computer from 32 bytes, so neither a generator whose stream may change
-between versions will do, nor functions whose last bit depends on the processor (logarithms in vector libraries do).
-Here AES-256-CTR makes the bits, and the normal quantile of Wichura (1988, AS 241, 16 digits) makes numbers of them with
-additions, multiplications, divisions and square roots only: each is rounded once, as IEEE 754 prescribes.
+An origin must be reproducible bit for bit from 32 bytes on another computer. This excludes generators whose stream may
+change between versions, and functions whose last bit depends on the processor, such as logarithms of vector libraries.
+Here AES-256-CTR generates the random bits, and the normal quantile of Wichura (1988, AS 241, 16 digits) transforms them
+with additions, multiplications, divisions and square roots only, each rounded once as IEEE 754 prescribes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 CHUNK = 1 << 14
 
-# Numerators and denominators, highest power first: near the middle, in the tails, far out.
-# `cgd.simulation.normals` is compiled from the same numbers.
+# Numerators and denominators, highest power first: of the central part, the tails and the far tails.
+# `cgd.simulation.normals` compiles the same coefficients.
 MIDDLE = (
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
      13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),
@@ -50,7 +50,7 @@ ROOT_HALF = 0.7071067811865476
 
 
 def standard_normal(key: bytes, count: int) -> Floats:
-    """`count` independent N(0, 1) numbers that only the holder of the key can draw.
+    """Return `count` independent N(0, 1) numbers, a function of the key alone.
 
     Examples:
         >>> standard_normal(bytes(32), 3).round(6)
@@ -61,13 +61,13 @@ def standard_normal(key: bytes, count: int) -> Floats:
     for start in range(0, count, CHUNK):
         chunk = numbers[start : start + CHUNK]
         words = np.frombuffer(stream.update(bytes(chunk.nbytes)), dtype="<u8")
-        # The middles of 2⁵² equal cells: never 0, never 1, and exact in a double.
+        # The midpoints of 2⁵² equal intervals: never 0 or 1, and exact in double precision.
         chunk[:] = normal_quantile(((words >> 12).astype(np.float64) + 0.5) * 2.0**-52)
     return numbers
 
 
 def normal_quantile(p: Floats) -> Floats:
-    """The number below which N(0, 1) falls with probability p, for 0 < p < 1."""
+    """Return the p-quantile of N(0, 1), for 0 < p < 1."""
     q = p - 0.5
     x = q * _ratio(MIDDLE, 0.180625 - q * q)
     tails = np.flatnonzero(np.abs(q) > 0.425)
@@ -92,7 +92,7 @@ def _horner(coefficients: Sequence[float], at: Floats) -> Floats:
 
 
 def _log(x: Floats) -> Floats:
-    """The logarithm, from exact steps and a polynomial."""
+    """Return the natural logarithm, by exact scaling and a polynomial."""
     mantissa, exponent = np.frexp(x)
     low: npt.NDArray[Any] = mantissa < ROOT_HALF
     mantissa = np.where(low, 2.0 * mantissa, mantissa)

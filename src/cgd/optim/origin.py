@@ -1,7 +1,7 @@
-"""Where a confined model starts: its private origin (paper, Alg. 1 and section 4.2).
+"""The private origin of a confined model: its initial weights (paper, Alg. 1 and section 4.2).
 
-Every participant draws w₁ˡ = δˡ·Rand from a seed of its own and never shows it. The seed and δˡ are all it takes to
-draw the origin again, bit for bit, so whoever keeps them can lose everything else.
+Every participant draws w₁ˡ = δˡ·Rand from its own secret seed. The seed and δˡ suffice to draw the same origin again,
+bit for bit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import json
 import math
-import os
 import secrets
 import warnings
 from dataclasses import dataclass, field
@@ -19,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError, UnconfinedWarning
+from cgd.files import PRIVATE, write_file
 from cgd.optim import privacy_warnings
 from cgd.optim.normal import standard_normal
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Collection, Iterator
 
     Rand = Callable[[torch.Size, torch.Generator], torch.Tensor]
@@ -30,18 +31,18 @@ if TYPE_CHECKING:
 SEED_BYTES = 32
 FORMAT = "cgd-origin-1"
 CONFINED = "_cgd_confined"
-"""The attribute by which an optimiser knows a parameter that starts from a private origin."""
+"""The attribute that marks a parameter drawn from a private origin."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The private origin of one participant's model: a seed, δ, and the parameters it belongs to.
+    """The private origin of one participant's model: a seed, δ, and the shapes of the parameters.
 
     Attributes:
         delta: the standard deviation δˡ of the origin.
-        shapes: the shape of every parameter that takes part, by name.
-        seed: 32 secret bytes; not shown by `repr`.
-        rand: the paper's Rand if it is not N(0, 1).
+        shapes: the shape of every trainable parameter, by name.
+        seed: 32 secret bytes, not shown by `repr`.
+        rand: the distribution Rand of the paper, if it is not N(0, 1).
     """
 
     delta: float
@@ -50,14 +51,14 @@ class Origin:
     rand: Rand | None = field(default=None, repr=False)
 
     def key(self, name: str) -> bytes:
-        """The key from which a parameter is drawn.
+        """Return the key from which a parameter is drawn.
 
-        One for each name: a parameter's origin does not depend on which others take part.
+        It depends on the parameter's name, so that its origin does not depend on the other parameters.
         """
         return hmac.digest(self.seed, f"cgd origin {name}".encode(), "sha256")
 
     def draw(self, only: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """The origin of one parameter after the other (of all, or only of some), with its name, in double precision."""
+        """Yield the name and the origin of every parameter, or `only` of some, in double precision."""
         for name, shape in self.shapes.items():
             if only is not None and name not in only:
                 continue
@@ -72,7 +73,7 @@ class Origin:
         """Set the model's parameters to this origin.
 
         Raises:
-            InputError: the model has other trainable parameters than the origin was drawn for.
+            InputError: the trainable parameters of the model are not those of the origin.
         """
         parameters = _trainable(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -87,13 +88,13 @@ class Origin:
             for name, numbers in self.draw():
                 parameters[name].copy_(numbers)
                 setattr(parameters[name], CONFINED, True)
-        privacy_warnings.mark(model)
+        privacy_warnings.mark_first_layer(model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the origin to a new file that only its owner can read. It is as secret as the model.
+        """Write the origin to a new file that only its owner can read. Keep it as secret as the model.
 
         Raises:
-            InputError: the file exists; an old seed is never overwritten.
+            InputError: the file exists; a seed is never overwritten.
         """
         content = {
             "format": FORMAT,
@@ -103,20 +104,18 @@ class Origin:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
         }
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            write_file(Path(path), json.dumps(content, indent=1), mode=PRIVATE, new=True)
         except FileExistsError:
             raise InputError(
                 f"{path} exists; a seed is never overwritten, choose another name or move it away"
             ) from None
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], rand: Rand | None = None) -> Origin:
-        """Read an origin that `save` wrote. One drawn with a `rand` of your own needs that function again.
+        """Read an origin that `save` wrote; pass the same `rand` that it was drawn with, if any.
 
         Raises:
-            InputError: the file is not an origin, or `rand` is missing or one too many.
+            InputError: the file is not an origin, or `rand` is missing or not applicable.
         """
         try:
             content = json.loads(Path(path).read_text())
@@ -138,7 +137,8 @@ class Origin:
         numbers = self.rand(shape, generator).double()
         if numbers.shape != shape or not bool(torch.isfinite(numbers).all()):
             raise InputError(
-                f"rand gave a tensor of shape {tuple(numbers.shape)} for {tuple(shape)}, or it is not finite"
+                f"rand returned a tensor of shape {tuple(numbers.shape)} for shape {tuple(shape)}, or values that are "
+                "not finite; it must return finite values of the given shape"
             )
         return numbers
 
@@ -146,19 +146,19 @@ class Origin:
 def confine(
     model: torch.nn.Module, delta: float = 0.1, seed: bytes | None = None, *, rand: Rand | None = None
 ) -> Origin:
-    """Give the model a private origin: every trainable parameter is drawn anew from N(0, δ²).
+    """Give the model a private origin: draw every trainable parameter from N(0, δ²).
 
-    Frozen parameters (`requires_grad=False`) and buffers stay as they are. Call it before the first step: an optimiser
-    takes the parameters as it finds them then for the origin.
+    Frozen parameters (`requires_grad=False`) and buffers do not change. Call it before the first step, because an
+    optimiser uses the values of the parameters at its first step as the origin.
 
     Args:
         model: any module.
-        delta: the standard deviation of the origin; each participant chooses its own and need not tell.
-        seed: 32 secret bytes. Without one, a fresh seed comes from the operating system; keep it with `Origin.save`.
-        rand: another distribution than N(0, 1), as `rand(shape, generator)`; it is scaled by `delta` too.
+        delta: the standard deviation of the origin; each participant chooses its own and may keep it secret.
+        seed: 32 secret bytes; by default a new seed from the operating system. Store it with `Origin.save`.
+        rand: a distribution other than N(0, 1), as a function `rand(shape, generator)`; also scaled by `delta`.
 
     Returns:
-        The origin, to save and to draw again.
+        The origin, which can be saved and drawn again.
 
     Examples:
         >>> import cgd, torch
@@ -166,14 +166,14 @@ def confine(
         >>> origin = cgd.confine(model, delta=0.1)
         >>> origin
         Origin(delta=0.1, shapes={'weight': (1, 2), 'bias': (1,)})
-        >>> twin = torch.nn.Linear(2, 1)
-        >>> origin.apply(twin)
-        >>> torch.equal(model.weight, twin.weight)
+        >>> copy = torch.nn.Linear(2, 1)
+        >>> origin.apply(copy)
+        >>> torch.equal(model.weight, copy.weight)
         True
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in _trainable(model).items()}
     if not shapes:
-        raise InputError("the model has no trainable parameter; set requires_grad on what shall be trained")
+        raise InputError("the model has no trainable parameter; set requires_grad on the parameters to train")
     seed = secrets.token_bytes(SEED_BYTES) if seed is None else _check_seed(seed)
     origin = Origin(check_delta(delta), shapes, seed, rand)
     origin.apply(model)
@@ -181,11 +181,11 @@ def confine(
 
 
 def warn_if_unconfined(parameters: Collection[torch.Tensor], stacklevel: int) -> None:
-    """Warn whoever trains parameters that no private origin was drawn for."""
+    """Warn if any of these parameters was not drawn from a private origin."""
     if not all(getattr(parameter, CONFINED, False) for parameter in parameters):
         warnings.warn(
-            "a model is trained that cgd.confine did not draw: whoever can guess its initial weights (they are the "
-            "same for everyone with the same torch seed) knows the model; call cgd.confine(model) first",
+            "the model has no private origin: anyone who can guess its initial weights, which depend on the torch seed "
+            "only, knows the trained model; call cgd.confine(model) before the first step",
             UnconfinedWarning,
             stacklevel=stacklevel,
         )
@@ -196,14 +196,18 @@ def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def check_delta(delta: Any) -> float:
-    """A standard deviation, or an error that says so."""
+    """Return δ as a float.
+
+    Raises:
+        InputError: it is not a positive number.
+    """
     if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < math.inf:
         raise InputError(f"delta is {delta!r}; it is a standard deviation, a positive number (0 would confine nothing)")
     return float(delta)
 
 
 def _check_seed(seed: object) -> bytes:
-    # Says nothing of the seed itself: an error may end up in a log.
+    # The messages do not contain the seed: an error may be logged.
     if not isinstance(seed, bytes):
         raise InputError(
             f"the seed is of type {type(seed).__name__}; it must be {SEED_BYTES} secret bytes, "

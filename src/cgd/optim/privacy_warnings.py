@@ -1,12 +1,11 @@
-"""What a participant should know of its own setting before it shares a gradient: where the audit shows that it leaks.
+"""Privacy warnings: report, before a gradient is shared, a setting in which an attack of `cgd audit` succeeds.
 
-A caution states a fact with the figures of this very run, what the audit measured in such a setting, and what to do
-about it. The figures are constants here, and a test runs the attacks of `cgd.audit` and holds the texts to what
-comes out. Everything rests on what a participant knows by itself: its own records, its network, how many members there
-are, and, after the first count, how many records all have together.
+A warning states a fact with the numbers of this run, the result of the attack in such a setting, and a remedy. The
+results are constants in this module, which a test compares with those of the attacks. A warning depends on what a
+participant knows: its records, its network, the number of members and, after the count, the total of records.
 
-A caution is no bound, and to get none is no promise: only noise on the sums would bound what a record reveals, and
-none is added.
+A warning is not a bound, and no warning is not a guarantee: only noise on the sums would bound what they reveal about a
+record, and cgd adds none.
 """
 
 from __future__ import annotations
@@ -27,37 +26,45 @@ if TYPE_CHECKING:
 log = logging.getLogger("cgd.optim")
 
 FIRST_LAYER = "_cgd_first_layer"
-"""The attribute by which an optimiser knows the weights that see the records themselves."""
+"""The attribute that marks the weights of a fully connected first layer, whose inputs are the records."""
 
-FEW_RECORDS = 4
-"""Up to so many records of each honest participant come out whole."""
+MAX_RECOVERABLE_RECORDS = 4
+"""Up to this number, all records of each honest participant are recovered."""
 
-PLENTY = 3
-"""So many records for each input, of us and of another, left the attack on membership with nothing on tumours; where
-inputs are rarely used it may find more."""
+MIN_RECORDS_PER_INPUT = 4
+"""With this number of records for each input and the bias, of each of two honest participants, the mean AUC of
+membership inference by leverage is below 0.6, the audit's threshold of success, in all settings of
+`results/leverage.json`. It is above 0.5 at every number of records that was measured: more records reduce the advantage
+and do not remove it."""
 
-SPAN = "AUC 1.000, with 8 units after 5 steps and with 2 after 50"
-LINEAR_SPAN = "AUC 0.8 after 200 steps of a linear model with two outputs"
-LEVERAGE = "AUC 0.96 with 1.3 honest records for each input, 0.66 with 2.6, 0.51 with 6"
-LINEAR_LEVERAGE = "AUC 0.61 with 1.3 honest records for each input after 200 steps of a linear model with two outputs"
-RECORDS = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
-GRAM = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
-DEPARTURE = "relative error 0.11 a step apart"
-STEERING = "49 % of 2 × 100 records in 20 steps, by one member and within the bound"
+SPAN_FIGURE = "AUC 1.000, with 8 units after 5 steps and with 2 after 50"
+LINEAR_SPAN_FIGURE = "AUC 0.8 after 200 steps of a linear model with two outputs"
+LEVERAGE_FIGURE = (
+    "mean AUC 0.88 with 1.5 honest records for each input, 0.65 with 3, 0.56 with 6, 0.53 with 12, standard errors up "
+    "to 0.004; on normally distributed records 0.59 with 8 and still 0.53 with 24, standard error 0.002"
+)
+LINEAR_LEVERAGE_FIGURE = (
+    "mean AUC 0.65 with 1.5 honest records for each input, 0.58 with 3, 0.54 with 6, 0.52 with 12, standard errors up "
+    "to 0.004, after 200 steps of a linear model with two outputs"
+)
+RECORDS_FIGURE = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
+GRAM_FIGURE = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
+DEPARTURE_FIGURE = "relative error 0.11 a step apart"
+STEERING_FIGURE = "49 % of 2 × 100 records in 20 steps, by one member and within the bound"
 
-EXTRAORDINARY = 30
-"""A sum of the first layer that is so many times larger than our gradient ever was is not of gradients like it."""
+MAX_SUM_RATIO = 30
+"""The largest plausible ratio of a first-layer sum to the largest gradient of this participant so far."""
 
 
 @dataclass(frozen=True)
 class PrivacyWarning:
-    """One thing to know.
+    """One privacy warning.
 
     Attributes:
         kind: "few records", "span", "leverage", "second moments", "departure" or "steering".
-        fact: what is so in this run, and who could do what with it.
-        figure: how well that went when the audit's attack was tried on such a setting.
-        remedy: what to do.
+        fact: the risk in this run: its cause, the attacker and the attack.
+        figure: the result of the audit's attack in such a setting.
+        remedy: a change that removes or reduces the risk.
     """
 
     kind: str
@@ -66,214 +73,227 @@ class PrivacyWarning:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.fact} (the attack of `cgd audit` came to: {self.figure}). {self.remedy}"
+        return f"{self.fact} (measured by `cgd audit`: {self.figure}). {self.remedy}"
 
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """A fully-connected layer that sees the records themselves.
+    """A fully connected layer whose inputs are the records.
 
     Attributes:
-        inputs: how many features a record has.
-        units: how many outputs the layer has.
-        bias: whether it has a bias: to its gradients, an input that is always one.
-        relu: whether ReLU units follow, as far as we can tell.
-        alone: whether it is all there is: a linear model.
+        inputs: the number of features of a record.
+        units: the number of outputs of the layer.
+        bias: True if it has a bias, which acts as an input that is always one.
+        relu: True if ReLU units follow, or may follow.
+        only_layer: True if the model has no other layer: it is linear.
     """
 
     inputs: int
     units: int
     bias: bool = True
     relu: bool = True
-    alone: bool = False
+    only_layer: bool = False
 
     @property
     def rank(self) -> int:
-        """How many dimensions its gradients can span; so many independent records span all of them."""
+        """The number of dimensions that its gradients can span, and of independent records that span them."""
         return self.inputs + self.bias
 
     @classmethod
-    def of(cls, model: nn.Module) -> FirstLayer | None:
-        """The first layer of a model, if it is a fully-connected one that is trained.
+    def from_model(cls, model: nn.Module) -> FirstLayer | None:
+        """Return the first layer of a model; None if it is not fully connected, or is frozen.
 
         Examples:
-            >>> FirstLayer.of(nn.Sequential(nn.Linear(30, 8), nn.Tanh(), nn.Linear(8, 2)))
-            FirstLayer(inputs=30, units=8, bias=True, relu=False, alone=False)
-            >>> FirstLayer.of(nn.Conv2d(1, 3, 5)) is None
+            >>> FirstLayer.from_model(nn.Sequential(nn.Linear(30, 8), nn.Tanh(), nn.Linear(8, 2)))
+            FirstLayer(inputs=30, units=8, bias=True, relu=False, only_layer=False)
+            >>> FirstLayer.from_model(nn.Conv2d(1, 3, 5)) is None
             True
         """
         layers = [each for each in model.modules() if any(True for _ in each.parameters(recurse=False))]
         if not layers or not isinstance(first := layers[0], nn.Linear) or not first.weight.requires_grad:
             return None
-        alone = len(layers) == 1
-        # What a module of the user's own does between its layers cannot be seen: it may well be ReLU.
-        seen = any(isinstance(each, nn.ReLU) for each in model.modules())
-        relu = seen if isinstance(model, nn.Sequential) else not alone
-        return cls(first.in_features, first.out_features, first.bias is not None, relu, alone)
+        only_layer = len(layers) == 1
+        # A custom module may call ReLU as a function, which cannot be seen here.
+        has_relu = any(isinstance(each, nn.ReLU) for each in model.modules())
+        relu = has_relu if isinstance(model, nn.Sequential) else not only_layer
+        return cls(first.in_features, first.out_features, first.bias is not None, relu, only_layer)
 
 
-def mark(model: nn.Module) -> None:
-    """Let an optimiser over the model's parameters know which of them see the records."""
-    layer = FirstLayer.of(model)
+def mark_first_layer(model: nn.Module) -> None:
+    """Mark the weights of a fully connected first layer, so that an optimiser recognises them."""
+    layer = FirstLayer.from_model(model)
     if layer is not None:
-        setattr(next(model.parameters()), FIRST_LAYER, astuple(layer))  # plain, so that it can be saved and copied
+        # A plain tuple, so that the model can still be saved and copied.
+        setattr(next(model.parameters()), FIRST_LAYER, astuple(layer))
 
 
-def cautions(
-    own: int, layer: FirstLayer | None, *, members: int = 0, everyone: int | None = None
+def find_warnings(
+    own_records: int, layer: FirstLayer | None, *, members: int = 0, total_records: int | None = None
 ) -> tuple[PrivacyWarning, ...]:
-    """What to know of a setting.
+    """Return the privacy warnings for a training.
 
     Args:
-        own: how many records this participant trains on.
-        layer: what sees them, if it is fully connected; of other networks the audit says nothing.
-        members: how many there are, this one included; 0 if that is not known.
-        everyone: how many records all members have together, if they have been counted.
+        own_records: the number of records that this participant trains on.
+        layer: the first layer if it is fully connected; for other networks there are no warnings.
+        members: the number of members, including this one; 0 if unknown.
+        total_records: the number of records of all members, if they have been counted.
 
     Examples:
-        >>> print(*cautions(500, FirstLayer(30, 8), members=5, everyone=2000))
+        >>> print(*find_warnings(500, FirstLayer(30, 8), members=5, total_records=2000))
         <BLANKLINE>
-        >>> [each.kind for each in cautions(20, FirstLayer(30, 8), members=5, everyone=2000)]
+        >>> [each.kind for each in find_warnings(20, FirstLayer(30, 8), members=5, total_records=2000)]
         ['span']
-        >>> [each.kind for each in cautions(50, FirstLayer(30, 8), members=5, everyone=2000)]
+        >>> [each.kind for each in find_warnings(50, FirstLayer(30, 8), members=5, total_records=2000)]
         ['leverage']
     """
     if layer is None:
         return ()
-    found = [_of_few_records(own, layer, members), _of_the_span(own, layer, members, everyone), _of_moments(layer)]
+    found = [
+        _few_records_warning(own_records, layer, members),
+        _membership_warning(own_records, layer, members, total_records),
+        _second_moments_warning(layer),
+    ]
     kinds = {each.kind for each in found if each is not None}
-    # To have the records is to know who is among them; but that all of them are few is another matter.
-    covered = "few records" in kinds and (everyone is None or everyone >= layer.rank)
-    hidden = ("span", "leverage") if covered else ()
-    return tuple(each for each in found if each is not None and each.kind not in hidden)
+    # Recovery of records implies membership inference, except that too few records in total concern every member.
+    implied = "few records" in kinds and (total_records is None or total_records >= layer.rank)
+    omitted = ("span", "leverage") if implied else ()
+    return tuple(each for each in found if each is not None and each.kind not in omitted)
 
 
-def _of_few_records(own: int, layer: FirstLayer, members: int) -> PrivacyWarning | None:
-    if own > FEW_RECORDS or not layer.relu or not layer.bias:
+def _few_records_warning(own_records: int, layer: FirstLayer, members: int) -> PrivacyWarning | None:
+    if own_records > MAX_RECOVERABLE_RECORDS or not layer.relu or not layer.bias:
         return None
     return PrivacyWarning(
         "few records",
-        f"we bring {_counted(own)}; {_colluders(members)} can compute whole records from the sums of a layer of ReLU "
-        "units, if the remaining member has as few",
-        RECORDS,
-        f"Bring at least {PLENTY * layer.rank} records, {PLENTY} for each input and the bias, or merge with a "
-        "neighbour before you join",
+        f"this participant has {_count_text(own_records)}; {_colluders(members)} can compute whole records from the "
+        "sums of a layer of ReLU units, if the remaining member has as few",
+        RECORDS_FIGURE,
+        f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own, {MIN_RECORDS_PER_INPUT} for each "
+        "input and the bias, or merge them with another participant's before joining",
     )
 
 
-def _of_the_span(own: int, layer: FirstLayer, members: int, everyone: int | None) -> PrivacyWarning | None:
+def _membership_warning(
+    own_records: int, layer: FirstLayer, members: int, total_records: int | None
+) -> PrivacyWarning | None:
     inputs = f"{layer.inputs} inputs{' and a bias' if layer.bias else ''}"
-    figure = LINEAR_SPAN if layer.alone else SPAN
-    if everyone is not None and everyone < layer.rank:
+    figure = LINEAR_SPAN_FIGURE if layer.only_layer else SPAN_FIGURE
+    if total_records is not None and total_records < layer.rank:
         return PrivacyWarning(
             "span",
-            f"all members together have {_counted(everyone)} for a first layer with {inputs}; each of them can tell "
-            "whether a record that it knows is among the others'",
+            f"all members together have {_count_text(total_records)} for a first layer with {inputs}; each member can "
+            "tell whether a record that it knows is among those of the other members",
             figure,
-            f"Train on at least {2 * PLENTY * layer.rank} records together: find more records or participants, or "
-            "leave out columns",
+            f"Train on at least {2 * MIN_RECORDS_PER_INPUT * layer.rank} records in total: add records or "
+            "participants, or remove columns",
         )
-    bring = f"we bring {_counted(own)} for a first layer with {inputs}; {_colluders(members)}"
-    more = f"Bring at least {PLENTY * layer.rank} records, merge with a neighbour before you join, or leave out columns"
-    if own < layer.rank:
-        what = f"among ours and the remaining member's, if those are fewer than {layer.rank}"
-        return PrivacyWarning("span", f"{bring} can tell whether a record that they know is {what}", figure, more)
-    if own < PLENTY * layer.rank:
-        what = "among ours and the remaining member's, if that one has no more"
-        fact = f"{bring} can tell better than by chance whether a record that they know is {what}"
-        return PrivacyWarning("leverage", fact, LINEAR_LEVERAGE if layer.alone else LEVERAGE, more)
+    cause = f"this participant has {_count_text(own_records)} for a first layer with {inputs}; {_colluders(members)}"
+    attack = "whether a record that they know is among those of this participant and the remaining member"
+    remedy = (
+        f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own, merge them with another "
+        "participant's before joining, or remove columns"
+    )
+    if own_records < layer.rank:
+        fact = f"{cause} can tell {attack}, if these are fewer than {layer.rank} together"
+        return PrivacyWarning("span", fact, figure, remedy)
+    if own_records < MIN_RECORDS_PER_INPUT * layer.rank:
+        fact = f"{cause} can tell better than by chance {attack}, if that member has no more records"
+        figure = LINEAR_LEVERAGE_FIGURE if layer.only_layer else LEVERAGE_FIGURE
+        return PrivacyWarning("leverage", fact, figure, f"{remedy}; this reduces the advantage, and does not remove it")
     return None
 
 
-def _of_moments(layer: FirstLayer) -> PrivacyWarning | None:
-    if not layer.alone or layer.units != 1:
+def _second_moments_warning(layer: FirstLayer) -> PrivacyWarning | None:
+    if not layer.only_layer or layer.units != 1:
         return None
     return PrivacyWarning(
         "second moments",
-        "the model is linear with one output; with a squared error, members that collude, or one alone, can compute "
-        "XᵀX of the others' records, whatever δ is; Xᵀy is masked in proportion to δ",
-        GRAM,
-        "Train a network with a hidden layer instead; the fewer records there are, the more XᵀX says of each",
+        "the model is linear with one output; with a squared error, colluding members, or a single one, can compute "
+        "XᵀX of the other members' records, for any δ; Xᵀy is masked in proportion to δ",
+        GRAM_FIGURE,
+        "Train a network with a hidden layer instead; the fewer records there are, the more XᵀX reveals about each",
     )
 
 
-def of_departure(gone: Iterable[str]) -> PrivacyWarning:
-    """Somebody has left between two steps."""
-    names = sorted(gone)
-    whose = "its gradient" if len(names) == 1 else "the sum of their gradients"
+def departure_warning(departed: Iterable[str]) -> PrivacyWarning:
+    """Return the warning for members that left between two steps."""
+    names = sorted(departed)
+    estimate = "its gradient" if len(names) == 1 else "the sum of their gradients"
     return PrivacyWarning(
         "departure",
-        f"{', '.join(names)} left between two steps; from the sums before and after, the others can estimate {whose}",
-        DEPARTURE,
-        "Remove participants before the first step or after the last, or several at once, who hide each other",
+        f"{', '.join(names)} left between two steps; from the sums before and after, the other members can estimate "
+        f"{estimate}",
+        DEPARTURE_FIGURE,
+        "Remove participants before the first step or after the last; or remove several at once, so that only the sum "
+        "of their gradients can be estimated",
     )
 
 
-def of_steering(step: int, times: float) -> PrivacyWarning:
-    """A sum is far larger than gradients like ours would make it."""
+def steering_warning(step: int, ratio: float) -> PrivacyWarning:
+    """Return the warning for a sum that is much larger than this participant's gradients."""
     return PrivacyWarning(
         "steering",
-        f"in step {step} the sum of all first-layer gradients is {times:,.0f} times as large as ours ever was: "
-        "somebody enters extraordinary values, by mistake or to steer all models until units see single records",
-        STEERING,
-        "Find out who and why before you go on; a lower bound in [training] makes steering slower",
+        f"in step {step} the sum of all first-layer gradients is {ratio:,.0f} times as large as the largest gradient "
+        "of this participant so far: a member enters extreme values, by mistake, or to steer the models until units "
+        "respond to single records",
+        STEERING_FIGURE,
+        "Find out which member and why before you continue; a lower bound in [training] makes steering slower",
     )
 
 
-def _counted(records: int) -> str:
+def _count_text(records: int) -> str:
     return f"{records:,} record{'' if records == 1 else 's'}"
 
 
 def _colluders(members: int) -> str:
-    """Who it takes: all but us and one other, or fewer."""
+    """Return the smallest coalition that the attacks need: all members but this one and one other."""
     if members == MIN_MEMBERS:
         return "each of the other two members, alone,"
-    others = f"{members - 2} of the {members - 1} others" if members else "the others, all but one,"
-    return f"{others} together"
+    coalition = f"{members - 2} of the {members - 1}" if members else "all but one of the"
+    return f"{coalition} other members together"
 
 
 class RiskMonitor:
-    """Gives an optimiser's cautions, each once, at the moment from which they hold.
+    """Logs the privacy warnings of an optimiser, each once, as soon as it applies.
+
+    It is active in a federation only, whose epochs count from 1: in a single process no data is exchanged.
 
     Attributes:
-        given: those so far.
+        warnings: the warnings so far.
     """
 
     def __init__(self) -> None:
-        self.given: list[PrivacyWarning] = []
+        self.warnings: list[PrivacyWarning] = []
         self._members: dict[Any, frozenset[str]] = {}
-        self._largest: dict[Any, float] = {}  # first-layer gradient of ours, by its peers
+        self._largest: dict[Any, float] = {}  # the largest first-layer gradient of this participant, by peers
 
-    def look(self, peers: Any, group: dict[str, Any], own: int, parameters: Sequence[Any]) -> None:
-        """Before a sum with these peers, whose records `group` has counted.
-
-        In a federation only, whose epochs count from 1: inside one process nothing leaves.
-        """
+    def before_sum(self, peers: Any, group: dict[str, Any], own_records: int, parameters: Sequence[Any]) -> None:
+        """Check the setting before a sum with these peers; `group` contains the count of their records."""
         before, members = self._members.get(peers), frozenset(group["members"])
         if not group["epoch"] or before == members:
             return
         self._members[peers] = members
         marks = [getattr(each, FIRST_LAYER) for each in parameters if hasattr(each, FIRST_LAYER)]
         layer = FirstLayer(*marks[0]) if marks else None
-        self._give(*cautions(own, layer, members=len(members), everyone=group["total_samples"]))
+        self._add(*find_warnings(own_records, layer, members=len(members), total_records=group["total_samples"]))
         if before is not None and before - members and group["steps"]:
-            self._give(of_departure(before - members))
+            self._add(departure_warning(before - members))
 
-    def compare(
+    def after_sum(
         self, peers: Any, group: dict[str, Any], parameters: Sequence[torch.Tensor], own: Any, total: Any
     ) -> None:
-        """After a sum: whether it is one of gradients like ours, as far as the first layer tells."""
+        """Compare the first layer's part of a sum with the largest gradient of this participant so far."""
         sizes = [each.numel() for each in parameters]
         for parameter, ours, sums in zip(parameters, own.split(sizes), total.split(sizes), strict=True):
             if not group["epoch"] or not hasattr(parameter, FIRST_LAYER):
                 continue
             largest = self._largest[peers] = max(self._largest.get(peers, 0.0), float(ours.abs().max()))
-            seen = float(sums.abs().max())
-            if seen > EXTRAORDINARY * largest > 0 and not any(each.kind == "steering" for each in self.given):
-                self._give(of_steering(group["steps"] + 1, seen / largest))
+            opened = float(sums.abs().max())
+            if opened > MAX_SUM_RATIO * largest > 0 and not any(each.kind == "steering" for each in self.warnings):
+                self._add(steering_warning(group["steps"] + 1, opened / largest))
 
-    def _give(self, *found: PrivacyWarning) -> None:
-        for caution in found:
-            if caution not in self.given:
-                self.given.append(caution)
-                log.warning("caution: %s", caution, extra={"event": "caution"})
+    def _add(self, *warnings: PrivacyWarning) -> None:
+        for warning in warnings:
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+                log.warning("privacy warning: %s", warning, extra={"event": "privacy warning"})

@@ -1,13 +1,13 @@
-"""What an optimiser leaves with the members after every step, so that one that comes back can go on.
+"""Save an optimiser's state after every step, and restore it in a restarted process.
 
-It is what all members have anyway: the displacement, what the rule remembers (momentum), and how n was counted. The
-private origin is not in it: a participant draws that again from its seed.
+The state is what all members have in common: the displacement, the update rule's buffers (momentum), and how the
+samples were counted. The private origin is not part of it: a participant draws that again from its seed.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from functools import partial
+import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import safetensors
@@ -19,7 +19,7 @@ from cgd.optim.gradients import trainable
 from cgd.secagg.journal import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cgd.peers import Peers
     from cgd.secagg.journal import OptimizerState
@@ -27,99 +27,132 @@ if TYPE_CHECKING:
 _COUNTS = "counts"
 
 
-class Memory:
-    """One optimiser's dealings with what its peers remember."""
+class OptimizerRecovery:
+    """One optimiser's use of the recovery stores of its peers."""
 
     def __init__(self) -> None:
         self._slots: dict[Peers, int] = {}
-        self._remembered: dict[Peers, int] = {}
+        self._saved_steps: dict[Peers, int] = {}
+        self._writers: dict[Peers, TensorWriter] = {}
 
-    def add(self, peers: Peers) -> None:
-        """The optimiser sums with these peers."""
+    def register(self, peers: Peers) -> None:
+        """Reserve a slot for this optimiser with these peers."""
         if peers not in self._slots:
             self._slots[peers] = peers.next_slot()
+            self._writers[peers] = TensorWriter()
 
-    def step(self, peers: Peers, number: int) -> Step:
-        """How the peers know a step of this optimiser."""
+    def step_id(self, peers: Peers, number: int) -> Step:
+        """Return the identifier of a step of this optimiser."""
         return Step(self._slots[peers], number)
 
-    def asked(self, peers: Peers) -> bool:
-        """Whether the peers were asked what they remember."""
-        return peers in self._remembered
+    def is_loaded(self, peers: Peers) -> bool:
+        """Return whether `load` was called for these peers."""
+        return peers in self._saved_steps
 
-    def recall(self, peers: Peers) -> OptimizerState | None:
-        """Ask them."""
-        state = peers.memory.recall(self._slots[peers])
-        self._remembered[peers] = 0 if state is None else state.steps
+    def load(self, peers: Peers) -> OptimizerState | None:
+        """Return the state that the members have stored, if any."""
+        state = peers.recovery.load(self._slots[peers])
+        self._saved_steps[peers] = 0 if state is None else state.steps
         return state
 
-    def remembers(self, peers: Peers, number: int) -> bool:
-        """Whether a step was taken already, in an earlier life of this program."""
-        return number < self._remembered[peers]
+    def has_taken(self, peers: Peers, number: int) -> bool:
+        """Return whether a step is part of the loaded state: an earlier process of this participant took it."""
+        return number < self._saved_steps[peers]
 
-    def taken(self) -> int:
-        """How many steps all of the optimiser's peers remember."""
-        return min(self._remembered.values(), default=0)
+    def steps_taken(self) -> int:
+        """Return the number of steps that are part of the loaded states of all groups."""
+        return min(self._saved_steps.values(), default=0)
 
-    def taken_with_others(self, number: int) -> bool:
-        """Whether any of the optimiser's peers remember this step."""
-        return any(number < steps for steps in self._remembered.values())
+    def any_has_taken(self, number: int) -> bool:
+        """Return whether a step is part of the loaded state of any group."""
+        return any(number < steps for steps in self._saved_steps.values())
 
     def skip(self, peers: Peers, steps: int) -> None:
-        """Do without the sums of the first `steps` steps."""
-        peers.memory.skip(self._slots[peers], steps)
+        """Skip the sums of the first `steps` steps."""
+        peers.recovery.skip(self._slots[peers], steps)
 
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Held while the optimiser's state changes."""
-        with ExitStack() as held:
-            for peers in self._slots:
-                held.enter_context(peers.memory.moving())
-            yield
-
-    def leave(
+    def save(
         self, peers: Peers, groups: Sequence[dict[str, Any]], state: Mapping[torch.Tensor, dict[str, Any]]
     ) -> None:
-        """Leave the state after a step with the peers, if it is news to them; its bytes are made when one asks."""
+        """Store the state after a step, unless it is part of the loaded state."""
         steps = groups[0]["steps"]
-        if self.remembers(peers, steps - 1):
+        if not peers.recovery.keeps_states or self.has_taken(peers, steps - 1):
             return
-        parameters = [parameter for group in groups for parameter in trainable(group)]
+        parameters = trainable(*groups)
         counted = [groups[0]["total_samples"], groups[0]["epoch"], *groups[0]["pledges"]]
-        peers.memory.remember(self._slots[peers], steps, partial(common_state, parameters, state, counted))
+        tensors = common_state(parameters, state, counted)
+        peers.recovery.save(self._slots[peers], steps, self._writers[peers].to_bytes(tensors))
+
+
+class TensorWriter:
+    """Serialises the same set of tensors again and again, with the bytes of `safetensors.torch.save`.
+
+    The header depends on names, types and shapes only, so it is made once. That leaves one copy of the tensors, half
+    of what `safetensors.torch.save` takes for large ones (`make bench`).
+
+    Examples:
+        >>> import safetensors.torch, torch
+        >>> tensors = {"a": torch.ones(3), "b": torch.zeros(2, dtype=torch.int64)}
+        >>> TensorWriter().to_bytes(tensors) == safetensors.torch.save(tensors)
+        True
+    """
+
+    def __init__(self) -> None:
+        self._layout: list[tuple[str, torch.dtype, torch.Size]] = []
+        self._header = b""
+        self._order: list[str] = []
+
+    def to_bytes(self, tensors: Mapping[str, torch.Tensor]) -> bytes:
+        """Return the tensors in the safetensors format."""
+        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        if layout != self._layout:
+            self._make_header(tensors)
+            self._layout = layout
+        contents = (tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in self._order)
+        return b"".join((self._header, *(content.numpy().data for content in contents)))
+
+    def _make_header(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        # Zeros instead of the tensors: safetensors rejects tensors that are not contiguous or share memory.
+        sample = safetensors.torch.save(
+            {name: torch.zeros(each.shape, dtype=each.dtype) for name, each in tensors.items()}
+        )
+        (length,) = struct.unpack_from("<Q", sample)
+        self._header = sample[: 8 + length]
+        offsets = {name: entry["data_offsets"] for name, entry in json.loads(self._header[8:]).items()}
+        self._order = sorted(offsets, key=lambda name: offsets[name])
 
 
 def common_state(
     parameters: Sequence[torch.Tensor], state: Mapping[torch.Tensor, dict[str, Any]], counted: Sequence[int]
-) -> bytes:
-    """The state of these parameters that is the same at every member."""
+) -> dict[str, torch.Tensor]:
+    """Return the part of these parameters' state that is the same at every member."""
     tensors = {_COUNTS: torch.tensor(counted, dtype=torch.int64)}
     for place, parameter in enumerate(parameters):
         for key, value in state[parameter].items():
             if key != "origin":
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
-                tensors[f"{place}.{key}"] = tensor.detach().cpu().contiguous()
-    return safetensors.torch.save(tensors)
+                tensors[f"{place}.{key}"] = tensor
+    return tensors
 
 
 def restore(
     content: bytes, parameters: Sequence[torch.Tensor], state: Mapping[torch.Tensor, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Put a common state into place, beside the origins; returns what a parameter group keeps of the count.
+    """Write a stored state into `state`, beside the origins; return how the samples were counted.
 
     Raises:
         InputError: it is not the state of an optimiser over these parameters.
     """
     try:
         tensors = safetensors.torch.load(content)
-        total_samples, epoch, *pledges = tensors.pop(_COUNTS).tolist()
+        total_samples, epoch, *commitments = tensors.pop(_COUNTS).tolist()
         found: list[dict[str, Any]] = [{} for _ in parameters]
         for name, tensor in tensors.items():
             place, key = name.split(".", 1)
             found[int(place)][key] = tensor
         shapes = [(tuple(each["displacement"].shape), each["displacement"].dtype) for each in found]
     except (safetensors.SafetensorError, KeyError, IndexError, ValueError) as error:
-        raise InputError(f"what the members remember is not the state of an optimiser: {error}") from None
+        raise InputError(f"the members' stored state is not the state of an optimiser: {error}") from None
     ours = [(tuple(state[each]["origin"].shape), state[each]["origin"].dtype) for each in parameters]
     if shapes != ours:
         raise InputError(
@@ -130,4 +163,4 @@ def restore(
         for key, tensor in each.items():
             tuple_like = tensor.dtype == torch.float64 and key == "powers"
             state[parameter][key] = tuple(tensor.tolist()) if tuple_like else tensor.to(parameter.device)
-    return {"total_samples": total_samples, "epoch": epoch, "pledges": pledges}
+    return {"total_samples": total_samples, "epoch": epoch, "pledges": commitments}

@@ -1,10 +1,10 @@
-"""How many samples all members have: counted by a secure sum before the first step, and held against each member.
+"""The number of samples of all members: counted by a secure sum before the first step, and checked after a restart.
 
-A weight n_l/n is right only while n_l is what was counted. A member that is stopped and comes back with other samples
-would spoil a total for everyone; and once the step is taken again with the right number, the difference of the two
-totals is its own gradient. So each member puts a pledge into the count, which only it can read: a keyed digest of its
-number of samples, and of what they are if its program says so. The pledges are part of what all members remember, and
-who comes back looks for its own, before anything is summed.
+A weight n_l/n is right only while n_l is the number that was counted. If a member restarted with other samples and took
+part in a sum, the total would be wrong for everyone; and after the step were repeated with the right number, the
+difference of the two totals would be that member's own gradient. Therefore each member adds a commitment to the count:
+a digest of its number of samples, and optionally of their content, keyed with its seed. All members store the opened
+commitments, but only its owner can recompute one. A restarted member checks its own before it takes part in a sum.
 """
 
 from __future__ import annotations
@@ -22,44 +22,50 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.secagg.journal import Step
 
-# What a parameter group keeps of a count.
+# The result of a count, as a parameter group stores it. The commitments are called "pledges" in stored states.
 NOT_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None, "epoch": None, "pledges": None}
-PLEDGE_BYTES = 5  # the total of all members' pledges is exact
+COMMITMENT_BYTES = 5  # so that a secure sum of commitments is exact
 
 
 class SampleCountMismatchError(InputError):
-    """A member of a federation has come back with other samples. The others wait: it may come with those it had."""
+    """A restarted member has other samples than those counted.
+
+    The other members keep waiting for it: it may restart with the right ones.
+    """
 
 
-def count(peers: Peers, samples: int, step: Step, epoch: int, addends: int, records: bytes = b"") -> dict[str, Any]:
-    """Count the samples of all members of an epoch; `records` is a digest of ours, if their content is pledged, too.
+def count(
+    peers: Peers, samples: int, step: Step, epoch: int, addends: int, records_digest: bytes = b""
+) -> dict[str, Any]:
+    """Count the samples of all members of an epoch; commit also to the content of ours if there is a digest of it.
 
     Raises:
         MembersChangedError: the epoch is over.
-        WeightError: some member entered what is no number of samples.
+        WeightError: a member entered a value that is not a number of samples.
     """
     members = peers.members
-    ballot = np.zeros(1 + addends, dtype=np.int64)
-    ballot[0] = samples
-    # If the epoch is one of the past, its total is known and our ballot is not cast.
-    ballot[1 + (members.index(peers.me) if len(members) == addends else 0)] = _pledge(
-        peers.seed, samples, epoch, records
-    )
-    total, *pledges = peers.sum(ballot, step=step, epoch=epoch).tolist()
+    addend = np.zeros(1 + addends, dtype=np.int64)
+    addend[0] = samples
+    # In a replayed epoch the members may be others; its total is in the journal, and the addend is not used.
+    place = members.index(peers.me) if len(members) == addends else 0
+    addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest)
+    total, *commitments = peers.sum(addend, step=step, epoch=epoch).tolist()
     if total < samples + addends - 1:
         raise WeightError(
-            f"the {addends} members counted {total} samples in all, and we alone have {samples}: some member entered "
-            "what is no number of samples, so no step is taken"
+            f"the {addends} members have {total} samples in total, but this member alone has {samples}: a member "
+            "entered a value that is not a number of samples, so no step is taken"
         )
-    counted = {"total_samples": total, "epoch": epoch, "pledges": pledges}
+    counted = {"total_samples": total, "epoch": epoch, "pledges": commitments}
     return {"samples": samples, "members": list(members), **counted}
 
 
-def check(peers: Peers, samples: int, groups: Sequence[dict[str, Any]], epoch: int, records: bytes = b"") -> None:
-    """Refuse to go on from a count that no longer holds; a new epoch of a federation is counted anew.
+def check(
+    peers: Peers, samples: int, groups: Sequence[dict[str, Any]], epoch: int, records_digest: bytes = b""
+) -> None:
+    """Check that the count is still valid; discard it if a new epoch of a federation has begun.
 
     Raises:
-        InputError: the members, or our samples, are not those that were counted.
+        InputError: the members, or this member's samples, are not those that were counted.
     """
     for group in groups:
         if epoch > 0 and group["epoch"] != epoch:
@@ -72,30 +78,33 @@ def check(peers: Peers, samples: int, groups: Sequence[dict[str, Any]], epoch: i
                 "sum to one; give samples= as it was, or call recount() at every member"
             )
         if epoch > 0:
-            check_pledge(peers, samples, group["pledges"], epoch, records)
+            check_commitment(peers, samples, group["pledges"], epoch, records_digest)
         if epoch == 0 and group["members"] != list(peers.members):
             raise InputError(
                 f"n was counted with {', '.join(group['members'])} and the members are {', '.join(peers.members)}; "
-                "a step taken again with other members would show somebody's gradient. If the step after the last "
-                "finished one is next, call recount() at every member; otherwise start anew"
+                "repeating a step with other members would reveal a member's gradient. If the step after the last "
+                "finished one is next, call recount() at every member; otherwise start a new training"
             )
 
 
-def check_pledge(peers: Peers, samples: int, pledges: Sequence[int], epoch: int, records: bytes = b"") -> None:
-    """Refuse other samples than ours were when this epoch of a federation was counted.
+def check_commitment(
+    peers: Peers, samples: int, commitments: Sequence[int], epoch: int, records_digest: bytes = b""
+) -> None:
+    """Check that this member's samples are those that it had when this epoch of a federation was counted.
 
     Raises:
-        OtherSamplesError: our pledge is not there.
+        SampleCountMismatchError: its commitment is not among those of the count.
     """
-    if _pledge(peers.seed, samples, epoch, records) not in pledges:
+    if _commitment(peers.seed, samples, epoch, records_digest) not in commitments:
         fact = f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to one"
-        if records:
+        if records_digest:
             fact = f"our {samples} samples are not those that {peers.me} was counted with, in number or in content"
         raise SampleCountMismatchError(
-            f"{fact}. Come back with the data that you had; or remove and add this participant, which counts anew"
+            f"{fact}. Restart with the data that was counted; or remove this participant and add it again, after which "
+            "all samples are counted again"
         )
 
 
-def _pledge(seed: bytes, samples: int, epoch: int, records: bytes = b"") -> int:
-    digest = hmac.digest(seed, f"cgd: {samples} samples in epoch {epoch}".encode() + records, "sha256")
-    return int.from_bytes(digest[:PLEDGE_BYTES], "little")
+def _commitment(seed: bytes, samples: int, epoch: int, records_digest: bytes = b"") -> int:
+    digest = hmac.digest(seed, f"cgd: {samples} samples in epoch {epoch}".encode() + records_digest, "sha256")
+    return int.from_bytes(digest[:COMMITMENT_BYTES], "little")

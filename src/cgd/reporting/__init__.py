@@ -1,1 +1,5 @@
-"""Layer 7, reports for people: charts, pages and the file that the report of a run is made from."""
+"""Layer 7, reports: charts, HTML pages and the file `run.json`."""
+
+from cgd.extras import require
+
+require("tables", "writing reports")

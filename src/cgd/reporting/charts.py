@@ -1,7 +1,7 @@
-"""The report's charts as geometry: where every line, point, bar and label lies. The page's template draws them.
+"""The geometry of the report's charts: positions of lines, points, bars and labels. The template draws them as SVG.
 
-They are drawn as SVG by hand and not by matplotlib so that they take the page's font and colours, in the light and in
-the dark. What is not finite, or nearly so, is left out.
+Hand-written SVG, and not matplotlib, so that the charts use the page's font and colours in light and dark mode, and the
+package needs no plotting library. Values that are not finite, or enormous, are left out.
 """
 
 from __future__ import annotations
@@ -9,33 +9,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from cgd.reporting.run_file import AnyRun, ClassificationScores, RegressionScores
+
     Points = Sequence[tuple[float, float]]
 
-# Beyond this ratio of the largest to the smallest loss, small differences at the end cannot be seen on a linear axis.
-LOGARITHMIC_FROM = 20.0
-ENORMOUS = 1e100
+# Above this ratio of the largest to the smallest loss, a linear axis hides the small differences at the end.
+MIN_LOGARITHMIC_RATIO = 20.0
+MAX_VALUE = 1e100
 LOSSES = {
     "validation_loss": ("own", "our validation records"),
-    "everyone_validation_loss": ("everyone", "everybody's validation records"),
+    "everyone_validation_loss": ("everyone", "all validation records"),
     "training_loss": ("training", "our training records"),
 }
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to places on the picture.
+    """An axis: the mapping of values to positions.
 
     Attributes:
-        low: the value at `start`.
-        high: the value at `end`.
-        ticks: values that get a label.
-        label: what it says.
-        logarithmic: equal distances are equal ratios.
+        low: the smallest value.
+        high: the largest value.
+        ticks: values with a label.
+        label: the name of the axis.
+        logarithmic: whether equal distances are equal ratios.
     """
 
     low: float
@@ -44,13 +46,13 @@ class Axis:
     label: str
     logarithmic: bool = False
 
-    def place(self, value: float, start: float, end: float) -> float:
-        """Where a value lies if `low` lies at `start` and `high` at `end`."""
+    def position(self, value: float, start: float, end: float) -> float:
+        """Return the position of a value, with `low` at `start` and `high` at `end`."""
         low, high, value = (math.log(each) if self.logarithmic else each for each in (self.low, self.high, value))
         return round(start + (value - low) / (high - low) * (end - start), 1)
 
-    def told(self, value: float) -> str:
-        """The label of a tick."""
+    def tick_label(self, value: float) -> str:
+        """Return the label of a tick."""
         if self.logarithmic or max(abs(self.low), abs(self.high)) >= 1e6:
             return f"{value:g}".replace("-", "−")
         step = min((b - a for a, b in pairwise(self.ticks)), default=1.0)
@@ -60,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart, and what it is called."""
+    """A line of a chart: CSS class, label and SVG path."""
 
     style: str
     label: str
@@ -69,26 +71,26 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture, ready to be drawn.
+    """A chart, ready to be drawn.
 
     Attributes:
-        name: for references inside the page.
-        title: over the picture.
-        told: what it shows, for those who cannot see it.
-        x: the axis below.
-        y: the axis on the left.
-        width: of the picture, in its own units.
-        height: of the picture.
+        name: identifier inside the page.
+        title: heading.
+        description: text for screen readers.
+        x: horizontal axis.
+        y: vertical axis.
+        width: width in SVG units.
+        height: height in SVG units.
         series: lines.
-        cloud: a path with a dot for each point.
-        bars: left, top, width, height.
-        mark: where on the x axis a line stands, and what it says.
-        top: where the y axis ends.
+        cloud: SVG path with a dot for each point.
+        bars: left, top, width and height of each bar.
+        mark: value on the x axis of a vertical line, and its label.
+        top: position of the upper end of the y axis.
     """
 
     name: str
     title: str
-    told: str
+    description: str
     x: Axis
     y: Axis
     width: int = 460
@@ -101,123 +103,130 @@ class Chart:
 
     @property
     def left(self) -> int:
-        """Where the x axis begins: there is room for the labels of the other one."""
-        return 30 + 8 * max((len(self.y.told(tick)) for tick in self.y.ticks), default=1)
+        """Position of the left end of the x axis, beside the labels of the y axis."""
+        return 30 + 8 * max((len(self.y.tick_label(tick)) for tick in self.y.ticks), default=1)
 
     @property
     def right(self) -> int:
-        """Where the x axis ends."""
+        """Position of the right end of the x axis."""
         return self.width - 14
 
     @property
     def bottom(self) -> int:
-        """Where the x axis lies."""
+        """Vertical position of the x axis."""
         return self.height - 44
 
-    def across(self, value: float) -> float:
-        """Where a value of the x axis lies."""
-        return self.x.place(value, self.left, self.right)
+    def x_position(self, value: float) -> float:
+        """Return the horizontal position of a value."""
+        return self.x.position(value, self.left, self.right)
 
-    def up(self, value: float) -> float:
-        """Where a value of the y axis lies."""
-        return self.y.place(value, self.bottom, self.top)
+    def y_position(self, value: float) -> float:
+        """Return the vertical position of a value."""
+        return self.y.position(value, self.bottom, self.top)
 
 
-def loss_chart(run: dict[str, Any]) -> Chart | None:
-    """The losses against steps; None if there are none."""
-    found = {name: curve(run, name) for name in LOSSES}
-    values = [value for points in found.values() for _, value in points]
+def loss_chart(run: AnyRun) -> Chart | None:
+    """Return the chart of losses against steps; None without losses."""
+    curves = {name: curve(run, name) for name in LOSSES}
+    values = [value for points in curves.values() for _, value in points]
     if not values:
         return None
-    chart = Chart("loss", "Loss", _course(run, found), _steps(run), loss_axis(values), mark=_best(run))
-    drawn = (Series(*LOSSES[name], _path(chart, points)) for name, points in found.items() if points)
-    return replace(chart, series=tuple(drawn))
+    chart = Chart(
+        "loss", "Loss", _describe_losses(run, curves), _step_axis(run), loss_axis(values), mark=_best_mark(run)
+    )
+    series = (Series(*LOSSES[name], _path(chart, points)) for name, points in curves.items() if points)
+    return replace(chart, series=tuple(series))
 
 
-def score_chart(run: dict[str, Any]) -> Chart | None:
-    """Accuracy or R² on our validation records against steps; None if there are no such records."""
+def score_chart(run: AnyRun) -> Chart | None:
+    """Return the chart of accuracy or R² on our validation records against steps; None without such records."""
     points = curve(run, "score")
     if not points:
         return None
     name = score_name(run)
-    baseline = (run["validation"] or {}).get("baseline_accuracy")
+    baseline = getattr(run.validation, "baseline_accuracy", None)
     level = [] if baseline is None else [(points[0][0], baseline), (points[-1][0], baseline)]
     values = [value for _, value in (*points, *level)]
     axis = _linear(min(values), max(values), "")
-    told = f"{name} on our validation records goes from {points[0][1]:.3f} to {points[-1][1]:.3f}."
-    chart = Chart("score", name, told, _steps(run), axis, mark=_best(run))
-    drawn = [Series("own", "our validation records", _path(chart, points))]
+    description = f"{name} on our validation records goes from {points[0][1]:.3f} to {points[-1][1]:.3f}."
+    chart = Chart("score", name, description, _step_axis(run), axis, mark=_best_mark(run))
+    series = [Series("own", "our validation records", _path(chart, points))]
     if level:
-        drawn.append(Series("baseline", "always the commonest class", _path(chart, level)))
-    return replace(chart, series=tuple(drawn))
+        series.append(Series("baseline", "always the most common class", _path(chart, level)))
+    return replace(chart, series=tuple(series))
 
 
-def roc_chart(scores: dict[str, Any]) -> Chart | None:
-    """The ROC curve of two classes, if there is one."""
-    if not scores["roc"]:
+def roc_chart(scores: ClassificationScores) -> Chart | None:
+    """Return the ROC curve of two classes; None without one."""
+    if scores.roc is None:
         return None
-    points = _finite(zip(scores["roc"]["fpr"], scores["roc"]["tpr"], strict=True))
-    name = scores["classes"][1]
-    x, y = _linear(0, 1, "false alarms (1 − specificity)"), _linear(0, 1, "found (sensitivity)")
-    area = "" if scores["auc"] is None else f"; the area under it is {scores['auc']:.3f}"
-    told = f"The ROC curve of {name}: the part of its records that is found, against the part of false alarms{area}."
-    chart = Chart("roc", f"ROC curve of {shortened(name)}", told, x, y, height=380)
+    points = _finite(zip(scores.roc.fpr, scores.roc.tpr, strict=True))
+    name = scores.classes[1]
+    x, y = _linear(0, 1, "false positive rate (1 − specificity)"), _linear(0, 1, "true positive rate (sensitivity)")
+    area = "" if scores.auc is None else f"; the area under it is {scores.auc:.3f}"
+    description = f"The ROC curve of {name}: true positive rate against false positive rate{area}."
+    chart = Chart("roc", f"ROC curve of {shorten(name)}", description, x, y, height=380)
     chance = Series("baseline", "guessing", _path(chart, [(0, 0), (1, 1)]))
     return replace(chart, series=(Series("own", "the model", _path(chart, points)), chance))
 
 
-def scatter_chart(scores: dict[str, Any]) -> Chart | None:
-    """Predicted against actual values, if they are there."""
-    points = _finite(zip(scores["actual"] or [], scores["predicted"] or [], strict=True))
+def scatter_chart(scores: RegressionScores) -> Chart | None:
+    """Return the chart of predicted against actual values; None without values."""
+    points = _finite(zip(scores.actual or [], scores.predicted or [], strict=True))
     if not points:
         return None
     values = [value for point in points for value in point]
     x, y = (_linear(min(values), max(values), label) for label in ("actual", "predicted"))
-    told = f"Predicted against actual values of {len(points)} validation records; on the line, both are the same."
-    chart = Chart("scatter", "Predicted and actual", told, x, y, height=380)
-    same = Series("baseline", "predicted = actual", _path(chart, [(x.low, x.low), (x.high, x.high)]))
-    cloud = "".join(f"M{chart.across(a)} {chart.up(b)}h0" for a, b in points)
-    return replace(chart, series=(same,), cloud=cloud)
+    description = f"Predicted against actual values of {len(points)} validation records; on the line, both are equal."
+    chart = Chart("scatter", "Predicted and actual", description, x, y, height=380)
+    diagonal = Series("baseline", "predicted = actual", _path(chart, [(x.low, x.low), (x.high, x.high)]))
+    cloud = "".join(f"M{chart.x_position(a)} {chart.y_position(b)}h0" for a, b in points)
+    return replace(chart, series=(diagonal,), cloud=cloud)
 
 
-def residual_chart(scores: dict[str, Any]) -> Chart | None:
-    """How far off the predictions are, as a histogram."""
-    points = _finite(zip(scores["actual"] or [], scores["predicted"] or [], strict=True))
+def residual_chart(scores: RegressionScores) -> Chart | None:
+    """Return the histogram of the prediction errors; None without values."""
+    points = _finite(zip(scores.actual or [], scores.predicted or [], strict=True))
     if not points:
         return None
     errors = sorted(predicted - actual for actual, predicted in points)
     counts, x = _histogram(errors, "predicted − actual")
     y = _linear(0, max(counts), "records")
-    low = sum(error < 0 for error in errors)
-    told = f"{low} of {len(errors)} predictions are too low, {sum(error > 0 for error in errors)} too high."
-    chart = Chart("residuals", "Errors", told, x, y, height=380, mark=(0, ""))
+    low, high = sum(error < 0 for error in errors), sum(error > 0 for error in errors)
+    description = f"{low} of {len(errors)} predictions are too low, {high} too high."
+    chart = Chart("residuals", "Errors", description, x, y, height=380, mark=(0, ""))
     width = (x.high - x.low) / len(counts)
     bars = []
     for i, count in enumerate(counts):
-        left, right, top = chart.across(x.low + i * width), chart.across(x.low + (i + 1) * width), chart.up(count)
+        left, right, top = (
+            chart.x_position(x.low + i * width),
+            chart.x_position(x.low + (i + 1) * width),
+            chart.y_position(count),
+        )
         bars.append((round(left + 0.5, 1), top, round(right - left - 1, 1), round(chart.bottom - top, 1)))
     return replace(chart, bars=tuple(bars))
 
 
-def curve(run: dict[str, Any], name: str) -> list[tuple[float, float]]:
-    """A quantity of the history against steps."""
-    return _finite((each["step"], each[name]) for each in run["history"] if each[name] is not None)
+def curve(run: AnyRun, name: str) -> list[tuple[float, float]]:
+    """Return the points of a quantity of the history against steps."""
+    values = ((each.step, getattr(each, name)) for each in run.history)
+    return _finite((step, value) for step, value in values if value is not None)
 
 
-def score_name(run: dict[str, Any]) -> str:
-    """What the history's score is."""
-    return "Accuracy" if run["data"]["task"] == "classification" else "R²"
+def score_name(run: AnyRun) -> str:
+    """Return the name of the history's score."""
+    return "Accuracy" if run.data.task == "classification" else "R²"
 
 
-def shortened(name: str, most: int = 24) -> str:
-    """A name that fits where there is little room."""
-    return name if len(name) <= most else name[: most - 1].rstrip() + "…"
+def shorten(name: str, max_length: int = 24) -> str:
+    """Return a name of limited length."""
+    return name if len(name) <= max_length else name[: max_length - 1].rstrip() + "…"
 
 
 def loss_axis(values: Sequence[float]) -> Axis:
-    """A linear axis; a logarithmic one if the losses differ by much."""
+    """Return a linear axis, or a logarithmic one for losses of very different sizes."""
     low, high = min(values), max(values)
-    if low <= 0 or high / low < LOGARITHMIC_FROM:
+    if low <= 0 or high / low < MIN_LOGARITHMIC_RATIO:
         return _linear(low, high, "")
     parts = (1, 2, 5) if high / low < 1000 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -226,15 +235,15 @@ def loss_axis(values: Sequence[float]) -> Axis:
 
 
 def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(a, b) for a, b in points if abs(a) < ENORMOUS and abs(b) < ENORMOUS]  # NaN is not
+    return [(a, b) for a, b in points if abs(a) < MAX_VALUE and abs(b) < MAX_VALUE]  # false for NaN
 
 
-def _linear(low: float, high: float, label: str, most: int = 6) -> Axis:
-    """An axis that begins and ends at round numbers."""
+def _linear(low: float, high: float, label: str, max_intervals: int = 6) -> Axis:
+    """Return an axis that begins and ends at round numbers."""
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):
-        around = abs(low) / 10 or 1.0
-        low, high = low - around, high + around
-    rough = (high - low) / most
+        margin = abs(low) / 10 or 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / max_intervals
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(part * power for part in (1, 2, 5, 10) if part * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -242,8 +251,8 @@ def _linear(low: float, high: float, label: str, most: int = 6) -> Axis:
     return Axis(ticks[0], ticks[-1], ticks, label)
 
 
-def _steps(run: dict[str, Any]) -> Axis:
-    last = max(1, *(each["step"] for each in run["history"]))
+def _step_axis(run: AnyRun) -> Axis:
+    last = max(1, *(each.step for each in run.history))
     whole = tuple(tick for tick in _linear(0, last, "step").ticks if tick == int(tick) and tick <= last)
     return Axis(0, last, whole, "step")
 
@@ -258,22 +267,22 @@ def _histogram(ordered: Sequence[float], label: str) -> tuple[list[int], Axis]:
     return counts, axis
 
 
-def _best(run: dict[str, Any]) -> tuple[float, str] | None:
-    best = (run["outcome"] or {}).get("best_step")
-    last = max((each["step"] for each in run["history"]), default=0)
-    return (best, f"step {best:,}, kept") if best is not None and 0 <= best <= last else None
+def _best_mark(run: AnyRun) -> tuple[float, str] | None:
+    best = run.outcome.best_step if run.outcome else None
+    last = max((each.step for each in run.history), default=0)
+    return (best, f"best step: {best:,}") if best is not None and 0 <= best <= last else None
 
 
-def _course(run: dict[str, Any], found: dict[str, list[tuple[float, float]]]) -> str:
-    told = [
+def _describe_losses(run: AnyRun, curves: dict[str, list[tuple[float, float]]]) -> str:
+    parts = [
         f"on {LOSSES[name][1]} from {points[0][1]:.3f} to {points[-1][1]:.3f}"
-        for name, points in found.items()
+        for name, points in curves.items()
         if points
     ]
-    kept = _best(run)
-    return f"The loss goes {', '.join(told)}." + (f" {kept[1].capitalize()}." if kept else "")
+    mark = _best_mark(run)
+    return f"The loss goes {', '.join(parts)}." + (f" {mark[1].capitalize()}." if mark else "")
 
 
 def _path(chart: Chart, points: Points) -> str:
-    places = [f"{chart.across(a)} {chart.up(b)}" for a, b in points]
-    return "M" + "L".join(places) + ("h0" if len(places) == 1 else "")  # a line through one point is a dot
+    positions = [f"{chart.x_position(a)} {chart.y_position(b)}" for a, b in points]
+    return "M" + "L".join(positions) + ("h0" if len(positions) == 1 else "")  # a single point is drawn as a dot

@@ -1,139 +1,237 @@
-"""The file of a run, `run.json`: what `cgd join --data` leaves about it, for reports and for programs.
-
-`SHAPE` says what is in it, as `shapes.py` reads it.
-"""
+"""The file `run.json`, which `cgd join --data` writes for reports and other programs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from cgd.json_shapes import MisfitError, damaged, fit, read_json
+from msgspec import Struct
+
+from cgd.json_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from cgd.json_shapes import Shape
 
 FORMAT = "cgd-run-1"
 FILE = "run.json"
 REMEDY = "train again"
 
-CLASSIFIED: Shape = {
-    "records": int,
-    "accuracy": float,
-    "balanced_accuracy?": float,
-    "auc?": float,
-    "log_loss?": float,
-    "classes": [str],
-    "confusion": [[int]],
-    "roc?": {"fpr": [float], "tpr": [float]},
-    "baseline_accuracy?": float,
-}
-REGRESSED: Shape = {
-    "records": int,
-    "r2?": float,
-    "rmse": float,
-    "mae": float,
-    "actual?": [float],
-    "predicted?": [float],
-}
-SHAPE: Shape = {
-    "format": FORMAT,
-    "version?": str,
-    "participant": str,
-    "finished?": str,
-    "federation": {
-        "name": str,
-        "epoch?": int,
-        "digest?": str,
-        "participants": [str],
-        "grid?": {"rows": int, "columns": int, "cell": [int]},
-        "hub?": bool,
-    },
-    "training?": dict,
-    "data": {
-        "target": str,
-        "task": ("classification", "regression"),
-        "columns?": [{"name": str, "held_by?": int}],
-        "class_weights?": str,
-        "id?": str,
-        "missing?": [str],
-        "validation?": float,
-    },
-    "model?": {
-        "kind": str,
-        "layers?": [int],
-        "activation?": str,
-        "function?": str,
-        "delta?": float,
-        "parameters?": int,
-    },
-    "records?": {"file?": str, "used?": int, "training?": int, "validation?": int, "everyone_training?": int},
-    "features?": [str],
-    "columns?": [
-        {
-            "name": str,
-            "type": ("number", "category"),
-            "present?": int,
-            "missing?": int,
-            "mean?": float,
-            "deviation?": float,
-            "constant?": bool,
-            "learned?": bool,
-            "categories?": ({"*": int}, [str]),
-        }
-    ],
-    "target?": {"classes?": ({"*": int}, [str]), "mean?": float, "deviation?": float, "count?": int},
-    "notes?": [str],
-    "history": [
-        {
-            "step": int,
-            "training_loss?": float,
-            "validation_loss?": float,
-            "everyone_validation_loss?": float,
-            "score?": float,
-        }
-    ],
-    "outcome?": {"steps": int, "best_step?": int, "early?": bool, "seconds?": float},
-    "revealed?": [{"what": str, "to?": str, "times?": int, "numbers?": int}],
-    "traffic?": {"sums?": int, "bytes_sent?": int, "bytes_received?": int},
-}
+Task = Literal["classification", "regression"]
+ScoresT = TypeVar("ScoresT")
 
 
-def load_run(run: Path) -> dict[str, Any]:
-    """What the file of a run says; what may be missing, and is, is None.
+class RocCurve(Struct):
+    """Points of a ROC curve."""
+
+    fpr: list[float]
+    tpr: list[float]
+
+    def __post_init__(self) -> None:
+        if len(self.fpr) != len(self.tpr):
+            raise ValueError("fpr and tpr have different lengths")
+
+
+class ClassificationScores(Struct):
+    """Scores on the validation records; see `cgd.tabular.metrics.classification_scores`."""
+
+    records: int
+    accuracy: float
+    classes: list[str]
+    confusion: list[list[int]]
+    balanced_accuracy: float | None = None
+    auc: float | None = None
+    log_loss: float | None = None
+    roc: RocCurve | None = None
+    baseline_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        size = len(self.classes)
+        if [len(row) for row in self.confusion] != [size] * size:
+            raise ValueError(f"confusion is not a table of {size} by {size}, the number of classes")
+
+
+class RegressionScores(Struct):
+    """Scores on the validation records; see `cgd.tabular.metrics.regression_scores`."""
+
+    records: int
+    rmse: float
+    mae: float
+    r2: float | None = None
+    actual: list[float] | None = None
+    predicted: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.actual or []) != len(self.predicted or []):
+            raise ValueError("actual and predicted have different lengths")
+
+
+class GridCell(Struct):
+    """A grid and the participant's cell in it, row and column."""
+
+    rows: int
+    columns: int
+    cell: tuple[int, int]
+
+
+class FederationInfo(Struct):
+    """The federation of a run."""
+
+    name: str
+    participants: list[str]
+    epoch: int | None = None
+    digest: str | None = None
+    grid: GridCell | None = None
+    hub: bool | None = None
+
+
+class DataColumn(Struct):
+    """A column of `[data.columns]`."""
+
+    name: str
+    held_by: int | None = None
+
+
+class DataInfo(Struct):
+    """The `[data]` section of the federation file."""
+
+    target: str
+    task: Task
+    columns: list[DataColumn] | None = None
+    class_weights: str | None = None
+    id: str | None = None
+    missing: list[str] | None = None
+    validation: float | None = None
+
+
+class ModelInfo(Struct):
+    """The `[model]` section of the federation file, and the number of parameters."""
+
+    kind: str
+    layers: list[int] | None = None
+    activation: str | None = None
+    function: str | None = None
+    delta: float | None = None
+    parameters: int | None = None
+
+
+class RecordCounts(Struct):
+    """The participant's file and numbers of records."""
+
+    file: str | None = None
+    used: int | None = None
+    training: int | None = None
+    validation: int | None = None
+    everyone_training: int | None = None
+
+
+class ColumnSummary(Struct):
+    """Statistics of a column over all members' records."""
+
+    name: str
+    type: Literal["number", "category"]
+    present: int | None = None
+    missing: int | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    constant: bool | None = None
+    learned: bool | None = None
+    categories: dict[str, int] | list[str] | None = None
+
+
+class TargetSummary(Struct):
+    """Statistics of the target over all members' records."""
+
+    classes: dict[str, int] | list[str] | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    count: int | None = None
+
+
+class EvalRecord(Struct, frozen=True):
+    """An evaluation during the training, every few steps.
+
+    Attributes:
+        step: number of steps taken.
+        everyone_validation_loss: mean over all members' validation records; None if there are none.
+        best_step: step with the lowest loss so far.
+        training_loss: loss on our own training records; this and the next two are None for steps that were taken
+            before a restart.
+        validation_loss: loss on our own validation records.
+        score: accuracy, or R², on our own validation records.
+    """
+
+    step: int
+    everyone_validation_loss: float | None = None
+    best_step: int = 0
+    training_loss: float | None = None
+    validation_loss: float | None = None
+    score: float | None = None
+
+
+class Outcome(Struct):
+    """The end of the training."""
+
+    steps: int
+    best_step: int | None = None
+    early: bool | None = None
+    seconds: float | None = None
+
+
+class DisclosedSum(Struct):
+    """A kind of opened sums; see `cgd.tabular.privacy.disclosed_sums`."""
+
+    what: str
+    to: str | None = None
+    times: int | None = None
+    numbers: int | None = None
+
+
+class TrafficInfo(Struct):
+    """Messages of the last process."""
+
+    sums: int | None = None
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+
+
+class Run(Struct, Generic[ScoresT], kw_only=True):
+    """The content of run.json. Optional values that are missing in the file are None; unknown keys are ignored."""
+
+    format: str
+    version: str | None = None
+    participant: str
+    finished: str | None = None
+    federation: FederationInfo
+    training: dict[str, Any] | None = None
+    data: DataInfo
+    model: ModelInfo | None = None
+    records: RecordCounts | None = None
+    features: list[str] | None = None
+    columns: list[ColumnSummary] | None = None
+    target: TargetSummary | None = None
+    notes: list[str] | None = None
+    history: list[EvalRecord]
+    outcome: Outcome | None = None
+    validation: ScoresT | None = None
+    revealed: list[DisclosedSum] | None = None
+    traffic: TrafficInfo | None = None
+
+
+AnyRun = Run[ClassificationScores] | Run[RegressionScores]
+
+
+def load_run(run: Path) -> AnyRun:
+    """Read the file of a run.
 
     Args:
-        run: the directory.
+        run: the directory of the run.
 
     Raises:
-        InputError: it is no directory of a run, or its file is damaged or of another format.
+        InputError: it is not the directory of a run, or its file is damaged or of another format.
     """
-    path = run / FILE
-    content = read_json(path, FORMAT, written_by="cgd join --data", remedy=REMEDY)
-    try:
-        read = cast("dict[str, Any]", fit(content, SHAPE, ""))
-        _fit_validation(read)
-        grid = read["federation"]["grid"]
-        if grid is not None and len(grid["cell"]) != 2:
-            raise MisfitError("federation.grid.cell is not a row and a column")
-    except MisfitError as error:
-        raise damaged(path, str(error), REMEDY) from None
-    return read
 
+    def read(kind: Any) -> Any:
+        return read_json(run / FILE, kind, version=FORMAT, written_by="cgd join --data", remedy=REMEDY)
 
-def _fit_validation(read: dict[str, Any]) -> None:
-    """Fit the scores to their task, and see that their lists are of one length."""
-    classification = read["data"]["task"] == "classification"
-    scores = fit(read.get("validation"), (None, CLASSIFIED if classification else REGRESSED), "validation")
-    read["validation"] = scores
-    if scores is None:
-        return
-    if classification:
-        size = len(scores["classes"])
-        if [len(row) for row in scores["confusion"]] != [size] * size:
-            raise MisfitError(f"validation.confusion is not a table of {size} by {size}, the number of classes")
-    pairs = (scores["roc"] or {"fpr": [], "tpr": []}) if classification else scores
-    names = ("fpr", "tpr") if classification else ("actual", "predicted")
-    if len({len(pairs[name] or []) for name in names}) > 1:
-        raise MisfitError(f"{' and '.join(names)} of validation are not of one length")
+    kinds = {"classification": Run[ClassificationScores], "regression": Run[RegressionScores]}
+    loaded: AnyRun = read(kinds[read(Run[Any]).data.task])
+    return loaded

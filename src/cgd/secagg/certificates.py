@@ -1,20 +1,21 @@
-"""The common history of a group: how a finished sum is proved, and what a member writes down of one that is not.
+"""Certificates: proofs of finished sums, and the record of sums whose key may have been revealed.
 
-A finished sum is an entry of the ledger, and every entry is linked to the one before by a hash chain. Two things keep
-members from being told a history that did not happen, and from opening a sum twice:
+A finished sum is an entry of the journal, and a hash chain links every entry to the previous one. Two records prevent a
+member from accepting a history that did not happen, and from revealing a sum twice:
 
-- A **certificate** proves an entry to anybody. Before a sum is opened, all members sign the digest of its sealed total
-  and of what they were ready with, the head of the chain among it (`Confirm`). Once it is open, all keys of the seals
-  are known. So: the total, sealed again under these keys, must have the digest that all members have signed. Who lacks
-  one honest member's signature, or its key, cannot make one up.
-- A **mark** is what a member writes down before its key leaves it: from then on somebody may be able to open this sum.
-  Until the sum is finished the member takes part in it again with the same members only: with others, the difference
-  of two totals would be somebody's addend.
+- A **certificate** proves an entry to any member. Before a key is revealed, all members sign the digest of the masked
+  total and of everything they agreed on, including the head of the chain (`Confirm`). Once the total is revealed, all
+  self-mask keys are known. So the total, masked again with these keys, must have the digest that all members signed. A
+  certificate cannot be forged without the signature and the key of every honest member.
+- A **pending reveal** is what a member writes to its journal before it sends its self-mask key: from then on another
+  member may be able to reveal this sum. Until the sum is finished, the member repeats it with the same members only:
+  with other members, the difference of the two totals would be a member's addend.
 
-Several attempts at one sum may have been signed by all, because a member kept its key back and said that nobody had
-finished it. The latest in which an honest member has shown its key is in its mark. So which of them counts can be read
-off the marks that all report (`acceptable`): an attempt that honest members have left behind by showing their keys in a
-later one finishes nothing any more, and one in which an honest member has not shown its key has no certificate.
+Several attempts at one sum may have been signed by all members, because a member withheld its key and claimed that no
+member finished the sum. The latest attempt in which an honest member revealed its key is in its pending reveal. So the
+pending reveals that all members report decide which attempt counts (`find_objections`): an attempt is void once honest
+members have revealed their keys in a later one, and an attempt in which an honest member has not revealed its key has
+no certificate.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 
 from cgd.secagg.codec import read_spec, spec_bytes
 from cgd.secagg.fixed_point import WORD_TYPES
-from cgd.secagg.masking import seal
+from cgd.secagg.masking import add_self_mask
 from cgd.secagg.statements import slot_of, statement
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.identity import PublicKeys
     from cgd.secagg.messages import Buffer, PeerId, SumSpec
-    from cgd.secagg.positions import GroupRow
+    from cgd.secagg.positions import GroupPosition
 
 GENESIS = sha256(b"cgd history").digest()
 """The head of an empty history."""
@@ -46,71 +47,72 @@ GENESIS = sha256(b"cgd history").digest()
 
 @dataclass(frozen=True)
 class Terms:
-    """Where a member is in the common history when it is ready for a sum; all members must be at the same place.
+    """The position in the history at which a member is ready for a sum; it must be the same for all members.
 
     Attributes:
-        epoch: of the federation file.
-        place: the number of sums before this one.
-        head: of the hash chain over them.
-        clock: the step of the program's loop.
+        epoch: the epoch of the federation file.
+        index: the number of finished sums.
+        head: the head of the hash chain over them.
+        loop_step: the step of the program's loop.
         step: the optimiser's slot and step that the sum belongs to, if any.
-        kept: the digest of the earlier models that are kept by the members.
+        fixed_states: the digest of the optimiser states that are fixed, such as the best model.
     """
 
     epoch: int
-    place: int
+    index: int
     head: bytes
-    clock: int
+    loop_step: int
     step: tuple[int, int] | None
-    kept: bytes
+    fixed_states: bytes
 
     def to_bytes(self) -> bytes:
-        """Encode the terms, always in the same way."""
-        return json.dumps([self.epoch, self.place, self.head.hex(), self.kept.hex(), self.clock, self.step]).encode()
+        """Encode the terms; equal terms have equal bytes."""
+        digests = self.head.hex(), self.fixed_states.hex()
+        return json.dumps([self.epoch, self.index, *digests, self.loop_step, self.step]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Terms:
-        """Read what `to_bytes` made; a ValueError or TypeError if it is malformed."""
+        """Decode the result of `to_bytes`; raise a ValueError or TypeError if it is malformed."""
         try:
-            epoch, place, head, kept, clock, step = json.loads(data)
+            epoch, index, head, fixed_states, loop_step, step = json.loads(data)
         except RecursionError:
             raise ValueError("the terms are nested too deeply") from None
         if step is not None:
             slot, number = step
             step = (slot, number)
-        if not all(type(each) is int for each in (epoch, place, clock, *(step or ()))):
+        if not all(type(each) is int for each in (epoch, index, loop_step, *(step or ()))):
             raise ValueError("the terms are malformed")
-        return cls(epoch, place, bytes.fromhex(head), clock, step, bytes.fromhex(kept))
+        return cls(epoch, index, bytes.fromhex(head), loop_step, step, bytes.fromhex(fixed_states))
 
     def differences(self, other: Terms) -> list[str]:
-        """State in words what `other` has differently."""
-        words = {
+        """Describe how `other` differs from these terms."""
+        descriptions = {
             "epoch": f"epoch {other.epoch} instead of {self.epoch}",
-            "place": f"{other.place} sums finished instead of {self.place}",
-            "head": "another history",
-            "clock": f"step {other.clock} of its loop instead of {self.clock}",
-            "step": f"step {other.step} of an optimiser instead of {self.step}",
-            "kept": "another best model so far",
+            "index": f"{other.index} finished sums instead of {self.index}",
+            "head": "another history of finished sums",
+            "loop_step": f"step {other.loop_step} of its loop instead of {self.loop_step}",
+            "step": f"optimiser step {other.step} instead of {self.step}",
+            "fixed_states": "another best model so far",
         }
-        return [text for name, text in words.items() if getattr(self, name) != getattr(other, name)]
+        return [text for name, text in descriptions.items() if getattr(self, name) != getattr(other, name)]
 
 
-def opening_digest(sealed: bytes, spec: SumSpec | bytes, terms: bytes, seals: Sequence[bytes]) -> bytes:
-    """Digest what is about to be opened.
+def attempt_digest(masked_digest: bytes, spec: SumSpec | bytes, terms: bytes, commitments: Sequence[bytes]) -> bytes:
+    """Return the digest that identifies an attempt at a sum; all members sign it before they reveal their keys.
 
     Args:
-        sealed: the digest of the sealed total.
-        spec: what all were ready with; encoded or not.
-        terms: likewise.
-        seals: the digests of everybody's key, in the order of names.
+        masked_digest: the digest of the masked total.
+        spec: the settings of the sum, encoded or not.
+        terms: the terms of the sum, encoded.
+        commitments: the commitments to the self-mask keys, in the order of the members' names.
     """
     encoded = spec if isinstance(spec, bytes) else spec_bytes(spec)
-    parts = (sha256(encoded).digest(), sha256(terms).digest(), sealed, *seals)
+    parts = (sha256(encoded).digest(), sha256(terms).digest(), masked_digest, *commitments)
     return sha256(b"cgd opening" + b"".join(parts)).digest()
 
 
-def link(head: bytes, fields: Sequence[Any]) -> bytes:
-    """Append an entry, given by its fields, to the hash chain."""
+def extend_chain(head: bytes, fields: Sequence[Any]) -> bytes:
+    """Return the head of the hash chain after an entry with these fields."""
     return sha256(head + json.dumps(fields).encode()).digest()
 
 
@@ -119,153 +121,153 @@ class Certificate:
     """The proof that a sum was finished.
 
     Attributes:
-        view: in which it was.
-        number: of the sum in the view.
+        view: the digest of the view in which it was finished.
+        number: the number of the sum in the view.
         spec: its settings, encoded.
-        terms: what all members were ready with.
-        sealed: the digest of the sealed total.
-        keys: of the seals, by member.
-        signatures: of the members, over the digest of all of it.
+        terms: its terms, encoded.
+        masked_digest: the digest of the masked total.
+        keys: the self-mask keys, by member.
+        signatures: the signatures of the `Confirm` statements, by member.
     """
 
     view: bytes
     number: int
     spec: bytes
     terms: bytes
-    sealed: bytes
+    masked_digest: bytes
     keys: Mapping[PeerId, bytes]
     signatures: Mapping[PeerId, bytes]
 
     @property
-    def opening(self) -> bytes:
-        """The digest that the members have signed: it tells this attempt from any other."""
-        seals = [sha256(key).digest() for _, key in sorted(self.keys.items())]
-        return opening_digest(self.sealed, self.spec, self.terms, seals)
+    def attempt(self) -> bytes:
+        """The digest that the members signed; it identifies this attempt at the sum."""
+        commitments = [sha256(key).digest() for _, key in sorted(self.keys.items())]
+        return attempt_digest(self.masked_digest, self.spec, self.terms, commitments)
 
     def signers(self, group: str, keys: Mapping[PeerId, PublicKeys]) -> frozenset[PeerId]:
-        """List the members, of those whose keys are known, that have signed this.
+        """Verify the signatures of all members whose public keys are known, and return these members.
 
         Raises:
-            ValueError: a signature of one of them is missing or wrong.
+            ValueError: a signature is missing or invalid.
         """
         if self.keys.keys() != self.signatures.keys():
-            raise ValueError("it lacks keys or signatures")
-        signed = statement("confirm", slot_of(self.view, group, self.number), sha256(self.opening).digest())
+            raise ValueError("the certificate lacks keys or signatures")
+        signed = statement("confirm", slot_of(self.view, group, self.number), sha256(self.attempt).digest())
         known = [name for name in self.signatures if name in keys]
         for name in known:
             if not keys[name].verify(signed, self.signatures[name]):
-                raise ValueError(f"the signature of {name} is wrong")
+                raise ValueError(f"the signature of {name} is invalid")
         return frozenset(known)
 
-    def check_entry(self, head: bytes | None, fields: Sequence[Any]) -> None:
-        """Check that this is about the entry with these fields, behind this head if it is given.
+    def verify_entry(self, head: bytes | None, fields: Sequence[Any]) -> None:
+        """Check that this certificate is about the entry with these fields, after this head if it is given.
 
         Raises:
-            ValueError: it is about another one.
+            ValueError: it is about another entry.
         """
-        kind, epoch, clock, step, size, addends, opening = fields
-        terms, described = Terms.from_bytes(self.terms), read_spec(self.spec)
-        there = [terms.epoch, terms.clock, terms.step and list(terms.step), self.opening.hex(), len(self.keys)]
-        if there != [epoch, clock, step, opening, addends] or head not in (None, terms.head):
+        description, epoch, loop_step, step, size, addends, attempt = fields
+        terms, spec = Terms.from_bytes(self.terms), read_spec(self.spec)
+        certified = [terms.epoch, terms.loop_step, terms.step and list(terms.step), self.attempt.hex(), len(self.keys)]
+        if certified != [epoch, loop_step, step, attempt, addends] or head not in (None, terms.head):
             raise ValueError("a sum is not the one that was signed")
-        if described.size * WORD_TYPES[described.ring_bits].itemsize != size or kind_of(described) != kind:
+        if spec.size * WORD_TYPES[spec.ring_bits].itemsize != size or describe_sum(spec) != description:
             raise ValueError("a sum has another size than was signed")
 
-    def check_total(self, words: Buffer) -> None:
+    def verify_total(self, words: Buffer) -> None:
         """Check that these are the words of the total.
 
         Raises:
-            ValueError: they are not what the members have signed.
+            ValueError: they are not what the members signed.
         """
-        described = read_spec(self.spec)
-        sealed: npt.NDArray[Any] = np.frombuffer(bytes(words), dtype=WORD_TYPES[described.ring_bits]).copy()
+        dtype = WORD_TYPES[read_spec(self.spec).ring_bits]
+        masked: npt.NDArray[Any] = np.frombuffer(bytes(words), dtype=dtype).copy()
         for key in self.keys.values():
-            seal(sealed, key)
-        if sha256(sealed.data).digest() != self.sealed:
+            add_self_mask(masked, key)
+        if sha256(masked.data).digest() != self.masked_digest:
             raise ValueError("a total is not the one that was signed")
 
     def to_json(self) -> list[Any]:
-        """Encode it."""
-        texts = (self.view.hex(), self.number, self.spec.hex(), self.terms.decode(), self.sealed.hex())
+        """Encode the certificate as JSON values."""
+        texts = (self.view.hex(), self.number, self.spec.hex(), self.terms.decode(), self.masked_digest.hex())
         return [*texts, {name: [self.keys[name].hex(), self.signatures[name].hex()] for name in sorted(self.keys)}]
 
     @classmethod
     def from_json(cls, value: Any) -> Certificate:
-        """Read what `to_json` made; a ValueError or TypeError if it is malformed."""
-        view, number, spec, terms, sealed, members = value
+        """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
+        view, number, spec, terms, masked_digest, members = value
         keys = {str(name): bytes.fromhex(key) for name, (key, _) in members.items()}
         signatures = {str(name): bytes.fromhex(signature) for name, (_, signature) in members.items()}
         if type(number) is not int or not 0 <= number < 2**63 or any(len(key) != 16 for key in keys.values()):
             raise ValueError("a certificate is malformed")
-        hexes = bytes.fromhex(view), number, bytes.fromhex(spec), terms.encode(), bytes.fromhex(sealed)
-        return cls(*hexes, keys, signatures)
+        decoded = bytes.fromhex(view), number, bytes.fromhex(spec), terms.encode(), bytes.fromhex(masked_digest)
+        return cls(*decoded, keys, signatures)
 
 
 @dataclass(frozen=True)
 class PendingReveal:
-    """What a member writes down before the key of its seal leaves it.
+    """The record that a member writes before it sends its self-mask key.
 
     Attributes:
-        place: of the sum in the history.
-        members: of the sum.
-        opening: the digest that all members have signed; of the latest attempt, if there were several.
+        index: the index of the sum in the journal.
+        members: the members of the sum.
+        attempt: the digest that all members signed, of the latest attempt.
     """
 
-    place: int
+    index: int
     members: tuple[PeerId, ...]
-    opening: bytes
+    attempt: bytes
 
     def to_json(self) -> list[Any]:
-        """Encode it."""
-        return [self.place, self.members, self.opening.hex()]
+        """Encode the record as JSON values."""
+        return [self.index, self.members, self.attempt.hex()]
 
     @classmethod
     def from_json(cls, value: Any) -> PendingReveal:
-        """Read what `to_json` made; a ValueError or TypeError if it is malformed."""
-        place, members, opening = value
-        if type(place) is not int or not all(isinstance(name, str) for name in members):
-            raise ValueError("a mark is malformed")
-        return cls(place, tuple(members), bytes.fromhex(opening))
+        """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
+        index, members, attempt = value
+        if type(index) is not int or not all(isinstance(name, str) for name in members):
+            raise ValueError("a pending reveal is malformed")
+        return cls(index, tuple(members), bytes.fromhex(attempt))
 
 
-def acceptable(
-    place: int,
-    opening: bytes,
+def find_objections(
+    index: int,
+    attempt: bytes,
     head: bytes,
-    own: GroupRow,
-    rows: Mapping[PeerId, GroupRow],
+    own: GroupPosition,
+    positions: Mapping[PeerId, GroupPosition],
     signers: Collection[PeerId],
 ) -> dict[PeerId, str]:
-    """Find whose report does not allow us to take over that this opening finished the sum at this place, and why.
+    """Return the members whose reports forbid us to accept that this attempt finished the sum, and the reasons.
 
-    Everybody who has a past must have signed the opening or hold the same history. Nobody may have shown its key in
-    another attempt. And who has not shown its own key in this attempt waits for those who have: as long as they have
-    not finished the sum, they may run it again.
+    Every member with a history must have signed the attempt or hold the same history. No member may have revealed its
+    key in another attempt. A member that has not revealed its own key in this attempt waits for those that have: until
+    they have finished the sum, they may repeat it.
 
     Args:
-        place: of the sum.
-        opening: the digest of the attempt.
-        head: of the history with this sum.
-        own: what we report ourselves.
-        rows: what every other member reports of the group.
-        signers: who has signed the opening.
+        index: the index of the sum in the journal.
+        attempt: the digest of the attempt.
+        head: the head of the history that includes this sum.
+        own: the position that we report.
+        positions: the position that each other member reports.
+        signers: the members that signed the attempt.
     """
-    against = {}
-    took_part = own.length == place and own.mark == opening
-    for name, row in rows.items():
-        if row.length > place:
-            if row.length == place + 1 and row.head != head:
-                against[name] = "has another history"
-        elif row.length == place and row.mark not in (None, opening):
-            against[name] = "took part in another attempt"
-        elif row.length == place and row.mark is not None and not took_part:
-            against[name] = "has not finished it yet"
-        elif row.length and name not in signers:
-            against[name] = "is behind and has not signed it"
-    return against
+    objections = {}
+    took_part = own.length == index and own.pending_reveal == attempt
+    for name, position in positions.items():
+        if position.length > index:
+            if position.length == index + 1 and position.head != head:
+                objections[name] = "has another history"
+        elif position.length == index and position.pending_reveal not in (None, attempt):
+            objections[name] = "took part in another attempt"
+        elif position.length == index and position.pending_reveal is not None and not took_part:
+            objections[name] = "has not finished it yet"
+        elif position.length and name not in signers:
+            objections[name] = "is behind and has not signed it"
+    return objections
 
 
-def kind_of(spec: SumSpec) -> str:
-    """State in words what a sum is of: what a program that runs again must ask for again."""
+def describe_sum(spec: SumSpec) -> str:
+    """Describe the values of a sum; a program that runs again must request a sum of the same description."""
     weighted = "weighted " if spec.weighted else ""
     return f"{weighted}{spec.dtype}{list(spec.shape)} in {spec.ring_bits} bits"

@@ -1,6 +1,6 @@
-"""How messages look as bytes: a fixed header and a body, parsed by hand and checked byte for byte.
+"""The bytes of messages: a fixed header and a body, parsed by hand and checked byte for byte.
 
-Nothing a peer sends is ever unpickled or evaluated.
+Received bytes are never unpickled or evaluated.
 
     offset  bytes  field
     0       3      "CGD"
@@ -9,11 +9,11 @@ Nothing a peer sends is ever unpickled or evaluated.
     5       3      zero
     8       16     session
     24      8      number of the sum in the session, little-endian
-    32      8      place of a slice in its vector, little-endian; 0 in other messages
+    32      8      start of a slice in its vector, little-endian; 0 in other messages
     40      8      length of the body, little-endian
     48      …      body
 
-The sender is not in the frame: the transport knows it, and nobody can claim to be somebody else.
+The frame does not contain the sender: the transport authenticates it, so a member cannot pose as another one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from cgd.secagg.messages import (
     CONTRIBUTION_BYTES,
     DIGEST_BYTES,
     EPHEMERAL_BYTES,
+    MASKINGS,
     MAX_NAME_BYTES,
     OPENINGS,
-    SEAL_KEY_BYTES,
-    SHARINGS,
+    SELF_MASK_KEY_BYTES,
     SIGNATURE_BYTES,
     TAG_BYTES,
     Abort,
@@ -67,11 +67,11 @@ _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")
 _SESSION = slice(8, 24)
-_PIECE = struct.Struct("<QB")
+_CHUNK = struct.Struct("<QB")
 _DEPOSIT = struct.Struct("<BB")
 _TERMS = struct.Struct("<H")
 
-# The place in this tuple, from 1, is the kind's number on the wire.
+# The index in this tuple, from 1, is the number of the kind on the wire.
 KINDS: tuple[type[Message], ...] = (
     *(Ready, Share, Subtotal, Total, Confirm, RevealKey, Abort, Leave),
     *(Hello, JournalPosition, JournalRequest, JournalChunk, Goodbye),
@@ -89,7 +89,7 @@ class Frame:
 
 
 def to_bytes(frame: Frame) -> bytes:
-    """The frame as it travels."""
+    """Encode a frame."""
     body = _body(frame.message)
     length = memoryview(body).nbytes
     kind = KINDS.index(type(frame.message)) + 1
@@ -98,21 +98,21 @@ def to_bytes(frame: Frame) -> bytes:
 
 
 def session_of(data: Buffer) -> bytes:
-    """The session a frame says it belongs to, without reading the rest; nothing is checked."""
+    """Return the session field of a frame, without checking anything."""
     return bytes(data[_SESSION])
 
 
 def kind_of_frame(data: Buffer) -> type[Message] | None:
-    """The kind of message a frame says it holds, without reading the rest; nothing is checked."""
+    """Return the message type of a frame, or None if it is unknown, without checking anything else."""
     kind = data[4] if len(data) >= _HEADER.size else 0
     return KINDS[kind - 1] if 1 <= kind <= len(KINDS) else None
 
 
 def from_bytes(data: Buffer, sender: PeerId) -> Frame:
-    """The frame that `sender` sent.
+    """Decode a frame from `sender`.
 
     Raises:
-        FrameError: the bytes are not a frame of this version; it names the sender and what is wrong.
+        FrameError: the bytes are not a frame of this version; the error names the sender and the fault.
     """
     if len(data) < _HEADER.size:
         raise FrameError(sender, f"sent {len(data)} bytes, a frame has at least {_HEADER.size}: truncated")
@@ -120,7 +120,7 @@ def from_bytes(data: Buffer, sender: PeerId) -> Frame:
     if magic != _MAGIC:
         raise FrameError(sender, f"sent bytes that begin with {magic!r}, not a frame of cgd")
     if version != VERSION:
-        raise FrameError(sender, f"speaks version {version} of the protocol, we speak {VERSION}; install the same cgd")
+        raise FrameError(sender, f"uses protocol version {version}, this member uses {VERSION}; install the same cgd")
     if not 1 <= kind <= len(KINDS):
         raise FrameError(sender, f"sent a message of unknown kind {kind}")
     body = memoryview(data)[_HEADER.size :]
@@ -128,15 +128,15 @@ def from_bytes(data: Buffer, sender: PeerId) -> Frame:
         fault = "truncated" if len(body) < length else "oversized"
         raise FrameError(sender, f"sent a frame of {len(body)} body bytes that declares {length}: {fault}")
     try:
-        return Frame(session, number, _message(KINDS[kind - 1], start, body))
+        return Frame(session, number, _read_message(KINDS[kind - 1], start, body))
     except (ValueError, TypeError, RecursionError, struct.error) as error:
         raise FrameError(sender, f"sent a malformed {KINDS[kind - 1].__name__}: {error}") from None
 
 
 def _body(message: Message) -> Buffer:
     match message:
-        case Ready(spec, seal, terms, signature):
-            return signature + ready_content(spec, seal, terms)
+        case Ready(spec, commitment, terms, signature):
+            return signature + ready_content(spec, commitment, terms)
         case Share(_, words) | Subtotal(_, words) | Total(_, words):
             return words
         case Confirm(digest, signature):
@@ -149,98 +149,95 @@ def _body(message: Message) -> Buffer:
             return b""
         case Hello():
             return message.signature + message.knows + hello_content(message)
-        case JournalPosition(content, signature, tag, contributions, greetings):
+        case JournalPosition(content, signature, tag, contributions, hellos):
             rest = (
                 content.decode(),
                 [(name, part.hex()) for name, part in contributions],
-                [(name, key.hex(), sign.hex()) for name, key, sign in greetings],
+                [(name, key.hex(), sign.hex()) for name, key, sign in hellos],
             )
             return signature + tag + json.dumps(rest).encode()
         case PositionsGathered(digest):
             return digest
-        case SignedEvidence(kind, slot, said):
-            return slot + json.dumps([kind, [(name, what.hex(), sign.hex()) for name, what, sign in said]]).encode()
+        case SignedEvidence(kind, slot, statements):
+            signed = [(name, content.hex(), sign.hex()) for name, content, sign in statements]
+            return slot + json.dumps([kind, signed]).encode()
         case JournalRequest(group, since, states):
             return json.dumps([group, since, states]).encode()
         case JournalChunk(_, group, size, words):
             name = group.encode()
-            return b"".join((_PIECE.pack(size, len(name)), name, words))
+            return b"".join((_CHUNK.pack(size, len(name)), name, words))
         case Goodbye(done, ends):
             return bytes([done]) + json.dumps([(name, count, digest.hex()) for name, count, digest in ends]).encode()
-        case Deposit(_, group, bits, words):  # words first, where they are aligned
+        case Deposit(_, group, bits, words):  # words first, so that they are aligned
             name = group.encode()
             return b"".join((words, name, _DEPOSIT.pack(len(name), bits)))
 
 
-def _message(kind: type[Message], start: int, body: memoryview) -> Message:
+def _read_message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Share or kind is Subtotal or kind is Total:
         return kind(start, body)
     if kind is JournalChunk:
-        return _piece(start, body)
+        return _read_chunk(start, body)
     if kind is Deposit:
-        return _deposit(start, body)
-    _expect(start == 0, f"it is no slice and has the place {start}")
+        return _read_deposit(start, body)
+    _expect(start == 0, f"it is not a slice, but has the start {start}")
     if kind is Ready:
-        return _ready(bytes(body))
+        return Ready(*read_ready(bytes(body[SIGNATURE_BYTES:])), bytes(body[:SIGNATURE_BYTES]))
     if kind is JournalPosition:
-        return _standing(bytes(body))
+        return _read_position(bytes(body))
     if kind is SignedEvidence:
-        return _seen(bytes(body))
+        return _read_evidence(bytes(body))
     if kind is PositionsGathered:
         _expect(len(body) == DIGEST_BYTES, f"{len(body)} bytes, a digest has {DIGEST_BYTES}")
         return PositionsGathered(bytes(body))
     if kind is Hello:
-        return _hello(bytes(body))
+        return _read_hello(bytes(body))
     if kind is Confirm:
         size = SIGNATURE_BYTES + DIGEST_BYTES
         _expect(len(body) == size, f"{len(body)} bytes, a signed digest has {size}")
         return Confirm(bytes(body[SIGNATURE_BYTES:]), bytes(body[:SIGNATURE_BYTES]))
     if kind is RevealKey:
-        _expect(len(body) == SEAL_KEY_BYTES, f"{len(body)} bytes, a key has {SEAL_KEY_BYTES}")
+        _expect(len(body) == SELF_MASK_KEY_BYTES, f"{len(body)} bytes, a key has {SELF_MASK_KEY_BYTES}")
         return RevealKey(bytes(body))
     if kind is Abort:
         _expect(len(body) == 1, f"{len(body)} bytes, a reason has 1")
         return Abort(Reason(body[0]))
     if kind is Leave or kind is ResendRequest:
-        _expect(len(body) == 0, f"{len(body)} bytes, none belong there")
+        _expect(len(body) == 0, f"{len(body)} bytes, it has none")
         return kind()
     if kind is Goodbye:
-        _expect(len(body) > 1 and body[0] < 2, "it is neither done nor stopped")
+        _expect(len(body) > 1 and body[0] < 2, "done is neither 0 nor 1")
         ends = json.loads(bytes(body[1:]))
         return Goodbye(bool(body[0]), tuple((_text(name), _count(count), _hex(end, 32)) for name, count, end in ends))
     group, since, states = json.loads(bytes(body))
-    _expect(isinstance(states, bool), "states are wanted or not")
+    _expect(isinstance(states, bool), "states is not true or false")
     return JournalRequest(_text(group), _count(since), states)
 
 
-def ready_content(spec: SumSpec, seal: bytes, terms: bytes) -> bytes:
-    """Encode what a `Ready` says: also what its signature is over."""
-    return b"".join((seal, _TERMS.pack(len(terms)), terms, spec_bytes(spec)))
+def ready_content(spec: SumSpec, commitment: bytes, terms: bytes) -> bytes:
+    """Encode the content of a `Ready`, which its signature covers."""
+    return b"".join((commitment, _TERMS.pack(len(terms)), terms, spec_bytes(spec)))
 
 
 def hello_content(hello: Hello) -> bytes:
-    """Encode what a `Hello` says of its sender: also what its signature is over."""
+    """Encode the content of a `Hello`, which its signature covers."""
     return hello.ephemeral + json.dumps((hello.version, hello.federation, hello.epoch, hello.sections)).encode()
 
 
 def read_ready(content: bytes) -> tuple[SumSpec, bytes, bytes]:
-    """Read what `ready_content` made: the settings, the seal and the terms.
+    """Decode the result of `ready_content`: the settings, the commitment and the terms.
 
     Raises:
         ValueError: it is malformed.
     """
-    seal, rest = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    _expect(len(rest) >= _TERMS.size, "it is cut off")
+    commitment, rest = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    _expect(len(rest) >= _TERMS.size, "it is truncated")
     (length,) = _TERMS.unpack_from(rest)
     _expect(length <= MAX_TERMS_BYTES and len(rest) >= _TERMS.size + length, f"terms of {length} bytes")
-    return read_spec(rest[_TERMS.size + length :]), seal, rest[_TERMS.size : _TERMS.size + length]
+    return read_spec(rest[_TERMS.size + length :]), commitment, rest[_TERMS.size : _TERMS.size + length]
 
 
-def _ready(body: bytes) -> Ready:
-    return Ready(*read_ready(body[SIGNATURE_BYTES:]), body[:SIGNATURE_BYTES])
-
-
-def _hello(body: bytes) -> Hello:
+def _read_hello(body: bytes) -> Hello:
     signature, knows = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + EPHEMERAL_BYTES]
     content = body[SIGNATURE_BYTES + EPHEMERAL_BYTES :]
     version, federation, epoch, sections = json.loads(content[EPHEMERAL_BYTES:])
@@ -256,42 +253,44 @@ def _hello(body: bytes) -> Hello:
     )
 
 
-def _standing(body: bytes) -> JournalPosition:
+def _read_position(body: bytes) -> JournalPosition:
     signature, tag = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES : SIGNATURE_BYTES + TAG_BYTES]
-    content, contributions, greetings = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
-    _expect(isinstance(content, str), "a report is no text")
+    content, contributions, hellos = json.loads(body[SIGNATURE_BYTES + TAG_BYTES :])
+    _expect(isinstance(content, str), "a report is not a text")
     return JournalPosition(
         content.encode(),
         signature,
         tag,
         tuple((_text(name), _hex(part, CONTRIBUTION_BYTES)) for name, part in contributions),
-        tuple((_text(name), _hex(key, EPHEMERAL_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, key, sign in greetings),
+        tuple((_text(name), _hex(key, EPHEMERAL_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, key, sign in hellos),
     )
 
 
-def _seen(body: bytes) -> SignedEvidence:
-    kind, said = json.loads(body[DIGEST_BYTES:])
-    signed = tuple((_text(name), _hex(what, DIGEST_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, what, sign in said)
-    return SignedEvidence(_text(kind), body[:DIGEST_BYTES], signed)
+def _read_evidence(body: bytes) -> SignedEvidence:
+    kind, signed = json.loads(body[DIGEST_BYTES:])
+    statements = tuple(
+        (_text(name), _hex(content, DIGEST_BYTES), _hex(sign, SIGNATURE_BYTES)) for name, content, sign in signed
+    )
+    return SignedEvidence(_text(kind), body[:DIGEST_BYTES], statements)
 
 
-def _piece(start: int, body: memoryview) -> JournalChunk:
-    size, length = _PIECE.unpack_from(body)
-    _expect(len(body) >= _PIECE.size + length, "a name is cut off")
-    words = body[_PIECE.size + length :]
+def _read_chunk(start: int, body: memoryview) -> JournalChunk:
+    size, length = _CHUNK.unpack_from(body)
+    _expect(len(body) >= _CHUNK.size + length, "a name is truncated")
+    words = body[_CHUNK.size + length :]
     _expect(start + len(words) <= size, f"{len(words)} bytes from {start} on are more than {size}")
-    return JournalChunk(start, _text(bytes(body[_PIECE.size : _PIECE.size + length])), size, words)
+    return JournalChunk(start, _text(bytes(body[_CHUNK.size : _CHUNK.size + length])), size, words)
 
 
-def _deposit(start: int, body: memoryview) -> Deposit:
+def _read_deposit(start: int, body: memoryview) -> Deposit:
     length, bits = _DEPOSIT.unpack_from(body, len(body) - _DEPOSIT.size)
     end = len(body) - _DEPOSIT.size - length
-    _expect(end > 0, "a name is cut off, or nothing is deposited")
+    _expect(end > 0, "a name is truncated, or nothing is deposited")
     _expect(bits in (32, 64) and end % (bits // 8) == 0, f"{end} bytes in a ring of {bits} bits")
     return Deposit(start, _text(bytes(body[end : end + length])), bits, body[:end])
 
 
-@lru_cache(maxsize=64)  # a sum asks for it again with every message about it
+@lru_cache(maxsize=64)  # called again for every message of a sum
 def spec_bytes(spec: SumSpec) -> bytes:
     """Encode the settings of a sum."""
     names = [spec.dtype.encode(), spec.aggregator.encode(), spec.context.encode()]
@@ -300,7 +299,7 @@ def spec_bytes(spec: SumSpec) -> bytes:
             _SPEC.pack(
                 spec.ring_bits,
                 spec.fraction_bits,
-                SHARINGS.index(spec.sharing),
+                MASKINGS.index(spec.masking),
                 OPENINGS.index(spec.opening),
                 spec.weighted,
                 len(spec.shape),
@@ -312,24 +311,24 @@ def spec_bytes(spec: SumSpec) -> bytes:
 
 
 def read_spec(body: bytes) -> SumSpec:
-    """Read what `spec_bytes` made; a ValueError if it is malformed."""
-    _expect(len(body) >= _SPEC.size, "the settings are cut off")
-    ring_bits, fraction_bits, sharing, opening, weighted, dimensions = _SPEC.unpack_from(body)
+    """Decode the result of `spec_bytes`; raise a ValueError if it is malformed."""
+    _expect(len(body) >= _SPEC.size, "the settings are truncated")
+    ring_bits, fraction_bits, masking, opening, weighted, dimensions = _SPEC.unpack_from(body)
     _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
-    _expect(sharing < len(SHARINGS) and opening < len(OPENINGS), "unknown sharing or opening")
+    _expect(masking < len(MASKINGS) and opening < len(OPENINGS), "unknown masking or opening")
     _expect(dimensions <= MAX_DIMENSIONS, f"{dimensions} dimensions, at most {MAX_DIMENSIONS}")
-    _expect(len(body) >= _SPEC.size + 8 * dimensions, "the settings are cut off")
+    _expect(len(body) >= _SPEC.size + 8 * dimensions, "the settings are truncated")
     shape = struct.unpack_from(f"<{dimensions}Q", body, _SPEC.size)
     dtype, rest = _name(body[_SPEC.size + 8 * dimensions :])
     aggregator, rest = _name(rest)
     context, rest = _name(rest)
     _expect(not rest, f"{len(rest)} bytes too many")
-    kinds = SHARINGS[sharing], OPENINGS[opening]
+    kinds = MASKINGS[masking], OPENINGS[opening]
     return SumSpec(shape, dtype, ring_bits, fraction_bits, *kinds, aggregator, context, weighted)
 
 
 def _name(body: bytes) -> tuple[str, bytes]:
-    _expect(len(body) > 0 and len(body) > body[0], "a name is cut off")
+    _expect(len(body) > 0 and len(body) > body[0], "a name is truncated")
     name = body[1 : 1 + body[0]].decode()
     _expect(name == "" or name.isprintable(), "a name has unprintable characters")
     return name, body[1 + body[0] :]
@@ -337,12 +336,17 @@ def _name(body: bytes) -> tuple[str, bytes]:
 
 def _text(value: object) -> str:
     text = value.decode() if isinstance(value, bytes) else value
-    _expect(isinstance(text, str) and text.isprintable() and len(text.encode()) <= MAX_NAME_BYTES, "a text is no name")
+    _expect(
+        isinstance(text, str) and text.isprintable() and len(text.encode()) <= MAX_NAME_BYTES,
+        "a text is not a valid name",
+    )
     return str(text)
 
 
 def _count(value: object) -> int:
-    _expect(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, "a number is no count")
+    _expect(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, "a number is not a valid count"
+    )
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 
@@ -352,6 +356,6 @@ def _hex(value: Any, size: int) -> bytes:
     return data
 
 
-def _expect(condition: bool, otherwise: str) -> None:
+def _expect(condition: bool, error: str) -> None:
     if not condition:
-        raise ValueError(otherwise)
+        raise ValueError(error)

@@ -1,10 +1,10 @@
-"""Floats as integers of the ring Z_2³² or Z_2⁶⁴.
+"""Fixed-point encoding: floats as integers of the ring Z_2³² or Z_2⁶⁴.
 
-A secret share only hides what lives in a finite ring, so a gradient is rounded to a multiple of 2⁻ᶠ before it is
-shared. The rounding is the only error `cgd` makes: the sum of the integers is exact, and the same for everyone.
+A secret share hides only elements of a finite ring, so a gradient is rounded to a multiple of 2⁻ᶠ before it is shared.
+The rounding is the only error: the sum of the integers is exact, and the same for all members.
 
-The ring wraps around. That is what makes shares uniform, and what must never happen to a total, so the fraction bits f
-are derived from how many addends there are and how large each may be.
+The ring wraps around. That makes shares uniform, and must never happen to a total, so the fraction bits f are derived
+from the number of addends and the largest magnitude of each.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 WORD_TYPES: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 """The ring's element type by its bits; little-endian, as on the wire."""
 
-# Elements handled at a time: small enough for the processor's cache, large enough that Python's share is lost in it.
-CHUNK = 1 << 16
+# Elements processed at once: few enough for the processor's cache, enough to make Python's overhead negligible.
+CHUNK_ELEMENTS = 1 << 16
 
-# A fraction bit count travels in one byte, and 2⁻²⁵⁵ is finer than anybody needs.
+# The number of fraction bits is sent in one byte; 2⁻²⁵⁵ is finer than needed.
 MAX_FRACTION_BITS = 255
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Floats ↔ ring: x is carried as the integer nearest to x·2^fraction_bits, modulo 2^ring_bits.
+    """The encoding of x as the integer nearest to x·2^fraction_bits, modulo 2^ring_bits.
 
     Attributes:
-        fraction_bits: the number of bits behind the binary point.
+        fraction_bits: the number of bits after the binary point.
         bound: the largest magnitude that `encode` accepts.
         ring_bits: 32 or 64.
 
@@ -75,27 +75,27 @@ for every member (ring_bits=64 keeps the precision)
 
     @classmethod
     def for_sum(cls, *, addends: int, bound: float, ring_bits: int = 32) -> FixedPoint:
-        """The finest fixed point under which `addends` values within ±`bound` cannot wrap around."""
+        """Return the finest encoding with which the sum of `addends` values within ±`bound` cannot wrap around."""
         return cls._finest(bound, _largest(ring_bits) // _checked(addends), addends, ring_bits)
 
     @classmethod
     def for_weighted_sum(cls, *, addends: int, bound: float, ring_bits: int = 32) -> FixedPoint:
-        """The same when every addend carries a weight and the weights sum to one.
+        """Return the finest encoding for a weighted sum whose weights sum to one.
 
-        The total then stays within ±`bound` whatever the number of addends, so no bits are spent on it, save one unit
-        per addend for its rounding and for the rounding of its weight.
+        The total stays within ±`bound` whatever the number of addends, so they cost no bits, except one unit per addend
+        for its rounding and for the rounding of its weight.
         """
         unit = 1 + (_largest(ring_bits) >> 51)
         return cls._finest(bound, _largest(ring_bits) - _checked(addends) * unit, addends, ring_bits)
 
     @classmethod
     def for_integers(cls, *, addends: int) -> FixedPoint:
-        """Exact integers in Z_2⁶⁴: counts and histograms."""
+        """Return the encoding of exact integers in Z_2⁶⁴, for counts and histograms."""
         return cls(fraction_bits=0, bound=_largest(64) // _checked(addends), ring_bits=64)
 
     @classmethod
     def _finest(cls, bound: float, room: int, addends: int, ring_bits: int) -> FixedPoint:
-        """The most fraction bits with which `bound` still encodes to at most `room`."""
+        """Return the encoding with the most fraction bits in which `bound` is at most `room`."""
         if not 0 < bound < math.inf:
             raise InputError(f"bound is {bound}; it must be a positive, finite number")
         if room < 1 or bound > room:
@@ -111,7 +111,7 @@ for every member (ring_bits=64 keeps the precision)
 
     @property
     def resolution(self) -> float:
-        """The step between neighbouring values; one addend is off by at most half of it."""
+        """The distance of neighbouring values; the rounding error of an addend is at most half of it."""
         return math.ldexp(1.0, -self.fraction_bits)
 
     def encode(
@@ -119,7 +119,7 @@ for every member (ring_bits=64 keeps the precision)
     ) -> npt.NDArray[Any]:
         """Round `values`·`weight` to ring elements of the same shape, in `out` (flat) if it is given.
 
-        The range is checked before the weight is applied, so that the bound means the same for every member.
+        The range is checked before the weight is applied, so that the bound has the same meaning for every member.
 
         Raises:
             RangeError: a value is NaN, infinite or beyond the bound.
@@ -131,12 +131,12 @@ for every member (ring_bits=64 keeps the precision)
         signed = words.view(f"<i{self.ring_bits // 8}")
         integers = flat.dtype.kind in "iub" and self.fraction_bits == 0 and weight == 1
         scale = math.ldexp(weight, self.fraction_bits)
-        scaled = np.empty(min(CHUNK, flat.size))
-        for start in range(0, flat.size, CHUNK):
-            chunk = flat[start : start + CHUNK]
+        scaled = np.empty(min(CHUNK_ELEMENTS, flat.size))
+        for start in range(0, flat.size, CHUNK_ELEMENTS):
+            chunk = flat[start : start + CHUNK_ELEMENTS]
             exceeds = self._check_range(chunk, start, np.shape(values))
             if integers:
-                signed[start : start + CHUNK] = chunk
+                signed[start : start + CHUNK_ELEMENTS] = chunk
                 continue
             rounded = scaled[: chunk.size]
             np.copyto(rounded, chunk)  # to double precision first: a product of floats would round to theirs
@@ -144,38 +144,38 @@ for every member (ring_bits=64 keeps the precision)
                 np.clip(rounded, -self.bound, self.bound, out=rounded)
             rounded *= scale
             np.rint(rounded, out=rounded)
-            np.copyto(signed[start : start + CHUNK], rounded, casting="unsafe")
+            np.copyto(signed[start : start + CHUNK_ELEMENTS], rounded, casting="unsafe")
         shaped: npt.NDArray[Any] = words.reshape(np.shape(values))
         return shaped
 
     def decode(self, words: npt.NDArray[Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
-        """The values that ring elements stand for, rounded once to `dtype`."""
+        """Return the values of ring elements, rounded once to `dtype`."""
         signed = words.view(f"<i{self.ring_bits // 8}")
         if np.dtype(dtype).kind == "i":
             return signed.astype(dtype)
         values = np.empty(words.shape, dtype=dtype)
         flat, out = signed.reshape(-1), values.reshape(-1)
         # Converting rounds, and multiplying by a power of two does not; but half precision cannot hold the integers.
-        scaled = np.empty(min(CHUNK, flat.size), dtype=np.float64) if values.dtype == np.float16 else None
-        for start in range(0, flat.size, CHUNK):
-            place = out[start : start + CHUNK]
-            chunk = place if scaled is None else scaled[: place.size]
-            np.copyto(chunk, flat[start : start + CHUNK], casting="unsafe")
+        scaled = np.empty(min(CHUNK_ELEMENTS, flat.size), dtype=np.float64) if values.dtype == np.float16 else None
+        for start in range(0, flat.size, CHUNK_ELEMENTS):
+            target = out[start : start + CHUNK_ELEMENTS]
+            chunk = target if scaled is None else scaled[: target.size]
+            np.copyto(chunk, flat[start : start + CHUNK_ELEMENTS], casting="unsafe")
             chunk *= chunk.dtype.type(self.resolution)
             if scaled is not None:
-                np.copyto(place, chunk, casting="unsafe")
+                np.copyto(target, chunk, casting="unsafe")
         return values
 
     def _check_range(self, chunk: npt.NDArray[Any], start: int, shape: tuple[int, ...]) -> bool:
-        """Refuse what is out of range; True if a value exceeds the bound by no more than the rounding of its type.
+        """Reject values out of range; return whether a value exceeds the bound by the rounding of its type only.
 
-        The float32 next to 0.1 lies above 0.1. Whoever clips float32 values to 0.1 gets it, and is within the bound.
+        The float32 nearest to 0.1 is above 0.1. Clipping float32 values to 0.1 yields it, so it counts as within 0.1.
         """
         limit = self.bound
         if chunk.dtype.kind == "f":
             with np.errstate(over="ignore"):
                 limit = min(float(np.float64(self.bound).astype(chunk.dtype)), np.finfo(chunk.dtype).max)
-        # Two reductions find any offender (a NaN passes through both); only an offender pays for the search.
+        # Two reductions detect any value out of range (a NaN passes through both); only then is it searched for.
         low, high = chunk.min().item(), chunk.max().item()
         if -limit <= low and high <= limit:
             return bool(low < -self.bound or high > self.bound)
@@ -186,7 +186,7 @@ for every member (ring_bits=64 keeps the precision)
 
 
 def _largest(ring_bits: int) -> int:
-    """The largest total a ring can hold: half of it is for negative numbers."""
+    """Return the largest total that fits the ring: half of it is for negative numbers."""
     if ring_bits not in WORD_TYPES:
         raise InputError(f"ring_bits is {ring_bits}; choose 32 or 64")
     return (1 << (ring_bits - 1)) - 1
@@ -194,5 +194,5 @@ def _largest(ring_bits: int) -> int:
 
 def _checked(addends: int) -> int:
     if addends < 1:
-        raise InputError(f"addends is {addends}; a sum has at least one")
+        raise InputError(f"addends is {addends}; it must be at least 1")
     return addends

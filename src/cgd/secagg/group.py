@@ -1,4 +1,4 @@
-"""One group of members that sum together, over the whole life of a federation: a ledger, and a session at a time."""
+"""A group of members that sum together in a federation: its journal, and its session in the present view."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import CGDError, EquivocationError, LocalProtocolError, MembersChangedError, ProtocolError
 from cgd.secagg.certificates import PendingReveal, Terms
-from cgd.secagg.key_agreement import common_key
+from cgd.secagg.key_agreement import derive_group_key
 from cgd.secagg.messages import SESSION_BYTES
-from cgd.secagg.positions import GroupRow
+from cgd.secagg.positions import GroupPosition
 from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
 
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from cgd.secagg.journal import Journal, Step
     from cgd.secagg.journal_transfer import JournalTransfer
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
-    from cgd.secagg.position_reports import PositionReports
+    from cgd.secagg.positions import PositionReports
     from cgd.secagg.statements import StatementSigner
 
 
 @dataclass
 class PendingSum:
-    """A sum that our program waits for.
+    """A sum that our program requested.
 
     Attributes:
-        spec: what is summed, and how.
-        encode: makes our addend, anew each time it is called.
-        epoch: for whose members the addend is made.
-        step: the step of an optimiser that it belongs to, if any.
-        total: when it is finished.
-        fault: when it has failed.
+        spec: the settings of the sum.
+        encode: returns our addend, computed again at each call.
+        epoch: the epoch for whose members the addend is weighted.
+        step: the optimiser step that it belongs to, if any.
+        total: the total, once the sum is finished.
+        abandoned: whether our program stopped waiting for it.
+        fault: the error, if the sum failed.
     """
 
     spec: SumSpec
@@ -48,181 +49,186 @@ class PendingSum:
     fault: CGDError | None = None
 
     @property
-    def over(self) -> bool:
-        """Whether it is finished or has failed."""
+    def done(self) -> bool:
+        """Whether the sum is finished or has failed."""
         return self.total is not None or self.fault is not None
 
 
 @dataclass
 class Group:
-    """Where we stand with one group.
+    """One member's state in one group.
 
     Attributes:
-        name: of the group.
-        members: their names.
-        ledger: what was summed so far.
-        on_mark: called when the mark of the ledger has changed, to keep it before anything else happens.
-        epoch: the present one.
-        place: how many of its sums our program has made in this run.
-        current: whether our ledger is known to be as long as anybody's.
-        session: of the present view, if there is one.
-        reports: of the present view, if there is one.
+        name: the name of the group.
+        members: the names of its members.
+        journal: the finished sums.
+        on_pending_reveal: called when the journal's pending reveal has changed, to save it before anything is sent.
+        epoch: the present epoch.
+        next_index: the journal index of our program's next sum.
+        up_to_date: whether our journal is known to be as long as any member's.
+        session: the session of the present view, if there is one.
+        reports: the position reports of the present view, if there is one.
         pending: the sum that our program waits for, or the last one.
-        takeover: what a peer that is ahead gives us of its ledger, if we have asked one.
-        doubted: peers whose ledger was none.
-        refusal: why our program cannot take part in its next sum, until the others can be told.
+        journal_transfer: the transfer of missing entries from a peer, if we requested one.
+        invalid_sources: the peers whose journal transfer was invalid.
+        refusal: the reason why our program cannot take part in its next sum, until it can be sent.
     """
 
     name: str
     members: tuple[PeerId, ...]
     journal: Journal
-    on_mark: Callable[[Group], None] = lambda _: None
+    on_pending_reveal: Callable[[Group], None] = lambda _: None
     epoch: int = 0
-    place: int = 0
-    current: bool = False
+    next_index: int = 0
+    up_to_date: bool = False
     session: Session | None = None
     reports: PositionReports | None = None
     pending: PendingSum | None = None
     journal_transfer: JournalTransfer | None = None
-    doubted: set[PeerId] = field(default_factory=set)
+    invalid_sources: set[PeerId] = field(default_factory=set)
     refusal: Reason | None = None
 
     @property
-    def ready(self) -> bool:
-        """Whether it is known what our program's next sum is."""
-        return self.current or self.place < len(self.journal)
+    def next_in_journal(self) -> bool:
+        """Whether our program's next sum is in the journal."""
+        return self.next_index < len(self.journal)
+
+    @property
+    def next_sum_known(self) -> bool:
+        """Whether it is known if our program's next sum is in the journal or has to run."""
+        return self.up_to_date or self.next_in_journal
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of our program's next sum: of the past if it is made again, else the present one."""
-        return self.journal.entries[self.place].epoch if self.place < len(self.journal) else self.epoch
+        """The epoch of our program's next sum: the recorded one if the sum is in the journal, else the present one."""
+        return self.journal.entries[self.next_index].epoch if self.next_in_journal else self.epoch
 
     @property
     def next_addends(self) -> int:
-        """How many members our program's next sum has, or had when it was made."""
-        return self.journal.entries[self.place].addends if self.place < len(self.journal) else len(self.members)
+        """The number of members of our program's next sum, as recorded if the sum is in the journal."""
+        return self.journal.entries[self.next_index].addends if self.next_in_journal else len(self.members)
 
-    def row(self, commitment: bytes, *, states: bool) -> GroupRow:
-        """Report where we stand."""
-        mark = self.journal.mark
-        return GroupRow(
+    def position(self, commitment: bytes, *, states: bool) -> GroupPosition:
+        """Return our position in the journal, for a report."""
+        pending_reveal = self.journal.pending_reveal
+        return GroupPosition(
             len(self.journal),
             self.journal.head,
-            None if mark is None else mark.opening,
+            None if pending_reveal is None else pending_reveal.attempt,
             commitment,
-            self.journal.state_rows() if states else None,
+            self.journal.state_summaries() if states else None,
         )
 
-    def start(self, pending: PendingSum, clock: int) -> PendingSum:
-        """Our program wants its next sum; one that it gave up waiting for is that sum."""
+    def start(self, pending: PendingSum, loop_step: int) -> PendingSum:
+        """Start our program's next sum; if it abandoned a sum, continue that one."""
         before = self.pending
-        if before is not None and not before.over:
+        if before is not None and not before.done:
             if not before.abandoned or before.spec != pending.spec:
-                raise LocalProtocolError("a sum is still running; a member's sums run one after the other")
+                raise LocalProtocolError("a sum is still running; sums run one after the other")
             before.abandoned = False
             return before
         self.pending, self.refusal = pending, None
-        self.run(clock)
+        self.run(loop_step)
         return pending
 
     def abandon(self) -> None:
-        """Our program waits no longer, but may have shared its addend: it stays what it is, whatever becomes of it."""
+        """Stop waiting for the pending sum; its addend may have been shared, so it is kept unchanged."""
         pending = self.pending
         if pending is None or pending.fault is not None:
             return
         if pending.total is not None:
-            self.place -= 1
+            self.next_index -= 1
             return
         words = pending.encode()
         pending.encode, pending.abandoned = words.copy, True
 
-    def run(self, clock: int) -> None:
-        """Begin the sum that our program waits for, or take it from the past."""
+    def run(self, loop_step: int) -> None:
+        """Run the sum that our program waits for, or take its total from the journal."""
         if self.refusal is not None:
             self.refuse(self.refusal)
         pending = self.pending
-        if pending is None or pending.over:
+        if pending is None or pending.done:
             return
         try:
-            if self.place < len(self.journal):
-                pending.total = self.journal.total(self.place, pending.spec)
-                self.place += not pending.abandoned
-            elif self.current and self.session is not None and self.reports is not None:
+            if self.next_in_journal:
+                pending.total = self.journal.total(self.next_index, pending.spec)
+                self.next_index += not pending.abandoned
+            elif self.up_to_date and self.session is not None and self.reports is not None:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
-                self._check_mark()
-                self.session.start(pending.spec, pending.encode(), self._terms(pending, clock))
-                self.settle(clock)
+                self._check_pending_reveal()
+                self.session.start(pending.spec, pending.encode(), self._make_terms(pending, loop_step))
+                self.record_if_finished(loop_step)
         except EquivocationError:
             raise
         except CGDError as error:
             pending.fault = error
 
-    def receive(self, sender: PeerId, data: Buffer, clock: int) -> None:
-        """Take in a frame of the session."""
+    def receive(self, sender: PeerId, data: Buffer, loop_step: int) -> None:
+        """Process a frame of the session."""
         assert self.session is not None  # noqa: S101 - for the type checker
         try:
             self.session.receive(sender, data)
         except EquivocationError:
             raise
         except CGDError as error:
-            if self.pending is None or self.pending.over:
+            if self.pending is None or self.pending.done:
                 raise
             self.pending.fault = error
-        self.settle(clock)
+        self.record_if_finished(loop_step)
 
-    def settle(self, clock: int) -> None:
-        """Enter the running sum into the ledger if it is finished."""
+    def record_if_finished(self, loop_step: int) -> None:
+        """Append the running sum to the journal if it is finished."""
         pending, session = self.pending, self.session
-        if pending is None or pending.over or session is None or self.reports is None or not self.current:
+        if pending is None or pending.done or session is None or self.reports is None or not self.up_to_date:
             return
         if session.fault is not None:
             pending.fault = session.fault
         if not session.finished:
             return
-        if self.place != len(self.journal):
+        if self.next_index != len(self.journal):
             return
         certificate = session.certificate(self.reports.view)
         self.journal.append(
-            pending.spec, session.total, self.epoch, clock, pending.step, len(self.members), certificate
+            pending.spec, session.total, self.epoch, loop_step, pending.step, len(self.members), certificate
         )
         pending.total = session.total
-        self.place += not pending.abandoned
+        self.next_index += not pending.abandoned
 
     def fail(self, error: ProtocolError) -> None:
-        """Give up the sum that our program waits for; the others are told."""
+        """Abort the sum that our program waits for, and announce it to the other members."""
         if self.session is not None:
-            self.session.give_up(error)
-        if self.pending is not None and not self.pending.over:
+            self.session.abort(error)
+        if self.pending is not None and not self.pending.done:
             self.pending.fault = error
 
     def refuse(self, reason: Reason) -> None:
-        """Tell the others that we cannot take part in the next sum, if that is one of the present."""
+        """Abort our program's next sum, and announce it to the other members unless the sum is in the journal."""
         self.refusal = reason
-        if self.session is not None and self.current:
+        if self.session is not None and self.up_to_date:
             self.refusal = None
-            if self.place == len(self.journal):
+            if self.next_index == len(self.journal):
                 self.session.refuse(reason)
 
     def skip(self, slot: int, steps: int) -> None:
-        """Our program does without the sums up to the end of this many steps of an optimiser: it has their outcome."""
-        for place in range(len(self.journal) - 1, self.place - 1, -1):
-            step = self.journal.entries[place].step
+        """Skip the sums of an optimiser's first `steps` steps: our program has their result."""
+        for index in range(len(self.journal) - 1, self.next_index - 1, -1):
+            step = self.journal.entries[index].step
             if step is not None and step.slot == slot and step.number < steps:
-                self.place = place + 1
+                self.next_index = index + 1
                 return
 
-    def jump(self, clock: int) -> None:
-        """Our program begins with this step of its loop: what it summed in earlier ones is not asked for again."""
-        while self.place < len(self.journal) and self.journal.entries[self.place].clock < clock:
-            self.place += 1
+    def jump(self, loop_step: int) -> None:
+        """Start at this step of our program's loop: skip the sums of earlier steps."""
+        while self.next_in_journal and self.journal.entries[self.next_index].loop_step < loop_step:
+            self.next_index += 1
 
-    def take_over(self, journal_transfer: JournalTransfer, clock: int) -> None:
-        """Take over what a peer has given us and go on with it."""
-        assert journal_transfer.given is not None  # noqa: S101 - for the type checker
-        self.journal.catch_up(journal_transfer.given, states=journal_transfer.states)
+    def apply_transfer(self, journal_transfer: JournalTransfer, loop_step: int) -> None:
+        """Extend the journal by a complete transfer, and continue."""
+        assert journal_transfer.journal is not None  # noqa: S101 - for the type checker
+        self.journal.extend(journal_transfer.journal, states=journal_transfer.states)
         self.journal_transfer = None
-        self.run(clock)
+        self.run(loop_step)
 
     def enter_view(
         self,
@@ -232,39 +238,40 @@ class Group:
         statement_signer: StatementSigner,
         reports: PositionReports,
     ) -> None:
-        """Have a session of its own in this view."""
+        """Create the session of this view."""
         session = hashlib.sha256(view + self.name.encode()).digest()[:SESSION_BYTES]
         own = {peer: pair_keys[peer] for peer in self.members if peer != me}
         self.reports = reports
-        self.session = Session(me, self.members, session, own, statement_signer, self._opening)
+        self.session = Session(me, self.members, session, own, statement_signer, self._record_pending_reveal)
 
-    def share_key(self, contributions: Mapping[PeerId, bytes]) -> None:
-        """Everybody has contributed to the key that the members have in common."""
+    def set_hub_key(self, contributions: Mapping[PeerId, bytes]) -> None:
+        """Derive the key of the group, which is hidden from the hub, from the contributions of all members."""
         if self.session is not None:
             own = {member: contributions[member] for member in self.members}
-            self.session.hub = HubKeys(self.name, common_key(own, self.session.session))
+            self.session.hub = HubKeys(self.name, derive_group_key(own, self.session.session))
 
     def leave_view(self) -> None:
-        """The present session is over, and where the others stand is not known."""
-        self.session, self.reports, self.current, self.journal_transfer = None, None, False, None
-        self.doubted.clear()
+        """End the present session; the positions of the other members are unknown from now on."""
+        self.session, self.reports, self.up_to_date, self.journal_transfer = None, None, False, None
+        self.invalid_sources.clear()
 
-    # What is written down of sums that may have been opened; see `history.py`.
+    # Sums whose key may have been revealed; see `certificates.py`.
 
-    def _check_mark(self) -> None:
-        mark = self.journal.mark
-        if mark is not None and set(mark.members) != set(self.members):
+    def _check_pending_reveal(self) -> None:
+        pending = self.journal.pending_reveal
+        if pending is not None and set(pending.members) != set(self.members):
+            before, now = ", ".join(sorted(pending.members)), ", ".join(sorted(self.members))
             raise LocalProtocolError(
-                f"sum {mark.place + 1} may have been opened with {', '.join(sorted(mark.members))}, and the members "
-                f"are {', '.join(sorted(self.members))} now: to open it again would show somebody's addend. Have the "
-                "members of before come back for this sum, or train anew under another name of the federation"
+                f"sum {pending.index + 1} may have been revealed with the members {before}, and the members are {now} "
+                "now: revealing it again would disclose a member's addend. Let the earlier members finish this sum, or "
+                "train anew under another federation name"
             )
 
-    def _opening(self, opening: bytes) -> None:
-        self.journal.mark = PendingReveal(len(self.journal), self.members, opening)
-        self.on_mark(self)
+    def _record_pending_reveal(self, attempt: bytes) -> None:
+        self.journal.pending_reveal = PendingReveal(len(self.journal), self.members, attempt)
+        self.on_pending_reveal(self)
 
-    def _terms(self, pending: PendingSum, clock: int) -> bytes:
+    def _make_terms(self, pending: PendingSum, loop_step: int) -> bytes:
         step = None if pending.step is None else (pending.step.slot, pending.step.number)
-        place, head, kept = len(self.journal), self.journal.head, self.journal.kept_digest()
-        return Terms(self.epoch, place, head, clock, step, kept).to_bytes()
+        index, head, fixed_states = len(self.journal), self.journal.head, self.journal.fixed_states_digest()
+        return Terms(self.epoch, index, head, loop_step, step, fixed_states).to_bytes()

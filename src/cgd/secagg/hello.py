@@ -1,4 +1,4 @@
-"""How processes greet each other: with an ephemeral key, the charter they hold, and a signature over both."""
+"""The exchange of hellos: each process announces its ephemeral key and federation spec, and signs both."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ MAX_INCARNATIONS = 10_000
 
 
 class HelloExchange:
-    """Who has greeted us, and how we greet.
+    """The hellos of this member and its peers.
 
     Args:
-        me: this member's name.
+        me: the name of this member.
         identity: its keys.
 
     Attributes:
-        ephemeral: the key of this life of ours.
-        heard: the latest greeting of each peer.
-        doubts: peers that have greeted others with other keys than us, and what that means.
+        ephemeral: the ephemeral key of this incarnation.
+        received: the latest hello of each peer.
+        suspected: the peers that sent other members another ephemeral key than us, with the possible reasons.
     """
 
     def __init__(self, me: PeerId, identity: Identity) -> None:
         self.ephemeral = EphemeralKey()
-        self.heard: dict[PeerId, Hello] = {}
-        self.doubts: dict[PeerId, str] = {}
+        self.received: dict[PeerId, Hello] = {}
+        self.suspected: dict[PeerId, str] = {}
         self._me, self._identity = me, identity
-        self._spent: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier lives
+        self._retired: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier incarnations
 
     def adopt(self, federation_spec: FederationSpec) -> None:
-        """Hold to this charter from now on."""
+        """Use this federation spec from now on."""
         self._federation_spec = federation_spec
-        self.heard = {peer: hello for peer, hello in self.heard.items() if peer in federation_spec.members}
+        self.received = {peer: hello for peer, hello in self.received.items() if peer in federation_spec.members}
 
-    def greeting(self, peer: PeerId) -> Hello:
-        """What we say to a peer."""
-        federation_spec, known = self._federation_spec, self.heard.get(peer)
+    def make_hello(self, peer: PeerId) -> Hello:
+        """Return our signed hello for a peer."""
+        federation_spec, known = self._federation_spec, self.received.get(peer)
         knows = known.ephemeral if known is not None else bytes(EPHEMERAL_BYTES)
         sections = tuple(sorted(federation_spec.sections.items()))
         hello = Hello(
@@ -60,60 +60,61 @@ class HelloExchange:
             federation_spec.epoch,
             sections,
         )
-        return replace(hello, signature=self._identity.sign(_signed(hello)))
+        return replace(hello, signature=self._identity.sign(_signed_bytes(hello)))
 
-    def take(self, sender: PeerId, hello: Hello) -> None:
-        """Take in a peer's greeting.
+    def receive(self, sender: PeerId, hello: Hello) -> None:
+        """Verify and record a peer's hello.
 
         Raises:
-            RemoteProtocolError: its key is none or was used before, or it is not signed.
+            RemoteProtocolError: its key is invalid or was used before, or its signature is invalid.
         """
-        try:  # a key without a shared secret, such as zeros, would stop us later
+        try:  # an invalid key, such as zeros, would make the key agreement fail later
             self.ephemeral.check(hello.ephemeral)
         except ValueError:
-            raise RemoteProtocolError(sender, "sent an ephemeral key that is none") from None
+            raise RemoteProtocolError(sender, "sent an invalid ephemeral key") from None
         if not self._is_signed(sender, hello):
-            raise RemoteProtocolError(sender, "sent a greeting that is not signed by the key in the federation file")
-        if (sender, hello.ephemeral) in self._spent:  # its shares may be too
-            raise RemoteProtocolError(sender, "goes back to an ephemeral key of before; it must be started again")
-        known = self.heard.get(sender)
+            raise RemoteProtocolError(sender, "sent a hello that is not signed by its key in the federation file")
+        if (sender, hello.ephemeral) in self._retired:  # masks of this key may have been used
+            raise RemoteProtocolError(sender, "returned to the ephemeral key of an earlier incarnation; restart it")
+        known = self.received.get(sender)
         if known is not None and known.ephemeral != hello.ephemeral:
-            if sum(peer == sender for peer, _ in self._spent) >= MAX_INCARNATIONS:  # none of them may be forgotten
+            if sum(peer == sender for peer, _ in self._retired) >= MAX_INCARNATIONS:  # all of them must be remembered
                 raise RemoteProtocolError(
-                    sender, f"was started more than {MAX_INCARNATIONS} times; start us again, too"
+                    sender, f"was restarted more than {MAX_INCARNATIONS} times; restart this member, too"
                 )
-            self._spent.add((sender, known.ephemeral))
-        self.heard[sender] = hello
+            self._retired.add((sender, known.ephemeral))
+        self.received[sender] = hello
 
     def problem(self, peer: PeerId) -> str | None:
-        """Why a peer cannot be in a view with us, if it cannot."""
-        if peer not in self.heard:
-            return "it is not here"
-        return self._federation_spec.difference(self.heard[peer])
+        """Return why a peer cannot be in a view with us, or None if it can."""
+        if peer not in self.received:
+            return "its hello has not been received"
+        return self._federation_spec.difference(self.received[peer])
 
-    def keys(self, others: Collection[PeerId]) -> dict[PeerId, bytes]:
-        """Everybody's ephemeral key."""
-        return {self._me: self.ephemeral.public} | {peer: self.heard[peer].ephemeral for peer in others}
+    def ephemeral_keys(self, others: Collection[PeerId]) -> dict[PeerId, bytes]:
+        """Return the ephemeral keys of this member and these peers."""
+        return {self._me: self.ephemeral.public} | {peer: self.received[peer].ephemeral for peer in others}
 
-    def passed_on(self) -> tuple[tuple[PeerId, bytes, bytes], ...]:
-        """The keys that we have, with their signatures, for others to compare."""
-        return tuple((peer, hello.ephemeral, hello.signature) for peer, hello in sorted(self.heard.items()))
+    def signed_keys(self) -> tuple[tuple[PeerId, bytes, bytes], ...]:
+        """Return the received ephemeral keys with their signatures, for other members to compare."""
+        return tuple((peer, hello.ephemeral, hello.signature) for peer, hello in sorted(self.received.items()))
 
-    def compare(self, sender: PeerId, passed_on: Iterable[tuple[PeerId, bytes, bytes]]) -> None:
-        """Compare the keys that a peer has with ours."""
-        for peer, ephemeral, signature in passed_on:
-            hello = self.heard.get(peer)
-            if hello is None or peer == sender or hello.ephemeral == ephemeral or (peer, ephemeral) in self._spent:
+    def compare_keys(self, sender: PeerId, signed_keys: Iterable[tuple[PeerId, bytes, bytes]]) -> None:
+        """Compare the ephemeral keys that a peer received with those that we received."""
+        for peer, ephemeral, signature in signed_keys:
+            hello = self.received.get(peer)
+            if hello is None or peer == sender or hello.ephemeral == ephemeral or (peer, ephemeral) in self._retired:
                 continue
             if self._is_signed(peer, replace(hello, ephemeral=ephemeral, signature=signature)):
-                self.doubts[peer] = (
-                    f"it has greeted {sender} with another key than us: it was started again just now, or is dishonest"
+                self.suspected[peer] = (
+                    f"it sent {sender} another ephemeral key than this member: it was restarted just now, or is "
+                    "dishonest"
                 )
 
     def _is_signed(self, peer: PeerId, hello: Hello) -> bool:
-        return self._federation_spec.keys[peer].verify(_signed(hello), hello.signature)
+        return self._federation_spec.keys[peer].verify(_signed_bytes(hello), hello.signature)
 
 
-def _signed(hello: Hello) -> bytes:
-    """What the signature of a greeting is over."""
+def _signed_bytes(hello: Hello) -> bytes:
+    """Return the bytes that the signature of a hello covers."""
     return statement("hello", slot_of(hello.ephemeral, "hello", hello.epoch), sha256(hello_content(hello)).digest())

@@ -1,4 +1,4 @@
-"""The long-term keys of a member: one to agree on secrets with, one to sign with."""
+"""The long-term keys of a member: one for key agreement, one for signatures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What the others know of a member's keys.
+    """The public keys of a member.
 
     Attributes:
         agreement: X25519, 32 bytes.
@@ -23,7 +23,7 @@ class PublicKeys:
     signing: bytes
 
     def verify(self, statement: bytes, signature: bytes) -> bool:
-        """Tell whether the owner of these keys has signed this statement."""
+        """Return whether the owner of these keys signed this statement."""
         try:
             _signing_key(self.signing).verify(signature, statement)
         except (InvalidSignature, ValueError):
@@ -32,7 +32,7 @@ class PublicKeys:
 
 
 class Identity:
-    """A member's own keys.
+    """The private keys of a member.
 
     Args:
         agreement: 32 secret bytes, X25519.
@@ -53,7 +53,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """Make new keys."""
+        """Generate new keys."""
         return cls(X25519PrivateKey.generate().private_bytes_raw(), Ed25519PrivateKey.generate().private_bytes_raw())
 
     def __repr__(self) -> str:

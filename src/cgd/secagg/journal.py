@@ -1,24 +1,25 @@
-"""What the members of a group have opened together: enough to bring back one that has lost everything.
+"""The journal: the finished sums of a group, with which a restarted member catches up.
 
-Every finished sum is an entry. A participant's program makes the same sums in the same order each time it runs, so one
-that is started again gets the totals of the past from a ledger and joins the others where they are. To keep that small,
-an optimiser leaves its state (the displacement) after every step: the totals that are contained in it are forgotten,
-and a program that runs again skips those steps. The rules:
+Every finished sum is an entry. A participant's program makes the same sums in the same order each time it runs, so a
+restarted program gets the totals of finished sums from a journal and continues with the other members. To keep the
+journal small, an optimiser stores its state (the displacement) after every step: the totals that the state includes are
+dropped, and a restarted program skips those steps. The rules:
 
-1. An entry's total is kept until it is contained in a state *and* the next sum is finished: until then a member that
-   was interrupted at the last moment may need it.
-2. A ledger that is longer contains a shorter one of the same group. Whoever is behind takes over what is missing.
-3. Other totals (a count, a validation loss) are kept as long as together they stay small.
-4. Every entry is linked to the one before by a hash chain. Its certificate (`history.py`) is kept as long as its total
-   is, and that of the last entry always.
+1. The total of an entry is kept until an optimiser state includes it *and* the next sum is finished: until then a
+   member that was interrupted at the last moment may need it.
+2. The longer of two journals of a group contains the shorter one. A member that is behind copies the missing entries.
+3. Other totals (a count, a validation loss) are kept while they have at most `MAX_KEPT_BYTES` together.
+4. A hash chain links every entry to the previous one. An entry's certificate (`certificates.py`) is kept as long as its
+   total, and that of the last entry is always kept.
 
-Everything in here is known to all members of the group, and to nobody else.
+The content of a journal is known to all members of the group and to no one else.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from copy import copy
 from dataclasses import astuple, dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import InputError, LocalProtocolError
-from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, kind_of, link
+from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, describe_sum, extend_chain
 from cgd.secagg.fixed_point import WORD_TYPES
-from cgd.secagg.positions import StateRow
+from cgd.secagg.positions import StateSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -44,7 +45,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an optimiser; `slot` tells the optimisers of one program apart."""
+    """A step of an optimiser; `slot` identifies the optimiser in the program."""
 
     slot: int
     number: int
@@ -55,43 +56,48 @@ class JournalEntry:
     """One finished sum.
 
     Attributes:
-        kind: what it was of, in words.
-        epoch: in which it was made.
-        clock: the step of the program's loop in which it was made.
-        step: the step whose state will contain it, if it belongs to one.
-        size: how many bytes the total has.
-        addends: how many members it was made of.
-        opening: the digest that tells what was opened; see `history.opening_digest`.
+        description: the description of the summed values.
+        epoch: the epoch of the sum.
+        loop_step: the step of the program's loop.
+        step: the optimiser step whose state will include the sum, if any.
+        size: the size of the total in bytes.
+        addends: the number of members.
+        attempt: the digest of the attempt that finished the sum; see `certificates.attempt_digest`.
         words: the total, if it is kept.
-        certificate: the proof that this total is right, if it is kept.
+        certificate: the proof of the total, if it is kept.
     """
 
-    kind: str
+    description: str
     epoch: int
-    clock: int
+    loop_step: int
     step: Step | None
     size: int
     addends: int
-    opening: bytes
+    attempt: bytes
     words: Buffer | None = None
     certificate: Certificate | None = None
 
     @property
     def fields(self) -> list[Any]:
-        """What the hash chain covers."""
+        """The fields that the hash chain covers."""
         step = self.step and list(astuple(self.step))
-        return [self.kind, self.epoch, self.clock, step, self.size, self.addends, self.opening.hex()]
+        return [self.description, self.epoch, self.loop_step, step, self.size, self.addends, self.attempt.hex()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """The state of an optimiser after `steps` steps; its content is made when it is asked for.
+    """The state of an optimiser after `steps` steps, as bytes.
 
-    `fixed` states do not change until they are replaced, so their content can be compared at any time.
+    Instances are compared by identity: comparing the contents before every sum would cost as much as the sum.
+
+    Attributes:
+        steps: the number of steps taken.
+        content: the serialised state.
+        fixed: True if the state stays the same until it is replaced, so that members can compare it at any time.
     """
 
     steps: int
-    content: Callable[[], bytes]
+    content: bytes
     fixed: bool = False
 
 
@@ -101,10 +107,10 @@ class Journal:
     Examples:
         >>> import numpy as np
         >>> from cgd.secagg.messages import SumSpec
-        >>> spec = SumSpec((2,), "float32", 32, 20, "expanded", "mesh")
+        >>> spec = SumSpec((2,), "float32", 32, 20, "pairwise", "mesh")
         >>> ours, theirs = Journal(), Journal()
         >>> ours.append(spec, np.array([1, 2], dtype=np.uint32), epoch=1)
-        >>> theirs.catch_up(Journal.from_bytes(ours.gift(0, states=True)))
+        >>> theirs.extend(Journal.from_bytes(ours.export_since(0, states=True)))
         >>> theirs.total(0, spec)
         array([1, 2], dtype=uint32)
     """
@@ -112,10 +118,10 @@ class Journal:
     def __init__(self) -> None:
         self.entries: list[JournalEntry] = []
         self.heads: list[bytes] = [GENESIS]
-        """The head of the hash chain after so many entries."""
+        """The heads of the hash chain: element i is the head after i entries."""
         self.states: dict[int, OptimizerState] = {}
-        self.mark: PendingReveal | None = None
-        """The sum for which our key has left us, while it is not finished."""
+        self.pending_reveal: PendingReveal | None = None
+        """The unfinished sum for which our self-mask key may have been sent, if any."""
         self._kept_bytes = 0
         self._fixed: tuple[dict[int, OptimizerState], bytes] = {}, sha256(b"").digest()
 
@@ -132,204 +138,215 @@ class Journal:
         spec: SumSpec,
         total: npt.NDArray[Any],
         epoch: int,
-        clock: int = 0,
+        loop_step: int = 0,
         step: Step | None = None,
         addends: int = 0,
         certificate: Certificate | None = None,
     ) -> None:
-        """Enter a sum that is finished."""
-        self._forget_what_states_contain()
+        """Append a finished sum."""
+        self._drop_totals_in_states()
         words = total.data.cast("B")
-        opening = certificate.opening if certificate is not None else sha256(words).digest()
-        self._enter(JournalEntry(kind_of(spec), epoch, clock, step, len(words), addends, opening, words, certificate))
+        attempt = certificate.attempt if certificate is not None else sha256(words).digest()
+        description = describe_sum(spec)
+        self._append_entry(
+            JournalEntry(description, epoch, loop_step, step, len(words), addends, attempt, words, certificate)
+        )
         if step is None:
             self._kept_bytes += total.nbytes
-            self._forget_the_oldest()
+            self._drop_oldest_totals()
 
-    def _enter(self, entry: JournalEntry) -> None:
+    def _append_entry(self, entry: JournalEntry) -> None:
         self.entries.append(entry)
-        self.heads.append(link(self.head, entry.fields))
-        if self.mark is not None and self.mark.place < len(self):
-            self.mark = None
+        self.heads.append(extend_chain(self.head, entry.fields))
+        if self.pending_reveal is not None and self.pending_reveal.index < len(self):
+            self.pending_reveal = None
 
-    def total(self, place: int, spec: SumSpec) -> npt.NDArray[Any]:
-        """The total of an entry, for a program that asks for it again.
+    def total(self, index: int, spec: SumSpec) -> npt.NDArray[Any]:
+        """Return the total of an entry, for a program that repeats the sum.
 
         Raises:
-            LocalProtocolError: the program asks for another sum than was made then, or the total is forgotten.
+            LocalProtocolError: the program requests another sum than was made, or the total was dropped.
         """
-        entry = self.entries[place]
-        if entry.kind != kind_of(spec):
+        entry = self.entries[index]
+        if entry.description != describe_sum(spec):
             raise LocalProtocolError(
-                f"sum {place + 1} was of {entry.kind} when it was made, and this program asks for {kind_of(spec)}; "
-                "a participant that comes back must make the same sums in the same order as before"
+                f"sum {index + 1} was of {entry.description} when it was made, but this program requests "
+                f"{describe_sum(spec)}; a restarted program must make the same sums in the same order as before"
             )
         if entry.words is None:
             raise LocalProtocolError(
-                f"the total of sum {place + 1} is not kept any more; begin where the members are, with "
+                f"the total of sum {index + 1} is no longer kept; start at the step of the other members, with "
                 "`for step in optimizer.steps(count)`"
             )
         dtype = WORD_TYPES[spec.ring_bits]
         if len(entry.words) != spec.size * dtype.itemsize:
-            raise LocalProtocolError(f"the total of sum {place + 1} is damaged; delete the state folder and join again")
+            raise LocalProtocolError(f"the total of sum {index + 1} is damaged; delete the state folder and join again")
         return np.frombuffer(entry.words, dtype=dtype)
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
-        """An optimiser has taken `steps` steps; `content` makes its state."""
+    def save_state(self, slot: int, steps: int, content: bytes, *, fixed: bool = False) -> None:
+        """Store an optimiser's state after `steps` steps."""
         self.states[slot] = OptimizerState(steps, content, fixed)
 
-    def state_rows(self, slots: Iterable[int] | None = None) -> tuple[StateRow, ...]:
-        """Describe the states that are remembered, to be compared with what others remember."""
-        rows = []
+    def state_summaries(self, slots: Iterable[int] | None = None) -> tuple[StateSummary, ...]:
+        """Summarise the stored states, for comparison with those of other members."""
+        summaries = []
         for slot in sorted(self.states if slots is None else slots):
             state = self.states[slot]
-            content = state.content()
-            rows.append(StateRow(slot, state.steps, len(content), state.fixed, sha256(content).digest()))
-        return tuple(rows)
+            digest = sha256(state.content).digest()
+            summaries.append(StateSummary(slot, state.steps, len(state.content), state.fixed, digest))
+        return tuple(summaries)
 
-    def kept_digest(self) -> bytes:
-        """Digest the fixed states; made anew only when one of them was replaced."""
+    def fixed_states_digest(self) -> bytes:
+        """Return the digest of the fixed states; it is cached until one of them is replaced."""
         fixed = {slot: state for slot, state in self.states.items() if state.fixed}
         if fixed != self._fixed[0]:
-            rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_rows(fixed)]
+            rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_summaries(fixed)]
             self._fixed = fixed, sha256(json.dumps(rows).encode() if rows else b"").digest()
         return self._fixed[1]
 
-    def end(self) -> bytes:
-        """Digest the history and all states: what members compare when they are done."""
-        rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_rows()]
+    def final_digest(self) -> bytes:
+        """Return the digest of the history and all states, which members compare when their programs are done."""
+        rows = [[row.slot, row.steps, row.digest.hex()] for row in self.state_summaries()]
         return sha256(self.head + json.dumps(rows).encode()).digest()
 
-    def catch_up(self, other: Journal, *, states: bool = True) -> None:
-        """Take over what a ledger of the same group has that begins where this one ends."""
+    def extend(self, other: Journal, *, states: bool = True) -> None:
+        """Append the entries of `other`, which start where this journal ends, and take its newer states."""
         for entry in other.entries:
-            self._enter(entry)
+            self._append_entry(entry)
         for slot, state in other.states.items() if states else ():
             if slot not in self.states or state.steps > self.states[slot].steps:
                 self.states[slot] = state
         self._count_kept()
 
-    def entry(self, place: int) -> tuple[Buffer, ...]:
-        """One entry, to be saved as soon as it is made; in pieces, so that a large total is not copied for it."""
-        entry = self.entries[place]
+    def entry_record(self, index: int) -> tuple[Buffer, ...]:
+        """Return the record of one entry for the write-ahead file, in pieces, so that a large total is not copied."""
+        entry = self.entries[index]
         header = json.dumps(_row(entry)).encode()
         return (_LENGTH.pack(len(header)), header, *((entry.words,) if entry.words else ()))
 
-    def mark_record(self) -> tuple[Buffer, ...]:
-        """The mark, to be saved before our key leaves us, in pieces as those of an entry."""
-        header = json.dumps({"mark": self.mark and self.mark.to_json()}).encode()
+    def pending_reveal_record(self) -> tuple[Buffer, ...]:
+        """Return the record of the pending reveal, to be saved before our key is sent, in pieces as for an entry."""
+        header = json.dumps({"mark": self.pending_reveal and self.pending_reveal.to_json()}).encode()
         return _LENGTH.pack(len(header)), header
 
     def add_record(self, data: Buffer) -> None:
-        """Take in what `entry` or `mark_record` gave, all pieces joined.
+        """Add a record of `entry_record` or `pending_reveal_record`, its pieces joined.
 
-        There is no digest: it would cost as much as the rest. What is cut off is noticed here, and a wrong total when
-        the members compare their displacements.
+        Records have no digest, which would cost as much as the rest: truncation is detected here, and a wrong total
+        when the members compare their displacements.
 
         Raises:
-            InputError: it is damaged.
+            InputError: the record is damaged.
         """
         try:
             view = memoryview(data)
             (length,) = _LENGTH.unpack_from(view)
             row, rest = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length])), view[_LENGTH.size + length :]
             if isinstance(row, dict):
-                self.mark = None if row["mark"] is None else PendingReveal.from_json(row["mark"])
+                self.pending_reveal = None if row["mark"] is None else PendingReveal.from_json(row["mark"])
                 return
             entry, rest = _entry(row, rest)
             if len(rest):
-                raise ValueError("it is too long")
+                raise ValueError("it has too many bytes")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
-            raise InputError(f"this is not an entry that cgd made: {error}") from None
-        self._enter(entry)
+            raise InputError(f"this is not a valid journal entry: {error}") from None
+        self._append_entry(entry)
         self._count_kept()
 
+    def snapshot(self) -> Journal:
+        """Return a copy that shares the immutable entries and states, to be serialised while this journal goes on."""
+        copied = copy(self)
+        copied.entries, copied.heads, copied.states = list(self.entries), list(self.heads), dict(self.states)
+        return copied
+
     def to_bytes(self) -> bytes:
-        """The whole ledger, to be saved."""
-        return self._bytes(self.entries, self.mark, self.states)
+        """Encode the whole journal."""
+        return self._encode(self.entries, self.pending_reveal, self.states)
 
-    def gift(self, since: int, *, states: bool) -> bytes:
-        """What a member lacks that has `since` entries; without totals that the states contain."""
+    def export_since(self, since: int, *, states: bool) -> bytes:
+        """Encode the entries from index `since` on, without the totals that the states include."""
         last = len(self) - 1
-        rows = [
-            entry if place == last or not self._contained(entry) else replace(entry, words=None, certificate=None)
-            for place, entry in enumerate(self.entries[since:], start=since)
+        entries = [
+            entry if index == last or not self._in_state(entry) else replace(entry, words=None, certificate=None)
+            for index, entry in enumerate(self.entries[since:], start=since)
         ]
-        return self._bytes(rows, None, self.states if states else {})
+        return self._encode(entries, None, self.states if states else {})
 
-    def _bytes(
-        self, entries: Sequence[JournalEntry], mark: PendingReveal | None, states: Mapping[int, OptimizerState]
+    def _encode(
+        self,
+        entries: Sequence[JournalEntry],
+        pending_reveal: PendingReveal | None,
+        states: Mapping[int, OptimizerState],
     ) -> bytes:
-        """A JSON header, then the totals and states one behind the other."""
-        contents = {slot: state.content() for slot, state in states.items()}
-        rows = [(slot, states[slot].steps, len(content), states[slot].fixed) for slot, content in contents.items()]
-        marked = mark and mark.to_json()
-        content = {"format": FORMAT, "entries": [_row(each) for each in entries], "states": rows, "mark": marked}
+        """Encode a JSON header, followed by the totals and states."""
+        rows = [(slot, state.steps, len(state.content), state.fixed) for slot, state in states.items()]
+        pending = pending_reveal and pending_reveal.to_json()
+        content = {"format": FORMAT, "entries": [_row(each) for each in entries], "states": rows, "mark": pending}
         header = json.dumps(content).encode()
         totals = (entry.words for entry in entries if entry.words)
-        body = b"".join((_LENGTH.pack(len(header)), header, *totals, *contents.values()))
+        body = b"".join((_LENGTH.pack(len(header)), header, *totals, *(state.content for state in states.values())))
         return sha256(body).digest() + body
 
     @classmethod
     def from_bytes(cls, data: Buffer) -> Journal:
-        """Read what `to_bytes` made.
+        """Decode the result of `to_bytes` or `export_since`.
 
         Raises:
-            InputError: it is damaged, or not a ledger.
+            InputError: it is damaged, or not a journal.
         """
         view = memoryview(data)
         digest, body = bytes(view[:32]), view[32:]
         try:
             if sha256(body).digest() != digest:
                 raise ValueError("its digest is wrong")
-            return cls._read(*read_header(body))
+            return cls._decode(*read_header(body))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-            raise InputError(f"this is not a ledger that cgd made: {error}") from None
+            raise InputError(f"this is not a valid journal: {error}") from None
 
     @classmethod
-    def _read(cls, header: dict[str, Any], rest: memoryview) -> Journal:
+    def _decode(cls, header: dict[str, Any], rest: memoryview) -> Journal:
         journal = cls()
         for row in header["entries"]:
             entry, rest = _entry(row, rest)
-            journal._enter(entry)
+            journal._append_entry(entry)
         for slot, steps, size, fixed in header["states"]:
             if not all(type(each) is int and each >= 0 for each in (slot, steps, size)) or size > len(rest):
                 raise ValueError("a state is malformed")
             content, rest = bytes(rest[:size]), rest[size:]
-            journal.states[slot] = OptimizerState(steps, lambda content=content: content, bool(fixed))  # type: ignore[misc]
-        journal.mark = None if header["mark"] is None else PendingReveal.from_json(header["mark"])
+            journal.states[slot] = OptimizerState(steps, content, bool(fixed))
+        journal.pending_reveal = None if header["mark"] is None else PendingReveal.from_json(header["mark"])
         return journal
 
     def _count_kept(self) -> None:
         self._kept_bytes = sum(len(entry.words) for entry in self.entries if entry.step is None and entry.words)
 
-    def _forget_what_states_contain(self) -> None:
-        """Rule 1; only the tail can hold such totals."""
-        for place in range(len(self.entries) - 1, -1, -1):
-            entry = self.entries[place]
+    def _drop_totals_in_states(self) -> None:
+        """Apply rule 1; only the last entries can have such totals."""
+        for index in range(len(self.entries) - 1, -1, -1):
+            entry = self.entries[index]
             if entry.step is None:
                 continue
             if entry.words is None:
                 return
-            if self._contained(entry):
-                self.entries[place] = replace(entry, words=None, certificate=None)
+            if self._in_state(entry):
+                self.entries[index] = replace(entry, words=None, certificate=None)
 
-    def _contained(self, entry: JournalEntry) -> bool:
+    def _in_state(self, entry: JournalEntry) -> bool:
         step = entry.step
         return step is not None and step.slot in self.states and step.number < self.states[step.slot].steps
 
-    def _forget_the_oldest(self) -> None:
-        """Rule 3."""
-        for place, entry in enumerate(self.entries[:-1]):
+    def _drop_oldest_totals(self) -> None:
+        """Apply rule 3."""
+        for index, entry in enumerate(self.entries[:-1]):
             if self._kept_bytes <= MAX_KEPT_BYTES:
                 return
             if entry.step is None and entry.words is not None:
                 self._kept_bytes -= len(entry.words)
-                self.entries[place] = replace(entry, words=None, certificate=None)
+                self.entries[index] = replace(entry, words=None, certificate=None)
 
 
 def read_header(body: memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Read the header of a ledger's bytes behind their digest, and what comes after it."""
+    """Decode the header of a journal's bytes after their digest; return it and the remaining bytes."""
     (length,) = _LENGTH.unpack_from(body)
     header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
     if header["format"] != FORMAT:
@@ -338,26 +355,27 @@ def read_header(body: memoryview) -> tuple[dict[str, Any], memoryview]:
 
 
 def _row(entry: JournalEntry) -> list[Any]:
-    """An entry as JSON; its total follows elsewhere."""
+    """Encode an entry, without its total, as JSON values."""
     return [entry.fields, entry.words is not None, entry.certificate and entry.certificate.to_json()]
 
 
 def read_row(row: Any) -> tuple[JournalEntry, bool]:
-    """The entry that `_row` told of, without its total, and whether that follows."""
-    (kind, epoch, clock, step, size, addends, opening), kept, certificate = row
-    numbers = (epoch, clock, size, addends, *(step or ()))
-    if not isinstance(kind, str) or not all(type(each) is int and each >= 0 for each in numbers):
+    """Decode the result of `_row`; return the entry without its total, and whether the total is kept."""
+    (description, epoch, loop_step, step, size, addends, attempt), kept, certificate = row
+    numbers = (epoch, loop_step, size, addends, *(step or ()))
+    if not isinstance(description, str) or not all(type(each) is int and each >= 0 for each in numbers):
         raise ValueError("an entry is malformed")
     proof = None if certificate is None else Certificate.from_json(certificate)
-    made = None if step is None else Step(*step)
-    return JournalEntry(kind, epoch, clock, made, size, addends, bytes.fromhex(opening), None, proof), bool(kept)
+    optimizer_step = None if step is None else Step(*step)
+    fields = description, epoch, loop_step, optimizer_step, size, addends, bytes.fromhex(attempt)
+    return JournalEntry(*fields, None, proof), bool(kept)
 
 
 def _entry(row: Any, rest: memoryview) -> tuple[JournalEntry, memoryview]:
-    """The entry that `_row` told of, whose total comes next, and what comes after that."""
+    """Decode an entry and its total from the remaining bytes; return it and what remains after it."""
     entry, kept = read_row(row)
     if not kept:
         return entry, rest
     if not 0 < entry.size <= len(rest):
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     return replace(entry, words=rest[: entry.size]), rest[entry.size :]

@@ -1,14 +1,14 @@
-"""What the members of a view have in common: its name, keys for each pair, and one for all.
+"""Key agreement in a view: its digest, the keys of each pair of members, and the key of a group.
 
-Every process makes an ephemeral X25519 key when it starts. The keys of a pair come from a Noise KK handshake over the
-ephemeral and the static keys of both, with the names of both and the view in its prologue, and from the hash of its
-transcript. So they are new whenever one of the two processes is, gone when both have ended, and nobody can have them
-who lacks either secret of one of the two. The handshake's authentication tags travel with the first message in the
-view: they prove that each knows the secret half of the ephemeral key that it has announced, and has not copied another
-member's.
+Every process generates an ephemeral X25519 key when it starts. The keys of a pair are derived from a Noise KK handshake
+over the ephemeral and the static keys of both members, with both names and the view in its prologue, and from the hash
+of its transcript. So they are new whenever one of the two processes is restarted, are lost when both have ended, and
+cannot be computed without both secrets of one of the two. The handshake's authentication tags are sent with the first
+message in the view: each proves that its sender knows the private half of the ephemeral key that it announced, and has
+not copied another member's key.
 
-The key for all is made of what each member contributes. It is for what is to be hidden from those who are no members,
-such as the hub.
+The key of a group is derived from a contribution of each member. It hides data from parties that are not members, such
+as the hub.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
 
 
 class EphemeralKey:
-    """The key of one life of a process."""
+    """The ephemeral key of one incarnation of a process."""
 
     def __init__(self) -> None:
         self.private = X25519PrivateKey.generate()
         self.public = self.private.public_key().public_bytes_raw()
 
     def __repr__(self) -> str:
-        return f"Ephemeral(public={self.public.hex()})"
+        return f"EphemeralKey(public={self.public.hex()})"
 
     def check(self, public: bytes) -> None:
-        """Refuse a public key that is none.
+        """Check that a public key is valid.
 
         Raises:
-            ValueError: it has another length than 32 bytes, or is of small order, such as zeros.
+            ValueError: it does not have 32 bytes, or is of small order, such as zeros.
         """
         noise.agree(self.private, public)
 
 
 @dataclass(frozen=True)
 class PairKeys:
-    """What two members have in common in a view.
+    """The keys of a pair of members in a view.
 
     Attributes:
         mask_key: 16 secret bytes that pairwise masks are expanded from.
-        own_tag: what proves to the other that our ephemeral key is ours.
-        peer_tag: what the other must show us.
+        own_tag: the tag that proves to the peer that our ephemeral key is ours.
+        peer_tag: the tag that the peer must send us.
     """
 
     mask_key: bytes = field(repr=False)
@@ -68,7 +68,7 @@ class PairKeys:
     peer_tag: bytes
 
 
-def pair(
+def derive_pair_keys(
     me: PeerId,
     identity: Identity,
     ephemeral: EphemeralKey,
@@ -76,7 +76,7 @@ def pair(
     federation_spec: FederationSpec,
     view: MembershipView,
 ) -> PairKeys:
-    """Derive what we have in common with a peer in a view."""
+    """Derive the keys that we share with a peer in a view."""
     initiates = me < peer
     names = (me, peer) if initiates else (peer, me)
     statics = {me: identity.public.agreement, peer: federation_spec.keys[peer].agreement}
@@ -96,18 +96,18 @@ def pair(
             state.mix_key(secret)
         tags.append(state.encrypt_and_hash(b""))
     own, other = tags if initiates else reversed(tags)
-    # Noise's own keys depend on the shared secrets alone; the hash of the transcript has the names and the view in it.
+    # Noise's own keys depend on the shared secrets alone; the hash of the transcript covers the names and the view.
     key, _ = state.split()
     return PairKeys(hmac.digest(key, b"cgd masks" + state.hash, "sha256")[:KEY_BYTES], own, other)
 
 
 @dataclass(frozen=True)
 class MembershipView:
-    """A set of processes that sum together, named by the charter and everybody's keys.
+    """A set of processes that sum together, identified by the federation spec and all keys.
 
     Attributes:
-        digest: 32 bytes that tell it from any other.
-        keys: everybody's ephemeral key.
+        digest: 32 bytes that identify the view.
+        keys: the ephemeral keys of all members.
     """
 
     digest: bytes
@@ -115,27 +115,27 @@ class MembershipView:
 
     @classmethod
     def of(cls, federation_spec: FederationSpec, keys: Mapping[PeerId, bytes]) -> MembershipView:
-        """Name the view that these ephemeral keys make under a charter."""
+        """Return the view of these ephemeral keys under a federation spec."""
         members = [
             (name, key.hex(), federation_spec.keys[name].agreement.hex(), federation_spec.keys[name].signing.hex())
             for name, key in sorted(keys.items())
         ]
-        everything = (
+        identified_by = (
             federation_spec.federation,
             federation_spec.epoch,
             federation_spec.version,
             sorted(federation_spec.sections.items()),
             members,
         )
-        return cls(sha256(json.dumps(["cgd view", *everything]).encode()).digest(), dict(keys))
+        return cls(sha256(json.dumps(["cgd view", *identified_by]).encode()).digest(), dict(keys))
 
 
-def common_key(contributions: Mapping[PeerId, bytes], session: bytes) -> bytes:
-    """Derive the key that all members of a session have."""
+def derive_group_key(contributions: Mapping[PeerId, bytes], session: bytes) -> bytes:
+    """Derive the key of all members of a session from their contributions."""
     secret = b"".join(each for _, each in sorted(contributions.items()))
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"cgd common key" + session).derive(secret)
 
 
-def equal(one: bytes, other: bytes) -> bool:
+def constant_time_equal(one: bytes, other: bytes) -> bool:
     """Compare secrets in constant time."""
     return hmac.compare_digest(one, other)

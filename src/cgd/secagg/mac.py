@@ -1,17 +1,17 @@
-"""Tags: whether a stranger added vectors up rightly, without telling it anything.
+"""A linear MAC: it detects a wrong sum by an untrusted third party, and reveals nothing to that party.
 
-Each member appends T words to its vector y before a stranger adds all vectors up: tag_t = Σ_i b_(i+t)·y_i + mask_t,
-with random bits b and masks that all members know and the stranger does not. Tags add up as vectors do. So whoever has
-the total Y takes the masks away and sees whether Σ_i b_(i+t)·Y_i is what is left, for every t.
+Each member appends T tags to its vector y before the third party adds all vectors: tag_t = Σ_i b_(i+t)·y_i + mask_t,
+with random bits b and masks that all members know and the third party does not. Tags add up as vectors do. So a member
+with the total Y subtracts the masks from the summed tags and compares the result with Σ_i b_(i+t)·Y_i, for every t.
 
 Suppose that the total is off by e ≠ 0. Divide e by the largest power of two that divides all of it: some element is
 odd, and let i be the last such. Modulo 2, the check of tag t contains b_(i+t), which is in no check of a smaller t. So
-each of the T checks fails with probability 1/2 whatever the others do, and all hold with probability 2^-T. That covers
-a single top bit, which multiples by random ring elements would miss half of the time. The masks hide b from the
-stranger: what it sees of the tags is uniform.
+each of the T checks fails with probability 1/2 whatever the others do, and all pass with probability 2^-T. That covers
+an error in a single top bit, which random ring elements instead of bits would miss half of the time. The masks hide b:
+the tags are uniform to the third party.
 
 The bits are shifted, not drawn anew, for each tag (a Toeplitz matrix), so a vector of d elements takes d of them. The
-sums are matrix products of doubles that hold whole numbers below 2⁵³, and so are exact.
+sums are matrix products of doubles that hold integers below 2⁵³, and so are exact.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 TAGS = 64
-# Products of TAGS rows each, so many at a time. They are that small on purpose: a product of this size takes one
-# thread, and threads that wait for each other would be a calamity where several participants share a machine.
+# The number of products of TAGS rows computed at once. A product of this size runs in one thread; threads of several
+# participants on one machine would wait for each other.
 _PRODUCTS = 8
 _DIAGONALS = np.arange(TAGS)[:, None] + np.arange(TAGS)
 
 
 class LinearMac:
-    """The tags of one sum.
+    """The MAC of one sum.
 
     Args:
-        key: 16 secret bytes that all members have, and nobody else.
-        position: the number of the sum; under one key, each is used for one sum.
-        members: their names.
+        key: 16 secret bytes that only the members have.
+        position: the number of the sum; each number is used once per key.
+        members: the names of the members.
 
     Examples:
         >>> import numpy as np
-        >>> tagging = LinearMac(b"k" * 16, 1, ["a", "b", "c"])
+        >>> mac = LinearMac(b"k" * 16, 1, ["a", "b", "c"])
         >>> vectors = {name: np.arange(5, dtype=np.uint32) for name in "abc"}
-        >>> total = sum(np.concatenate([words, tagging.tags(name, words)]) for name, words in vectors.items())
-        >>> tagging.holds(total)
+        >>> total = sum(np.concatenate([words, mac.tags(name, words)]) for name, words in vectors.items())
+        >>> mac.verify(total)
         True
         >>> total[3] ^= np.uint32(1 << 31)
-        >>> tagging.holds(total)
+        >>> mac.verify(total)
         False
     """
 
@@ -58,34 +58,34 @@ class LinearMac:
         self._key, self._position, self._members = key, position, sorted(members)
 
     def __repr__(self) -> str:
-        return f"Tagging(key=<secret>, position={self._position}, members={self._members})"
+        return f"LinearMac(key=<secret>, position={self._position}, members={self._members})"
 
     def tags(self, member: str, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The tags that this member appends to its vector."""
+        """Return the tags that this member appends to its vector."""
         masks, stream = self._begin(words.dtype)
         tags = _shifted_sums(words, stream)
         tags += masks[self._members.index(member)]
         return tags
 
-    def holds(self, total: npt.NDArray[Any]) -> bool:
-        """Whether a total with its tags at the end is that of all members' vectors."""
+    def verify(self, total: npt.NDArray[Any]) -> bool:
+        """Return whether a total with its tags at the end is the sum of all members' vectors."""
         masks, stream = self._begin(total.dtype)
         expected = _shifted_sums(total[:-TAGS], stream)
         expected += masks.sum(axis=0, dtype=total.dtype)
         return bool(np.array_equal(expected, total[-TAGS:]))
 
     def _begin(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], Any]:
-        """Everybody's masks, and the stream from which the bits come next."""
+        """Return the masks of all members, and the stream from which the bits are read next."""
         stream = keystream(self._key, self._position)
         size = len(self._members) * TAGS * dtype.itemsize
         return np.frombuffer(stream.update(bytes(size)), dtype=dtype).reshape(-1, TAGS), stream
 
 
 def _shifted_sums(words: npt.NDArray[Any], stream: Any) -> npt.NDArray[Any]:
-    """Σ_i b_(i+t)·words_i for every t below TAGS, with the bits b of a stream.
+    """Return Σ_i b_(i+t)·words_i for every t below TAGS, with the bits b of a stream.
 
-    With y as rows of TAGS elements, b_(i+t) is in the row of y_i or in the next: what counts is C[p + t, p], where C
-    holds the products of columns p of y with columns of b, those of the same row first, then those of the next.
+    With y as rows of TAGS elements, b_(i+t) is in the row of y_i or in the next row: the result is the diagonal
+    C[p + t, p], where C has the products of columns p of y with columns of b, first of the same row, then of the next.
     """
     halves = words.dtype.itemsize // 4
     sums = np.zeros(TAGS, dtype=np.uint64)
@@ -107,7 +107,7 @@ def _shifted_sums(words: npt.NDArray[Any], stream: Any) -> npt.NDArray[Any]:
 
 
 def _product(bits: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The products of columns of bits with columns of values, over all rows."""
+    """Return the products of columns of bits with columns of values, over all rows."""
     products: npt.NDArray[np.float64] = (bits.reshape(values.shape).transpose(0, 2, 1) @ values).sum(axis=0)
     return products
 

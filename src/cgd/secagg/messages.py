@@ -1,4 +1,4 @@
-"""What members say to each other. Messages are frozen and hold plain data; `frames.py` makes bytes of them."""
+"""The messages of the protocol: frozen dataclasses of plain data; `codec.py` encodes them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ PeerId = str
 """A member's name, unique in its session."""
 
 HUB: PeerId = "the hub"
-"""What the hub is called; no participant can be, since their names have no spaces."""
+"""The name of the hub; no participant can have it, since their names have no spaces."""
 
 Buffer = bytes | memoryview
-"""Ring elements as they travel: little-endian, one behind the other."""
+"""Ring elements as they are sent: little-endian, without gaps."""
 
-Sharing = Literal["expanded", "uniform"]
+Masking = Literal["pairwise", "uniform"]
 Opening = Literal["mesh", "aggregator", "hub"]
-SHARINGS: tuple[Sharing, ...] = ("expanded", "uniform")
+MASKINGS: tuple[Masking, ...] = ("pairwise", "uniform")
 OPENINGS: tuple[Opening, ...] = ("mesh", "aggregator", "hub")
 
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
-SEAL_KEY_BYTES = 16
+SELF_MASK_KEY_BYTES = 16
 CONTRIBUTION_BYTES = 32
 EPHEMERAL_BYTES = 32
 SIGNATURE_BYTES = 64
 TAG_BYTES = 16
 NO_SIGNATURE = bytes(SIGNATURE_BYTES)
-"""What stands for a signature among members of one process, who do not sign."""
-MAX_NAME_BYTES = 255  # bytes; its length travels in one byte
+"""The signature field of messages between members of one process, which do not sign."""
+MAX_NAME_BYTES = 255  # the length of a name is sent in one byte
 
 
 class Reason(IntEnum):
-    """Why a member gives up a sum: a code, because a free text could carry a value."""
+    """The reason for which a member aborts a sum: a code, because a free text could contain a value."""
 
     RANGE = 1
     SETTINGS = 2
@@ -46,31 +46,31 @@ class Reason(IntEnum):
 
     @property
     def text(self) -> str:
-        """The reason in words, as the other members read it."""
+        """The reason as a text for the other members."""
         return {
-            Reason.RANGE: "one of its values is not finite or beyond the bound (its own error says which)",
-            Reason.SETTINGS: "its values or settings cannot be summed (its own error says why)",
-            Reason.PEER: "it saw a peer break the protocol",
+            Reason.RANGE: "one of its values is not finite or beyond the bound (its own error names the value)",
+            Reason.SETTINGS: "its values or settings cannot be summed (its own error names the cause)",
+            Reason.PEER: "it detected that a peer violated the protocol",
             Reason.STOPPED: "its program stopped before the sum",
-            Reason.AHEAD: "it is at a later sum already",
-            Reason.DIFFERS: "members differ in their settings or totals (the odd one's own error says in what)",
-            Reason.HUB: "it saw the hub break the protocol (its own error says how)",
+            Reason.AHEAD: "it is already at a later sum",
+            Reason.DIFFERS: "members differ in their settings or totals (the error of the deviating member names them)",
+            Reason.HUB: "it detected that the hub violated the protocol (its own error names the cause)",
         }[self]
 
 
 @dataclass(frozen=True)
 class SumSpec:
-    """What all members of one sum must agree on before anything is shared.
+    """The settings that all members of one sum must agree on before anything is shared.
 
-    `context` is whatever else the caller wants to be the same everywhere; an optimiser puts its settings and a digest
-    of the displacement there, so that members that have drifted apart notice before they share.
+    `context` is any other text that must be the same for all members. An optimiser uses its settings and a digest of
+    the displacement, so that members with different displacements are detected before they share.
     """
 
     shape: tuple[int, ...]
     dtype: str
     ring_bits: int
     fraction_bits: int
-    sharing: Sharing
+    masking: Masking
     opening: Opening
     aggregator: PeerId = ""
     context: str = ""
@@ -78,35 +78,35 @@ class SumSpec:
 
     @property
     def size(self) -> int:
-        """The number of ring elements: the values', and one more for the weight if the addends have one."""
+        """The number of ring elements: one for each value, and one for the weight if the sum is weighted."""
         return math.prod(self.shape) + self.weighted
 
     def differences(self, other: SumSpec) -> list[str]:
-        """What `other` has differently, in words."""
+        """Describe how `other` differs from these settings."""
         pairs = [(field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
         return [f"{name} {theirs!r} instead of {ours!r}" for name, ours, theirs in pairs if ours != theirs]
 
 
 @dataclass(frozen=True)
 class Ready:
-    """I am at this sum, under these settings.
+    """The sender is ready for this sum.
 
     Attributes:
-        spec: the settings.
-        seal: the digest of the key that I shall open my seal with.
-        terms: in a federation, where I am in the common history (`history.Terms`); empty in a local session.
-        signature: mine, over all of it.
+        spec: the settings of the sum.
+        commitment: the commitment to the sender's self-mask key: its digest.
+        terms: the sender's position in the history (`certificates.Terms`), encoded; empty in a local session.
+        signature: the sender's signature over all of it.
     """
 
     spec: SumSpec
-    seal: bytes
+    commitment: bytes
     terms: bytes = b""
     signature: bytes = NO_SIGNATURE
 
 
 @dataclass(frozen=True)
 class Share:
-    """A slice of the share of my secret that is yours (uniform sharing), from element `start` on."""
+    """A slice of the recipient's share of the sender's secret (uniform masking), from element `start` on."""
 
     start: int
     words: Buffer
@@ -114,7 +114,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Subtotal:
-    """A slice of my subtotal, of the part that you add up."""
+    """A slice of the sender's masked vector, of the part that the recipient adds."""
 
     start: int
     words: Buffer
@@ -122,7 +122,7 @@ class Subtotal:
 
 @dataclass(frozen=True)
 class Total:
-    """A slice of the sealed total of the part that I add up."""
+    """A slice of the masked total of the part that the sender adds."""
 
     start: int
     words: Buffer
@@ -130,7 +130,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Deposit:
-    """A slice of my subtotal with its tags, for the hub to add up; `bits` are those of the ring."""
+    """A slice of the sender's masked vector with its MAC tags, which the hub adds; `bits` are those of the ring."""
 
     start: int
     group: str
@@ -140,12 +140,12 @@ class Deposit:
 
 @dataclass(frozen=True)
 class ResendRequest:
-    """From the hub: I have nothing of yours; deposit again whatever is not confirmed."""
+    """The hub lost the deposits of the recipient, which sends all unconfirmed deposits again."""
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """The digest of the whole sealed total as I have it, and of what all were ready with; signed."""
+    """The signed digest of the masked total that the sender received, and of all `Ready` messages."""
 
     digest: bytes
     signature: bytes = NO_SIGNATURE
@@ -153,29 +153,29 @@ class Confirm:
 
 @dataclass(frozen=True)
 class RevealKey:
-    """The key of my seal."""
+    """The sender's self-mask key."""
 
     key: bytes
 
 
 @dataclass(frozen=True)
 class Abort:
-    """I cannot take part in this sum; later ones may go on."""
+    """The sender cannot take part in this sum; later sums are not affected."""
 
     reason: Reason
 
 
 @dataclass(frozen=True)
 class Leave:
-    """I take part in no sum after this one."""
+    """The sender takes part in no sum after this one."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """I am here, in this life of mine (`ephemeral` is its public key), under this charter.
+    """The announcement of a process: its ephemeral public key and its federation spec.
 
-    `knows` is the ephemeral key of yours that I have, or zeros: if it is not your present one, tell me. All but that is
-    signed.
+    `knows` is the recipient's ephemeral key that the sender received, or zeros: if it is not the current one, the
+    recipient replies with its own hello. All fields except `knows` are signed.
     """
 
     ephemeral: bytes
@@ -184,54 +184,54 @@ class Hello:
     federation: str
     epoch: int
     sections: tuple[tuple[str, str], ...]
-    """The digest of every section of the federation file, by its name."""
+    """The digest of every section of the federation file, by name."""
     signature: bytes = NO_SIGNATURE
 
 
 @dataclass(frozen=True)
 class JournalPosition:
-    """Where I stand in every group that I sum with, in this view.
+    """The sender's position in the journal of each of its groups, in this view.
 
     Attributes:
-        content: what I report (`standings.PositionReport`), as JSON; all members are told the same.
-        signature: mine, over the content.
-        tag: proves to the recipient that my ephemeral key is mine (`ephemeral.PairKeys`).
-        contributions: by group, my part of the key that its members have in common; for members of the group only.
-        greetings: by member, the ephemeral key that I have of it, and its signature.
+        content: the report (`positions.PositionReport`), encoded; the same for all recipients.
+        signature: the sender's signature over the content.
+        tag: proves to the recipient that the ephemeral key is the sender's (`key_agreement.PairKeys`).
+        contributions: the sender's contributions to the keys of the groups that the recipient is a member of.
+        hellos: the ephemeral keys that the sender received, with their signatures, by member.
     """
 
     content: bytes
     signature: bytes
     tag: bytes = bytes(TAG_BYTES)
     contributions: tuple[tuple[str, bytes], ...] = ()
-    greetings: tuple[tuple[PeerId, bytes, bytes], ...] = ()
+    hellos: tuple[tuple[PeerId, bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
 class PositionsGathered:
-    """I have everybody's first report in this view; this is the digest of all of them."""
+    """The sender has the first report of every member in this view; this is the digest of all of them."""
 
     digest: bytes
 
 
 @dataclass(frozen=True)
 class SignedEvidence:
-    """What members have signed, as I was told it: whoever told you something else is dishonest.
+    """The signed statements that the sender received; different contents prove that their signer equivocated.
 
     Attributes:
-        kind: of the statement.
-        slot: the digest of what it is about.
-        said: by member, the digest of what it says, and the signature.
+        kind: the kind of the statements.
+        slot: the digest of their subject.
+        statements: the digest of the content and the signature, by member.
     """
 
     kind: str
     slot: bytes
-    said: tuple[tuple[PeerId, bytes, bytes], ...]
+    statements: tuple[tuple[PeerId, bytes, bytes], ...]
 
 
 @dataclass(frozen=True)
 class JournalRequest:
-    """Catch me up: give me what your ledger of this group has behind so many sums, and the states if I want them."""
+    """A request for the entries of a group's journal from index `since` on, and for the optimiser states."""
 
     group: str
     since: int = 0
@@ -240,7 +240,7 @@ class JournalRequest:
 
 @dataclass(frozen=True)
 class JournalChunk:
-    """A slice of my ledger of a group, from byte `start` on; it has `size` bytes in all."""
+    """A slice of the requested journal entries, from byte `start` on; they have `size` bytes in total."""
 
     start: int
     group: str
@@ -250,9 +250,9 @@ class JournalChunk:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """My program is done (or, if not `done`, stopped), and I stay only until everybody's is.
+    """The sender's program is done (or, if not `done`, was stopped); it stays until all programs are done.
 
-    `ends` has, by group, how many sums I have finished and the digest of everything that I hold of them.
+    `ends` has the number of finished sums and the final digest of the journal, by group.
     """
 
     done: bool
@@ -262,13 +262,6 @@ class Goodbye:
 Slice = Share | Subtotal | Total
 SumMessage = Ready | Slice | Confirm | RevealKey | Abort | Leave
 MembershipMessage = (
-    Hello
-    | JournalPosition
-    | PositionsGathered
-    | SignedEvidence
-    | JournalRequest
-    | JournalChunk
-    | Goodbye
-    | ResendRequest
+    Hello | JournalPosition | PositionsGathered | SignedEvidence | JournalRequest | JournalChunk | Goodbye
 )
-Message = SumMessage | MembershipMessage | Deposit
+Message = SumMessage | MembershipMessage | Deposit | ResendRequest

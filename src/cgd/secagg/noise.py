@@ -1,15 +1,15 @@
-"""Noise_KK_25519_AESGCM_SHA256: the handshake of two members that know each other's static key beforehand.
+"""Noise_KK_25519_AESGCM_SHA256: the handshake of two members that know each other's static key in advance.
 
 The pattern is that of the Noise specification (revision 34), section 7.5:
 
-    -> s                the initiator's static key, known beforehand
+    -> s                the initiator's static key, known in advance
     <- s                the responder's
     ...
     -> e, es, ss        first message
     <- e, ee, se        second message
 
-For pair keys the initiator is the member whose name sorts first (`ephemeral.py`); through the hub it is whoever begins
-(`transport/channel.py`). Tests compare every byte with an independent implementation.
+For pair keys the initiator is the member whose name sorts first (`key_agreement.py`); through the hub it is the side
+that starts (`transport/channel.py`). Tests compare every byte with an independent implementation.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TAG_BYTES = 16
 
 
 class SymmetricState:
-    """The chaining key, the transcript hash and the cipher of a handshake; the names of the methods are Noise's.
+    """The chaining key, the transcript hash and the cipher of a handshake; methods are named as in Noise.
 
     Args:
-        prologue: what both sides must have in common besides the keys.
+        prologue: data that must be the same on both sides, besides the keys.
     """
 
     def __init__(self, prologue: bytes) -> None:
@@ -49,16 +49,16 @@ class SymmetricState:
         return self._hash
 
     def mix_hash(self, data: bytes) -> None:
-        """Take data into the transcript."""
+        """Mix data into the transcript."""
         self._hash = sha256(self._hash + data).digest()
 
     def mix_key(self, secret: bytes) -> None:
-        """Take a shared secret into the chaining key."""
+        """Mix a shared secret into the chaining key."""
         self._chaining_key, self._key = _expand(self._chaining_key, secret)
         self._nonce = 0
 
     def encrypt_and_hash(self, plaintext: bytes) -> bytes:
-        """Encrypt under the current key, if there is one, and take the ciphertext into the transcript."""
+        """Encrypt with the current key, if there is one, and mix the ciphertext into the transcript."""
         ciphertext = plaintext
         if self._key is not None:
             ciphertext = AESGCM(self._key).encrypt(nonce(self._nonce), plaintext, self._hash)
@@ -67,37 +67,37 @@ class SymmetricState:
         return ciphertext
 
     def decrypt_and_hash(self, ciphertext: bytes) -> bytes:
-        """Decrypt what `encrypt_and_hash` made.
+        """Decrypt the result of `encrypt_and_hash`.
 
         Raises:
-            ValueError: it was not made with these keys and this transcript.
+            ValueError: it was not encrypted with these keys and this transcript.
         """
         plaintext = ciphertext
         if self._key is not None:
             try:
                 plaintext = AESGCM(self._key).decrypt(nonce(self._nonce), ciphertext, self._hash)
             except InvalidTag:
-                raise ValueError("a handshake message does not fit its keys") from None
+                raise ValueError("a handshake message does not match its keys") from None
             self._nonce += 1
         self.mix_hash(ciphertext)
         return plaintext
 
     def split(self) -> tuple[bytes, bytes]:
-        """Derive the two keys of the session: from the initiator to the responder, and back."""
+        """Derive the two keys of the session: initiator to responder, and responder to initiator."""
         return _expand(self._chaining_key, b"")
 
 
 class Handshake:
-    """One end of a handshake: the initiator writes and the responder reads, then the other way round, then both split.
+    """One side of a handshake: the initiator writes and the responder reads, then the reverse, then both split.
 
-    A message that does not fit changes nothing: the right one can be read after it.
+    An invalid message has no effect: the valid one can be read after it.
 
     Args:
-        initiator: whether this end writes the first message.
-        prologue: what both ends must have in common besides the keys.
+        initiator: whether this side writes the first message.
+        prologue: data that must be the same on both sides, besides the keys.
         static: our static key.
         peer: the peer's static public key.
-        ephemeral: our ephemeral key; fresh if not given. A key that is given must never be used twice.
+        ephemeral: our ephemeral key; generated if not given. A given key must be used once.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class Handshake:
         return self._ephemeral.public_key().public_bytes_raw()
 
     def write(self, payload: bytes = b"") -> bytes:
-        """Write our message, with a payload that the peer alone can read."""
+        """Write our message, with a payload that only the peer can read."""
         self._state.mix_hash(self.ephemeral)
         self._mix_keys(self._state, first=self._initiator)
         return self.ephemeral + self._state.encrypt_and_hash(payload)
 
     def read(self, message: bytes) -> bytes:
-        """Read the peer's message: return its payload.
+        """Read the peer's message and return its payload.
 
         Raises:
-            ValueError: it was not made with these keys and this prologue.
+            ValueError: it was not written with these keys and this prologue.
         """
         state, before = copy.copy(self._state), self._peer_ephemeral
         self._peer_ephemeral = message[:KEY_BYTES]
@@ -147,12 +147,12 @@ class Handshake:
         return payload
 
     def split(self) -> tuple[bytes, bytes]:
-        """Derive the keys of the session, when both messages are through: to seal by, and to open by."""
+        """Derive the keys of the session after both messages: the key to encrypt with, and the key to decrypt with."""
         keys = self._state.split()
         return keys if self._initiator else (keys[1], keys[0])
 
     def _mix_keys(self, state: SymmetricState, *, first: bool) -> None:
-        """Take in the two shared secrets of a message: es, ss of the first, ee, se of the second."""
+        """Mix in the two shared secrets of a message: es, ss of the first, ee, se of the second."""
         theirs = self._peer_ephemeral or b""
         if first:  # es is of the initiator's ephemeral key and the responder's static one
             state.mix_key(agree(self._ephemeral, self._peer) if self._initiator else agree(self._static, theirs))
@@ -182,7 +182,7 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def _expand(chaining_key: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """HKDF with two outputs, as Noise has it."""
+    """Compute HKDF with two outputs, as Noise defines it."""
     temporary = hmac.digest(chaining_key, secret, "sha256")
     first = hmac.digest(temporary, b"\x01", "sha256")
     return first, hmac.digest(temporary, first + b"\x02", "sha256")

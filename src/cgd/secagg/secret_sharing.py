@@ -1,6 +1,6 @@
 """Additive secret sharing: the paper's Shr and Rec (appendix A).
 
-A secret of the ring is split into shares that add up to it. Any proper subset of them is uniform: it says nothing.
+A secret of the ring is split into shares that add up to it. Any proper subset of them is uniform and reveals nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def split(secret: npt.NDArray[Any], shares: int) -> list[npt.NDArray[Any]]:
     """
     check_ring(secret)
     if shares < 2:
-        raise InputError(f"a secret cannot be split into {shares} share(s); ask for at least 2")
+        raise InputError(f"a secret cannot be split into {shares} share(s); use at least 2")
     last = secret.copy()
     parts = []
     for _ in range(shares - 1):
@@ -41,7 +41,7 @@ def split(secret: npt.NDArray[Any], shares: int) -> list[npt.NDArray[Any]]:
 
 
 def reconstruct(shares: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Rec: add the shares up in the ring."""
+    """Rec: add the shares in the ring."""
     if not shares:
         raise InputError("there are no shares to reconstruct from")
     check_ring(shares[0])
@@ -49,7 +49,7 @@ def reconstruct(shares: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     for share in shares[1:]:
         if share.dtype != total.dtype or share.shape != total.shape:
             raise InputError(
-                f"shares of one secret are alike; here {total.dtype}{list(total.shape)} "
+                f"the shares of one secret have the same type and shape; here {total.dtype}{list(total.shape)} "
                 f"and {share.dtype}{list(share.shape)}"
             )
         np.add(total, share, out=total)
@@ -57,11 +57,11 @@ def reconstruct(shares: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def uniform_words(count: int, dtype: np.dtype[Any], random: Callable[[int], bytes] = os.urandom) -> npt.NDArray[Any]:
-    """`count` uniform ring elements from the operating system's generator."""
+    """Return `count` uniform ring elements from the operating system's generator."""
     return np.frombuffer(random(count * dtype.itemsize), dtype=dtype)
 
 
 def check_ring(words: npt.NDArray[Any]) -> None:
-    """Raise an InputError if these are no ring elements."""
+    """Raise an InputError if these are not ring elements."""
     if words.dtype not in WORD_TYPES.values():
         raise InputError(f"{words.dtype} is not a ring; use uint32 or uint64 (FixedPoint.encode makes them)")

@@ -1,9 +1,9 @@
-"""Signed statements: whoever says different things to different members is found out, and can be proved dishonest.
+"""Signed statements: a member that signs different statements for different members is detected, with proof.
 
-A statement has a kind, a slot (what it is about: a view, a group, the number of a sum) and a content. An honest member
-signs one content for a slot, and tells it to everybody. Members compare digests of what they were told. If these differ
-they tell each other what everybody has signed (`SignedEvidence`): two contents for one slot, both with a valid signature, convict
-the signer, at every member alike.
+A statement has a kind, a slot (its subject: a view, a group, the number of a sum) and a content. An honest member signs
+one content per slot and sends it to all members. Members compare digests of the contents they received. If the digests
+differ, they send each other all signed contents (`SignedEvidence`): two contents for one slot, both with a valid
+signature, prove to every member that the signer equivocated.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ if TYPE_CHECKING:
     Kind = Literal["hello", "standing", "ready", "confirm"]
     Slots = OrderedDict[tuple[str, bytes], dict[PeerId, "SignedStatement"]]
 
-# Slots that are remembered: of what we were told, and of what each member says that it was told. The latest sums of all
-# groups are among them; older ones are over.
+# Slots kept in memory: of the statements that we received, and of the evidence of each member. The latest sums of all
+# groups are among them; older sums are finished.
 MAX_SLOTS = 256
 MAX_REPORTED_SLOTS = 8
-COMPARED = ("standing", "ready", "confirm")
-"""What members compare; a greeting is signed as well, but a process may greet again in a new epoch."""
-CHECKED_LATER = ("ready",)
-"""Statements whose signatures are checked only when there is a dispute about them; that halves the cost of signatures.
-What everybody was ready with is digested in everybody's `Confirm`, whose signature is checked at once. So it is known
-before anything is opened whether all were told the same, signed or not.
+COMPARABLE_KINDS = ("standing", "ready", "confirm")
+"""The kinds that evidence may be about. A hello is signed as well, but a process sends another one in a new epoch."""
+VERIFIED_ON_DISPUTE = ("ready",)
+"""The kinds whose signatures are verified only in a dispute, which halves the cost of signatures. Every `Confirm`
+contains a digest of all `Ready` statements and its signature is verified at once. So a difference between them is
+detected before a key is revealed, signed or not.
 """
 
 
 @dataclass(frozen=True)
 class SignedStatement:
-    """What a member has said for a slot: the digest of the content, and the signature."""
+    """A member's statement for a slot: the digest of the content, and the signature."""
 
     content: bytes
     signature: bytes
 
 
 def slot_of(view: bytes, group: str = "", number: int = 0) -> bytes:
-    """Name what a statement is about: the digest of a view, a group and a number."""
+    """Return the slot of a view, a group and a number: their digest."""
     return sha256(b"".join((view, number.to_bytes(8, "big"), group.encode()))).digest()
 
 
 def statement(kind: str, slot: bytes, content: bytes) -> bytes:
-    """Encode what is signed; `slot` and `content` are digests."""
+    """Encode the bytes to sign; `slot` and `content` are digests."""
     return b"\0".join((b"cgd statement", kind.encode(), slot + content))
 
 
 class StatementLog:
-    """What the members of one view have signed, as this member was told it.
+    """The statements that the members of one view have signed, as this member received them.
 
     Args:
-        me: this member's name.
+        me: the name of this member.
         identity: its keys.
         keys: the public keys of all members.
-        view: the name of the view.
-        tell: sends a message to all other members.
+        view: the digest of the view.
+        send: sends evidence to all other members.
     """
 
     def __init__(
@@ -73,96 +73,96 @@ class StatementLog:
         identity: Identity,
         keys: Mapping[PeerId, PublicKeys],
         view: bytes,
-        tell: Callable[[SignedEvidence], None],
+        send: Callable[[SignedEvidence], None],
     ) -> None:
         self.me, self.view = me, view
-        self._identity, self._keys, self._tell = identity, keys, tell
-        self._said: Slots = OrderedDict()
+        self._identity, self._keys, self._send = identity, keys, send
+        self._received: Slots = OrderedDict()
         self._reported: dict[PeerId, Slots] = {}
         self._disputed: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     def sign(self, kind: Kind, slot: bytes, content: bytes) -> bytes:
-        """Sign what we are about to tell everybody."""
+        """Sign and record our own statement."""
         digest = sha256(content).digest()
         signature = self._identity.sign(statement(kind, slot, digest))
-        _entry(self._said, kind, slot, MAX_SLOTS)[self.me] = SignedStatement(digest, signature)
+        _entry(self._received, kind, slot, MAX_SLOTS)[self.me] = SignedStatement(digest, signature)
         return signature
 
-    def take(self, sender: PeerId, kind: Kind, slot: bytes, content: bytes, signature: bytes) -> None:
-        """Take in what a member tells us.
+    def receive(self, sender: PeerId, kind: Kind, slot: bytes, content: bytes, signature: bytes) -> None:
+        """Verify and record a member's statement.
 
         Raises:
-            RemoteProtocolError: it is not signed by the key that the federation file lists.
-            EquivocationError: the member has signed something else for this slot.
+            RemoteProtocolError: it is not signed by the key in the federation file.
+            EquivocationError: the member signed another content for this slot.
         """
-        said = SignedStatement(sha256(content).digest(), signature)
-        if kind not in CHECKED_LATER:
-            self._check(sender, kind, slot, said)
-        first = _entry(self._said, kind, slot, MAX_SLOTS).setdefault(sender, said)
-        for other in (said, *self._reports_of(sender, kind, slot)):
+        received = SignedStatement(sha256(content).digest(), signature)
+        if kind not in VERIFIED_ON_DISPUTE:
+            self._verify(sender, kind, slot, received)
+        first = _entry(self._received, kind, slot, MAX_SLOTS).setdefault(sender, received)
+        for other in (received, *self._reports_of(sender, kind, slot)):
             if other.content != first.content:
-                self._check(sender, kind, slot, first)
-                self._check(sender, kind, slot, said)
+                self._verify(sender, kind, slot, first)
+                self._verify(sender, kind, slot, received)
             _compare(sender, kind, slot, first, other)
 
-    def dispute(self, kind: str, slot: bytes) -> None:
-        """Tell all members what everybody has signed for this slot, once: something does not fit.
+    def send_evidence(self, kind: str, slot: bytes) -> None:
+        """Send all members the signed statements for this slot, once per slot.
 
         Raises:
-            RemoteProtocolError: a member has told us something that it has not signed.
+            RemoteProtocolError: a statement that we received is not signed by its sender.
         """
-        if (kind, slot) in self._disputed or (kind, slot) not in self._said:
+        if (kind, slot) in self._disputed or (kind, slot) not in self._received:
             return
         self._disputed[kind, slot] = None
         if len(self._disputed) > MAX_SLOTS:
             self._disputed.popitem(last=False)
-        said = sorted(self._said[kind, slot].items())
-        signed = [(name, each) for name, each in said if self._has_signed(name, kind, slot, each)]
-        self._tell(SignedEvidence(kind, slot, tuple((name, each.content, each.signature) for name, each in signed)))
-        for name, each in said:
-            self._check(name, kind, slot, each)
+        received = sorted(self._received[kind, slot].items())
+        signed = [(name, each) for name, each in received if self._has_signed(name, kind, slot, each)]
+        self._send(SignedEvidence(kind, slot, tuple((name, each.content, each.signature) for name, each in signed)))
+        for name, each in received:
+            self._verify(name, kind, slot, each)
 
-    def compare(self, sender: PeerId, seen: SignedEvidence) -> None:
-        """Compare what another member was told with what we were told, and tell what that was, if it differs.
+    def receive_evidence(self, sender: PeerId, evidence: SignedEvidence) -> None:
+        """Compare the statements that another member received with those that we received.
 
         Raises:
-            RemoteProtocolError: there is nothing to compare.
-            EquivocationError: a member has signed different things.
+            RemoteProtocolError: the evidence is malformed.
+            EquivocationError: a member signed different contents for one slot.
         """
-        if seen.kind not in COMPARED:
-            raise RemoteProtocolError(sender, f"sent statements of the kind {seen.kind!r}, which nobody compares")
-        if len(seen.said) > 2 * len(self._keys):
-            raise RemoteProtocolError(sender, f"sent {len(seen.said)} statements about one slot")
-        ours = self._said.get((seen.kind, seen.slot), {})
-        slots = self._reported.setdefault(sender, OrderedDict())
-        reported = _entry(slots, seen.kind, seen.slot, MAX_REPORTED_SLOTS)
-        for name, content, signature in seen.said:
-            said = SignedStatement(content, signature)
-            if self._has_signed(name, seen.kind, seen.slot, said):
-                others = self._reports_of(name, seen.kind, seen.slot)
-                if name in ours and self._has_signed(name, seen.kind, seen.slot, ours[name]):
+        kind, slot = evidence.kind, evidence.slot
+        if kind not in COMPARABLE_KINDS:
+            raise RemoteProtocolError(sender, f"sent evidence of the kind {kind!r}, which is not compared")
+        if len(evidence.statements) > 2 * len(self._keys):
+            raise RemoteProtocolError(sender, f"sent {len(evidence.statements)} statements about one slot")
+        ours = self._received.get((kind, slot), {})
+        reported = _entry(self._reported.setdefault(sender, OrderedDict()), kind, slot, MAX_REPORTED_SLOTS)
+        for name, content, signature in evidence.statements:
+            signed = SignedStatement(content, signature)
+            if self._has_signed(name, kind, slot, signed):
+                others = self._reports_of(name, kind, slot)
+                if name in ours and self._has_signed(name, kind, slot, ours[name]):
                     others.append(ours[name])
                 for other in others:
-                    _compare(name, seen.kind, seen.slot, other, said)
-                reported[name] = said
+                    _compare(name, kind, slot, other, signed)
+                reported[name] = signed
 
-    def _check(self, name: PeerId, kind: str, slot: bytes, said: SignedStatement) -> None:
-        if not self._has_signed(name, kind, slot, said):
+    def _verify(self, name: PeerId, kind: str, slot: bytes, signed: SignedStatement) -> None:
+        if not self._has_signed(name, kind, slot, signed):
             raise RemoteProtocolError(name, f"sent a {kind} statement without a valid signature of its own")
 
-    def _has_signed(self, name: PeerId, kind: str, slot: bytes, said: SignedStatement) -> bool:
-        return name in self._keys and self._keys[name].verify(statement(kind, slot, said.content), said.signature)
+    def _has_signed(self, name: PeerId, kind: str, slot: bytes, signed: SignedStatement) -> bool:
+        return name in self._keys and self._keys[name].verify(statement(kind, slot, signed.content), signed.signature)
 
     def _reports_of(self, name: PeerId, kind: str, slot: bytes) -> list[SignedStatement]:
-        """What members were told by this one, as they say."""
-        said = [slots.get((kind, slot), {}).get(name) for slots in self._reported.values()]
-        return [each for each in said if each is not None]
+        """Return this member's statements in the evidence of all members."""
+        reports = [slots.get((kind, slot), {}).get(name) for slots in self._reported.values()]
+        return [each for each in reports if each is not None]
 
 
 def _compare(name: PeerId, kind: str, slot: bytes, one: SignedStatement, other: SignedStatement) -> None:
     if one.content != other.content:
         proof = SignedEvidence(kind, slot, tuple((name, each.content, each.signature) for each in (one, other)))
-        raise EquivocationError(name, f"has signed two different {kind} statements for different members", proof)
+        raise EquivocationError(name, f"signed two different {kind} statements for different members", proof)
 
 
 def _entry(slots: Slots, kind: str, slot: bytes, limit: int) -> dict[PeerId, SignedStatement]:
@@ -173,10 +173,10 @@ def _entry(slots: Slots, kind: str, slot: bytes, limit: int) -> dict[PeerId, Sig
 
 
 class StatementSigner:
-    """Signs and checks the statements of one group's sums; `None` for a dossier leaves everything unsigned.
+    """Signs and verifies the statements of one group's sums; without a log, nothing is signed or verified.
 
     Args:
-        dossier: that of the view.
+        statement_log: the log of the view.
         group: the name of the group.
     """
 
@@ -184,21 +184,20 @@ class StatementSigner:
         self._statement_log, self._group = statement_log, group
 
     def slot(self, number: int) -> bytes:
-        """Name a sum of this group in this view."""
+        """Return the slot of a sum of this group in this view."""
         return slot_of(self._statement_log.view if self._statement_log is not None else b"", self._group, number)
 
     def sign(self, kind: Kind, number: int, content: bytes) -> bytes:
-        """Sign what we say of a sum."""
-        return (
-            NO_SIGNATURE if self._statement_log is None else self._statement_log.sign(kind, self.slot(number), content)
-        )
+        """Sign our statement about a sum."""
+        log = self._statement_log
+        return NO_SIGNATURE if log is None else log.sign(kind, self.slot(number), content)
 
-    def take(self, sender: PeerId, kind: Kind, number: int, content: bytes, signature: bytes) -> None:
-        """Check what a member says of a sum; see `StatementLog.take`."""
+    def receive(self, sender: PeerId, kind: Kind, number: int, content: bytes, signature: bytes) -> None:
+        """Verify a member's statement about a sum; see `StatementLog.receive`."""
         if self._statement_log is not None:
-            self._statement_log.take(sender, kind, self.slot(number), content, signature)
+            self._statement_log.receive(sender, kind, self.slot(number), content, signature)
 
-    def dispute(self, kind: Kind, number: int) -> None:
-        """Tell all what everybody said of a sum."""
+    def send_evidence(self, kind: Kind, number: int) -> None:
+        """Send all members the signed statements about a sum."""
         if self._statement_log is not None:
-            self._statement_log.dispute(kind, self.slot(number))
+            self._statement_log.send_evidence(kind, self.slot(number))

@@ -1,4 +1,4 @@
-"""How one secure sum moves: the tables that `SecureSum` runs on; docs/state_diagram.py draws them."""
+"""The states of one secure sum: the tables that `SecureSum` runs on, and that docs/state_diagram.py draws."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from cgd.secagg.messages import Abort, Confirm, Message, Ready, RevealKey, Share
 
 
 class State(Enum):
-    """Where a sum stands."""
+    """The state of a sum."""
 
     IDLE = auto()
-    READYING = auto()
+    PREPARING = auto()
     SHARING = auto()
-    OPENING = auto()
+    REDUCING = auto()
     CONFIRMING = auto()
-    UNSEALING = auto()
+    REVEALING = auto()
     FINISHED = auto()
     FAILED = auto()
 
 
 class Event(Enum):
-    """What moves it on."""
+    """An event that changes the state."""
 
     START = "start"
-    ALL_READY = "all ready"
-    ALL_SHARED = "all shares given and held"
-    ALL_OPENED = "the sealed total here"
-    ALL_CONFIRMED = "all digests equal"
-    ALL_UNSEALED = "all keys here"
-    FAULT = "a fault, an abort"
+    ALL_READY = "all members are ready"
+    ALL_SHARED = "all shares sent and received"
+    TOTAL_RECEIVED = "masked total received"
+    ALL_CONFIRMED = "all digests are equal"
+    ALL_REVEALED = "all keys received"
+    FAULT = "fault or abort"
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.IDLE, Event.START): State.READYING,
-    (State.READYING, Event.ALL_READY): State.SHARING,
-    (State.SHARING, Event.ALL_SHARED): State.OPENING,
-    (State.OPENING, Event.ALL_OPENED): State.CONFIRMING,
-    (State.CONFIRMING, Event.ALL_CONFIRMED): State.UNSEALING,
-    (State.UNSEALING, Event.ALL_UNSEALED): State.FINISHED,
+    (State.IDLE, Event.START): State.PREPARING,
+    (State.PREPARING, Event.ALL_READY): State.SHARING,
+    (State.SHARING, Event.ALL_SHARED): State.REDUCING,
+    (State.REDUCING, Event.TOTAL_RECEIVED): State.CONFIRMING,
+    (State.CONFIRMING, Event.ALL_CONFIRMED): State.REVEALING,
+    (State.REVEALING, Event.ALL_REVEALED): State.FINISHED,
     (State.IDLE, Event.FAULT): State.FAILED,
-    (State.READYING, Event.FAULT): State.FAILED,
+    (State.PREPARING, Event.FAULT): State.FAILED,
     (State.SHARING, Event.FAULT): State.FAILED,
-    (State.OPENING, Event.FAULT): State.FAILED,
+    (State.REDUCING, Event.FAULT): State.FAILED,
     (State.CONFIRMING, Event.FAULT): State.FAILED,
-    (State.UNSEALING, Event.FAULT): State.FAILED,
+    (State.REVEALING, Event.FAULT): State.FAILED,
 }
 
-# What a peer that follows the rules can be saying while we are in a state. It may be ahead of us, but nobody shares
-# before our Ready, and nobody shows its key before our digest. That nobody has a total before our subtotal holds only
-# if the reducer is honest: a peer that was told a made-up total confirms it, and must not be accused for that.
+# The messages that an honest peer can send while we are in a state. It may be ahead of us, but no member shares before
+# it has our Ready, and no member reveals its key before it has our digest. An honest reducer sends no total before it
+# has our subtotal; but a peer that received a forged total confirms it, and must not be accused of that.
 EXPECTED: dict[State, frozenset[type[Message]]] = {
     State.IDLE: frozenset({Ready, Abort}),
-    State.READYING: frozenset({Ready, Share, Subtotal, Confirm, Abort}),
+    State.PREPARING: frozenset({Ready, Share, Subtotal, Confirm, Abort}),
     State.SHARING: frozenset({Share, Subtotal, Confirm, Abort}),
-    State.OPENING: frozenset({Subtotal, Total, Confirm, Abort}),
+    State.REDUCING: frozenset({Subtotal, Total, Confirm, Abort}),
     State.CONFIRMING: frozenset({Confirm, RevealKey, Abort}),
-    State.UNSEALING: frozenset({RevealKey, Abort}),
+    State.REVEALING: frozenset({RevealKey, Abort}),
 }

@@ -1,18 +1,19 @@
-"""How the members of a view find out where everybody stands, and how one that is behind catches up.
+"""View change: the members of a view compare their journal positions, and members that are behind catch up.
 
 The rules:
 
-1. Everybody reports once when the view is formed, and when it has all reports, tells all others their digest
-   (`PositionsGathered`). So once all digests are here, all members have the same reports, and nobody had left this view when we
-   formed it: no report is older than what we did in another view. Then whoever has as many sums as anybody goes on.
-   Whoever has fewer asks one that has more for what is missing.
-2. Who is ahead tells its states as well while somebody is behind, and again when they change: what a member takes over
-   must be what *all* that are ahead have. A member that lacks the last sum only, and has shown its key in it, needs no
-   states.
-3. What is given must be proved (`journal_transfer.py`), and nobody's report may speak against it (`history.acceptable`).
-   It must have been claimed in a first report: later ones only tell who has caught up. So all members know in time
-   whether anything can be taken over in this view, or the next sum is run.
-4. Who claims a history that is not ours, or gives us what cannot be, is named; nothing is summed with it in this view.
+1. Every member reports its positions once when the view is formed, and when it has all reports, it sends their digest
+   to all others (`PositionsGathered`). So once all digests have arrived, all members have the same reports, and no
+   member had left this view when we formed it: no report is older than our actions in another view. Then a member with
+   the most finished sums continues. A member with fewer requests the missing entries from one with more.
+2. While a member is behind, those ahead also report their states, and again when these change: a member copies only
+   states that *all* members ahead have. A member that lacks only the last sum, and revealed its key in it, needs no
+   states. The others wait for it: before it has caught up, a dishonest member may be the only one ahead.
+3. A transferred journal must be proved (`journal_transfer.py`), and no report may object to it
+   (`certificates.find_objections`). Its length must have been claimed in a first report: later reports only show which
+   members have caught up. So all members know whether entries are transferred in this view, or the next sum is run.
+4. A member that claims a history that is not ours, or sends an invalid journal, is named; in this view nothing is
+   summed with it.
 """
 
 from __future__ import annotations
@@ -22,288 +23,310 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError, RemoteProtocolError
-from cgd.secagg.certificates import acceptable
+from cgd.secagg.certificates import find_objections
 from cgd.secagg.journal_transfer import JournalTransfer
+from cgd.secagg.key_agreement import derive_pair_keys
 from cgd.secagg.messages import CONTRIBUTION_BYTES, JournalChunk, JournalPosition, JournalRequest, PositionsGathered
-from cgd.secagg.position_reports import PositionReports
-from cgd.secagg.positions import PositionReport
-from cgd.secagg.statements import StatementSigner
+from cgd.secagg.positions import PositionReport, PositionReports
+from cgd.secagg.statements import StatementLog, StatementSigner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
-    from cgd.secagg.key_agreement import PairKeys
-    from cgd.secagg.messages import Message, PeerId
-    from cgd.secagg.positions import GroupRow
-    from cgd.secagg.statements import StatementLog
+    from cgd.secagg.identity import Identity
+    from cgd.secagg.key_agreement import EphemeralKey, MembershipView
+    from cgd.secagg.messages import Message, PeerId, SignedEvidence
+    from cgd.secagg.positions import GroupPosition
 
-PIECE_BYTES = 1 << 20
-# How often a member is given a ledger in one view: it may ask again when states have changed.
-MAX_GIFTS = 8
+CHUNK_BYTES = 1 << 20
+# The number of journal transfers to one member in a view: it may request another one when states have changed.
+MAX_TRANSFERS = 8
 
 
 class ViewChange:
-    """One member's side of it, in one view.
+    """One member's side of a view change.
 
     Args:
-        me: this member's name.
-        charter: what all hold to.
-        groups: those that we sum with.
-        pairings: what we have in common with each peer.
-        dossier: what the members have signed in this view.
-        say: sends a message to a peer.
-        clock: tells the step of our program's loop.
+        me: the name of this member.
+        identity: its long-term keys.
+        ephemeral: its ephemeral key.
+        federation_spec: the federation spec.
+        view: the view.
+        groups: the groups that we are a member of.
+        send: sends a message of this view to a peer.
+        send_evidence: sends evidence to all members.
+        loop_step: returns the step of our program's loop.
+
+    Attributes:
+        statement_log: the signed statements of the view.
+        reports: the position reports of the view.
     """
 
     def __init__(
         self,
         me: PeerId,
+        identity: Identity,
+        ephemeral: EphemeralKey,
         federation_spec: FederationSpec,
+        view: MembershipView,
         groups: Mapping[str, Group],
-        pair_keys: Mapping[PeerId, PairKeys],
-        statement_log: StatementLog,
-        say: Callable[[PeerId, Message], None],
-        clock: Callable[[], int],
+        send: Callable[[PeerId, Message], None],
+        send_evidence: Callable[[SignedEvidence], None],
+        loop_step: Callable[[], int],
     ) -> None:
-        self.reports = PositionReports(me, federation_spec, pair_keys, statement_log)
-        self._me, self._federation_spec, self._groups, self._pair_keys = me, federation_spec, groups, pair_keys
-        self._say, self._clock = say, clock
+        self._me, self._federation_spec, self._groups = me, federation_spec, groups
+        self._send, self._loop_step = send, loop_step
         self._others = [peer for peer in federation_spec.members if peer != me]
+        pair_keys = {
+            peer: derive_pair_keys(me, identity, ephemeral, peer, federation_spec, view) for peer in self._others
+        }
+        self._pair_keys = pair_keys
+        self.statement_log = StatementLog(me, identity, federation_spec.keys, view.digest, send_evidence)
+        self.reports = PositionReports(me, federation_spec, pair_keys, self.statement_log)
         self._contributions = {name: os.urandom(CONTRIBUTION_BYTES) for name in groups}
-        self._asked: set[tuple[PeerId, str]] = set()
-        self._given: dict[tuple[PeerId, str], set[tuple[int, ...]]] = {}
-        self._against: dict[str, dict[PeerId, str]] = {}
-        self._settled: set[str] = set()  # groups in which nobody is behind: they stay together in this view
+        self._requested: set[tuple[PeerId, str]] = set()
+        self._transferred: dict[tuple[PeerId, str], set[tuple[int, ...]]] = {}
+        self._objections: dict[str, dict[PeerId, str]] = {}
+        self._level: set[str] = set()  # groups in which no member is behind: they stay so in this view
         for name, group in groups.items():
-            masks = {peer: pair_keys[peer].mask_key for peer in group.members if peer != me}
-            group.enter_view(me, statement_log.view, masks, StatementSigner(statement_log, name), self.reports)
+            mask_keys = {peer: pair_keys[peer].mask_key for peer in group.members if peer != me}
+            signer = StatementSigner(self.statement_log, name)
+            group.enter_view(me, view.digest, mask_keys, signer, self.reports)
             self.reports.contributions[name][me] = self._contributions[name]
 
-    def begin(self, greetings: tuple[tuple[PeerId, bytes, bytes], ...]) -> None:
-        """Report to everybody where we stand."""
-        report = PositionReport(self.reports.view, 0, self._rows(states=False))
+    def start(self, hellos: tuple[tuple[PeerId, bytes, bytes], ...]) -> None:
+        """Send our first report to all members."""
+        report = PositionReport(self.reports.view, 0, self._positions(states=False))
         signature = self.reports.sign(report)
         for peer in self._others:
             common = [name for name, group in self._groups.items() if peer in group.members]
             contributions = tuple((name, self._contributions[name]) for name in common)
             tag = self._pair_keys[peer].own_tag
-            self._say(peer, JournalPosition(report.to_bytes(), signature, tag, contributions, greetings))
+            self._send(peer, JournalPosition(report.to_bytes(), signature, tag, contributions, hellos))
 
     def receive(self, sender: PeerId, message: Message) -> None:
-        """Take in a message of this view.
+        """Process a message of this view.
 
         Raises:
-            RemoteProtocolError: it breaks a rule.
+            RemoteProtocolError: it violates a rule.
         """
         match message:
             case JournalPosition():
-                self.reports.take(sender, message)
-                self._gather()
-                self._weigh()
+                self.reports.receive(sender, message)
+                self._announce_gathered()
+                self._evaluate()
             case PositionsGathered(digest):
-                self.reports.gather(sender, digest)
-                self._weigh()
+                self.reports.receive_gathered(sender, digest)
+                self._evaluate()
             case JournalRequest():
-                self._give(sender, message)
+                self._transfer(sender, message)
             case JournalChunk():
-                self._take_piece(sender, message)
+                self._receive_chunk(sender, message)
 
-    def tell_progress(self) -> None:
-        """Report again if somebody is behind us and something has changed since we reported last."""
-        if self.reports.settled and any(map(self._is_ahead, self._groups.values())):
+    def report_progress(self) -> None:
+        """Report again if a member is behind us and our positions have changed since the last report."""
+        if self.reports.agreed and any(map(self._is_ahead, self._groups.values())):
             self._report_again()
 
-    def doubts(self) -> dict[PeerId, str]:
-        """Who speaks against going on, by its reports, and why."""
-        return {peer: why for against in self._against.values() for peer, why in against.items()}
+    def objections(self) -> dict[PeerId, str]:
+        """Return the members whose reports keep us from continuing, and the reasons."""
+        return {peer: reason for objections in self._objections.values() for peer, reason in objections.items()}
 
     def waiting_for(self, group: Group) -> tuple[str, frozenset[PeerId]]:
-        """What a group waits for before it can sum, and the peers it has to come from."""
+        """Return what a group waits for before it can sum, and the peers that have to provide it."""
         if self.reports.missing:
             return "its report", self.reports.missing
         if self.reports.differing:
-            return "the same reports for all", self.reports.differing
-        if not self.reports.settled:
+            return "the same reports for all members", self.reports.differing
+        if not self.reports.agreed:
             return "all reports", frozenset(self._federation_spec.members) - self.reports.gathered.keys()
-        if self._against.get(group.name):
-            return "an agreement about the past", frozenset(self._against[group.name])
+        if self._objections.get(group.name):
+            return "agreement on the history", frozenset(self._objections[group.name])
         if group.journal_transfer is not None:
-            return "the past", frozenset({group.journal_transfer.holder})
-        rows = self.reports.rows(group.name)
-        longest = max(row.length for row in rows.values())
-        return "the past", frozenset(peer for peer, row in rows.items() if row.length == longest)
+            return "its journal", frozenset({group.journal_transfer.source})
+        positions = self.reports.positions(group.name)
+        longest = max(position.length for position in positions.values())
+        return "its journal", frozenset(peer for peer, position in positions.items() if position.length == longest)
 
-    # What is reported.
+    # Reports.
 
-    def _rows(self, *, states: bool) -> dict[str, GroupRow]:
+    def _positions(self, *, states: bool) -> dict[str, GroupPosition]:
         return {
-            name: group.row(sha256(self._contributions[name]).digest(), states=states and self._is_ahead(group))
+            name: group.position(sha256(self._contributions[name]).digest(), states=states and self._is_ahead(group))
             for name, group in self._groups.items()
         }
 
     def _is_ahead(self, group: Group) -> bool:
-        """Whether somebody is behind us; reports are not renewed after a sum was finished in this view."""
-        if group.name in self._settled or len(group.journal) > self.reports.longest[group.name]:
+        """Return whether a member is behind us; reports are not renewed after a sum was finished in this view."""
+        if group.name in self._level or len(group.journal) > self.reports.max_length[group.name]:
             return False
-        return any(row.length < len(group.journal) for row in self.reports.rows(group.name).values())
+        return any(position.length < len(group.journal) for position in self.reports.positions(group.name).values())
 
     def _report_again(self) -> None:
-        latest, rows = self.reports.latest[self._me], self._rows(states=True)
-        if rows == latest.groups:
+        latest, positions = self.reports.latest[self._me], self._positions(states=True)
+        if positions == latest.groups:
             return
-        report = PositionReport(self.reports.view, latest.number + 1, rows)
+        report = PositionReport(self.reports.view, latest.number + 1, positions)
         signature = self.reports.sign(report)
         for peer in self._others:
-            self._say(peer, JournalPosition(report.to_bytes(), signature))
+            self._send(peer, JournalPosition(report.to_bytes(), signature))
 
-    def _gather(self) -> None:
-        """Tell all that we have everybody's first report, once."""
+    def _announce_gathered(self) -> None:
+        """Announce once to all members that we have all first reports."""
         if not self.reports.missing and self._me not in self.reports.gathered:
             for peer in self._others:
-                self._say(peer, PositionsGathered(self.reports.digest))
-            self.reports.gather(self._me, self.reports.digest)
+                self._send(peer, PositionsGathered(self.reports.digest))
+            self.reports.receive_gathered(self._me, self.reports.digest)
 
-    # Who is behind, and what is done about it.
+    # Catching up.
 
-    def _weigh(self) -> None:
-        if not self.reports.settled:
+    def _evaluate(self) -> None:
+        if not self.reports.agreed:
             return
         for group in self._groups.values():
-            group.share_key(self.reports.contributions[group.name])
-        self.tell_progress()
+            group.set_hub_key(self.reports.contributions[group.name])
+        self.report_progress()
         faults = []
         for group in self._groups.values():
             try:
                 self._catch_up(group)
-            except RemoteProtocolError as fault:  # must not keep the other groups from going on
+            except RemoteProtocolError as fault:  # it must not keep the other groups from continuing
                 faults.append(fault)
         if faults:
             raise faults[0]
 
     def _catch_up(self, group: Group) -> None:
-        """Ask somebody that has finished more sums than we for what is missing, unless nobody has."""
-        if group.name in self._settled:
+        """Request the missing entries from a member that has finished more sums than we, if there is one."""
+        if group.name in self._level:
             return
-        rows = self.reports.rows(group.name)
-        self._against[group.name] = self._boasts(group, rows) or self._forks(group, rows)
-        longest = max(row.length for row in rows.values())
-        if longest > self.reports.longest[group.name]:
+        positions = self.reports.positions(group.name)
+        self._objections[group.name] = self._unproven_claims(group, positions) or self._forks(group, positions)
+        longest = max(position.length for position in positions.values())
+        transfer = group.journal_transfer
+        if longest > self.reports.max_length[group.name]:
             group.journal_transfer = None
         elif longest <= len(group.journal):
-            self._go_on(group, rows)
-        elif group.journal_transfer is not None and group.journal_transfer.claim == rows[group.journal_transfer.holder]:
-            self._consider(group)
+            self._continue(group, positions)
+        elif transfer is not None and transfer.claimed == positions[transfer.source]:
+            self._apply_if_accepted(group)
         else:
-            self._ask_the_longest(group, {peer: row for peer, row in rows.items() if row.length == longest})
+            self._request_entries(group, positions, longest)
 
-    def _go_on(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> None:
-        """Nobody is ahead of us."""
+    def _continue(self, group: Group, positions: Mapping[PeerId, GroupPosition]) -> None:
+        """Run our program's sum, since no member is ahead of us."""
         group.journal_transfer = None
-        if self._against[group.name]:
+        if self._objections[group.name]:
             return
-        if all(row.length == len(group.journal) for row in rows.values()):
-            self._settled.add(group.name)
-        if not group.current:
-            group.current = True
-            group.run(self._clock())
+        if all(position.length == len(group.journal) for position in positions.values()):
+            self._level.add(group.name)
+        if not group.up_to_date:
+            group.up_to_date = True
+            group.run(self._loop_step())
 
-    def _ask_the_longest(self, group: Group, holders: Mapping[PeerId, GroupRow]) -> None:
-        """Ask one of those that are ahead of us."""
-        lacks = next(iter(holders.values())).length - len(group.journal)
-        states = group.journal.mark is None or lacks > 1
-        told = {row.states for row in holders.values()}
-        if states and (None in told or len(told) > 1):
-            return  # not all have told their states, or they are not at the same step yet: they will be
-        trusted = [peer for peer in holders if peer not in group.doubted]
-        if trusted:
-            self._ask(group, trusted[0], holders[trusted[0]], states=states)
+    def _request_entries(self, group: Group, positions: Mapping[PeerId, GroupPosition], longest: int) -> None:
+        """Request the missing entries from one of the members that are ahead of us."""
+        ahead = {peer: position for peer, position in positions.items() if position.length == longest}
+        states = group.journal.pending_reveal is None or longest - len(group.journal) > 1
+        reported = {position.states for position in ahead.values()}
+        if states and (None in reported or len(reported) > 1 or _catches_up_without_states(positions, longest)):
+            return  # not all have reported their states, or not of the same step; they will
+        valid = [peer for peer in ahead if peer not in group.invalid_sources]
+        if valid:
+            source = valid[0]
+            self._requested.add((source, group.name))
+            transfer = JournalTransfer(source, group, ahead[source], self._federation_spec, states=states)
+            group.journal_transfer = transfer
+            self._send(source, JournalRequest(group.name, len(group.journal), states))
 
-    def _boasts(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> dict[PeerId, str]:
-        """Who reports more finished sums than anybody did at first: nobody can have finished one meanwhile."""
-        longest = self.reports.longest[group.name]
-        return {peer: "claims a sum that nobody had reported" for peer, row in rows.items() if row.length > longest}
-
-    def _forks(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> dict[PeerId, str]:
-        """Who reports a history of which ours is no continuation."""
-        heads = group.journal.heads
+    def _unproven_claims(self, group: Group, positions: Mapping[PeerId, GroupPosition]) -> dict[PeerId, str]:
+        """Return the members that report more finished sums than any first report: none was finished meanwhile."""
+        longest = self.reports.max_length[group.name]
         return {
-            peer: "has another history than we"
-            for peer, row in rows.items()
-            if row.length < len(heads) and row.head != heads[row.length]
+            peer: "claims a sum that no member reported at first"
+            for peer, position in positions.items()
+            if position.length > longest
         }
 
-    def _ask(self, group: Group, holder: PeerId, row: GroupRow, *, states: bool) -> None:
-        self._asked.add((holder, group.name))
-        group.journal_transfer = JournalTransfer(holder, group, row, self._federation_spec, states=states)
-        self._say(holder, JournalRequest(group.name, len(group.journal), states))
+    def _forks(self, group: Group, positions: Mapping[PeerId, GroupPosition]) -> dict[PeerId, str]:
+        """Return the members that report a history that ours does not continue."""
+        heads = group.journal.heads
+        return {
+            peer: "has another history than this member"
+            for peer, position in positions.items()
+            if position.length < len(heads) and position.head != heads[position.length]
+        }
 
-    def _give(self, sender: PeerId, ask: JournalRequest) -> None:
-        group = self._groups.get(ask.group)
+    def _transfer(self, sender: PeerId, request: JournalRequest) -> None:
+        """Send the requested part of the journal in chunks."""
+        group = self._groups.get(request.group)
         if group is None or sender not in group.members:
-            raise RemoteProtocolError(sender, f"asked for the ledger of {ask.group!r}, which it is not a member of")
-        if ask.since > len(group.journal):
-            raise RemoteProtocolError(sender, f"asked for sums behind {ask.since}, and there are {len(group.journal)}")
-        state = (ask.states, len(group.journal), *(each.steps for _, each in sorted(group.journal.states.items())))
-        given = self._given.setdefault((sender, ask.group), set())
-        if state in given or len(given) >= MAX_GIFTS:  # nobody needs the same twice in a view
+            raise RemoteProtocolError(sender, f"requested the journal of {request.group!r}, but is not a member of it")
+        journal = group.journal
+        if request.since > len(journal):
+            raise RemoteProtocolError(sender, f"requested sums after {request.since}, but there are {len(journal)}")
+        version = (request.states, len(journal), *(state.steps for _, state in sorted(journal.states.items())))
+        transferred = self._transferred.setdefault((sender, request.group), set())
+        if version in transferred or len(transferred) >= MAX_TRANSFERS:  # no member needs the same one twice in a view
             return
-        given.add(state)
-        content = memoryview(group.journal.gift(ask.since, states=ask.states))
-        for start in range(0, len(content), PIECE_BYTES):
-            self._say(sender, JournalChunk(start, ask.group, len(content), content[start : start + PIECE_BYTES]))
+        transferred.add(version)
+        content = memoryview(journal.export_since(request.since, states=request.states))
+        for start in range(0, len(content), CHUNK_BYTES):
+            chunk = content[start : start + CHUNK_BYTES]
+            self._send(sender, JournalChunk(start, request.group, len(content), chunk))
 
-    def _take_piece(self, sender: PeerId, piece: JournalChunk) -> None:
-        if (sender, piece.group) not in self._asked:
-            raise RemoteProtocolError(sender, f"gave us a piece of the ledger of {piece.group!r}, unasked")
-        group = self._groups[piece.group]
-        if group.journal_transfer is None or group.journal_transfer.holder != sender:
-            return  # we have it from another one
+    def _receive_chunk(self, sender: PeerId, chunk: JournalChunk) -> None:
+        if (sender, chunk.group) not in self._requested:
+            raise RemoteProtocolError(sender, f"sent a chunk of the journal of {chunk.group!r} without a request")
+        group = self._groups[chunk.group]
+        transfer = group.journal_transfer
+        if transfer is None or transfer.source != sender:
+            return  # another member has sent it
         try:
-            group.journal_transfer.take(piece)
+            transfer.receive(chunk)
         except InputError as error:
-            stale = group.journal_transfer.claim != self.reports.rows(group.name)[sender]
+            stale = transfer.claimed != self.reports.positions(group.name)[sender]
             group.journal_transfer = None
             if not stale:
-                group.doubted.add(sender)
+                group.invalid_sources.add(sender)
             self._catch_up(group)
             if not stale:
-                raise RemoteProtocolError(sender, f"gave us its past, and {error}") from None
+                raise RemoteProtocolError(sender, f"sent an invalid journal: {error}") from None
         else:
-            self._consider(group)
+            self._apply_if_accepted(group)
 
-    def _consider(self, group: Group) -> None:
-        """Take over what was given if it is all here and nobody's report speaks against it."""
-        journal_transfer = group.journal_transfer
-        if journal_transfer is None or journal_transfer.given is None:
+    def _apply_if_accepted(self, group: Group) -> None:
+        """Extend our journal by a complete transfer if no report objects to it."""
+        transfer = group.journal_transfer
+        if transfer is None or transfer.journal is None:
             return
-        own = group.row(bytes(32), states=False)
-        self._against[group.name] = self._speaks_against(group, journal_transfer, own)
-        if not self._against[group.name]:
-            group.take_over(journal_transfer, self._clock())
+        own = group.position(bytes(32), states=False)
+        self._objections[group.name] = self._find_objections(group, transfer, own)
+        if not self._objections[group.name]:
+            group.apply_transfer(transfer, self._loop_step())
             self._report_again()
             self._catch_up(group)
 
-    def _speaks_against(self, group: Group, journal_transfer: JournalTransfer, own: GroupRow) -> dict[PeerId, str]:
-        rows, claim = self.reports.rows(group.name), journal_transfer.claim
-        against = acceptable(
-            claim.length - 1, journal_transfer.opening, claim.head, own, rows, journal_transfer.signers
-        )
-        if (
-            self._me in journal_transfer.members
-            and own.length == claim.length - 1
-            and own.mark not in (None, journal_transfer.opening)
-        ):
-            against[journal_transfer.holder] = "finished the last sum by another attempt than ours"
-        vouching = {peer for peer, row in rows.items() if row.head == claim.head} | journal_transfer.signers
-        if not vouching - {journal_transfer.holder}:
-            against[journal_transfer.holder] = "is the only one here that has signed its past"
-        if own.length and self._me not in journal_transfer.signers:
-            # It was summed without us. Then everybody else must have signed it, or hold it.
-            against |= {
+    def _find_objections(self, group: Group, transfer: JournalTransfer, own: GroupPosition) -> dict[PeerId, str]:
+        positions, claimed = self.reports.positions(group.name), transfer.claimed
+        index, attempt, signers = claimed.length - 1, transfer.attempt, transfer.signers
+        objections = find_objections(index, attempt, claimed.head, own, positions, signers)
+        if self._me in transfer.members and own.length == index and own.pending_reveal not in (None, attempt):
+            objections[transfer.source] = "finished the last sum by another attempt than this member's"
+        supporting = {peer for peer, position in positions.items() if position.head == claimed.head} | signers
+        if not supporting - {transfer.source}:
+            objections[transfer.source] = "is the only present member that signed its history"
+        if own.length and self._me not in signers:
+            # It was summed without us: then every other member must have signed it or hold it.
+            objections |= {
                 peer: "has neither signed nor finished the last sum"
-                for peer, row in rows.items()
-                if peer not in journal_transfer.signers and (row.length, row.head) != (claim.length, claim.head)
+                for peer, position in positions.items()
+                if peer not in signers and (position.length, position.head) != (claimed.length, claimed.head)
             }
-        return against
+        return objections
+
+
+def _catches_up_without_states(positions: Mapping[PeerId, GroupPosition], longest: int) -> bool:
+    """Return whether a member lacks only the last sum, and revealed its key in it: it will report its own states."""
+    return any(each.length == longest - 1 and each.pending_reveal is not None for each in positions.values())

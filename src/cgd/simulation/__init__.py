@@ -1,1 +1,5 @@
-"""Layer 5, the whole colony in one process."""
+"""Layer 5: simulation of all participants in one process."""
+
+from cgd.extras import require
+
+require("simulate", "the simulator")

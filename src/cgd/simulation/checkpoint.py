@@ -1,11 +1,10 @@
-"""Checkpoints of a run: written in one piece or not at all, and refused by a run of other settings."""
+"""Checkpoints of a run: written atomically, and rejected by a run with other settings."""
 
 from __future__ import annotations
 
 import fcntl
 import glob
 import io
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError
+from cgd.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,42 +21,42 @@ FORMAT = "cgd-checkpoint-1"
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """Hold a place for checkpoints alone: two runs that write the same one would undo each other's work.
+def lock(path: Path) -> Iterator[None]:
+    """Lock a checkpoint file against other processes: two runs would overwrite each other's checkpoints.
 
     Raises:
-        InputError: its folder cannot be written, or another process holds it.
+        InputError: its folder cannot be written, or another process holds the lock.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock").open("w")
+        lock_file = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); name another place") from None
-    with lock:
+    with lock_file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(
-                f"{path} is in use by another process; wait until that has ended, or name another place"
+                f"{path} is in use by another process; wait until it has ended, or name another place"
             ) from None
-        for left_behind in path.parent.glob(f".{glob.escape(path.name)}.*.new"):  # by a process that was killed
-            left_behind.unlink(missing_ok=True)
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.new"):  # written by a process that was killed
+            leftover.unlink(missing_ok=True)
         yield
-        Path(lock.name).unlink(missing_ok=True)
+        Path(lock_file.name).unlink(missing_ok=True)
 
 
 def save(path: Path, settings: dict[str, str], state: dict[str, Any]) -> None:
-    """Write a checkpoint; whenever the process dies, the file is the old one or the new one."""
+    """Write a checkpoint atomically: after a crash, the file is the old one or the new one."""
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "settings": settings, **state}, buffer)
-    write_whole(path, buffer.getvalue())
+    write_file(path, buffer.getvalue())
 
 
 def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
-    """The state at this path, or None if there is none.
+    """Return the state in a checkpoint file, or None if the file does not exist.
 
     Raises:
-        InputError: it is no checkpoint, or one of other settings.
+        InputError: the file is not a checkpoint, or was written with other settings.
     """
     if not path.exists():
         return None
@@ -66,32 +66,17 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
         before = dict(content["settings"])
     except Exception as error:
-        raise damaged(path, error) from None
+        raise invalid(path, error) from None
     changed = sorted(key for key in before.keys() | settings if before.get(key) != settings.get(key))
     if changed:
-        told = "; ".join(f"{key} was {before.get(key)}, is {settings.get(key)}" for key in changed[:3])
-        raise InputError(f"{path} is a checkpoint of another run ({told}); name another file, or move it away")
+        differences = "; ".join(f"{key} was {before.get(key)}, is {settings.get(key)}" for key in changed[:3])
+        raise InputError(f"{path} is a checkpoint of another run ({differences}); name another file, or move it away")
     return content
 
 
-def damaged(path: Path, error: Exception) -> InputError:
-    """Return the error about a file that holds something else than a checkpoint."""
-    return InputError(f"{path} is not a checkpoint that cgd wrote ({_first_line(error)}); move it away to start anew")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file in one step."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:  # with the name of the file: a full disk does not tell
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        beside.unlink(missing_ok=True)
+def invalid(path: Path, error: Exception) -> InputError:
+    """Return the error for a file that is not a valid checkpoint."""
+    return InputError(f"{path} is not a checkpoint that cgd wrote ({_first_line(error)}); move it away to start again")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,14 +1,14 @@
-"""The arithmetic of a colony of fully-connected networks, compiled: one pass over the samples, all layers fused.
+"""Compiled gradient kernels for many fully-connected networks: one pass over the samples, all layers fused.
 
-Batched matrix products are a poor fit for a hundred thousand small networks: each is used for a few dozen samples, and
-what passes through memory between two products outweighs the arithmetic. Here the weights of one participant, or of
-STRIPE members of a row, and a tile of samples stay in the nearest caches on the way through layers 2…N and back, and
-features that are zero are skipped.
+Batched matrix products are slow for a hundred thousand small networks: each is used for a few dozen samples, and the
+memory traffic between two products costs more than the arithmetic. Here the weights of one participant, or of
+STRIPE_MEMBERS members of a row, and a tile of samples stay in the fastest caches during the forward and the backward
+pass through layers 2…N, and features that are zero are skipped.
 
-A *tile* is up to TILE samples of one row of the grid. Weights of layers 2…N (the *head*) are one
+A *tile* is up to TILE_SAMPLES samples of one row of the grid. Weights of layers 2…N (the *head*) are one
 flat vector per participant, in the order of the parameters: weight, bias if there is one, next weight, …
-Everything is single precision. Sums are reordered for vector units, so the last bits depend on the processor, but not
-on the number of threads.
+All arithmetic is single precision. Sums are reordered for vector units, so the last bits depend on the processor, but
+not on the number of threads.
 """
 
 from __future__ import annotations
@@ -20,361 +20,378 @@ from cgd.simulation.vectors import (
     ZERO,
     activate,
     add,
-    add_all,
-    add_back_products,
     add_outer,
     add_products,
+    add_rows,
     add_scaled,
-    add_to_all,
+    add_to_rows,
+    add_transposed_product,
     clear,
     compiled,
     copy,
     exp,
-    products,
-    times_slope,
+    matrix_products,
+    multiply_derivative,
 )
 
-TILE = 64  # samples
-BLOCK = 2048  # samples that go through layer 1 before layer 2 pushes it out of the caches
-STRIPE = 32  # members of a row
+TILE_SAMPLES = 64
+BLOCK_SAMPLES = 2048  # pass through layer 1 before layer 2 evicts its weights from the caches
+STRIPE_MEMBERS = 32
 CROSS_ENTROPY, SQUARED_ERROR = range(2)
-LARGE = 1e100
+MAX_PRODUCT = 1e100
 
 
 @compiled
-def first_layer(start, end, data, first, out):
-    """Add what a first layer gives for the samples `start` to `end`; `first` is features × width."""
+def add_first_layer(start, end, data, first, out):
+    """Add the products of the samples `start` to `end` with a first layer (features × width) to `out`."""
     indptr, indices, values = data
     for s in range(start, end):
         add_products(out[s], indices, values, indptr[s], indptr[s + 1], first, 0)
 
 
 @compiled
-def joint_gradient(start, end, rows, cuts, data, targets, fixed, first, first_bias, heads, first_row, head, net):
-    """Gradient sums over the samples `start` to `end` when the pre-activations of layer 1 are added over the row.
+def joint_gradient(
+    start, end, row_offsets, column_offsets, data, targets, origin_z, first, first_bias, heads, first_row, head, net
+):
+    """Return gradient sums over the samples `start` to `end` when the row adds its pre-activations of layer 1.
 
-    Everybody's loss depends on everybody's layer 1 then, so the row adds what flows back into it, too. With one column
-    this is the horizontal case; with one row as well, centralised training.
+    The loss of each member then depends on layer 1 of all members, so the row also adds the gradients with respect to
+    the pre-activations. With one column this is the horizontal case; with one row as well, centralised training.
 
     Args:
-        start: the first sample.
+        start: first sample.
         end: one past the last sample.
-        rows: where the samples of each row begin, and at last their number.
-        cuts: where the features of each column begin, and at last their number.
-        data: the samples as compressed rows: where each begins, the features that are not zero, their values.
-        targets: what the network should say, samples × outputs.
-        fixed: what the origins of layer 1 give for each sample, samples × width.
-        first: the displacement of layer 1, features × width.
-        first_bias: the displacement of its biases, columns × width (no columns: no biases).
-        heads: the origins of layers 2…N, participants × numbers, from `first_row` on.
-        first_row: the row of the first participant in `heads`.
-        head: the displacement of layers 2…N.
-        net: the widths of the layers, which of layers 2…N have biases, the activation, the loss.
+        row_offsets: index of the first sample of each row, then the number of samples.
+        column_offsets: index of the first feature of each column, then the number of features.
+        data: samples in CSR format: offset of each sample, indices of the features that are not zero, their values.
+        targets: target outputs, samples × outputs.
+        origin_z: pre-activations of layer 1 from the origins alone, samples × width.
+        first: displacement of layer 1, features × width.
+        first_bias: displacement of its biases, columns × width; 0 × width without biases.
+        heads: origins of layers 2…N, participants × head size, from `first_row` on.
+        first_row: row of the first participant in `heads`.
+        head: displacement of layers 2…N.
+        net: widths of the layers, flags of layers 2…N that have biases, activation, loss.
 
     Returns:
-        The sums for layer 1, its biases and layers 2…N, and of the losses, all over samples and columns.
+        The gradient sums for layer 1, its biases and layers 2…N, and the sum of the losses, over samples and columns.
     """
     indptr, indices, values = data
-    widths, columns = net[0], len(cuts) - 1
+    widths, columns = net[0], len(column_offsets) - 1
     width = widths[0]
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
     bias = np.zeros(width, np.float32)
     for c in range(len(first_bias)):
         bias += first_bias[c]
-    hidden = np.empty((min(BLOCK, end - start), width), np.float32)
+    hidden = np.empty((min(BLOCK_SAMPLES, end - start), width), np.float32)
     back = np.empty_like(hidden)
-    once, none = np.ones(BLOCK, np.float32), np.empty(0, np.float64)
+    unit_counts, no_squares = np.ones(BLOCK_SAMPLES, np.float32), np.empty(0, np.float64)
     loss = 0.0
-    for at in range(start, end, BLOCK):
-        stop = min(at + BLOCK, end)
-        for s in range(at, stop):
-            add(fixed[s], bias, hidden[s - at])
-            add_products(hidden[s - at], indices, values, indptr[s], indptr[s + 1], first, 0)
+    for begin in range(start, end, BLOCK_SAMPLES):
+        stop = min(begin + BLOCK_SAMPLES, end)
+        for s in range(begin, stop):
+            add(origin_z[s], bias, hidden[s - begin])
+            add_products(hidden[s - begin], indices, values, indptr[s], indptr[s + 1], first, 0)
         if len(widths) > 1:
-            loss += _row_heads(at, stop, rows, columns, targets, hidden, back, heads, first_row, head, net, sums[2])
+            loss += _row_heads(
+                begin, stop, row_offsets, columns, targets, hidden, back, heads, first_row, head, net, sums[2]
+            )
         else:
-            # Nobody has a layer of its own: all columns say the same.
-            loss += columns * _output_delta(hidden, back, targets[at:stop], 1, once, none, stop - at, net[3])
-            back[: stop - at] *= np.float32(columns)
-        for s in range(at, stop):
+            # There is no layer 2: all columns have the same outputs.
+            block_targets = targets[begin:stop]
+            loss += columns * _output_delta(
+                hidden, back, block_targets, 1, unit_counts, no_squares, stop - begin, net[3]
+            )
+            back[: stop - begin] *= np.float32(columns)
+        for s in range(begin, stop):
             for c in range(len(first_bias)):
-                add(sums[1][c], back[s - at], sums[1][c])
+                add(sums[1][c], back[s - begin], sums[1][c])
             for k in range(indptr[s], indptr[s + 1]):
-                add_scaled(sums[0][indices[k]], values[k], back[s - at])
+                add_scaled(sums[0][indices[k]], values[k], back[s - begin])
     return sums[0], sums[1], sums[2], loss
 
 
 @compiled
-def _row_heads(start, end, rows, columns, targets, hidden, back, heads, first_row, head, net, sums):
-    """Layers 2…N of all members of the rows: from the row's sums `hidden` to what flows `back` into them.
+def _row_heads(start, end, row_offsets, columns, targets, hidden, back, heads, first_row, head, net, sums):
+    """Run layers 2…N of all members of the rows forward and backward; return the sum of the losses.
 
-    Adds up the gradients of layers 2…N in `sums` and returns the losses. A row shares its activations, so layer 2 of
-    all its members is one matrix with the members below each other, and its products are worth a library's.
+    Reads the rows' pre-activations in `hidden`, writes the gradients with respect to them to `back`, and adds the
+    gradients of layers 2…N to `sums`. The members of a row share the activations of layer 1, so layer 2 of all members
+    is one stacked matrix, large enough for the matrix products of a library.
     """
     widths, biased, activation, loss_kind = net
-    width, wide = widths[0], widths[1]
-    size = width * wide
-    most = min(columns, STRIPE)
-    matrix = np.empty((most * wide, width), np.float32)
-    bias = np.empty(most * wide, np.float32)
-    outs = np.empty(TILE * most * wide, np.float32)
-    flows = np.empty((TILE, width), np.float32)
-    # What layer 2's own sum needs of the members' deltas is their sum: a product with ones in the right places.
-    ones = np.zeros((most * wide, wide), np.float32)
-    for o in range(most * wide):
-        ones[o, o % wide] = ONE
-    together = np.empty((TILE, wide), np.float32)
+    width, second_width = widths[0], widths[1]
+    size = width * second_width
+    max_members = min(columns, STRIPE_MEMBERS)
+    matrix = np.empty((max_members * second_width, width), np.float32)
+    bias = np.empty(max_members * second_width, np.float32)
+    second_buffer = np.empty(TILE_SAMPLES * max_members * second_width, np.float32)
+    back_part = np.empty((TILE_SAMPLES, width), np.float32)
+    # The gradient of layer 2 needs the sum of the members' deltas: a product with this 0/1 matrix.
+    member_sum = np.zeros((max_members * second_width, second_width), np.float32)
+    for o in range(max_members * second_width):
+        member_sum[o, o % second_width] = ONE
+    delta_sum = np.empty((TILE_SAMPLES, second_width), np.float32)
     weights = np.empty_like(head)
-    buffer = np.empty(TILE * np.sum(widths), np.float32)
+    buffer = np.empty(TILE_SAMPLES * np.sum(widths), np.float32)
     deltas = np.empty_like(buffer)
-    second = buffer[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
-    delta = deltas[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
-    once, none = np.ones(TILE * most, np.float32), np.empty(0, np.float64)
+    second = buffer[TILE_SAMPLES * width : TILE_SAMPLES * (width + second_width)].reshape(TILE_SAMPLES, second_width)
+    delta = deltas[TILE_SAMPLES * width : TILE_SAMPLES * (width + second_width)].reshape(TILE_SAMPLES, second_width)
+    unit_counts, no_squares = np.ones(TILE_SAMPLES * max_members, np.float32), np.empty(0, np.float64)
     loss = 0.0
-    row = np.searchsorted(rows, start, side="right") - 1
-    at = start
-    while at < end:
-        while rows[row + 1] <= at:
+    row = np.searchsorted(row_offsets, start, side="right") - 1
+    tile_start = start
+    while tile_start < end:
+        while row_offsets[row + 1] <= tile_start:
             row += 1
-        count = min(TILE, end - at, rows[row + 1] - at)
-        into = hidden[at - start : at - start + count]
-        out = back[at - start : at - start + count]
-        wanted = targets[at : at + count]
-        activate(into, count, activation)
+        count = min(TILE_SAMPLES, end - tile_start, row_offsets[row + 1] - tile_start)
+        activations = hidden[tile_start - start : tile_start - start + count]
+        tile_back = back[tile_start - start : tile_start - start + count]
+        tile_targets = targets[tile_start : tile_start + count]
+        activate(activations, count, activation)
         for t in range(count):
-            clear(out[t])
-        for c0 in range(0, columns, STRIPE):
-            members = min(STRIPE, columns - c0)
-            mine = heads[(row - first_row) * columns + c0 : (row - first_row) * columns + c0 + members]
+            clear(tile_back[t])
+        for c0 in range(0, columns, STRIPE_MEMBERS):
+            members = min(STRIPE_MEMBERS, columns - c0)
+            member_heads = heads[(row - first_row) * columns + c0 : (row - first_row) * columns + c0 + members]
             for c in range(members):
-                part = slice(c * wide, (c + 1) * wide)
-                add(mine[c, :size], head[:size], matrix[part].reshape(size))
+                part = slice(c * second_width, (c + 1) * second_width)
+                add(member_heads[c, :size], head[:size], matrix[part].reshape(size))
                 if biased[0]:
-                    add(mine[c, size : size + wide], head[size : size + wide], bias[part])
-            say = outs[: count * members * wide].reshape(count, members * wide)
-            np.dot(into, matrix[: members * wide].T, say)
+                    add(member_heads[c, size : size + second_width], head[size : size + second_width], bias[part])
+            second_out = second_buffer[: count * members * second_width].reshape(count, members * second_width)
+            np.dot(activations, matrix[: members * second_width].T, second_out)
             if biased[0]:
-                add_to_all(bias[: members * wide], say, count)
+                add_to_rows(bias[: members * second_width], second_out, count)
             if len(widths) == 2:
-                every = say.reshape(count * members, wide)
-                loss += _output_delta(every, every, wanted, members, once, none, count * members, loss_kind)
+                flat_out = second_out.reshape(count * members, second_width)
+                loss += _output_delta(
+                    flat_out, flat_out, tile_targets, members, unit_counts, no_squares, count * members, loss_kind
+                )
             else:
                 for c in range(members):
-                    part = slice(c * wide, (c + 1) * wide)
+                    part = slice(c * second_width, (c + 1) * second_width)
                     for t in range(count):
-                        copy(say[t, part], second[t])
-                    add(mine[c], head, weights)
-                    loss += _later_layers(weights, net, buffer, deltas, wanted, once, none, sums, count)
+                        copy(second_out[t, part], second[t])
+                    add(member_heads[c], head, weights)
+                    loss += _later_layers(
+                        weights, net, buffer, deltas, tile_targets, unit_counts, no_squares, sums, count
+                    )
                     for t in range(count):
-                        copy(delta[t], say[t, part])
-            np.dot(say, ones[: members * wide], together[:count])
-            add_outer(together, into, sums[:size].reshape(wide, width), count)
+                        copy(delta[t], second_out[t, part])
+            np.dot(second_out, member_sum[: members * second_width], delta_sum[:count])
+            add_outer(delta_sum, activations, sums[:size].reshape(second_width, width), count)
             if biased[0]:
-                add_all(together, sums[size : size + wide], count)
-            np.dot(say, matrix[: members * wide], flows[:count])
+                add_rows(delta_sum, sums[size : size + second_width], count)
+            np.dot(second_out, matrix[: members * second_width], back_part[:count])
             for t in range(count):
-                add(flows[t], out[t], out[t])
+                add(back_part[t], tile_back[t], tile_back[t])
         for t in range(count):
-            times_slope(out[t], into[t], activation)
-        at += count
+            multiply_derivative(tile_back[t], activations[t], activation)
+        tile_start += count
     return loss
 
 
 @compiled
-def towers_gradient(start, end, rows, cuts, data, targets, firsts, first, first_bias, heads, first_row, head, net):
-    """Gradient sums over the samples `start` to `end` when every participant has its own features alone.
+def towers_gradient(
+    start, end, row_offsets, column_offsets, data, targets, firsts, first, first_bias, heads, first_row, head, net
+):
+    """Return gradient sums over the samples `start` to `end` when each participant has only its own features.
 
     The arguments are those of `joint_gradient`, except `firsts`: the origins of layer 1, rows × features × width, from
-    `first_row` on; with biases, those of column c are in place features + c.
+    `first_row` on; the biases of column c, if any, are at index features + c.
 
-    Samples without a feature in a column are all the same to its participant: they go through its network as one.
+    All samples whose features in a column are zero have the same outputs there: they are computed once.
     """
     indptr, indices, values = data
     widths, biased, activation, _ = net
-    width, columns, outputs = widths[0], len(cuts) - 1, targets.shape[1]
-    features = cuts[columns]
+    width, columns, outputs = widths[0], len(column_offsets) - 1, targets.shape[1]
+    features = column_offsets[columns]
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
     weights = np.empty_like(head)
-    buffer = np.empty(TILE * np.sum(widths), np.float32)
-    hidden = buffer[: TILE * width].reshape(TILE, width)
+    buffer = np.empty(TILE_SAMPLES * np.sum(widths), np.float32)
+    hidden = buffer[: TILE_SAMPLES * width].reshape(TILE_SAMPLES, width)
     deltas = np.empty_like(buffer)
-    back = deltas[: TILE * width].reshape(TILE, width)
-    deep = len(widths) > 1
-    wide = widths[1] if deep else 0
-    size = width * wide
-    second = buffer[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
-    delta = deltas[TILE * width : TILE * (width + wide)].reshape(TILE, wide)
-    wanted = np.empty((TILE, outputs), np.float32)
-    times = np.ones(TILE, np.float32)
-    squares = np.zeros(TILE, np.float64)
-    from_ = np.empty(TILE, np.int64)
-    to = np.empty(TILE, np.int64)
-    own = np.empty((np.max(cuts[1:] - cuts[:-1]), width), np.float32)
+    back = deltas[: TILE_SAMPLES * width].reshape(TILE_SAMPLES, width)
+    has_head = len(widths) > 1
+    second_width = widths[1] if has_head else 0
+    size = width * second_width
+    second = buffer[TILE_SAMPLES * width : TILE_SAMPLES * (width + second_width)].reshape(TILE_SAMPLES, second_width)
+    delta = deltas[TILE_SAMPLES * width : TILE_SAMPLES * (width + second_width)].reshape(TILE_SAMPLES, second_width)
+    tile_targets = np.empty((TILE_SAMPLES, outputs), np.float32)
+    counts = np.ones(TILE_SAMPLES, np.float32)
+    squared_targets = np.zeros(TILE_SAMPLES, np.float64)
+    starts = np.empty(TILE_SAMPLES, np.int64)
+    ends = np.empty(TILE_SAMPLES, np.int64)
+    own_weights = np.empty((np.max(column_offsets[1:] - column_offsets[:-1]), width), np.float32)
     own_bias = np.zeros(width, np.float32)
-    place = np.empty(np.max(rows[1:] - rows[:-1]), np.int64)
-    nothing = np.empty(outputs, np.float32)
+    positions = np.empty(np.max(row_offsets[1:] - row_offsets[:-1]), np.int64)
+    empty_targets = np.empty(outputs, np.float32)
     loss = 0.0
-    row = np.searchsorted(rows, start, side="right") - 1
-    while row < len(rows) - 1 and rows[row] < end:
-        begin, stop = max(rows[row], start), min(rows[row + 1], end)
-        for s in range(begin, stop):
-            place[s - begin] = indptr[s]
+    row = np.searchsorted(row_offsets, start, side="right") - 1
+    while row < len(row_offsets) - 1 and row_offsets[row] < end:
+        row_start, row_end = max(row_offsets[row], start), min(row_offsets[row + 1], end)
+        for s in range(row_start, row_end):
+            positions[s - row_start] = indptr[s]
         origin = firsts[row - first_row]
         for c in range(columns):
-            for f in range(cuts[c], cuts[c + 1]):
-                add(origin[f], first[f], own[f - cuts[c]])
+            for f in range(column_offsets[c], column_offsets[c + 1]):
+                add(origin[f], first[f], own_weights[f - column_offsets[c]])
             if len(first_bias):
                 add(origin[features + c], first_bias[c], own_bias)
             add(heads[(row - first_row) * columns + c], head, weights)
-            empty = ZERO
-            clear(nothing)
-            squared = 0.0
-            s = begin
-            while s < stop or empty > 0:
+            empty_count = ZERO
+            clear(empty_targets)
+            empty_squares = 0.0
+            s = row_start
+            while s < row_end or empty_count > 0:
                 count = 0
-                while s < stop and count < TILE - 1:
-                    k = place[s - begin]
-                    until = k
-                    while until < indptr[s + 1] and indices[until] < cuts[c + 1]:
-                        until += 1
-                    place[s - begin] = until
-                    if k == until:
-                        empty += ONE
-                        add(nothing, targets[s], nothing)
+                while s < row_end and count < TILE_SAMPLES - 1:
+                    k = positions[s - row_start]
+                    k_end = k
+                    while k_end < indptr[s + 1] and indices[k_end] < column_offsets[c + 1]:
+                        k_end += 1
+                    positions[s - row_start] = k_end
+                    if k == k_end:
+                        empty_count += ONE
+                        add(empty_targets, targets[s], empty_targets)
                         for o in range(outputs):
-                            squared += np.float64(targets[s, o]) * np.float64(targets[s, o])
+                            empty_squares += np.float64(targets[s, o]) * np.float64(targets[s, o])
                     else:
-                        from_[count], to[count], times[count] = k, until, ONE
-                        copy(targets[s], wanted[count])
+                        starts[count], ends[count], counts[count] = k, k_end, ONE
+                        copy(targets[s], tile_targets[count])
                         copy(own_bias, hidden[count])
-                        add_products(hidden[count], indices, values, k, until, own, cuts[c])
+                        add_products(hidden[count], indices, values, k, k_end, own_weights, column_offsets[c])
                         count += 1
                     s += 1
-                if s == stop and empty > 0:
-                    from_[count], to[count], times[count], squares[count] = 0, 0, empty, squared
-                    copy(nothing, wanted[count])
+                if s == row_end and empty_count > 0:
+                    starts[count], ends[count], counts[count], squared_targets[count] = 0, 0, empty_count, empty_squares
+                    copy(empty_targets, tile_targets[count])
                     copy(own_bias, hidden[count])
                     count += 1
-                    empty = ZERO
+                    empty_count = ZERO
                 if count == 0:
                     continue
-                if deep:
+                if has_head:
                     activate(hidden, count, activation)
-                    products(hidden, weights[:size].reshape(wide, width), second, count)
+                    matrix_products(hidden, weights[:size].reshape(second_width, width), second, count)
                     if biased[0]:
-                        add_to_all(weights[size : size + wide], second, count)
-                loss += _later_layers(weights, net, buffer, deltas, wanted, times, squares, sums[2], count)
-                if deep:
-                    add_outer(delta, hidden, sums[2][:size].reshape(wide, width), count)
+                        add_to_rows(weights[size : size + second_width], second, count)
+                loss += _later_layers(
+                    weights, net, buffer, deltas, tile_targets, counts, squared_targets, sums[2], count
+                )
+                if has_head:
+                    add_outer(delta, hidden, sums[2][:size].reshape(second_width, width), count)
                     if biased[0]:
-                        add_all(delta, sums[2][size : size + wide], count)
+                        add_rows(delta, sums[2][size : size + second_width], count)
                     for t in range(count):
                         clear(back[t])
-                        add_back_products(weights[:size].reshape(wide, width), delta[t], back[t])
-                        times_slope(back[t], hidden[t], activation)
+                        add_transposed_product(weights[:size].reshape(second_width, width), delta[t], back[t])
+                        multiply_derivative(back[t], hidden[t], activation)
                 for t in range(count):
                     if len(first_bias):
                         add(sums[1][c], back[t], sums[1][c])
-                    for k in range(from_[t], to[t]):
+                    for k in range(starts[t], ends[t]):
                         add_scaled(sums[0][indices[k]], values[k], back[t])
         row += 1
     return sums[0], sums[1], sums[2], loss
 
 
 @compiled
-def _later_layers(weights, net, buffer, deltas, targets, times, squares, sums, count):
-    """From what layer 2 says to the outputs, their loss and back to layer 2's deltas; adds up layers 3…N.
+def _later_layers(weights, net, buffer, deltas, targets, counts, squared_targets, sums, count):
+    """Run layers 3…N forward and backward; return the loss, add their gradients to `sums`, set layer 2's deltas.
 
-    What the layers say lies one after the other in `buffer`, their deltas in the same places of `deltas`. Layer 2 is
-    given before its activation. If there is no layer 3, what is given are the outputs.
+    The activations of the layers are stored one after another in `buffer`, their deltas at the same positions in
+    `deltas`. Layer 2 is given before its activation. Without a layer 3, its values are the outputs.
     """
     widths, biased, activation, loss_kind = net
     last = len(widths) - 1
-    w = a = 0
+    w = b = 0  # offsets of the layer in `weights` and in `buffer`
     for layer in range(1, last + 1):
-        wide_in, wide_out = widths[layer - 1], widths[layer]
-        into = buffer[a : a + TILE * wide_in].reshape(TILE, wide_in)
-        a += TILE * wide_in
+        inputs, outputs = widths[layer - 1], widths[layer]
+        activations = buffer[b : b + TILE_SAMPLES * inputs].reshape(TILE_SAMPLES, inputs)
+        b += TILE_SAMPLES * inputs
         if layer > 1:
-            out = buffer[a : a + TILE * wide_out].reshape(TILE, wide_out)
-            activate(into, count, activation)
-            products(into, weights[w : w + wide_in * wide_out].reshape(wide_out, wide_in), out, count)
+            out = buffer[b : b + TILE_SAMPLES * outputs].reshape(TILE_SAMPLES, outputs)
+            activate(activations, count, activation)
+            matrix_products(activations, weights[w : w + inputs * outputs].reshape(outputs, inputs), out, count)
             if biased[layer - 1]:
-                add_to_all(weights[w + wide_in * wide_out : w + (wide_in + 1) * wide_out], out, count)
-        w += (wide_in + biased[layer - 1]) * wide_out
-    out = buffer[a : a + TILE * widths[last]].reshape(TILE, widths[last])
-    delta = deltas[a : a + TILE * widths[last]].reshape(TILE, widths[last])
-    loss = _output_delta(out, delta, targets, 1, times, squares, count, loss_kind)
+                add_to_rows(weights[w + inputs * outputs : w + (inputs + 1) * outputs], out, count)
+        w += (inputs + biased[layer - 1]) * outputs
+    out = buffer[b : b + TILE_SAMPLES * widths[last]].reshape(TILE_SAMPLES, widths[last])
+    delta = deltas[b : b + TILE_SAMPLES * widths[last]].reshape(TILE_SAMPLES, widths[last])
+    loss = _output_delta(out, delta, targets, 1, counts, squared_targets, count, loss_kind)
     for layer in range(last, 1, -1):
-        wide_in, wide_out = widths[layer - 1], widths[layer]
-        delta = deltas[a : a + TILE * wide_out].reshape(TILE, wide_out)
-        a -= TILE * wide_in
-        into = buffer[a : a + TILE * wide_in].reshape(TILE, wide_in)
-        before = deltas[a : a + TILE * wide_in].reshape(TILE, wide_in)
-        w -= (wide_in + biased[layer - 1]) * wide_out
-        matrix = slice(w, w + wide_in * wide_out)
-        add_outer(delta, into, sums[matrix].reshape(wide_out, wide_in), count)
+        inputs, outputs = widths[layer - 1], widths[layer]
+        delta = deltas[b : b + TILE_SAMPLES * outputs].reshape(TILE_SAMPLES, outputs)
+        b -= TILE_SAMPLES * inputs
+        activations = buffer[b : b + TILE_SAMPLES * inputs].reshape(TILE_SAMPLES, inputs)
+        input_delta = deltas[b : b + TILE_SAMPLES * inputs].reshape(TILE_SAMPLES, inputs)
+        w -= (inputs + biased[layer - 1]) * outputs
+        matrix = slice(w, w + inputs * outputs)
+        add_outer(delta, activations, sums[matrix].reshape(outputs, inputs), count)
         if biased[layer - 1]:
-            add_all(delta, sums[matrix.stop : matrix.stop + wide_out], count)
+            add_rows(delta, sums[matrix.stop : matrix.stop + outputs], count)
         for t in range(count):
-            clear(before[t])
-            add_back_products(weights[matrix].reshape(wide_out, wide_in), delta[t], before[t])
-            times_slope(before[t], into[t], activation)
+            clear(input_delta[t])
+            add_transposed_product(weights[matrix].reshape(outputs, inputs), delta[t], input_delta[t])
+            multiply_derivative(input_delta[t], activations[t], activation)
     return loss
 
 
 @compiled
-def _output_delta(out, delta, targets, each, times, squares, count, kind):
-    """Set the outputs' deltas and return the loss, of samples that may stand for several; delta may be `out`.
+def _output_delta(out, delta, targets, outputs_per_target, counts, squared_targets, count, kind):
+    """Set the outputs' deltas and return the sum of the losses; `delta` may be `out` itself.
 
-    Such a sample occurs `times`, its targets are summed up, and `squares` is the sum of their squares. If the loss is
-    the cross-entropy, the targets of each are probabilities. One line of `targets` is for `each` lines of `out`.
+    A row of `out` may stand for several samples with equal inputs: `counts` is their number, its targets are the sum of
+    their targets, and `squared_targets` the sum of the squares. For the cross-entropy the targets of a sample are
+    probabilities. One row of `targets` belongs to `outputs_per_target` rows of `out`.
     """
     outputs = out.shape[1]
     loss = 0.0
     if kind == SQUARED_ERROR:
         scale = np.float32(2) / np.float32(outputs)
         for t in range(count):
-            target = targets[t // each]
-            square = squares[t] if times[t] != 1 else 0.0
+            target = targets[t // outputs_per_target]
+            square = squared_targets[t] if counts[t] != 1 else 0.0
             for o in range(outputs):
-                said = np.float64(out[t, o])
-                error = times[t] * out[t, o] - target[o]
+                output = np.float64(out[t, o])
+                error = counts[t] * out[t, o] - target[o]
                 delta[t, o] = scale * error
-                if times[t] == 1:
+                if counts[t] == 1:
                     square += np.float64(error) * np.float64(error)
                 else:
-                    square += (np.float64(times[t]) * said - 2.0 * np.float64(target[o])) * said
+                    square += (np.float64(counts[t]) * output - 2.0 * np.float64(target[o])) * output
             loss += square / outputs
         return loss
     for t in range(count):
-        z, d, target = out[t], delta[t], targets[t // each]
+        z, d, target = out[t], delta[t], targets[t // outputs_per_target]
         highest = z[0]
         for o in range(1, outputs):
             highest = max(highest, z[o])
-        likely = ZERO
+        target_logit = ZERO
         for o in range(outputs):
             d[o] = z[o] - highest
-            likely += target[o] * d[o]
-        loss -= likely
+            target_logit += target[o] * d[o]
+        loss -= target_logit
     shifted = delta[:count].reshape(count * outputs)
     for i in range(len(shifted)):
         shifted[i] = exp(shifted[i])
-    # Logarithms are dear: that of a product is the sum. No total is below 1, and few products reach LARGE.
+    # Logarithms are slow, so take one of a product of totals. No total is below 1, and few products reach MAX_PRODUCT.
     product = 1.0
     for t in range(count):
-        d, target = delta[t], targets[t // each]
+        d, target = delta[t], targets[t // outputs_per_target]
         total = ZERO
         for o in range(outputs):
             total += d[o]
-        if times[t] == 1:
+        if counts[t] == 1:
             product *= np.float64(total)
-            if product > LARGE:
+            if product > MAX_PRODUCT:
                 loss += np.log(product)
                 product = 1.0
         else:
-            loss += times[t] * np.log(total)
-        scale = times[t] / total
+            loss += counts[t] * np.log(total)
+        scale = counts[t] / total
         for o in range(outputs):
             d[o] = scale * d[o] - target[o]
     return loss + np.log(product)

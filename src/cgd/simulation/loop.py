@@ -1,4 +1,4 @@
-"""The course of a training: step by step, with evaluations and checkpoints on the way, and resumed where it stopped."""
+"""The training loop: steps, evaluations, checkpoints, and resuming from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ if TYPE_CHECKING:
 
     OnStep = Callable[[int, History], None]
 
-SECONDS_BETWEEN_CHECKPOINTS = 20.0
+CHECKPOINT_INTERVAL_SECONDS = 20.0
 
 
 class TrainingLoop(Protocol):
-    """A training that goes step by step, and can be put aside and taken up again."""
+    """A training procedure that runs step by step and can be saved and resumed."""
 
     def step(self, number: int) -> float:
-        """Take the step with this number, from 0; the training loss before it."""
+        """Run the step with this number, counted from 0, and return the training loss before it."""
 
-    def evaluate(self, taken: int) -> Evaluation | None:
-        """On held-out data, after so many steps; None if there is nothing to evaluate on."""
+    def evaluate(self, step: int) -> Evaluation | None:
+        """Evaluate on held-out data after `step` steps; None if there is no held-out data."""
 
-    def state(self) -> dict[str, Any]:
-        """All that a step changes."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state that a step changes."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
 
 
-def evaluations_every(steps: int, wanted: int | None) -> int:
-    """How many steps lie between evaluations; by default a hundredth of all.
+def evaluation_interval(steps: int, evaluate_every: int | None) -> int:
+    """Return the number of steps between evaluations; by default a hundredth of all steps.
 
     Raises:
-        InputError: it is less than one.
+        InputError: `evaluate_every` is less than one.
     """
-    if wanted is not None and wanted < 1:
-        raise InputError(f"evaluate_every is {wanted}; it must be at least 1")
-    return wanted or max(1, steps // 100)
+    if evaluate_every is not None and evaluate_every < 1:
+        raise InputError(f"evaluate_every is {evaluate_every}; it must be at least 1")
+    return evaluate_every or max(1, steps // 100)
 
 
-def told(loss: Any) -> str:
-    """A loss as a text that is the same for the same loss, in another process, too."""
+def describe_loss(loss: Any) -> str:
+    """Return a text that identifies a loss function and is the same in every process."""
     if isinstance(loss, partial):
-        return f"partial({told(loss.func)}, {loss.args}, {sorted(loss.keywords.items())})"
+        return f"partial({describe_loss(loss.func)}, {loss.args}, {sorted(loss.keywords.items())})"
     if isinstance(loss, torch.nn.Module):
         options = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
         return f"{type(loss).__qualname__}({options}, {dict(loss.named_buffers())})"
     code = getattr(loss, "__code__", None)
     body = ""
     if code is not None:
-        held = [cell.cell_contents for cell in loss.__closure__ or ()]
-        content = repr((code.co_consts, code.co_names, loss.__defaults__, held))
-        content = re.sub(" at 0x[0-9a-f]+", "", content)  # where something lies in memory says nothing
+        captured = [cell.cell_contents for cell in loss.__closure__ or ()]
+        content = repr((code.co_consts, code.co_names, loss.__defaults__, captured))
+        content = re.sub(" at 0x[0-9a-f]+", "", content)  # memory addresses differ between processes
         body = hashlib.sha256(code.co_code + content.encode()).hexdigest()[:12]
     return f"{getattr(loss, '__qualname__', type(loss).__qualname__)} {body}".strip()
 
 
-def digest_of(test: tuple[Any, Any] | None) -> str:
-    """Of held-out data."""
+def data_digest(test: tuple[Any, Any] | None) -> str:
+    """Return a digest of held-out samples and labels; "none" if there are none."""
     if test is None:
         return "none"
     state = hashlib.sha256()
@@ -82,41 +82,41 @@ def digest_of(test: tuple[Any, Any] | None) -> str:
     return state.hexdigest()[:16]
 
 
-def follow(
-    course: TrainingLoop,
+def run_loop(
+    loop: TrainingLoop,
     history: History,
     *,
     steps: int,
     lr: float,
-    every: int,
+    evaluate_every: int,
     checkpoint: Path | None,
     settings: dict[str, str],
     on_step: OnStep,
 ) -> None:
-    """Take all steps, or those that are left after the checkpoint; `history` is filled in place.
+    """Run all steps, or those that remain after the checkpoint; `history` is filled in place.
 
     Args:
-        course: what to follow.
-        history: is empty before.
-        steps: how many steps there are in all.
-        lr: the size of the first, to be told if the training diverges.
-        every: how many lie between evaluations; there is one before the first step and one after the last.
-        checkpoint: where to resume from, and where to save to every now and then and at the end.
-        settings: what a checkpoint must have been made with.
-        on_step: is called after each step with its number, from 1.
+        loop: training procedure.
+        history: empty history.
+        steps: total number of steps.
+        lr: step size, named in the error if the training diverges.
+        evaluate_every: steps between evaluations; there is also one before the first step and one after the last.
+        checkpoint: file to resume from and to write every `CHECKPOINT_INTERVAL_SECONDS` and at the end; None for none.
+        settings: settings that a checkpoint must have been written with.
+        on_step: callback after each step, with its number (from 1) and the history.
 
     Raises:
-        InputError: the checkpoint cannot be written, or is of other settings.
-        DivergenceError: a training loss is no longer finite; the checkpoint is from before.
+        InputError: the checkpoint cannot be written, or was written with other settings.
+        DivergenceError: a loss is not finite; the last checkpoint holds an earlier, finite state.
     """
-    with nullcontext() if checkpoint is None else checkpoints.claimed(checkpoint):
+    with nullcontext() if checkpoint is None else checkpoints.lock(checkpoint):
         saved = None if checkpoint is None else checkpoints.load(checkpoint, settings)
         if saved is not None and checkpoint is not None:
             try:
                 before = History.from_json(saved["history"])
-                course.load_state(saved)
+                loop.load_state_dict(saved)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise checkpoints.damaged(checkpoint, error) from None
+                raise checkpoints.invalid(checkpoint, error) from None
             history.training_loss[:], history.evaluations[:] = before.training_loss, before.evaluations
             if len(history.training_loss) > steps:
                 raise InputError(
@@ -126,30 +126,30 @@ def follow(
 
         def save() -> None:
             if checkpoint is not None:
-                checkpoints.save(checkpoint, settings, {**course.state(), "history": history.as_json()})
+                checkpoints.save(checkpoint, settings, {**loop.state_dict(), "history": history.as_json()})
 
-        def evaluate(taken: int) -> None:
-            done = history.evaluations and history.evaluations[-1].step == taken
-            if not done and (taken % every == 0 or taken == steps):
-                evaluation = course.evaluate(taken)
+        def evaluate(step: int) -> None:
+            evaluated = history.evaluations and history.evaluations[-1].step == step
+            if not evaluated and (step % evaluate_every == 0 or step == steps):
+                evaluation = loop.evaluate(step)
                 if evaluation is not None:
-                    check(max(evaluation.loss), taken)
+                    check_finite(max(evaluation.loss), step)
                     history.evaluations.append(evaluation)
 
-        def check(loss: float, taken: int) -> None:
+        def check_finite(loss: float, step: int) -> None:
             if not math.isfinite(loss):
-                remedy = f"lower lr (it is {lr})" if taken else "look for bad values in the data and the labels"
-                raise DivergenceError(f"the loss is {loss} after {taken} steps; {remedy}")
+                remedy = f"lower lr (it is {lr})" if step else "look for bad values in the data and the labels"
+                raise DivergenceError(f"the loss is {loss} after {step} steps; {remedy}")
 
         first = len(history.training_loss)
         evaluate(first)
         last_saved = time.monotonic()
         for number in range(first, steps):
-            loss = course.step(number)
-            check(loss, number)
+            loss = loop.step(number)
+            check_finite(loss, number)
             history.training_loss.append(loss)
             evaluate(number + 1)
-            if time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
+            if time.monotonic() - last_saved > CHECKPOINT_INTERVAL_SECONDS:
                 save()
                 last_saved = time.monotonic()
             on_step(number + 1, history)

@@ -1,7 +1,7 @@
-"""The general engine: any module and loss, one participant after the other, exactly as each would compute by itself.
+"""The general engine: any module and loss, one participant after another, with the operations of a real participant.
 
-With `arithmetic="ring"` every local gradient goes through the fixed point and the sum is an addition in the ring: the
-same integers, and so the same bits, as the secure sum of real participants.
+With `arithmetic="ring"` every local gradient is encoded in fixed point and added in the ring: the same integers, and so
+the same bits, as the secure sum of real participants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ring:
-    """The fixed point of the simulated secure sums; see `cgd.local_peers` and `JointFirstLayer`."""
+    """Fixed-point settings of the simulated secure sums; see `cgd.local_peers` and `JointFirstLayer`."""
 
     bound: float = 16.0
     ring_bits: int = 32
@@ -34,78 +34,78 @@ class Ring:
 
 
 class ModuleEngine:
-    """Gradient sums of a colony of any modules.
+    """Computes gradient sums for any module.
 
     Args:
-        participants: the colony.
-        loss: of outputs and labels; a mean over the samples.
-        ring: how sums are rounded; None for plain floats.
-        memory: how many bytes origins may take; the rest is drawn again in every step.
+        participants: simulated participants.
+        loss: loss function of outputs and labels, a mean over the samples.
+        ring: fixed-point settings of the sums; None for plain floats.
+        memory: most bytes for origins in memory; the others are drawn again in every step.
     """
 
     name = "modules"
-    order = "ModuleEngine"
+    summation_order = "ModuleEngine"
 
     def __init__(self, participants: Participants, loss: Loss, ring: Ring | None, memory: float) -> None:
         self._participants, self._loss, self._ring = participants, loss, ring
         self._joint = participants.mode == "joint" and participants.grid.columns > 1
         self._models = participants.models
-        size = max(sum(math.prod(shape) for _, shape in own.values()) for own in participants.layout.columns)
-        room = int(memory / (size * 8))
-        self._origins = {cell: participants.drawn(cell) for cell in participants.grid.cells[:room]}
-        # Taken before the models are used, and for everybody: the models are shared out again and again.
-        participants.buffers |= {cell: _buffers_of(self._models[cell.column]) for cell in participants.grid.cells}
+        size = max(sum(math.prod(shape) for _, shape in column.values()) for column in participants.layout.columns)
+        cached = int(memory / (size * 8))
+        self._origins = {cell: participants.draw_origin(cell) for cell in participants.grid.cells[:cached]}
+        # Copied for every participant before the first use: all participants of a column use the same module in turn.
+        participants.buffers |= {cell: _copy_buffers(self._models[cell.column]) for cell in participants.grid.cells}
         self._step = 0
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """The weighted sum of all participants' gradients, and the mean of their losses with the same weights."""
+        """Return the weighted sum of all participants' gradients, and of their losses with the same weights."""
         participants, layout = self._participants, self._participants.layout
         grid, samples = participants.grid, participants.total_samples
-        own = [self._sum(layout.column(c), grid.rows, displacement.dtype) for c in range(len(layout.cuts) - 1)]
-        shared = self._sum(layout.shared, grid.rows * grid.columns, displacement.dtype)
+        own = [self._new_sum(layout.column(c), grid.rows, displacement.dtype) for c in range(len(layout.offsets) - 1)]
+        shared = self._new_sum(layout.shared, grid.rows * grid.columns, displacement.dtype)
         loss = 0.0
         with torch.random.fork_rng(devices=[]):
             for row in range(grid.rows):
                 weight = participants.samples[row] / samples
-                everyones = participants.samples[row] / (samples * grid.columns)
-                for column, (gradient, value) in enumerate(self._row(row, displacement)):
-                    loss += everyones * value
+                shared_weight = participants.samples[row] / (samples * grid.columns)
+                for column, (gradient, value) in enumerate(self._row_gradients(row, displacement)):
+                    loss += shared_weight * value
                     if own:
                         own[column].add(gradient[layout.column(column)], weight)
-                    shared.add(gradient[layout.shared], everyones)
+                    shared.add(gradient[layout.shared], shared_weight)
         total = torch.cat([each.total() for each in (*own, shared)])
         self._step += 1
         return total, loss
 
-    def state(self) -> dict[str, Any]:
-        """What changes from step to step besides the displacement: buffers, such as running means."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step number and the module buffers, such as running means."""
         buffers = {str(cell): values for cell, values in self._participants.buffers.items() if values}
         return {"step": self._step, "buffers": buffers}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
         self._step = state["step"]
         for cell in self._participants.grid.cells:
             self._participants.buffers[cell] = state["buffers"].get(str(cell), {})
 
-    def _sum(self, place: slice, addends: int, dtype: torch.dtype) -> _Sum:
-        size = place.stop - place.start
+    def _new_sum(self, part: slice, addends: int, dtype: torch.dtype) -> _WeightedSum:
+        size = part.stop - part.start
         if self._ring is None:
-            return _Sum(torch.zeros(size, dtype=dtype), None, dtype)
+            return _WeightedSum(torch.zeros(size, dtype=dtype), None, dtype)
         fixed_point = FixedPoint.for_weighted_sum(
             addends=addends, bound=self._ring.bound, ring_bits=self._ring.ring_bits
         )
-        return _Sum(np.zeros(size, dtype=WORD_TYPES[fixed_point.ring_bits]), fixed_point, dtype)
+        return _WeightedSum(np.zeros(size, dtype=WORD_TYPES[fixed_point.ring_bits]), fixed_point, dtype)
 
-    def _row(self, row: int, displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
-        """The local gradient, flat, and the loss of every participant of a row."""
+    def _row_gradients(self, row: int, displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
+        """Return the flat local gradient and the loss of every participant of a row."""
         cells = self._participants.grid.row_peers(Cell(row, 0))
         if not self._joint:
-            return [self._alone(cell, displacement) for cell in cells]
-        return self._jointly(cells, displacement)
+            return [self._local_gradient(cell, displacement) for cell in cells]
+        return self._joint_gradients(cells, displacement)
 
-    def _alone(self, cell: Cell, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
-        model = self._placed(cell, displacement)
+    def _local_gradient(self, cell: Cell, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
+        model = self._prepare_model(cell, displacement)
         x, y = self._participants.data(cell)
         outputs = model(x)
         if (self._loss is functional.mse_loss or isinstance(self._loss, torch.nn.MSELoss)) and outputs.shape != y.shape:
@@ -113,38 +113,42 @@ class ModuleEngine:
             raise InputError(f"the labels have shape {shapes}; reshape the labels")
         value = self._loss(outputs, y)
         value.backward()
-        self._participants.buffers[cell] = _buffers_of(model)
-        return self._flat(model, cell), float(value.detach())
+        self._participants.buffers[cell] = _copy_buffers(model)
+        return self._flat_gradient(model, cell), float(value.detach())
 
-    def _jointly(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
-        """The row adds the pre-activations of layer 1, and on the way back what its members' losses say of them."""
+    def _joint_gradients(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
+        """Return gradient and loss of each member of a `joint` row.
+
+        The row opens the sum of its pre-activations of layer 1, and in the backward pass the sum of the gradients with
+        respect to them.
+        """
         ring = self._ring or Ring()
         parts = []
         for cell in cells:
-            first, _ = split_first_layer(self._placed(cell, displacement))
+            first, _ = split_first_layer(self._prepare_model(cell, displacement))
             parts.append(first(self._participants.data(cell)[0]).detach())
-        opened = self._open(parts, ring.joint_bound)
-        losses, gradients, flats = [], [], []
+        pre_activations = self._row_sum(parts, ring.joint_bound)
+        losses, backward, flat_gradients = [], [], []
         for cell in cells:
-            model = self._placed(cell, displacement)
+            model = self._prepare_model(cell, displacement)
             _, rest = split_first_layer(model)
-            joint = opened.clone().requires_grad_()
+            joint = pre_activations.clone().requires_grad_()
             value = self._loss(rest(joint), self._participants.data(cell)[1])
             value.backward()
-            self._participants.buffers[cell] = _buffers_of(model)
+            self._participants.buffers[cell] = _copy_buffers(model)
             losses.append(float(value.detach()))
-            gradients.append(torch.zeros_like(opened) if joint.grad is None else joint.grad)
-            flats.append(self._flat(model, cell))
-        mean = self._open(gradients, ring.joint_gradient_bound) / len(cells)
-        for cell, flat in zip(cells, flats, strict=True):
-            model = self._placed(cell, displacement)
+            backward.append(torch.zeros_like(pre_activations) if joint.grad is None else joint.grad)
+            flat_gradients.append(self._flat_gradient(model, cell))
+        mean = self._row_sum(backward, ring.joint_gradient_bound) / len(cells)
+        for cell, flat in zip(cells, flat_gradients, strict=True):
+            model = self._prepare_model(cell, displacement)
             first, _ = split_first_layer(model)
             first(self._participants.data(cell)[0]).backward(mean)
-            flat += self._flat(model, cell)
-        return list(zip(flats, losses, strict=True))
+            flat += self._flat_gradient(model, cell)
+        return list(zip(flat_gradients, losses, strict=True))
 
-    def _open(self, parts: list[torch.Tensor], bound: float) -> torch.Tensor:
-        """The row's sum of what its members computed for each sample."""
+    def _row_sum(self, parts: list[torch.Tensor], bound: float) -> torch.Tensor:
+        """Return the sum of one tensor per member, as the row's secure sum would open it."""
         if self._ring is None:
             return torch.stack(parts).sum(dim=0)
         fixed_point = FixedPoint.for_sum(addends=len(parts), bound=bound, ring_bits=self._ring.ring_bits)
@@ -153,24 +157,23 @@ class ModuleEngine:
             words += fixed_point.encode(part.numpy())
         return torch.from_numpy(fixed_point.decode(words, parts[0].numpy().dtype))
 
-    def _placed(self, cell: Cell, displacement: torch.Tensor) -> torch.nn.Module:
-        """The participant's model, ready to train; the one of its column is used again for each."""
+    def _prepare_model(self, cell: Cell, displacement: torch.Tensor) -> torch.nn.Module:
+        """Load the participant's parameters and buffers into the module of its column, and return that module."""
         model = self._models[cell.column]
-        moved = self._participants.layout.views(displacement, cell.column)
-        origin = self._origins.get(cell) or self._participants.drawn(cell)
+        displaced = self._participants.layout.views(displacement, cell.column)
+        origin = self._origins.get(cell) or self._participants.draw_origin(cell)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name in moved:
-                    parameter.copy_(origin[name] + moved[name])
+                if name in displaced:
+                    parameter.copy_(origin[name] + displaced[name])
                     parameter.grad = None
             for name, values in self._participants.buffers[cell].items():
                 model.get_buffer(name).copy_(values)
-        # What the model draws by itself (dropout) depends on the step and the participant alone, so a run can resume.
-        place = hash((self._participants.seed, self._step, cell.row, cell.column)) & 0xFFFF_FFFF
-        torch.manual_seed(place)
+        # Random numbers of the model itself (dropout) depend only on step and participant, so that a run can resume.
+        torch.manual_seed(hash((self._participants.seed, self._step, cell.row, cell.column)) & 0xFFFF_FFFF)
         return model
 
-    def _flat(self, model: torch.nn.Module, cell: Cell) -> torch.Tensor:
+    def _flat_gradient(self, model: torch.nn.Module, cell: Cell) -> torch.Tensor:
         layout = self._participants.layout
         flat = torch.zeros(layout.size, dtype=self._participants.dtype)
         views = layout.views(flat, cell.column)
@@ -180,7 +183,7 @@ class ModuleEngine:
         return flat
 
 
-class _Sum:
+class _WeightedSum:
     """A weighted sum of flat gradients: in the ring if there is a fixed point, else in floats."""
 
     def __init__(self, words: Any, fixed_point: FixedPoint | None, dtype: torch.dtype) -> None:
@@ -200,5 +203,5 @@ class _Sum:
         return torch.from_numpy(self._fixed_point.decode(self._words, dtype))
 
 
-def _buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _copy_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}

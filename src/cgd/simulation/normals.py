@@ -1,7 +1,7 @@
-"""Origins of many participants, drawn fast: the same bits as `cgd.optim.normal`, compiled.
+"""A compiled version of `cgd.optim.normal` with the same bits, to draw the origins of many participants fast.
 
-Every operation here is rounded once, as there, and none may be reordered or fused: this module is compiled without the
-liberties that the kernels take.
+Every operation is rounded once, and none may be reordered or fused: this module is compiled without the fast-math flags
+of the kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LN_2, _ROOT_HALF = normal.LN_2, normal.ROOT_HALF
 
 
 def draw(key: bytes, delta: float, out: npt.NDArray[np.float32]) -> None:
-    """Fill `out` with `delta` times what `standard_normal(key, …)` gives, rounded to single precision.
+    """Fill `out` with `delta` times the numbers of `standard_normal(key, …)`, rounded to single precision.
 
     Examples:
         >>> out = np.empty(3, np.float32)

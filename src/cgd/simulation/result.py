@@ -1,22 +1,36 @@
-"""What a run leaves behind: the training loss of every step, and what sampled participants reached on held-out data."""
+"""Results of a simulation: every participant's model, the training losses and the evaluations on held-out data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgd.errors import InputError
+from cgd.optim.grid import Cell
+from cgd.optim.vertical import fuse, log_probabilities, split_first_layer
+from cgd.simulation.population import as_input, as_labels, loss_and_accuracy, sample_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cgd.optim.origin import Origin
+    from cgd.simulation.population import Loss, Participants
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Losses and accuracies on held-out data after so many steps.
+    """Losses and accuracies on held-out data after a number of steps.
 
     Attributes:
-        step: the number of steps taken.
-        loss: of each sampled participant.
-        accuracy: of each sampled participant; empty if the labels are not classes.
-        fused_loss: of sampled rows in `towers`, by late fusion.
-        fused_accuracy: the same, accuracies.
+        step: number of steps taken.
+        loss: loss of each sampled participant.
+        accuracy: accuracy of each sampled participant; empty if the labels are not classes.
+        fused_loss: loss of each sampled row in `towers`, by late fusion.
+        fused_accuracy: accuracy of each sampled row in `towers`, by late fusion.
     """
 
     step: int
@@ -28,7 +42,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Spread:
-    """How some participants do: the mean, the worst, the standard deviation between them."""
+    """The mean, the worst value and the standard deviation of a metric over several participants."""
 
     mean: float
     worst: float
@@ -36,23 +50,23 @@ class Spread:
 
     @classmethod
     def of_losses(cls, values: list[float]) -> Spread:
-        """The worst loss is the highest."""
+        """Summarise losses; the highest is the worst."""
         return cls(fmean(values), max(values), pstdev(values))
 
     @classmethod
     def of_accuracies(cls, values: list[float]) -> Spread:
-        """The worst accuracy is the lowest."""
+        """Summarise accuracies; the lowest is the worst."""
         return cls(fmean(values), min(values), pstdev(values))
 
 
 @dataclass
 class History:
-    """The course of a run.
+    """Losses and evaluations of a run.
 
     Attributes:
-        participants: the names of those that are evaluated.
-        training_loss: the mean loss over all samples before each step, each sample under its own participant's model.
-        evaluations: on held-out data.
+        participants: names of the participants that are evaluated.
+        training_loss: mean loss over all samples before each step, each sample under its own participant's model.
+        evaluations: evaluations on held-out data.
     """
 
     participants: list[str] = field(default_factory=list)
@@ -60,7 +74,7 @@ class History:
     evaluations: list[Evaluation] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Numbers and lists only; what an evaluation does not have is left out."""
+        """Return numbers and lists only; empty lists of an evaluation are left out."""
         content = asdict(self)
         content["evaluations"] = [
             {key: value for key, value in each.items() if value != []} for each in content["evaluations"]
@@ -69,6 +83,128 @@ class History:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> History:
-        """The counterpart of `as_json`."""
+        """Build a history from the output of `as_json`."""
         evaluations = [Evaluation(**each) for each in content["evaluations"]]
         return cls(list(content["participants"]), list(content["training_loss"]), evaluations)
+
+
+class SimulationResult:
+    """Origins, displacement and history of all simulated participants; returned by `simulate`.
+
+    Attributes:
+        history: losses and evaluations of the run.
+        engine: engine that computed the gradient sums, "fused" or "modules".
+        flat_displacement: displacement as one vector: the first layers of all columns, then the shared layers.
+    """
+
+    def __init__(self, participants: Participants, engine: str, history: History, loss: Loss) -> None:
+        self._participants, self.engine, self.history, self._loss = participants, engine, history, loss
+        self.flat_displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
+
+    def __repr__(self) -> str:
+        grid = self._participants.grid
+        mode = f", {self._participants.mode}" if grid.columns > 1 else ""
+        return f"SimulationResult({grid.rows} × {grid.columns}{mode}, {self.steps} steps)"
+
+    def __len__(self) -> int:
+        return len(self._participants.blocks)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken."""
+        return len(self.history.training_loss)
+
+    @property
+    def has_late_fusion(self) -> bool:
+        """True if the rows predict by late fusion: in `towers`, with several columns."""
+        return self._participants.grid.columns > 1 and self._participants.mode == "towers"
+
+    @property
+    def displacement_slices(self) -> tuple[slice, slice]:
+        """The slices of `flat_displacement` that are summed within column groups, and over all participants."""
+        shared = self._participants.layout.shared
+        return slice(0, shared.start), shared
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """The grid cells of all participants."""
+        return self._participants.grid.cells
+
+    def displacement(self, column: int = 0) -> dict[str, torch.Tensor]:
+        """Return the displacement of the parameters in this column; layers 2…N are the same in all columns."""
+        views = self._participants.layout.views(self.flat_displacement, column)
+        return {name: part.clone() for name, part in views.items()}
+
+    def origin(self, cell: Cell) -> Origin:
+        """Return a participant's private origin."""
+        return self._participants.origin(cell)
+
+    def model(self, cell: Cell) -> torch.nn.Module:
+        """Return a participant's confined model. In a grid it takes the features of the participant's column."""
+        return self._participants.model(cell, self.flat_displacement)
+
+    @torch.no_grad()
+    def outputs(self, cell: Cell, x: Any) -> torch.Tensor:
+        """Return the outputs of a participant's model for samples with all features.
+
+        In `towers` the model sees the features of its own column. In `joint` it gets the sum of the row's
+        pre-activations of layer 1.
+        """
+        x = as_input(x, self._participants.dtype)
+        model = self.model(cell).eval()
+        if self.has_late_fusion:
+            return self._tower(model, cell, x)
+        if self._participants.grid.columns > 1:
+            _, model = split_first_layer(model)
+            x = self._pre_activations(cell.row, x)
+        output: torch.Tensor = model(x)
+        return output
+
+    @torch.no_grad()
+    def fused_outputs(self, row: int, x: Any) -> torch.Tensor:
+        """Return the log-probabilities of a row in `towers`, by late fusion, for samples with all features.
+
+        Raises:
+            InputError: the rows do not predict by late fusion.
+        """
+        if not self.has_late_fusion:
+            raise InputError("there is nothing to fuse: late fusion needs the mode 'towers' and several columns")
+        x = as_input(x, self._participants.dtype)
+        peers = self._participants.grid.row_peers(Cell(row, 0))
+        return fuse([log_probabilities(self._tower(self.model(cell).eval(), cell, x)) for cell in peers])
+
+    def evaluate(
+        self, x: Any, y: Any, cells: Sequence[Cell], rows: Sequence[int] = (), *, step: int | None = None
+    ) -> Evaluation:
+        """Return losses and accuracies of participants on these samples, and of rows if the labels are classes."""
+        labels = as_labels(y, self._participants.dtype)
+        own = [loss_and_accuracy(self._loss, self.outputs(cell, x), labels) for cell in cells]
+        fused_rows = () if labels.is_floating_point() or labels.ndim != 1 else rows
+        fused = [loss_and_accuracy(self._loss, self.fused_outputs(row, x), labels) for row in fused_rows]
+        return Evaluation(
+            self.steps if step is None else step,
+            [loss for loss, _ in own],
+            [accuracy for _, accuracy in own if accuracy is not None],
+            [loss for loss, _ in fused],
+            [accuracy for _, accuracy in fused if accuracy is not None],
+        )
+
+    def sample(self, count: int, seed: int = 0) -> list[Cell]:
+        """Return the cells of `count` participants drawn at random; all cells if there are fewer."""
+        return sample_cells(self.cells, count, seed)
+
+    def _tower(self, model: torch.nn.Module, cell: Cell, x: torch.Tensor) -> torch.Tensor:
+        widths = [self._participants.blocks[Cell(0, c)].x.shape[1] for c in range(cell.column + 1)]
+        output: torch.Tensor = model(x[:, sum(widths[:-1]) : sum(widths)])
+        return output
+
+    def _pre_activations(self, row: int, x: torch.Tensor) -> torch.Tensor:
+        """Return Σ_j x_j·w_ij + b_ij over the row, as one product with its first layers side by side."""
+        weight, *bias = self._participants.first_layer
+        peers = self._participants.grid.row_peers(Cell(row, 0))
+        layers = [
+            self._participants.parameters(cell, self.flat_displacement, self._participants.first_layer)
+            for cell in peers
+        ]
+        z = x @ torch.cat([layer[weight] for layer in layers], dim=1).T
+        return z + torch.stack([layer[bias[0]] for layer in layers]).sum(dim=0) if bias else z

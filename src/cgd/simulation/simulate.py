@@ -1,4 +1,4 @@
-"""`simulate`: a whole colony in one process (paper, Algorithms 1 and 2)."""
+"""`simulate`: all participants in one process (paper, Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch.nn import functional
 
 from cgd.errors import InputError
 from cgd.optim.displacement import SGDRule
-from cgd.optim.lr_scheduler import inverse_square
-from cgd.optim.vertical import accept_joint
-from cgd.simulation.colony import SimulationResult
-from cgd.simulation.loop import digest_of, evaluations_every, follow, told
+from cgd.optim.lr_scheduler import inverse_square_factor
+from cgd.optim.vertical import check_joint_accepted
+from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval, run_loop
 from cgd.simulation.module_engine import ModuleEngine, Ring
 from cgd.simulation.population import Participants
-from cgd.simulation.result import History
+from cgd.simulation.result import History, SimulationResult
 
 if TYPE_CHECKING:
     import os
@@ -30,26 +29,27 @@ if TYPE_CHECKING:
     from cgd.simulation.population import Delta, Loss, Mode
     from cgd.simulation.result import Evaluation
 
-FUSED_ROWS = 4
+MAX_FUSED_ROWS = 4
+"""Most rows that are evaluated by late fusion: each takes the models of all its columns."""
 
 
 class Engine(Protocol):
-    """How the gradient sums of a colony are computed."""
+    """Computes the gradient sums of all participants."""
 
     name: str
 
     @property
-    def order(self) -> str:
-        """In which order gradients are added, and so what the last bits depend on."""
+    def summation_order(self) -> str:
+        """The order in which gradients are added; the last bits depend on it, so a checkpoint records it."""
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """The gradient of Σ_l (n_l/n)·F_l(origin_l + D) with respect to D, and that loss."""
+        """Return the gradient of Σ_l (n_l/n)·F_l(origin_l + D) with respect to D, and the value of that sum."""
 
-    def state(self) -> dict[str, Any]:
-        """What changes from step to step besides the displacement."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a step changes besides the displacement."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
 
 
 def simulate(
@@ -79,171 +79,174 @@ def simulate(
     progress: bool = True,
     on_step: OnStep = lambda *_: None,
 ) -> SimulationResult:
-    """Train a whole colony in one process: everybody's private model, as the real participants would end up with it.
+    """Train all participants of a federation in one process and return their private models.
 
     Args:
-        build_model: makes the model, for all features; with several columns, a `torch.nn.Sequential` that begins with
-            a `torch.nn.Linear`, which is cut by columns.
-        blocks: everybody's data, from `Grid.split`.
-        steps: T, the number of steps; every step uses all samples.
-        lr: α, the step size.
-        delta: δ, the standard deviation of the origins; a function of the cell gives everyone its own.
-        loss: of outputs and labels, a mean over the samples.
-        mode: how the members of a row go together, see `cgd.optim.vertical`.
-        accept: `cgd.JOINT_REVEALS_RECORDS`, which `joint` is refused without.
-        shared: whether a step of layers 2…N takes the mean of the columns' gradients or their sum; by default the
-            mean in `joint` and the sum in `towers`, where a mean over many columns learns nothing. To Adam, which
-            does not see how large a gradient is, it makes no difference.
-        rule: how a step of a given size moves the displacement: `SGDRule`, `AdamRule`, or a partial of these.
-        mu: μ of the step size, see `InverseSquareLR`; 0 for a fixed one.
-        hold: how many steps run with α before it shrinks.
-        seed: decides all origins, see `participant_seed`.
-        common_origin: whether everybody starts from the same weights, as in federated SGD, without confinement.
+        build_model: function that builds the model for all features; with several columns, a `torch.nn.Sequential`
+            that begins with a `torch.nn.Linear`, which is split by columns.
+        blocks: data of all participants, from `Grid.split`.
+        steps: number of steps, the paper's T; every step uses all samples.
+        lr: step size, the paper's α.
+        delta: standard deviation of the origins, the paper's δ; a function of the cell for a value per participant.
+        loss: loss function of outputs and labels, a mean over the samples.
+        mode: "towers" or "joint" for grids with several columns, see `cgd.optim.vertical`.
+        accept: `cgd.JOINT_REVEALS_RECORDS`; the mode "joint" is rejected without it.
+        shared: "mean" or "sum" of the columns' gradients in a step of layers 2…N; by default the mean in `joint` and
+            the sum in `towers`, where a mean over many columns learns nothing. Adam is invariant to the scale of
+            gradients, so it makes no difference there.
+        rule: update rule, as a function of the step size: `SGDRule`, `AdamRule`, or a partial of these.
+        mu: the paper's μ of the step size, see `InverseSquareLR`; 0 for a fixed step size.
+        hold: number of steps with a fixed step size before it shrinks.
+        seed: seed of all origins, see `participant_seed`.
+        common_origin: start all participants from the same weights, as in federated SGD, without confinement.
         arithmetic: "float", or "ring" for the bits of the real protocol.
-        ring: the fixed point of "ring".
-        engine: "auto" takes compiled kernels for fully-connected networks in single precision; "modules" never does.
-        test: held-out samples and labels; without them nobody is evaluated.
-        evaluate_every: how many steps lie between evaluations; by default a hundredth of all.
-        sample: how many participants are evaluated, drawn at random.
-        checkpoint: a file that is written every 20 seconds and at the end; if it exists, the run resumes from it.
-        memory: how many bytes origins may take; what does not fit is drawn again in every step.
-        progress: whether to show a bar.
-        on_step: is called after each step with its number and the history.
+        ring: fixed-point settings of the arithmetic "ring".
+        engine: "auto" uses compiled kernels for fully-connected networks in single precision; "modules" never does.
+        test: held-out samples and labels; without them no participant is evaluated.
+        evaluate_every: steps between evaluations; by default a hundredth of all steps.
+        sample: number of participants to evaluate, drawn at random.
+        checkpoint: file that is written every 20 seconds and at the end; if it exists, the run resumes from it.
+        memory: most bytes for origins in memory; origins that do not fit are drawn again in every step.
+        progress: show a progress bar.
+        on_step: callback after each step, with its number and the history.
 
     Raises:
-        InputError: the model, the blocks or a setting cannot be used, or the checkpoint is of another run.
-        RangeError: in the ring, a gradient is beyond the bound.
-        DivergenceError: the loss is no longer finite; the last checkpoint is from before.
+        InputError: the model, the blocks or a setting cannot be used, or the checkpoint belongs to another run.
+        RangeError: a gradient exceeds the bound of the ring.
+        DivergenceError: the loss is not finite; the last checkpoint holds an earlier, finite state.
 
     Examples:
         >>> import cgd, torch
         >>> x = torch.randn(120, 2, generator=torch.Generator().manual_seed(0))
         >>> blocks = cgd.Grid(rows=40).split(x, (x.sum(dim=1) > 0).long())
-        >>> colony = cgd.simulate(lambda: torch.nn.Linear(2, 2), blocks, steps=50, lr=1.0, progress=False)
-        >>> colony
-        Colony(40 × 1, 50 steps)
-        >>> colony.history.training_loss[-1] < 0.2
+        >>> result = cgd.simulate(lambda: torch.nn.Linear(2, 2), blocks, steps=50, lr=1.0, progress=False)
+        >>> result
+        SimulationResult(40 × 1, 50 steps)
+        >>> result.history.training_loss[-1] < 0.2
         True
-        >>> colony.model(cgd.Cell(3, 0))
+        >>> result.model(cgd.Cell(3, 0))
         Linear(in_features=2, out_features=2, bias=True)
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InputError(f"steps is {steps!r}; it is a whole number, at least 0")
+        raise InputError(f"steps is {steps!r}; it must be a whole number, at least 0")
     if arithmetic not in ("float", "ring") or engine not in ("auto", "modules") or shared not in (None, "mean", "sum"):
         raise InputError(
             f"arithmetic is {arithmetic!r}, engine {engine!r} and shared {shared!r}; choose float or ring, "
             "auto or modules, mean or sum"
         )
     if isinstance(build_model, torch.nn.Module) or not callable(build_model):
-        raise InputError(f"build_model is a {type(build_model).__name__}; pass a function that makes the model")
+        raise InputError(f"build_model is a {type(build_model).__name__}; pass a function that builds the model")
     if isinstance(lr, bool) or not isinstance(lr, (int, float)):
-        raise InputError(f"lr is {lr!r}; it is a number")
+        raise InputError(f"lr is {lr!r}; it must be a number")
     if ring is not None and arithmetic != "ring":
-        raise InputError("a ring is given and arithmetic is 'float'; say arithmetic='ring'")
-    accept_joint(mode, accept)
-    every = evaluations_every(steps, evaluate_every)
+        raise InputError("a ring is given and arithmetic is 'float'; set arithmetic='ring'")
+    check_joint_accepted(mode, accept)
+    evaluate_every = evaluation_interval(steps, evaluate_every)
     if sample < 1:
         raise InputError(f"sample is {sample}; it must be at least 1")
     participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
     shared = shared or ("sum" if mode == "towers" else "mean")
-    shrinking = max(1, steps - hold)
-    inverse_square(0, mu, shrinking, hold)  # refuses what makes no sense, as does the rule
-    shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).follows_scale else 1)
-    computed = _engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
+    shrinking_steps = max(1, steps - hold)
+    inverse_square_factor(0, mu, shrinking_steps, hold)  # raises InputError for invalid values, as does the rule
+    shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).scales_with_gradient else 1)
+    chosen_engine = _choose_engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
     settings = {
-        **participants.told(),
+        **participants.checkpoint_settings(),
         "lr": repr((lr, shared_lr)),
         "rule": repr(rule(lr)),
-        "loss": told(loss),
-        "schedule": repr((mu, hold, shrinking) if mu else "fixed"),
-        "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else computed.order,
-        "evaluation": f"{sample} participants, test data {digest_of(test)}",
+        "loss": describe_loss(loss),
+        "schedule": repr((mu, hold, shrinking_steps) if mu else "fixed"),
+        "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else chosen_engine.summation_order,
+        "evaluation": f"{sample} participants, test data {data_digest(test)}",
     }
     history = History()
-    colony = SimulationResult(participants, computed.name, history, loss)
-    cells = colony.sample(sample, seed)
+    result = SimulationResult(participants, chosen_engine.name, history, loss)
+    cells = result.sample(sample, seed)
     history.participants[:] = map(str, cells)
 
     def rules(step: int) -> tuple[UpdateRule, UpdateRule]:
-        factor = inverse_square(step, mu, shrinking, hold)
+        factor = inverse_square_factor(step, mu, shrinking_steps, hold)
         return rule(lr * factor), rule(shared_lr * factor)
 
-    descent = _Descent(computed, colony, rules, test, cells)
-    with _bar(progress, steps) as advance:
+    with _progress_bar(progress, steps) as update_bar:
 
-        def after(step: int, history: History) -> None:
+        def after_step(step: int, history: History) -> None:
             on_step(step, history)
-            advance(step, history)
+            update_bar(step, history)
 
-        follow(
-            descent,
+        run_loop(
+            _SimulationLoop(chosen_engine, result, rules, test, cells),
             history,
             steps=steps,
             lr=lr,
-            every=every,
+            evaluate_every=evaluate_every,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             settings=settings,
-            on_step=after,
+            on_step=after_step,
         )
-    return colony
+    return result
 
 
-class _Descent:
-    """The course of a colony: the engine gives gradient sums, the rules move the displacement by them."""
+class _SimulationLoop:
+    """The training loop of a simulation: the engine returns gradient sums, the rules move the displacement by them."""
 
     def __init__(
         self,
         engine: Engine,
-        colony: SimulationResult,
+        result: SimulationResult,
         rules: Callable[[int], tuple[UpdateRule, UpdateRule]],
         test: tuple[Any, Any] | None,
         cells: list[Cell],
     ) -> None:
-        self._engine, self._colony, self._rules, self._test, self._cells = engine, colony, rules, test, cells
-        self._rows = sorted({cell.row for cell in cells})[:FUSED_ROWS] if colony.fuses else []
-        self._remembered: list[dict[str, Any]] = [{}, {}]
+        self._engine, self._result, self._rules, self._test, self._cells = engine, result, rules, test, cells
+        self._rows = sorted({cell.row for cell in cells})[:MAX_FUSED_ROWS] if result.has_late_fusion else []
+        self._rule_states: list[dict[str, Any]] = [{}, {}]
 
     def step(self, number: int) -> float:
-        """Move everybody: the first layers of the columns by one rule, what all have in common by the other."""
-        gradient_sum, loss = self._engine.gradient_sum(self._colony.flat)
+        """Move the displacement: the columns' first layers by one rule, the shared layers by the other."""
+        displacement, slices = self._result.flat_displacement, self._result.displacement_slices
+        gradient_sum, loss = self._engine.gradient_sum(displacement)
         if math.isfinite(loss):
-            for part, rule, remembered in zip(self._colony.parts, self._rules(number), self._remembered, strict=True):
-                rule.move(self._colony.flat[part], gradient_sum[part], remembered)
-            if not torch.isfinite(self._colony.flat).all():
-                return math.inf  # the loss before the step was finite, no later one will be
+            for part, rule, state in zip(slices, self._rules(number), self._rule_states, strict=True):
+                rule.move(displacement[part], gradient_sum[part], state)
+            if not torch.isfinite(displacement).all():
+                return math.inf  # the loss before this step was finite, every later one is not
         return loss
 
-    def evaluate(self, taken: int) -> Evaluation | None:
-        """A sample of participants, and in `towers` some of their rows."""
+    def evaluate(self, step: int) -> Evaluation | None:
+        """Evaluate the sampled participants, and in `towers` some of their rows."""
         if self._test is None:
             return None
-        return self._colony.evaluate(*self._test, self._cells, self._rows, step=taken)
+        return self._result.evaluate(*self._test, self._cells, self._rows, step=step)
 
-    def state(self) -> dict[str, Any]:
-        """The displacement, and what rules and engine remember."""
-        return {"displacement": self._colony.flat, "rule": self._remembered, "engine": self._engine.state()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the displacement and the states of the rules and of the engine."""
+        displacement = self._result.flat_displacement
+        return {"displacement": displacement, "rule": self._rule_states, "engine": self._engine.state_dict()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state`."""
-        self._colony.flat.copy_(state["displacement"])
-        self._remembered = state["rule"]
-        self._engine.load_state(state["engine"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+        self._result.flat_displacement.copy_(state["displacement"])
+        self._rule_states = state["rule"]
+        self._engine.load_state_dict(state["engine"])
 
 
-def _engine(participants: Participants, loss: Loss, arithmetic: str, ring: Ring, engine: str, memory: float) -> Engine:
+def _choose_engine(
+    participants: Participants, loss: Loss, arithmetic: str, ring: Ring, engine: str, memory: float
+) -> Engine:
     if arithmetic == "float" and engine == "auto":
-        from cgd.simulation.fused_engine import FusedEngine, Network, known_loss
+        from cgd.simulation.fused_engine import FusedEngine, Network, kernel_loss
 
-        network, known = Network.of(participants.models[0]), known_loss(loss)
-        if network is not None and known is not None and next(iter(participants.blocks.values())).x.ndim == 2:
-            return FusedEngine(participants, network, known, memory)
+        network, loss_kind = Network.from_model(participants.models[0]), kernel_loss(loss)
+        if network is not None and loss_kind is not None and next(iter(participants.blocks.values())).x.ndim == 2:
+            return FusedEngine(participants, network, loss_kind, memory)
     return ModuleEngine(participants, loss, ring if arithmetic == "ring" else None, memory)
 
 
 @contextmanager
-def _bar(shown: bool, steps: int) -> Iterator[OnStep]:
-    """A progress bar with the latest figures, on standard error."""
-    if not shown:
+def _progress_bar(enabled: bool, steps: int) -> Iterator[OnStep]:
+    """Show the latest loss and accuracy in a progress bar on standard error; yield the function that updates it."""
+    if not enabled:
         yield lambda *_: None
         return
     from rich.console import Console
@@ -253,11 +256,11 @@ def _bar(shown: bool, steps: int) -> Iterator[OnStep]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("simulating", total=steps)
 
-        def advance(step: int, history: History) -> None:
-            said = f"loss {history.training_loss[-1]:.4f}"
+        def update(step: int, history: History) -> None:
+            description = f"loss {history.training_loss[-1]:.4f}"
             if history.evaluations and history.evaluations[-1].accuracy:
                 accuracy = history.evaluations[-1].accuracy
-                said += f", accuracy {sum(accuracy) / len(accuracy):.2%}"
-            bar.update(task, completed=step, description=said)
+                description += f", accuracy {sum(accuracy) / len(accuracy):.2%}"
+            bar.update(task, completed=step, description=description)
 
-        yield advance
+        yield update

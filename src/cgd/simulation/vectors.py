@@ -1,7 +1,6 @@
-"""Loops over short vectors, compiled: what the kernels are made of.
+"""Compiled operations on short vectors, used by the kernels.
 
-Numba keeps what it compiled of the kernels without asking whether this file has changed: after a change here, delete
-the `__pycache__` folder.
+Numba does not recompile the cached kernels when this file changes: delete the `__pycache__` folder after a change here.
 """
 
 from __future__ import annotations
@@ -21,16 +20,18 @@ ONE = np.float32(1)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function when it is first called; the result is kept on disk."""
-    # No nnan or ninf: a diverging run must show up as NaN.
-    compile_ = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True, error_model="numpy")
-    ready: Callable[..., Any] = compile_(function)
-    return ready
+    """Compile a function on its first call and cache the result on disk."""
+    # No nnan or ninf: a diverging run must result in NaN.
+    compile_function = numba.njit(
+        fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True, error_model="numpy"
+    )
+    compiled_function: Callable[..., Any] = compile_function(function)
+    return compiled_function
 
 
 @compiled
 def exp(x):
-    """e^x for x ≤ 0 in vector form, by the Cephes library's polynomial; the relative error is below 2e-7."""
+    """Return e^x for x ≤ 0 by the polynomial of the Cephes library, which vectorises; relative error below 2e-7."""
     x = x if not x < np.float32(-87) else np.float32(-87)
     k = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
@@ -61,8 +62,8 @@ def activate(a, count, kind):
 
 
 @compiled
-def times_slope(delta, a, kind):
-    """Multiply by the activation's derivative, told from its value."""
+def multiply_derivative(delta, a, kind):
+    """Multiply `delta` by the derivative of the activation, computed from its value `a`."""
     if kind == RELU:
         for i in range(len(a)):
             delta[i] = delta[i] if a[i] > 0 else ZERO
@@ -76,7 +77,7 @@ def times_slope(delta, a, kind):
 
 @compiled
 def clear(out):
-    """Set to zero."""
+    """Set all values to zero."""
     for i in range(len(out)):
         out[i] = ZERO
 
@@ -96,14 +97,14 @@ def add(x, y, out):
 
 
 @compiled
-def add_to_all(x, out, count):
+def add_to_rows(x, out, count):
     """Add x to each of the first `count` rows."""
     for t in range(count):
         add(x, out[t], out[t])
 
 
 @compiled
-def add_all(rows, out, count):
+def add_rows(rows, out, count):
     """Add each of the first `count` rows to `out`."""
     for t in range(count):
         add(rows[t], out, out)
@@ -132,12 +133,12 @@ def add_products(out, indices, values, k, end, matrix, offset):
 
 
 @compiled
-def products(a, w, out, count):
-    """out[t, o] = a[t]·w[o], two samples and five outputs at a time: what is loaded is used several times."""
-    wide = len(w) // 5 * 5
+def matrix_products(a, w, out, count):
+    """Set out[t, o] to a[t]·w[o], two samples and five outputs at a time, so that loaded values are reused."""
+    unrolled = len(w) // 5 * 5
     for t in range(0, count - 1, 2):
         x, y = a[t], a[t + 1]
-        for o in range(0, wide, 5):
+        for o in range(0, unrolled, 5):
             w0, w1, w2, w3, w4 = w[o], w[o + 1], w[o + 2], w[o + 3], w[o + 4]
             x0 = x1 = x2 = x3 = x4 = y0 = y1 = y2 = y3 = y4 = ZERO
             for i in range(len(x)):
@@ -154,7 +155,7 @@ def products(a, w, out, count):
             p, q = out[t], out[t + 1]
             p[o], p[o + 1], p[o + 2], p[o + 3], p[o + 4] = x0, x1, x2, x3, x4
             q[o], q[o + 1], q[o + 2], q[o + 3], q[o + 4] = y0, y1, y2, y3, y4
-        for o in range(wide, len(w)):
+        for o in range(unrolled, len(w)):
             out[t, o] = dot(w[o], x)
             out[t + 1, o] = dot(w[o], y)
     if count % 2:
@@ -164,7 +165,7 @@ def products(a, w, out, count):
 
 @compiled
 def dot(x, y):
-    """The sum of the products."""
+    """Return the dot product of two vectors."""
     total = ZERO
     for i in range(len(x)):
         total += x[i] * y[i]
@@ -172,28 +173,28 @@ def dot(x, y):
 
 
 @compiled
-def add_back_products(w, delta, out):
+def add_transposed_product(w, delta, out):
     """Add delta·w to `out`, five rows at a time."""
-    wide = len(w) // 5 * 5
-    for o in range(0, wide, 5):
+    unrolled = len(w) // 5 * 5
+    for o in range(0, unrolled, 5):
         w0, w1, w2, w3, w4 = w[o], w[o + 1], w[o + 2], w[o + 3], w[o + 4]
         d0, d1, d2, d3, d4 = delta[o], delta[o + 1], delta[o + 2], delta[o + 3], delta[o + 4]
         for i in range(len(out)):
             out[i] += d0 * w0[i] + d1 * w1[i] + d2 * w2[i] + d3 * w3[i] + d4 * w4[i]
-    for o in range(wide, len(w)):
+    for o in range(unrolled, len(w)):
         add_scaled(out, delta[o], w[o])
 
 
 @compiled
 def add_outer(delta, a, sums, count):
-    """Sums += deltaᵀ·a over the tile, four samples at a time."""
-    whole = count // 4 * 4
+    """Add deltaᵀ·a over the tile to `sums`, four samples at a time."""
+    unrolled = count // 4 * 4
     for o in range(len(sums)):
         row = sums[o]
-        for t in range(0, whole, 4):
+        for t in range(0, unrolled, 4):
             a0, a1, a2, a3 = a[t], a[t + 1], a[t + 2], a[t + 3]
             d0, d1, d2, d3 = delta[t, o], delta[t + 1, o], delta[t + 2, o], delta[t + 3, o]
             for i in range(len(row)):
                 row[i] += d0 * a0[i] + d1 * a1[i] + d2 * a2[i] + d3 * a3[i]
-        for t in range(whole, count):
+        for t in range(unrolled, count):
             add_scaled(row, delta[t, o], a[t])

@@ -1,1 +1,5 @@
-"""Layer 8, from a table to a model: reading, preparing, training, saving, predicting."""
+"""Layer 8, tables: reading, preprocessing, training, saving and prediction."""
+
+from cgd.extras import require
+
+require("tables", "working with tables")

@@ -1,9 +1,9 @@
 """CSV files: plain or gzipped, in UTF-8, separated by commas, semicolons, tabs or bars.
 
-Arrow reads them, in blocks, and every field as a text. When it gives up, the file is read again line by line to say
-which line is wrong: that is slow, and happens once. Arrow does not mind a quote that is never closed; the rest of the
-file would be one field, and its records lost without a word. So quotes are counted, and if their number is odd, the
-file is read again, too.
+Arrow reads the file in blocks, every field as text. If Arrow fails, the file is read again line by line, to report the
+line that is wrong; this is slow and happens once. Arrow accepts a quote that is never closed: the rest of the file
+would become one field, and its records would be lost silently. Therefore quotes are counted, and the file is read again
+if their number is odd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DELIMITERS = (",", ";", "\t", "|")
-BLOCK_BYTES = 1 << 22  # also the longest line
+BLOCK_BYTES = 1 << 22  # also the maximum length of a line
 GZIP = b"\x1f\x8b"
 
 
@@ -33,12 +33,12 @@ class CsvTable:
     """A CSV file with a header.
 
     Args:
-        path: where it is.
-        wanted: names that the header should have; they tell delimiters apart that occur in names, too.
-        missing: texts that come as null.
+        path: the file.
+        wanted: names expected in the header; they decide between delimiters that also occur in names.
+        missing: texts to read as null.
 
     Raises:
-        InputError: it has no header, is not in UTF-8, or has no rows.
+        InputError: the file has no header, is not in UTF-8, or has no rows.
     """
 
     def __init__(self, path: Path, wanted: Collection[str], missing: Collection[str]) -> None:
@@ -51,12 +51,12 @@ class CsvTable:
             splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
         except csv.Error:
             raise self._too_long(self._header_lines) from None
-        # The first of those that are equally good: commas.
+        # `max` returns the first of equally good delimiters: the comma.
         self._delimiter, self.names = max(splits, key=lambda pair: (len(set(wanted) & set(pair[1])), len(pair[1])))
 
     def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
         """See `Table`."""
-        # Columns go by their position: names may come twice, in columns that nobody reads.
+        # By position, because columns that are not read may share a name.
         labels = [str(position) for position in range(len(self.names))]
         include = [str(position) for position in positions]
         try:
@@ -81,7 +81,7 @@ class CsvTable:
             reason = str(error).partition("\n")[0]
             raise InputError(f"{self.title} cannot be read as CSV ({reason}); export it again") from None
 
-    def place(self, row: int) -> str:
+    def locate(self, row: int) -> str:
         """See `Table`."""
         with self._lines() as lines:
             rows = (line for line, fields in self._rows(lines) if fields)
@@ -91,7 +91,7 @@ class CsvTable:
         return f"row {row + 1}"
 
     def _header(self) -> tuple[str, int]:
-        """The header, and how many lines end with it: blank ones before it, and its own, if a name has several."""
+        """Return the header, and the number of lines up to its end: blank lines before it count, too."""
         try:
             with self._lines() as lines:
                 header, count = "", 0
@@ -104,7 +104,7 @@ class CsvTable:
         except (OSError, EOFError, zlib.error) as error:
             raise self._damaged(error) from None
         if not header:
-            raise InputError(f"{self.title} has blank lines only; a CSV file has a header and a row for every record")
+            raise InputError(f"{self.title} has blank lines only; a CSV file needs a header and a row for every record")
         if _undecoded(header):
             raise self._not_utf8(1)
         if not rows:
@@ -112,14 +112,19 @@ class CsvTable:
         return header, count
 
     def _find_fault(self) -> None:
-        """Read line by line until a line is wrong, and say so."""
+        """Raise InputError for the first wrong line, if there is one."""
         with self._lines() as lines:
             for line, fields in self._rows(lines):
                 if fields and len(fields) != len(self.names):
                     unclosed = "\n" in "".join(fields)
                     raise InputError(
-                        f"{self.title}, line {line}: it has {_fields(len(fields))}, and the header {len(self.names)}; "
-                        + ("see whether a quote is not closed" if unclosed else "mend it: is a text with a delimiter")
+                        f"{self.title}, line {line}: it has {_fields(len(fields))}, but the header has "
+                        f"{len(self.names)}; "
+                        + (
+                            "check whether a quote is not closed"
+                            if unclosed
+                            else "correct it: is a text with a delimiter"
+                        )
                         + ("" if unclosed else f" ({self._delimiter!r}) not in quotes?")
                     )
                 if any(_undecoded(field) for field in fields):
@@ -128,7 +133,7 @@ class CsvTable:
                     raise self._too_long(line)
 
     def _find_open_quote(self) -> None:
-        """Refuse a file that ends within quotes; a single quote amid a text is none."""
+        """Raise InputError if the file ends within quotes; a quote in the middle of a text does not open any."""
         with self._lines() as lines:
             reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
             while True:
@@ -141,7 +146,7 @@ class CsvTable:
                     raise self._too_long(line) from None
 
     def _rows(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-        """Every row, blank ones too, and the line where it begins, from 1."""
+        """Yield every row, also blank ones, with the line where it begins, from 1."""
         reader = csv.reader(lines, delimiter=self._delimiter)
         while True:
             line = reader.line_num + 1
@@ -155,9 +160,9 @@ class CsvTable:
                 raise self._damaged(error) from None
 
     @contextmanager
-    def _bytes(self) -> Iterator[_Stream]:
+    def _bytes(self) -> Iterator[_QuoteCounter]:
         with pyarrow.input_stream(str(self._path), compression="gzip" if self._gzipped else None) as stream:
-            yield _Stream(stream)
+            yield _QuoteCounter(stream)
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
@@ -167,7 +172,7 @@ class CsvTable:
 
     def _not_utf8(self, line: int) -> InputError:
         return InputError(
-            f"{self.title}, line {line}: it is not in UTF-8 (in Latin-1 or Windows-1252, perhaps); save it as CSV "
+            f"{self.title}, line {line}: it is not in UTF-8 (perhaps in Latin-1 or Windows-1252); save it as CSV "
             "(UTF-8)"
         )
 
@@ -175,31 +180,31 @@ class CsvTable:
         return InputError(f"{self.title} is damaged ({error}); copy or export it again")
 
     def _too_long(self, line: int) -> InputError:
-        return InputError(f"{self.title}, line {line}: a quote is not closed, or a field is too long; mend it there")
+        return InputError(f"{self.title}, line {line}: a quote is not closed, or a field is too long; correct it there")
 
 
-class _Stream:
-    """Bytes on their way to Arrow; counts the quotes among them."""
+class _QuoteCounter:
+    """A binary stream that counts the quotes read from it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.quotes, self.closed = 0, False
 
     def read(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         data: bytes = self._stream.read(size)
         self.quotes += data.count(b'"')
         return data
 
 
 def _split(header: str, delimiter: str) -> list[str]:
-    lines = io.StringIO(header, newline="")  # not splitlines, which also splits at a form feed or U+2028
+    lines = io.StringIO(header, newline="")  # unlike splitlines, does not split at a form feed or U+2028
     fields = next(csv.reader(lines, delimiter=delimiter))
     return [name.strip() for name in fields]
 
 
 def _undecoded(text: str) -> bool:
-    """Whether bytes were left over that are no UTF-8."""
+    """Return whether the text has bytes that are not UTF-8, as `surrogateescape` keeps them."""
     return any("\udc80" <= character <= "\udcff" for character in text)
 
 

@@ -1,56 +1,37 @@
-"""The records of one participant, by column: what was read from its file, as numbers and codes.
+"""The records of one participant, read from a CSV or Parquet file or from a table in memory.
+
+Only the columns that the federation file lists are read. All errors in the file are found here, before anything is
+sent; messages give the line, the value and a remedy. They are shown to the owner of the data only.
 
 Nothing here leaves the participant. `repr` shows names and sizes, never a value.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow
+
+from cgd.errors import InputError
+from cgd.federation.toml_validation import similar
+from cgd.tabular.columns import Categorical, CategoryBuilder, MissingMarkers, NumberBuilder, to_texts, unlisted_note
+from cgd.tabular.readers import DataFrameTable, open_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import os
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-MISSING_CODE = -1
+    from cgd.federation.data_schema import Column, Data
+    from cgd.tabular.readers import Table
 
-
-def values_are(count: int) -> str:
-    """The beginning of a sentence about some values, for messages."""
-    return "1 value is" if count == 1 else f"{count:,} values are"
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Categorical:
-    """A column of categories: for every record the place of its category in `names`, or −1 if it is missing.
-
-    Attributes:
-        codes: int32, one for every record.
-        names: the categories; some may not occur.
-    """
-
-    codes: npt.NDArray[np.int32]
-    names: tuple[str, ...]
-
-    @property
-    def missing(self) -> int:
-        """How many values are missing."""
-        return int(np.count_nonzero(self.codes < 0))
-
-    def counts(self) -> npt.NDArray[np.int64]:
-        """How many records each category has, in the order of `names`."""
-        # One bin in front for the missing ones: a mask would copy the codes.
-        return np.bincount(self.codes.astype(np.int64) + 1, minlength=len(self.names) + 1)[1:]
-
-    def take(self, indices: npt.NDArray[Any]) -> Categorical:
-        """Some of the values, in this order."""
-        return Categorical(self.codes[indices], self.names)
-
-    def __repr__(self) -> str:
-        return f"Categorical({len(self.codes)} values, {len(self.names)} categories)"
+MAX_NAMES_SHOWN = 10
+ID_OR_TEXT = "is it an ID or free text? Leave it out of [data.columns], group its values, or make it a number"
+TOO_MANY_CLASSES = "is it a number to predict? Write task = 'regression' in [data]; or group its values"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -58,11 +39,11 @@ class TabularDataset:
     """The records of one participant.
 
     Attributes:
-        rows: how many.
-        numbers: float64 by the name of the column; NaN is missing.
-        categories: by the name of the column.
-        target: what is to be predicted: float64, or the class; None if it was not read.
-        ids: what identifies the records; None if it was not read.
+        rows: number of records.
+        numbers: float64 values by column name; NaN for a missing value.
+        categories: category codes by column name.
+        target: values to predict, float64 or classes; None if not read.
+        ids: IDs of the records; None if not read.
     """
 
     rows: int
@@ -72,10 +53,10 @@ class TabularDataset:
     ids: tuple[str, ...] | None = None
 
     def take(self, indices: npt.ArrayLike) -> TabularDataset:
-        """Some of the records, in this order.
+        """Return some of the records, in the given order.
 
         Args:
-            indices: their places, from 0; or a mask, with one truth value for every record.
+            indices: positions from 0, or a mask with one boolean for every record.
         """
         places = np.asarray(indices)
         if places.dtype == np.bool_:
@@ -96,4 +77,194 @@ class TabularDataset:
 
     def __repr__(self) -> str:
         names = ", ".join((*self.numbers, *self.categories))
-        return f"Records({self.rows} rows of {names}{'' if self.target is None else ', with a target'})"
+        return f"TabularDataset({self.rows} rows of {names}{'' if self.target is None else ', with a target'})"
+
+
+def read_dataset(
+    path: str | os.PathLike[str],
+    data: Data,
+    columns: Sequence[Column],
+    *,
+    label: str | None = None,
+    target: bool = True,
+    ids: bool = False,
+) -> tuple[TabularDataset, tuple[str, ...]]:
+    """Read the records of a CSV or Parquet file.
+
+    Args:
+        path: a CSV file, which may be gzipped, or a Parquet file.
+        data: the schema, as in the federation file.
+        columns: the columns to read, with their types.
+        label: the target's name in this file, if it is not `data.target`.
+        target: read the target, and leave records without one out.
+        ids: read the column `data.id`.
+
+    Returns:
+        The records, and notes for the user about them.
+
+    Raises:
+        InputError: the file cannot be used; the message gives the place and a remedy.
+    """
+    wanted = [each.name for each in columns] + [label or data.target] * target + [data.id] * ids
+    return _load(open_table(path, wanted, data.missing), data, columns, label=label, target=target, ids=ids)
+
+
+def dataset_from_frame(
+    frame: Any,
+    data: Data,
+    columns: Sequence[Column],
+    *,
+    label: str | None = None,
+    target: bool = False,
+    ids: bool = False,
+) -> tuple[TabularDataset, tuple[str, ...]]:
+    """Convert a dictionary of columns, a pandas or polars data frame, or an Arrow table; see `read_dataset`."""
+    return _load(DataFrameTable(frame), data, columns, label=label, target=target, ids=ids)
+
+
+def _load(
+    table: Table, data: Data, columns: Sequence[Column], *, label: str | None, target: bool, ids: bool
+) -> tuple[TabularDataset, tuple[str, ...]]:
+    if ids and not data.id:
+        raise InputError("[data] names no id column, which is needed to identify records; add id = 'NAME'")
+    label = label or data.target
+    if target and label in (each.name for each in columns):
+        raise InputError(f"the label is {label!r}, which is a column to predict from; name another label")
+    wanted = [each.name for each in columns] + [label] * target + [data.id] * ids
+    positions = [find_column(table, name, label if target else None) for name in wanted]
+    builder = _DatasetBuilder(table, data, columns, label if target else None, ids)
+    for arrays in table.batches(positions):
+        builder.add_batch(arrays)
+    finished = builder.finish(_unread_columns_note(table, {*wanted, data.target, data.id}))
+    pyarrow.default_memory_pool().release_unused()  # Arrow caches its batches, as much memory as the records take
+    return finished
+
+
+class _DatasetBuilder:
+    """Convert a table batch by batch, keeping only numbers and codes."""
+
+    def __init__(self, table: Table, data: Data, columns: Sequence[Column], label: str | None, ids: bool) -> None:
+        self._title, self._locate = table.title, table.locate
+        self._missing = MissingMarkers(data.missing)
+        self._id = data.id
+        self._columns = {each.name: self._column_builder(each) for each in columns}
+        self._target: NumberBuilder | CategoryBuilder | None = None
+        if label is not None and data.task == "regression":
+            self._target = NumberBuilder(label, self._missing, self._title, self._locate)
+        elif label is not None:
+            source = (label, self._missing, self._title, self._locate)
+            self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES)
+        self._label = label
+        self._ids: dict[str, int] | None = {} if ids else None
+        self._rows_read, self._rows_kept = 0, 0
+
+    def add_batch(self, arrays: Sequence[Any]) -> None:
+        """Add one batch: the columns, then the target, then the IDs."""
+        rest = list(arrays)
+        rows = len(rest[0])
+        values = [column.convert(rest.pop(0), self._rows_read) for column in self._columns.values()]
+        keep = None if self._target is None else self._add_labels(self._target, rest.pop(0))
+        if self._ids is not None:
+            self._add_ids(self._ids, rest.pop(0), keep)
+        for column, some in zip(self._columns.values(), values, strict=True):
+            column.add(some if keep is None else some[keep])  # type: ignore[arg-type]
+        self._rows_read += rows
+        self._rows_kept += rows if keep is None else int(np.count_nonzero(keep))
+
+    def finish(self, notes: Sequence[str]) -> tuple[TabularDataset, tuple[str, ...]]:
+        """Return the records of all batches, and the notes."""
+        if not self._rows_read:
+            raise InputError(f"{self._title} has no rows; export it with its records")
+        if not self._rows_kept:
+            raise InputError(
+                f"{self._title}: no row has a label in column {self._label!r}; name the column to predict with --label"
+            )
+        notes = list(notes)
+        if self._rows_kept < self._rows_read:
+            without = self._rows_read - self._rows_kept
+            notes.append(f"{_rows(without)} without a label {'is' if without == 1 else 'are'} left out")
+        notes += [
+            unlisted_note(name, each.unlisted)
+            for name, each in self._columns.items()
+            if isinstance(each, CategoryBuilder) and each.unlisted
+        ]
+        # One column after the other, so that only one of them is in memory twice.
+        finished = {name: column.finish() for name, column in self._columns.items()}
+        dataset = TabularDataset(
+            rows=self._rows_kept,
+            numbers={name: made for name, made in finished.items() if isinstance(made, np.ndarray)},
+            categories={name: made for name, made in finished.items() if not isinstance(made, np.ndarray)},
+            target=None if self._target is None else self._target.finish(),
+            ids=None if self._ids is None else tuple(self._ids),
+        )
+        return dataset, tuple(notes)
+
+    def _column_builder(self, column: Column) -> NumberBuilder | CategoryBuilder:
+        source = (column.name, self._missing, self._title, self._locate)
+        if column.type == "number":
+            return NumberBuilder(*source)
+        return CategoryBuilder(*source, column.categories, ID_OR_TEXT)
+
+    def _add_labels(self, target: NumberBuilder | CategoryBuilder, array: Any) -> npt.NDArray[np.bool_] | None:
+        """Add the labels of a batch; return the mask of rows that have one (None: all)."""
+        keep: npt.NDArray[np.bool_]
+        if isinstance(target, NumberBuilder):
+            numbers = target.convert(array, self._rows_read)
+            keep = ~np.isnan(numbers)
+            target.add(numbers[keep])
+        else:
+            codes = target.convert(array, self._rows_read)
+            target.refuse_unlisted(codes, array, self._rows_read)
+            keep = codes >= 0
+            target.add(codes[keep])
+        return None if keep.all() else keep
+
+    def _add_ids(self, ids: dict[str, int], array: Any, keep: npt.NDArray[np.bool_] | None) -> None:
+        for place, text in enumerate(to_texts(array, self._missing, self._id, self._title)):
+            row = self._rows_read + place
+            if keep is not None and not keep[place]:
+                continue
+            if text is None:
+                raise InputError(
+                    f"{self._title}, {self._locate(row)}: the id in column {self._id!r} is missing; every record "
+                    "needs one"
+                )
+            other = ids.setdefault(text, row)
+            if other != row:
+                raise InputError(
+                    f"{self._title}: the id {text!r} in column {self._id!r} is in {self._locate(other)} and "
+                    f"{self._locate(row)}; every record must have its own id"
+                )
+
+
+def find_column(table: Table, name: str, label: str | None) -> int:
+    """Return the position of a column in the header.
+
+    Raises:
+        InputError: the column is missing, or occurs more than once.
+    """
+    count = Counter(table.names)[name]
+    if count == 1:
+        return table.names.index(name)
+    if count > 1:
+        raise InputError(f"{table.title} has {count} columns called {name!r}; rename all but the one that is meant")
+    remedy = "name the column to predict with --label" if name == label else "rename the column that is meant"
+    raise InputError(
+        f"{table.title} has no column {name!r}{similar(name, table.names)}; {remedy}. Its header is "
+        f"{_list_names(table.names)}"
+    )
+
+
+def _unread_columns_note(table: Table, known: set[str]) -> list[str]:
+    unread = [name for name in table.names if name not in known]
+    return [f"columns not in the schema are not read: {_list_names(unread)}"] if unread else []
+
+
+def _list_names(names: Sequence[str]) -> str:
+    shown = ", ".join(name or "(no name)" for name in names[:MAX_NAMES_SHOWN])
+    more = len(names) - MAX_NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"

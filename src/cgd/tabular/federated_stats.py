@@ -1,21 +1,21 @@
-"""What the members find out together about their columns: counts, means, deviations, categories.
+"""Statistics over all members' records by secure sums: counts, means, standard deviations, categories.
 
-Sums of integers and of wide numbers are exact, so all members have the same statistics, bit for bit. Deviations take a
-second sum, over (x − mean)²: from Σx² and Σx they could not be had when the mean is large.
+Sums of integers and wide sums are exact, so all members compute the same statistics, bit for bit. The deviation takes a
+second sum, over (x − mean)²: computed from Σx² and Σx it would be inaccurate for a large mean.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from cgd.errors import InputError
 from cgd.tabular import category_union
-from cgd.tabular.dataset import Categorical, values_are
+from cgd.tabular.columns import Categorical, values_are
 from cgd.tabular.wide_sums import exact_sum
 
 if TYPE_CHECKING:
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
 
     Floats = npt.NDArray[np.float64]
-    Filler = Callable[[npt.NDArray[np.float32], slice], None]
+    FeatureWriter = Callable[[npt.NDArray[np.float32], slice], None]
 
 
-@dataclass(frozen=True)
-class Number:
-    """A column of numbers.
+class NumberStats(msgspec.Struct, frozen=True, tag_field="type", tag="number"):
+    """Statistics of a column of numbers.
 
     Attributes:
-        name: of the column.
-        present: how many values there are in the federation.
-        missing: how many are missing.
-        mean: of those that are present; 0 if there are none.
-        deviation: the standard deviation of all that are present; 0 if they are all equal, or none.
+        name: the column's name.
+        present: number of values in the federation.
+        missing: number of missing values.
+        mean: mean of the values; 0 without values.
+        deviation: standard deviation of the values; 0 if they are all equal, or without values.
     """
 
     name: str
@@ -51,27 +50,27 @@ class Number:
 
     @property
     def constant(self) -> bool:
-        """Whether all values are equal: they become zeros then."""
+        """True if all values are equal; the feature is zero then."""
         return self.deviation == 0
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of its features."""
+        """The names of the column's features."""
         return (self.name, f"{self.name} missing") if self.missing else (self.name,)
 
     def notes(self) -> list[str]:
-        """What to know about it."""
+        """Return notes for the user."""
         if not self.present:
-            return [f"column {self.name!r} has no value anywhere in the federation; it becomes zeros"]
+            return [f"column {self.name!r} has no value anywhere in the federation; its features are zero"]
         if self.constant:
-            return [f"column {self.name!r} has the same value everywhere in the federation; it becomes zeros"]
+            return [f"column {self.name!r} has the same value everywhere in the federation; its feature is zero"]
         return []
 
-    def filler(self, records: TabularDataset) -> Filler:
-        """Writes the features of some rows into their part of the matrix, which is zero."""
+    def feature_writer(self, records: TabularDataset) -> FeatureWriter:
+        """Return a function that writes the features of some rows into their part of a zero matrix."""
         values, missing = records.numbers[self.name], bool(self.missing)
 
-        def fill(matrix: npt.NDArray[np.float32], rows: slice) -> None:
+        def write(matrix: npt.NDArray[np.float32], rows: slice) -> None:
             absent = np.isnan(values[rows])
             if not self.constant:
                 scaled = values[rows] - self.mean
@@ -81,23 +80,22 @@ class Number:
             if missing:
                 matrix[:, 1] = absent
 
-        return fill
+        return write
 
-    def surprises(self, records: TabularDataset) -> list[str]:
-        """What was not so when the statistics were made."""
+    def unseen_notes(self, records: TabularDataset) -> list[str]:
+        """Return notes about values that did not occur when the statistics were computed."""
         absent = 0 if self.missing else int(np.count_nonzero(np.isnan(records.numbers[self.name])))
-        return [_note_of_missing(self.name, absent, "taken for the mean")] if absent else []
+        return [_missing_note(self.name, absent, "replaced by the mean")] if absent else []
 
 
-@dataclass(frozen=True)
-class Category:
-    """A column of categories.
+class CategoryStats(msgspec.Struct, frozen=True, tag_field="type", tag="category"):
+    """Statistics of a column of categories.
 
     Attributes:
-        name: of the column.
-        categories: in order.
-        counts: how many records each has in the federation.
-        missing: how many values are missing.
+        name: the column's name.
+        categories: the categories, in order.
+        counts: number of records of each category in the federation.
+        missing: number of missing values.
     """
 
     name: str
@@ -105,39 +103,35 @@ class Category:
     counts: tuple[int, ...]
     missing: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "categories", tuple(self.categories))
-        object.__setattr__(self, "counts", tuple(self.counts))
-
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of its features."""
+        """The names of the column's features."""
         names = tuple(f"{self.name}={category}" for category in self.categories)
         return (*names, f"{self.name} missing") if self.missing else names
 
     def notes(self) -> list[str]:
-        """What to know about it."""
+        """Return notes for the user."""
         if not any(self.counts):
-            return [f"column {self.name!r} has no value anywhere in the federation; it becomes zeros"]
+            return [f"column {self.name!r} has no value anywhere in the federation; its features are zero"]
         return []
 
-    def filler(self, records: TabularDataset) -> Filler:
-        """Writes the features of some rows into their part of the matrix, which is zero."""
+    def feature_writer(self, records: TabularDataset) -> FeatureWriter:
+        """Return a function that writes the features of some rows into their part of a zero matrix."""
         values = records.categories[self.name]
         places = {category: place for place, category in enumerate(self.categories)}
         missing = len(self.categories) if self.missing else -1
-        # By the code of a table's category, the place of its feature, or −1; the code of a missing value is the last.
+        # The feature of each code of the table, or −1; the last element is for the code of a missing value.
         lookup = np.array([*(places.get(name, -1) for name in values.names), missing])
 
-        def fill(matrix: npt.NDArray[np.float32], rows: slice) -> None:
+        def write(matrix: npt.NDArray[np.float32], rows: slice) -> None:
             found = lookup[values.codes[rows]]
             known = np.flatnonzero(found >= 0)
             matrix[known, found[known]] = 1
 
-        return fill
+        return write
 
-    def surprises(self, records: TabularDataset) -> list[str]:
-        """What was not so when the statistics were made."""
+    def unseen_notes(self, records: TabularDataset) -> list[str]:
+        """Return notes about values that did not occur when the statistics were computed."""
         values = records.categories[self.name]
         counts = values.counts()
         unseen = {
@@ -146,32 +140,27 @@ class Category:
         notes = []
         if total := sum(unseen.values()):
             some = ", ".join(f"{name!r} ({unseen[name]:,})" for name in sorted(unseen) if unseen[name])
-            notes.append(f"column {self.name!r}: {values_are(total)} of categories that nobody had: {some}")
+            notes.append(f"column {self.name!r}: {values_are(total)} of categories that no training record had: {some}")
         absent = values.missing if not self.missing else 0
         if absent:
-            notes.append(_note_of_missing(self.name, absent, "of no category"))
+            notes.append(_missing_note(self.name, absent, "encoded without a category"))
         return notes
 
 
-@dataclass(frozen=True)
-class Target:
-    """What is to be predicted.
+class TargetStats(msgspec.Struct, frozen=True):
+    """Statistics of the target.
 
     Attributes:
-        classes: in order; none in a regression.
-        counts: how many records each has in the federation.
-        mean: in a regression, of all values.
-        deviation: in a regression, their standard deviation.
+        classes: the classes, in order; empty in a regression.
+        counts: number of records of each class in the federation.
+        mean: mean of all values in a regression.
+        deviation: standard deviation of all values in a regression.
     """
 
     classes: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     mean: float = 0.0
     deviation: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(self.classes))
-        object.__setattr__(self, "counts", tuple(self.counts))
 
     def encode(self, values: Floats | Categorical | None) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
         """See `Preprocessing.encode_target`."""
@@ -185,7 +174,7 @@ class Target:
         if np.any(encoded < 0):
             name = values.names[values.codes[int(np.flatnonzero(encoded < 0)[0])]]
             raise InputError(
-                f"the class {name!r} was nobody's when the model was trained ({', '.join(map(repr, self.classes))}); "
+                f"the class {name!r} is not one of the model's classes ({', '.join(map(repr, self.classes))}); "
                 "leave its records out"
             )
         return encoded
@@ -193,7 +182,7 @@ class Target:
     def decode(self, values: npt.NDArray[Any]) -> Floats:
         """See `Preprocessing.decode`."""
         if self.classes:
-            raise InputError("a classification has classes and no unit; take the class of the largest output")
+            raise InputError("the target is a class and has no unit; take the class with the largest output")
         return np.asarray(values, dtype=np.float64) * self.deviation + self.mean
 
     def class_weights(self) -> npt.NDArray[np.float32]:
@@ -205,21 +194,23 @@ class Target:
         return weights.astype(np.float32)
 
     def notes(self, values: Floats | Categorical | None) -> list[str]:
-        """What a member should know about it, beside its own values."""
+        """Return notes for a member with these values."""
         notes = []
-        nobody = [name for name, count in zip(self.classes, self.counts, strict=True) if not count]
-        if nobody:
-            notes.append(f"nobody has records of the class {', '.join(map(repr, nobody))}; it cannot be learned")
+        without = [name for name, count in zip(self.classes, self.counts, strict=True) if not count]
+        if without:
+            notes.append(f"no member has records of the class {', '.join(map(repr, without))}; it cannot be learned")
         if isinstance(values, Categorical):
             own = {name for name, count in zip(values.names, values.counts(), strict=True) if count}
-            others = [name for name in self.classes if name not in own and name not in nobody]
+            others = [name for name in self.classes if name not in own and name not in without]
             if others:
-                notes.append(f"only others have records of the class {', '.join(map(repr, others))}")
+                notes.append(f"only other members have records of the class {', '.join(map(repr, others))}")
         return notes
 
 
-def fit_columns(records: TabularDataset, columns: Sequence[Column], peers: Peers) -> tuple[Number | Category, ...]:
-    """The statistics of the columns. See `cgd.tabular.preprocessing.fit`."""
+def fit_columns(
+    records: TabularDataset, columns: Sequence[Column], peers: Peers
+) -> tuple[NumberStats | CategoryStats, ...]:
+    """Compute the statistics of the columns; see `cgd.tabular.preprocessing.fit`."""
     numbers = [each.name for each in columns if each.type == "number"]
     listed = [each for each in columns if each.categories]
     learned = [each.name for each in columns if each.type == "category" and not each.categories]
@@ -228,27 +219,27 @@ def fit_columns(records: TabularDataset, columns: Sequence[Column], peers: Peers
     counts = [count for each in listed for count in records.categories[each.name].counts().tolist()]
     totals = iter(peers.sum(np.array([records.rows, *present, *absent, *counts]), context="count values").tolist())
     rows = next(totals)
-    found: dict[str, Number | Category] = {}
+    found: dict[str, NumberStats | CategoryStats] = {}
     moments = _moments([records.numbers[name] for name in numbers], [next(totals) for _ in numbers], peers, "columns")
     for name, (count, mean, deviation) in zip(numbers, moments, strict=True):
-        found[name] = Number(name, count, rows - count, mean, deviation)
+        found[name] = NumberStats(name, count, rows - count, mean, deviation)
     missing = {each.name: next(totals) for each in columns if each.type == "category"}
     for each in listed:
-        found[each.name] = Category(
+        found[each.name] = CategoryStats(
             each.name, each.categories, tuple(next(totals) for _ in each.categories), missing[each.name]
         )
     if learned:
         own = {name: _counts(records.categories[name]) for name in learned}
-        for name, categories in category_union.learn(peers, own, "categories").items():
-            found[name] = Category(name, tuple(categories), tuple(categories.values()), missing[name])
+        for name, categories in category_union.learn_categories(peers, own, "categories").items():
+            found[name] = CategoryStats(name, tuple(categories), tuple(categories.values()), missing[name])
     return tuple(found[each.name] for each in columns)
 
 
-def fit_target(records: TabularDataset, data: Data, peers: Peers) -> Target:
-    """The statistics of the target. See `cgd.tabular.preprocessing.fit`.
+def fit_target(records: TabularDataset, data: Data, peers: Peers) -> TargetStats:
+    """Compute the statistics of the target; see `cgd.tabular.preprocessing.fit`.
 
     Raises:
-        InputError: there are fewer than two classes, or all values are equal; all members find this together.
+        InputError: there are fewer than two classes, or all values are equal; all members raise this.
     """
     values = records.target
     if isinstance(values, Categorical):
@@ -258,34 +249,34 @@ def fit_target(records: TabularDataset, data: Data, peers: Peers) -> Target:
         ((_, mean, deviation),) = _moments([values], [count], peers, "target")
         if not deviation:
             raise InputError(
-                f"all values of {data.target!r} in the federation are equal; there is nothing to predict: see whether "
-                "the target is the right column"
+                f"all values of {data.target!r} in the federation are equal; there is nothing to predict: check "
+                "that the target is the right column"
             )
-        return Target(mean=mean, deviation=deviation)
-    peers.decline()
+        return TargetStats(mean=mean, deviation=deviation)
+    peers.abort_sum()
     raise InputError("the target was not read; read the file with its label")
 
 
-def _fit_classes(values: Categorical, data: Data, peers: Peers) -> Target:
+def _fit_classes(values: Categorical, data: Data, peers: Peers) -> TargetStats:
     own = _counts(values)
     if data.classes:
         totals = peers.sum(np.array([own.get(name, 0) for name in data.classes]), context="count classes").tolist()
         counted = dict(zip(data.classes, totals, strict=True))
     else:
-        counted = category_union.learn(peers, {data.target: own}, "classes")[data.target]
+        counted = category_union.learn_categories(peers, {data.target: own}, "classes")[data.target]
     occurring = [name for name, count in counted.items() if count]
     if len(occurring) < 2:
         raise InputError(
-            f"all records of the federation are of one class of {data.target!r}, {''.join(occurring)!r}; "
-            "there is nothing to tell apart: see whether the target is the right column"
+            f"all records of the federation have the same class of {data.target!r}, {''.join(occurring)!r}; "
+            "there is nothing to predict: check that the target is the right column"
         )
-    return Target(tuple(counted), tuple(counted.values()))
+    return TargetStats(tuple(counted), tuple(counted.values()))
 
 
 def _moments(
     columns: Sequence[Floats], counts: Sequence[int], peers: Peers, what: str
 ) -> Iterable[tuple[int, float, float]]:
-    """Count, mean and deviation of each column, of all members' values that are present."""
+    """Return count, mean and standard deviation of each column over all members' values."""
     if not columns:
         return []
     sums = exact_sum(peers, [_sum(values) for values in columns], f"sums of {what}")
@@ -299,13 +290,13 @@ def _moments(
 
 
 def _sum(values: Floats) -> Fraction:
-    """Σx. Around a value in their midst: the rounding of a sum is as small as their spread, however large they are."""
+    """Return Σx, summed around the mean, so that rounding errors are relative to the spread of the values."""
     present = values[~np.isnan(values)]
     if not present.size:
         return Fraction(0)
-    midst = float(np.mean(present))
-    present -= midst
-    return Fraction(midst) * present.size + Fraction(float(np.sum(present)))
+    center = float(np.mean(present))
+    present -= center
+    return Fraction(center) * present.size + Fraction(float(np.sum(present)))
 
 
 def _squares(values: Floats, mean: float) -> float:
@@ -315,13 +306,13 @@ def _squares(values: Floats, mean: float) -> float:
 
 
 def _deviation(total: Fraction, spread: Fraction, count: int, mean: float) -> float:
-    """The standard deviation, from Σ(x − mean)² and what the rounded mean is off by."""
+    """Return the standard deviation from Σ(x − mean)², corrected for the rounding of the mean."""
     if not count:
         return 0.0
-    off = total / count - Fraction(mean)
-    variance = float(spread / count - off * off)
+    error = total / count - Fraction(mean)
+    variance = float(spread / count - error * error)
     deviation = math.sqrt(max(variance, 0.0))
-    # Values that are equal may differ from their mean by its last bit.
+    # Equal values may differ from their mean in its last bit.
     return deviation if deviation > abs(mean) * np.finfo(np.float64).eps else 0.0
 
 
@@ -333,5 +324,5 @@ def _counts(values: Categorical) -> Mapping[str, int]:
     return {name: int(count) for name, count in zip(values.names, values.counts(), strict=True) if count}
 
 
-def _note_of_missing(name: str, count: int, what: str) -> str:
-    return f"column {name!r}: {values_are(count)} missing and {what}; none was missing when the statistics were made"
+def _missing_note(name: str, count: int, treatment: str) -> str:
+    return f"column {name!r}: {values_are(count)} missing and {treatment}; none was missing in the training records"

@@ -1,8 +1,7 @@
-"""How well a model does on records that were kept back: the `validation` part of a run's file.
+"""Scores of a model on validation records: the `validation` part of a run's file.
 
-The figures are scikit-learn's. What cannot be said from these records is None: a classification with one class among
-them has no AUC, and a regression on one record has no R². A class that no record has counts in nothing but the
-confusion matrix and the log loss.
+The scores are computed by scikit-learn. A score that these records do not define is None: the AUC with only one class
+among them, R² with a single record. A class without records counts in the confusion matrix and the log loss only.
 """
 
 from __future__ import annotations
@@ -26,80 +25,84 @@ MAX_SCATTER_POINTS = 1000
 
 
 def classification_scores(probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]) -> dict[str, Any]:
-    """Scores of a classification.
+    """Return the scores of a classification.
 
-    The AUC is that of the second class if there are two. If there are more it is the mean, over the classes that some
-    record has, of that class against the rest. The ROC curve is for two classes, with at most 200 points.
+    With two classes, the AUC is that of the second. With more, it is the mean of one-versus-rest AUCs over the classes
+    with records. The ROC curve exists for two classes only, with at most 200 points.
 
     Args:
-        probabilities: for every record (rows) and class (columns).
-        target: the right class of every record, as its number in `classes`, from 0.
-        classes: their names.
+        probabilities: a row for every record, a column for every class.
+        target: the true class of every record, as its index in `classes`.
+        classes: the names of the classes.
 
     Returns:
-        What can be written as JSON: records, accuracy, balanced_accuracy, auc, log_loss, classes, confusion (rows are
-        right classes, columns predicted ones), roc, baseline_accuracy (of always saying the class that is commonest
-        among these records).
+        A dictionary for JSON: records, accuracy, balanced_accuracy, auc, log_loss, classes, confusion (rows are true
+        classes, columns predicted ones), roc, baseline_accuracy (of always predicting the most common class of these
+        records).
 
     Raises:
-        InputError: the shapes do not fit, there are no records, or a value cannot be.
+        InputError: the shapes do not fit, there are no records, or a value is invalid.
     """
     from sklearn import metrics
 
-    p, y = _classified(probabilities, target, classes)
-    numbers, said = np.arange(len(classes)), p.argmax(axis=1)
+    p, y = _check_classification(probabilities, target, classes)
+    labels, predicted = np.arange(len(classes)), p.argmax(axis=1)
     counts = np.bincount(y, minlength=len(classes))
-    present = numbers[counts > 0]
-    varied = len(present) > 1
+    present = labels[counts > 0]
+    several = len(present) > 1
     return {
         "records": len(y),
-        "accuracy": float(metrics.accuracy_score(y, said)),
-        "balanced_accuracy": float(metrics.recall_score(y, said, labels=present, average="macro", zero_division=0)),
-        "auc": _auc(p, y, present) if varied else None,
-        "log_loss": float(metrics.log_loss(y, p, labels=numbers)),
+        "accuracy": float(metrics.accuracy_score(y, predicted)),
+        "balanced_accuracy": float(
+            metrics.recall_score(y, predicted, labels=present, average="macro", zero_division=0)
+        ),
+        "auc": _auc(p, y, present) if several else None,
+        "log_loss": float(metrics.log_loss(y, p, labels=labels)),
         "classes": list(classes),
-        "confusion": metrics.confusion_matrix(y, said, labels=numbers).tolist(),
-        "roc": _roc(p[:, 1], y) if varied and len(classes) == 2 else None,
+        "confusion": metrics.confusion_matrix(y, predicted, labels=labels).tolist(),
+        "roc": _roc(p[:, 1], y) if several and len(classes) == 2 else None,
         "baseline_accuracy": float(counts.max() / len(y)),
     }
 
 
 def regression_scores(predicted: ArrayLike, actual: ArrayLike) -> dict[str, Any]:
-    """Scores of a regression.
+    """Return the scores of a regression.
 
     Args:
-        predicted: what the model says of every record.
-        actual: what is true.
+        predicted: the model's value for every record.
+        actual: the true value of every record.
 
     Returns:
-        What can be written as JSON: records, r2 (None if all actual values are the same), rmse, mae, and the pairs
-        themselves, predicted and actual: of more than 1000 records, 1000 at equal distances.
+        A dictionary for JSON: records, r2 (None if all actual values are the same), rmse, mae, and the pairs actual and
+        predicted: of more than 1000 records, 1000 evenly spaced ones.
 
     Raises:
         InputError: the shapes do not fit, there are no records, or a value is not finite.
     """
     from sklearn import metrics
 
-    said, true = _vector("predicted", predicted), _vector("actual", actual)
-    if len(said) != len(true):
-        raise InputError(f"there are {len(said)} predictions of {len(true)} records; pass one for each")
-    shown = np.unique(np.linspace(0, len(true) - 1, MAX_SCATTER_POINTS).round().astype(int))
+    p, y = _check_vector("predicted", predicted), _check_vector("actual", actual)
+    if len(p) != len(y):
+        raise InputError(f"there are {len(p)} predictions for {len(y)} records; pass one for each")
+    sample = np.unique(np.linspace(0, len(y) - 1, MAX_SCATTER_POINTS).round().astype(int))
     return {
-        "records": len(true),
-        "r2": float(metrics.r2_score(true, said)) if np.ptp(true) > 0 else None,
-        "rmse": float(metrics.root_mean_squared_error(true, said)),
-        "mae": float(metrics.mean_absolute_error(true, said)),
-        "actual": true[shown].tolist(),
-        "predicted": said[shown].tolist(),
+        "records": len(y),
+        "r2": float(metrics.r2_score(y, p)) if np.ptp(y) > 0 else None,
+        "rmse": float(metrics.root_mean_squared_error(y, p)),
+        "mae": float(metrics.mean_absolute_error(y, p)),
+        "actual": y[sample].tolist(),
+        "predicted": p[sample].tolist(),
     }
 
 
-def _classified(probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]) -> tuple[Floats, Integers]:
+def _check_classification(
+    probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]
+) -> tuple[Floats, Integers]:
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(target)
     if len(classes) < 2:
-        raise InputError(f"there are {len(classes)} classes; two or more are needed to tell apart")
+        raise InputError(f"there are {len(classes)} classes; a classification needs two or more")
     if not len(y):
-        raise InputError("there are no records to score; leave the scores out if none were kept back")
+        raise InputError("there are no records to score; leave the scores out without a validation split")
     if p.shape != (len(y), len(classes)) or y.ndim != 1:
         raise InputError(
             f"the probabilities have shape {p.shape}, for {len(y)} records and {len(classes)} classes; "
@@ -108,17 +111,17 @@ def _classified(probabilities: ArrayLike, target: ArrayLike, classes: Sequence[s
     if not np.isfinite(p).all() or (p < 0).any() or (p.sum(axis=1) <= 0).any():
         raise InputError("a probability is negative or not finite, or a row has zeros only; pass probabilities")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= len(classes):
-        raise InputError(f"the target is no number of a class; pass whole numbers from 0 to {len(classes) - 1}")
-    # Single precision sums to one up to its own rounding; scikit-learn looks more closely.
+        raise InputError(f"the target is not the index of a class; pass whole numbers from 0 to {len(classes) - 1}")
+    # Normalised again in double precision, because scikit-learn checks that the rows sum to one.
     return p / p.sum(axis=1, keepdims=True), y.astype(np.int64)
 
 
-def _vector(name: str, values: ArrayLike) -> Floats:
+def _check_vector(name: str, values: ArrayLike) -> Floats:
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or not len(vector):
         raise InputError(f"{name} has shape {vector.shape}; pass one value for each record, and at least one")
     if not np.isfinite(vector).all():
-        raise InputError(f"{name} has a value that is not finite; look for a diverging loss or bad data")
+        raise InputError(f"{name} has a value that is not finite; check for a diverging loss or bad data")
     return vector
 
 
@@ -134,6 +137,6 @@ def _roc(p: Floats, y: Integers) -> dict[str, list[float]]:
     from sklearn.metrics import roc_curve
 
     fpr, tpr, _ = roc_curve(y, p)
-    # At equal distances along the curve, from (0, 0) to (1, 1), not along the thresholds.
-    kept = np.unique(np.searchsorted(fpr + tpr, np.linspace(0, 2, MAX_ROC_POINTS)))
-    return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist()}
+    # Evenly spaced along the curve from (0, 0) to (1, 1), not along the thresholds.
+    sample = np.unique(np.searchsorted(fpr + tpr, np.linspace(0, 2, MAX_ROC_POINTS)))
+    return {"fpr": fpr[sample].tolist(), "tpr": tpr[sample].tolist()}

@@ -1,28 +1,29 @@
-"""The network that the `[model]` section of the federation file asks for."""
+"""Build the network of the federation file's `[model]` section."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from cgd.errors import InputError
-from cgd.tabular.user_functions import load_function
+from cgd.user_functions import load_function
 
 if TYPE_CHECKING:
     from cgd.federation.data_schema import Model
 
-SIZES = ("the number of features", "the number of outputs")
-"""What a user's own function is called with."""
+FUNCTION_ARGUMENTS = ("the number of features", "the number of outputs")
+"""The arguments of a user's own function, in words for messages."""
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid}
 
 
 def build(model: Model, features: int, outputs: int) -> nn.Module:
-    """A network for so many features, with one output for each class, or one for a number.
+    """Return a network with one output per class, or one output for a number.
 
     Raises:
-        InputError: a user's own function gives none that fits.
+        InputError: a user's own function does not return a suitable network.
 
     Examples:
         >>> from cgd.federation.data_schema import Model
@@ -34,7 +35,7 @@ def build(model: Model, features: int, outputs: int) -> nn.Module:
         )
     """
     if model.kind == "custom":
-        return _custom(model.function, features, outputs)
+        return _build_custom(model.function, features, outputs)
     layers: list[nn.Module] = []
     for width in model.layers:
         layers += [nn.Linear(features, width), ACTIVATIONS[model.activation]()]
@@ -42,25 +43,33 @@ def build(model: Model, features: int, outputs: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(features, outputs))
 
 
-def _custom(place: str, features: int, outputs: int) -> nn.Module:
-    function = load_function(place, "function in [model]", SIZES)
+def count_parameters(model: Model, features: int, outputs: int) -> int:
+    """Return the number of parameters of a network that is not custom, without building it."""
+    return sum((inputs + 1) * units for inputs, units in pairwise((features, *model.layers, outputs)))
+
+
+def _build_custom(place: str, features: int, outputs: int) -> nn.Module:
+    function = load_function(place, "function in [model]", FUNCTION_ARGUMENTS)
     network = function(features, outputs)
     if not isinstance(network, nn.Module):
-        raise InputError(f"{place} gave a {type(network).__name__}; it must give a torch.nn.Module")
+        raise InputError(f"{place} returned a {type(network).__name__}; it must return a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise InputError(f"{place} gave a network without trainable parameters; there is nothing to train")
+        raise InputError(f"{place} returned a network without trainable parameters; there is nothing to train")
     buffers = [name for name, _ in network.named_buffers()]
     if buffers:
         raise InputError(
-            f"{place} gave a network with {buffers[0]}, which is no parameter: it is not summed, and would be lost "
-            "when a participant is started again; take LayerNorm or GroupNorm in place of BatchNorm, or do without"
+            f"{place} returned a network with the buffer {buffers[0]}; buffers are not summed, and are lost when a "
+            "participant is restarted: use LayerNorm or GroupNorm instead of BatchNorm, or no buffers"
         )
     training = network.training
     try:
         with torch.no_grad():
             shape = tuple(network.eval()(torch.zeros(2, features)).shape)
     except Exception as error:
-        raise InputError(f"{place} gave a network that fails on {features} features: {error}") from None
+        raise InputError(f"{place} returned a network that fails on {features} features: {error}") from None
     if shape != (2, outputs):
-        raise InputError(f"{place} gave a network that makes {shape} of (2, {features}); it must make (2, {outputs})")
+        raise InputError(
+            f"{place} returned a network with outputs of shape {shape} for inputs of (2, {features}); the shape must "
+            f"be (2, {outputs})"
+        )
     return network.train(training)

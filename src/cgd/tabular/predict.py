@@ -1,4 +1,4 @@
-"""Predictions from the command line: a file in, a file out; in a federation by columns, together with the row."""
+"""Predict the records of a file for the command line; in a grid with several columns, together with the row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.csv_writer import write_rows
 from cgd.errors import InputError
-from cgd.tabular.loading import read
+from cgd.tabular.dataset import read_dataset
 from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedInputs:
-    """The records of a file that a model is asked about.
+    """The records to predict.
 
     Attributes:
-        records: all of them.
-        notes: what a person should know.
-        path: of the file.
+        records: the records.
+        notes: notes for the user.
+        path: their file.
     """
 
     records: TabularDataset
@@ -41,14 +41,14 @@ class LoadedInputs:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of the records of a file.
+    """The predictions for the records of a file.
 
     Attributes:
-        ids: of the records, if the table has an ID column.
+        ids: IDs of the records, if the table has an ID column.
         outputs: probabilities of all classes, or the predicted number in one column.
-        classes: of a classification.
-        scores: beside the target, if the file has it; see `scores.py`.
-        notes: what a person should know.
+        classes: the classes; empty in a regression.
+        scores: scores against the target, if the file has it; see `metrics.py`.
+        notes: notes for the user.
     """
 
     ids: tuple[str, ...] | None
@@ -58,74 +58,76 @@ class Predictions:
     notes: tuple[str, ...]
 
     def write(self, file: TextIO, target: str) -> None:
-        """Write them as CSV: the ID, the prediction, the probability of every class; see `csv_writing.py`."""
+        """Write ID, prediction and the probability of every class as CSV; see `csv_writer.py`."""
         write_rows(file, self._rows(target))
 
     def _rows(self, target: str) -> Iterator[list[str]]:
-        who = [] if self.ids is None else ["id"]
-        yield [*who, f"predicted {target}", *(f"probability of {each}" for each in self.classes)]
-        for place, row in enumerate(self.outputs):
-            who = [] if self.ids is None else [self.ids[place]]
+        id_cells = [] if self.ids is None else ["id"]
+        yield [*id_cells, f"predicted {target}", *(f"probability of {each}" for each in self.classes)]
+        for index, row in enumerate(self.outputs):
+            id_cells = [] if self.ids is None else [self.ids[index]]
             if self.classes:
-                yield [*who, self.classes[int(row.argmax())], *(f"{each:.6g}" for each in row)]
+                yield [*id_cells, self.classes[int(row.argmax())], *(f"{each:.6g}" for each in row)]
             else:
-                yield [*who, f"{row[0]:.9g}"]
+                yield [*id_cells, f"{row[0]:.9g}"]
 
 
-def questions(model: ConfinedModel, path: Path) -> LoadedInputs:
-    """Read the records of a file, before anybody else is bothered.
+def load_inputs(model: ConfinedModel, path: Path) -> LoadedInputs:
+    """Read the records of a file, before anything is sent.
 
     Raises:
-        InputError: it cannot be used.
+        InputError: the file cannot be used.
     """
     header = open_table(path, [each.name for each in model.columns], model.data.missing).names
     ids = model.towers > 1 or (bool(model.data.id) and model.data.id in header)
-    records, notes = read(path, model.data, model.columns, target=False, ids=ids)
+    records, notes = read_dataset(path, model.data, model.columns, target=False, ids=ids)
     return LoadedInputs(records, notes, path)
 
 
-def answers(model: ConfinedModel, asked: LoadedInputs, row: Peers | None = None) -> Predictions:
-    """What a model says of them; if the file has the target too, also how good that is.
+def predict(model: ConfinedModel, inputs: LoadedInputs, row: Peers | None = None) -> Predictions:
+    """Predict the records, and score the predictions if the file has the target.
 
     Raises:
-        InputError: the row's members ask of other records.
+        InputError: the row's members predict other records.
     """
-    _, unseen = model.preparation.transform(asked.records)
-    outputs = model.outputs(asked.records, row)
-    scores, notes = _scores(model, asked, outputs)
-    return Predictions(asked.records.ids, outputs, model.preparation.classes, scores, (*asked.notes, *unseen, *notes))
+    _, unseen = model.preprocessing.transform(inputs.records)
+    outputs = model.outputs(inputs.records, row)
+    scores, notes = _score(model, inputs, outputs)
+    return Predictions(
+        inputs.records.ids, outputs, model.preprocessing.classes, scores, (*inputs.notes, *unseen, *notes)
+    )
 
 
-def row_of(federation: Federation, participant: str) -> Federation:
-    """The members of a participant's row, as a federation of its own for predictions.
+def row_federation(federation: Federation, participant: str) -> Federation:
+    """Return a federation of the members of a participant's row, for predictions.
 
-    It has another name, so that what is summed for a prediction is not taken for a part of the training.
+    It has another name, so that the sums of a prediction are not confused with those of the training.
 
     Raises:
-        InputError: there are no rows, or too few members in them.
+        InputError: the grid does not have several columns, or a row has too few members.
     """
     grid, cell = federation.grid, federation.participant(participant).cell
     if cell is None or grid is None or grid.columns == 1:
         raise InputError(f"{federation.path} has no grid with several columns; predict without --federation")
     members = (each for each in federation.participants if each.cell is not None and each.cell.row == cell.row)
-    alone = tuple(replace(each, cell=None) for each in members)
+    participants = tuple(replace(each, cell=None) for each in members)
     name = f"{federation.name[:40]}.row-{cell.row}.predictions"
-    # Opened by the row itself: neither an aggregator nor a hub knows of this federation.
+    # The row opens the sums itself: neither an aggregator nor a hub takes part in this federation.
     training = replace(federation.training, opening="mesh", aggregator="")
-    return replace(federation, name=name, participants=alone, training=training, data=None, model=None)
+    return replace(federation, name=name, participants=participants, training=training, data=None, model=None)
 
 
-def _scores(
-    model: ConfinedModel, asked: LoadedInputs, outputs: npt.NDArray[np.float64]
+def _score(
+    model: ConfinedModel, inputs: LoadedInputs, outputs: npt.NDArray[np.float64]
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """How good the outputs are, and why that is not known."""
-    header = open_table(asked.path, [model.data.target], model.data.missing).names
+    """Return the scores of the outputs, or None and a note with the reason."""
+    header = open_table(inputs.path, [model.data.target], model.data.missing).names
     if model.data.target not in header:
         return None, ()
     try:
-        labelled, _ = read(asked.path, model.data, (), target=True)
-        if labelled.rows < asked.records.rows:
-            return None, (f"not all rows have a {model.data.target}, so the predictions are not compared with it",)
+        labelled, _ = read_dataset(inputs.path, model.data, (), target=True)
+        if labelled.rows < inputs.records.rows:
+            return None, (f"not all rows have a {model.data.target}, so the predictions are not scored",)
         return model.scores(outputs, labelled), ()
     except InputError as error:
-        return None, (f"the predictions are not compared with the target: {error}",)
+        return None, (f"the predictions are not scored: {error}",)

@@ -1,7 +1,7 @@
-"""Tables on disk or in memory, column by column and batch by batch, whatever they are stored as.
+"""Tables on disk or in memory, read in batches of Arrow arrays, whatever their format.
 
-A table has a header, gives out the columns asked for in batches of Arrow arrays, and can say where a row is found, for
-messages. What cannot be read as a table raises an `InputError`. Nothing holds more of a file than a batch.
+A table has a header, yields the requested columns batch by batch, and returns the place of a row for messages. At most
+one batch of a file is in memory. A file that is not a table raises `InputError`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 1 << 16
 
-# What people pass for a table, by its first bytes.
+# Common kinds of files by their first bytes.
 PARQUET = b"PAR1"
-OTHERS = {
+UNSUPPORTED = {
     b"PK\x03\x04": "an Excel workbook or another zip archive; save the sheet as CSV (UTF-8)",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV (UTF-8)",
     b"\xff\xfe": "text in UTF-16; save it as CSV (UTF-8)",
@@ -39,30 +39,30 @@ class Table(Protocol):
     """A table that is read batch by batch.
 
     Attributes:
-        title: what it is called in messages.
-        names: its header.
+        title: the table's name in messages.
+        names: the header.
     """
 
     title: str
     names: tuple[str, ...]
 
     def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
-        """Arrow arrays of the columns at these positions of the header, some rows at a time."""
+        """Yield Arrow arrays of the columns at these positions of the header, some rows at a time."""
 
-    def place(self, row: int) -> str:
-        """Where the row of this number, from 0, is found: "line 17"."""
+    def locate(self, row: int) -> str:
+        """Return the place of a row, counted from 0, such as "line 17"."""
 
 
 def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: Collection[str]) -> Table:
     """Open a CSV file (gzipped or not) or a Parquet file.
 
     Args:
-        path: where it is.
-        wanted: names that the header should have; they help to recognise the delimiter.
-        missing: texts of a CSV file that come as null.
+        path: the file.
+        wanted: names expected in the header; they help to recognise the delimiter.
+        missing: texts of a CSV file to read as null.
 
     Raises:
-        InputError: there is no such file, or it is no table.
+        InputError: the file does not exist, or is not a table.
     """
     path = Path(path)
     try:
@@ -78,10 +78,10 @@ def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: C
     if head.startswith(PARQUET):
         return ParquetTable(path)
     if path.suffix.lower() in (".parquet", ".pq"):
-        raise InputError(f"{path} is no Parquet file, in spite of its name; export it again")
-    for magic, what in OTHERS.items():
+        raise InputError(f"{path} is not a Parquet file, although its name says so; export it again")
+    for magic, description in UNSUPPORTED.items():
         if head.startswith(magic):
-            raise InputError(f"{path} is {what}")
+            raise InputError(f"{path} is {description}")
     return CsvTable(path, wanted, missing)
 
 
@@ -91,11 +91,11 @@ class ParquetTable:
     def __init__(self, path: Path) -> None:
         self.title = str(path)
         try:
-            self._file = pyarrow.parquet.ParquetTable(path)
+            self._file = pyarrow.parquet.ParquetFile(path)
         except (pyarrow.ArrowException, OSError) as error:
             raise self._damaged(error) from None
         schema = self._file.schema_arrow
-        _check_flat(self.title, schema)
+        _check_not_empty(self.title, schema)
         self._stored = schema.names
         self.names = tuple(name.strip() for name in schema.names)
 
@@ -108,16 +108,16 @@ class ParquetTable:
         except (pyarrow.ArrowException, OSError) as error:
             raise self._damaged(error) from None
 
-    def place(self, row: int) -> str:
+    def locate(self, row: int) -> str:
         """See `Table`."""
         return f"row {row + 1}"
 
     def _damaged(self, error: Exception) -> InputError:
-        return InputError(f"{self.title} is no Parquet file, or damaged ({_first_line(error)}); export it again")
+        return InputError(f"{self.title} is not a Parquet file, or is damaged ({_first_line(error)}); export it again")
 
 
 class DataFrameTable:
-    """A table in memory: whatever Arrow can make a table of, such as a dictionary of arrays or a data frame."""
+    """A table in memory: anything `pyarrow.table` accepts, such as a dictionary of arrays or a data frame."""
 
     def __init__(self, frame: Any) -> None:
         self.title = "the table"
@@ -125,10 +125,10 @@ class DataFrameTable:
             self._table = frame if isinstance(frame, pyarrow.Table) else pyarrow.table(frame)
         except (pyarrow.ArrowException, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"a {type(frame).__name__} is no table ({_first_line(error)}); "
+                f"a {type(frame).__name__} is not a table ({_first_line(error)}); "
                 "pass a dictionary of columns, a data frame of pandas or polars, or an Arrow table"
             ) from None
-        _check_flat(self.title, self._table.schema)
+        _check_not_empty(self.title, self._table.schema)
         self.names = tuple(str(name).strip() for name in self._table.column_names)
 
     def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
@@ -136,12 +136,12 @@ class DataFrameTable:
         for batch in self._table.select(list(positions)).to_batches(max_chunksize=BATCH_ROWS):
             yield batch.columns
 
-    def place(self, row: int) -> str:
+    def locate(self, row: int) -> str:
         """See `Table`."""
         return f"row {row + 1}"
 
 
-def _check_flat(title: str, schema: Any) -> None:
+def _check_not_empty(title: str, schema: Any) -> None:
     if not schema.names:
         raise InputError(f"{title} has no columns; export it again, with a column for each property")
 

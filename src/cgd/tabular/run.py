@@ -1,10 +1,10 @@
-"""A whole run: from a participant's records to a folder with its model, its metrics and a report.
+"""A complete run: from a participant's file to a folder with its model, metrics and report.
 
     model.safetensors, model.json   the confined model, for `cgd predict` and `cgd.load_model`
     run.json                        everything about the run, for programs
-    history.jsonl                   how it went so far, written as it goes
-    metrics.csv, curves.png         how it went, for people
-    report.html                     all of it on one page
+    history.jsonl                   the evaluations, written during the training
+    metrics.csv                     the evaluations as a table
+    report.html                     everything on one page
 
 Only their owner can read them: they were made from private records.
 """
@@ -17,19 +17,24 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 import cgd
 from cgd.errors import InputError
 from cgd.files import write_private
-from cgd.reporting.report import PAGE, write_report
+from cgd.optim.origin import check_delta
 from cgd.reporting.run_file import FILE, FORMAT, load_run
-from cgd.tabular.disclosure import revealed
-from cgd.tabular.federated_stats import Category, Number
-from cgd.tabular.metrics_log import FILE as HISTORY
-from cgd.tabular.metrics_log import MetricsLog
+from cgd.reporting.training_report import write_report
+from cgd.tabular.dataset import read_dataset
+from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.model_file import ABOUT, WEIGHTS
+from cgd.tabular.models import FUNCTION_ARGUMENTS
+from cgd.tabular.privacy import disclosed_sums
+from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
+from cgd.tabular.trace_writer import TraceWriter, check_recordable
 from cgd.tabular.training import EvalRecord, TrainingResult, train
+from cgd.user_functions import load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,216 +42,202 @@ if TYPE_CHECKING:
 
     from cgd.federation.config import Federation
     from cgd.peers import Peers
+    from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
-    from cgd.tabular.trace_writer import TraceWriter
 
-MODEL_FILES = (WEIGHTS, ABOUT)
+    Say = Callable[[str], None]
+
 RETRY_SECONDS = 10.0
-FEW_RECORDS, TOO_FEW = 10, "; too few to tell"
 
 
 @dataclass(frozen=True)
-class DataSource:
-    """Where a participant's records come from.
+class TabularRun:
+    """A run on a table, prepared before anything is sent.
 
     Attributes:
-        file: its name, for the report.
-        records: what was read.
-        notes: what a person should know of it.
+        federation: the federation file.
+        participant: our name.
+        settings: data, model and training settings.
+        records: our records.
+        folder: the folder for the results.
+        file: the name of our data file, for the report.
+        notes: notes about the data file.
+        delta: our own δ, if not that of the federation file.
+        trace_writer: records our messages for privacy attacks, if wanted.
     """
 
-    file: str
+    federation: Federation
+    participant: str
+    settings: TabularSettings
     records: TabularDataset
+    folder: RunFolder
+    file: str = ""
     notes: tuple[str, ...] = ()
+    delta: float | None = None
+    trace_writer: TraceWriter | None = None
 
+    @classmethod
+    def prepare(
+        cls,
+        federation: Federation,
+        participant: str,
+        data: Path,
+        folder: Path,
+        *,
+        label: str | None = None,
+        delta: float | None = None,
+        record: Path | None = None,
+    ) -> TabularRun:
+        """Check all settings and read the records.
 
-class RunFolder:
-    """The folder of a run.
+        Args:
+            federation: the federation file.
+            participant: our name.
+            data: our CSV or Parquet file.
+            folder: the folder for the results.
+            label: the target's name in our file, if it differs.
+            delta: our own δ.
+            record: a folder for a trace, if one is to be recorded.
 
-    Args:
-        folder: made when something is written.
-        federation: the run's.
-        participant: whose.
-
-    Raises:
-        InputError: it holds a run of another federation or participant, or cannot be used.
-    """
-
-    def __init__(self, folder: Path, federation: Federation, participant: str) -> None:
-        self.folder = folder
-        self._training = asdict(federation.training)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            belongs = {"participant": participant, "federation": federation.name}
-            self.history = MetricsLog(folder / HISTORY, belongs)
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be used ({error.strerror}); name another folder for the run (--out)"
-            ) from None
-
-    @property
-    def finished(self) -> bool:
-        """Tell whether an earlier process finished the run; then nothing in its folder changes any more."""
-        return self.content() is not None
-
-    def content(self) -> dict[str, Any] | None:
-        """Return what `run.json` says of a run that an earlier process finished; None if it is not finished.
-
-        It was not if a file is missing or damaged, or if [training] has changed since, such as for more steps.
+        Raises:
+            InputError: a setting, the file or a folder cannot be used.
         """
-        if not all((self.folder / name).exists() for name in (*MODEL_FILES, PAGE)):
-            return None
+        settings = TabularSettings.from_federation(federation, participant)
+        if delta is not None:
+            check_delta(delta)
+        if record is not None:
+            check_recordable(settings)
+        if settings.model.function:
+            load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
+        records, notes = read_dataset(data, settings.data, settings.own_columns, label=label, ids=settings.vertical)
+        run_folder = RunFolder(folder, federation, participant)
+        trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
+        return cls(federation, participant, settings, records, run_folder, data.name, notes, delta, trace_writer)
+
+    def run(self, peers: Peers, say: Say = lambda _: None) -> AnyRun:
+        """Train with the other members, save the model and write the report; return the content of run.json.
+
+        If an earlier process has finished the run, take part for members that must catch up, and change no file.
+
+        Args:
+            peers: the members.
+            say: called with progress messages.
+
+        Raises:
+            CGDError: see `train`.
+        """
+        finished, steps = self.folder.finished_run(), self.settings.training.steps
+        history: list[EvalRecord] = []
+        replaying = True
+
+        def on_caught_up(replayed: int) -> None:
+            nonlocal replaying
+            replaying = False
+            if replayed:
+                say(f"steps 1 to {replayed} of {steps} were taken before the restart and are replayed")
+
+        def on_evaluation(evaluation: EvalRecord) -> None:
+            history.append(self.folder.add(evaluation) if finished is None else evaluation)
+            if not replaying:
+                say(_progress(evaluation, steps))
+
+        trained = train(
+            peers,
+            self.settings,
+            self.records,
+            delta=self.delta,
+            progress=on_evaluation,
+            caught_up=on_caught_up,
+            trace_writer=self.trace_writer,
+        )
+        model = ConfinedModel.from_training(trained, self.settings, self._provenance())
+        end = f"{'stopped early' if trained.steps < steps else 'done'} after step {trained.steps}"
+        if finished is None:
+            say(f"{end}; saving")
+            _retry(lambda: model.save(self.folder.path), say)
+            _retry(self.folder.history.complete, say)
+        scores = _score(model, trained, peers)
+        if finished is not None:
+            say(f"{end}; the run was finished before, and {self.folder.path} is not changed")
+            return finished
+        content = self._content(trained, history, scores, peers)
+        text = json.dumps(content, indent=1, ensure_ascii=False).encode()
+        _retry(lambda: write_private(self.folder.path / FILE, text), say)
+        _retry(lambda: write_report(self.folder.path), say)
+        return load_run(self.folder.path)
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            "participant": self.participant,
+            "federation": self.federation.name,
+            "epoch": self.federation.epoch,
+            "digest": self.federation.digest,
+        }
+
+    def _content(
+        self, trained: TrainingResult, history: list[EvalRecord], scores: dict[str, Any] | None, peers: Peers
+    ) -> dict[str, Any]:
+        """Return the content of run.json."""
+        settings, training = self.settings, self.federation.training
+        delta = settings.model.delta if self.delta is None else self.delta
+        parameters = sum(each.numel() for each in trained.network.parameters())
+        # After a restart, the losses of replayed steps and the duration are unknown.
+        restarted = any(evaluation.training_loss is None for evaluation in trained.evaluations)
+        has_validation = trained.evaluations[-1].everyone_validation_loss is not None
+        return {
+            "format": FORMAT,
+            "version": cgd.__version__,
+            "participant": self.participant,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "federation": _federation_info(self.federation, self.participant),
+            "training": {**training.as_stored(), "delta": delta},
+            "data": asdict(settings.data),
+            "model": {**asdict(settings.model), "parameters": parameters},
+            "records": {
+                "file": self.file,
+                "used": self.records.rows,
+                "training": trained.samples,
+                "validation": trained.validation.rows,
+                "everyone_training": trained.everyone_samples,
+            },
+            "features": list(trained.preprocessing.features),
+            "columns": [_column_summary(each, settings) for each in trained.preprocessing.columns],
+            "target": _target_summary(trained),
+            "notes": [*self.notes, *trained.notes],
+            "history": msgspec.to_builtins(history),
+            "outcome": {
+                "steps": trained.steps,
+                "best_step": trained.best_step if has_validation else None,
+                "early": trained.steps < training.steps,
+                "seconds": None if restarted else round(trained.seconds, 3),
+            },
+            "validation": scores,
+            "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
+            "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
+        }
+
+
+def _retry(write: Callable[[], object], say: Say) -> None:
+    """Write until it succeeds: after a failure, all members would have to train again."""
+    while True:
         try:
-            content = load_run(self.folder)
-        except InputError:
-            return None
-        known = content["training"] or {}
-        return content if all(known.get(key, value) == value for key, value in self._training.items()) else None
-
-    def note(self, look: EvalRecord) -> EvalRecord:
-        """Write down how far the training is; what we knew of this step in an earlier life is put in again."""
-        known = self.history.looks.get(look.step)
-        if known is not None and look.training_loss is None:
-            return known
-        self.history.add(look)
-        return look
+            write()
+            return
+        except InputError as error:
+            say(f"{error}; retrying every {RETRY_SECONDS:g} s")
+            time.sleep(RETRY_SECONDS)
 
 
-def run(
-    peers: Peers,
-    federation: Federation,
-    participant: str,
-    source: DataSource,
-    folder: RunFolder,
-    *,
-    delta: float | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    recorder: TraceWriter | None = None,
-) -> dict[str, Any]:
-    """Train with the others, save the model and write the report; returns what `run.json` has.
-
-    If that was done in an earlier life, the past is gone through for others who need it, and the folder stays as it is.
-
-    Args:
-        peers: the others.
-        federation: the file.
-        participant: who we are.
-        source: our records.
-        folder: for what comes out.
-        delta: our own δ, if not that of the file.
-        say: is told how it goes, in words.
-        recorder: writes down what we see, for attacks on it.
-
-    Raises:
-        CGDError: see `train`.
-    """
-    setting = TabularSettings.of(federation, participant)
-    finished = folder.content()
-    looks: list[EvalRecord] = []
-    past = True
-
-    def caught_up(steps: int) -> None:
-        nonlocal past
-        past = False
-        if steps:
-            say(f"steps 1 to {steps} of {setting.training.steps} were taken before, and are caught up")
-
-    def progress(look: EvalRecord) -> None:
-        looks.append(folder.note(look) if finished is None else look)
-        if not past:
-            say(_told(look, setting.training.steps))
-
-    def keep(write: Callable[[], object]) -> None:
-        """Write, and try again for as long as it takes: who gave up now would need everybody to begin again."""
-        while True:
-            try:
-                write()
-                return
-            except InputError as error:
-                say(f"{error}; trying again every {RETRY_SECONDS:g} s")
-                time.sleep(RETRY_SECONDS)
-
-    trained = train(
-        peers, setting, source.records, delta=delta, progress=progress, caught_up=caught_up, recorder=recorder
+def _progress(evaluation: EvalRecord, steps: int) -> str:
+    if evaluation.everyone_validation_loss is None:
+        return f"step {evaluation.step} of {steps}"
+    best = "the best so far" if evaluation.best_step == evaluation.step else f"best after step {evaluation.best_step}"
+    return (
+        f"step {evaluation.step} of {steps}: validation loss of all {evaluation.everyone_validation_loss:.4f}, {best}"
     )
-    origin = {
-        "participant": participant,
-        "federation": federation.name,
-        "epoch": federation.epoch,
-        "digest": federation.digest,
-    }
-    model = ConfinedModel.of(trained, setting, origin)
-    ended = f"{'stopped early' if trained.steps < setting.training.steps else 'done'} after step {trained.steps}"
-    if finished is None:
-        say(f"{ended}; saving")
-        keep(lambda: model.save(folder.folder))
-        keep(folder.history.complete)
-    scores = _scores(model, trained, peers)
-    if finished is not None:
-        say(f"{ended}; the run was finished before, and {folder.folder} stays as it is")
-        return finished
-    whole = all(look.training_loss is not None for look in trained.looks)  # or we were started anew in between
-    content = {
-        "format": FORMAT,
-        "version": cgd.__version__,
-        "participant": participant,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "federation": _federation(federation, participant),
-        "training": {**asdict(federation.training), "delta": setting.model.delta if delta is None else delta},
-        "data": asdict(setting.data),
-        "model": {**asdict(setting.model), "parameters": sum(each.numel() for each in trained.network.parameters())},
-        "records": {
-            "file": source.file,
-            "used": source.records.rows,
-            "training": trained.samples,
-            "validation": trained.validation.rows,
-            "everyone_training": trained.everyone_samples,
-        },
-        "features": list(trained.preparation.features),
-        "columns": [_column(each, setting) for each in trained.preparation.columns],
-        "target": _target(trained),
-        "notes": [*source.notes, *trained.notes],
-        "history": [asdict(look) for look in looks],
-        "outcome": {
-            "steps": trained.steps,
-            "best_step": trained.best_step if trained.looks[-1].everyone_validation_loss is not None else None,
-            "early": trained.steps < setting.training.steps,
-            "seconds": round(trained.seconds, 3) if whole else None,
-        },
-        "validation": scores,
-        "revealed": revealed(setting, trained),
-        "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
-    }
-    text = json.dumps(content, indent=1, ensure_ascii=False).encode()
-    keep(lambda: write_private(folder.folder / FILE, text))
-    keep(lambda: write_report(folder.folder))
-    return content
 
 
-def summary(content: dict[str, Any]) -> str:
-    """The outcome of a run in a sentence."""
-    scores, step = content["validation"], content["outcome"]["best_step"] or content["outcome"]["steps"]
-    if scores is None:
-        return f"{content['participant']} has a model, that of step {step}; no records were kept back to try it on"
-    tried = f"on {scores['records']:,} of our own records that were kept back, at step {step}"
-    few = scores["records"] < FEW_RECORDS
-    if content["data"]["task"] == "regression":
-        r2 = f", R² {scores['r2']:.3f}" if scores["r2"] is not None else ""
-        poor = "; no better than the mean" if scores["r2"] is not None and scores["r2"] <= 0 else ""
-        return f"root mean squared error {scores['rmse']:.4g}{r2} {tried}{TOO_FEW if few else poor}"
-    auc = f", AUC {scores['auc']:.3f}" if scores["auc"] is not None else ""
-    poor = "; no better than the commonest class" if scores["accuracy"] <= scores["baseline_accuracy"] else ""
-    return f"accuracy {100 * scores['accuracy']:.1f} %{auc} {tried}{TOO_FEW if few else poor}"
-
-
-def _told(look: EvalRecord, steps: int) -> str:
-    if look.everyone_validation_loss is None:
-        return f"step {look.step} of {steps}"
-    best = "the best so far" if look.best_step == look.step else f"best after step {look.best_step}"
-    return f"step {look.step} of {steps}: validation loss of all {look.everyone_validation_loss:.4f}, {best}"
-
-
-def _federation(federation: Federation, participant: str) -> dict[str, Any]:
+def _federation_info(federation: Federation, participant: str) -> dict[str, Any]:
     grid, cell = federation.grid, federation.participant(participant).cell
     return {
         "name": federation.name,
@@ -258,31 +249,30 @@ def _federation(federation: Federation, participant: str) -> dict[str, Any]:
     }
 
 
-def _column(found: Number | Category, setting: TabularSettings) -> dict[str, Any]:
-    """What is known of a column of the table, over everybody's records."""
-    if isinstance(found, Number):
-        return {"type": "number", **asdict(found), "constant": found.constant}
-    listed = next(each.categories for each in setting.own_columns if each.name == found.name)
-    counts = dict(zip(found.categories, found.counts, strict=True))
+def _column_summary(stats: NumberStats | CategoryStats, settings: TabularSettings) -> dict[str, Any]:
+    """Return the statistics of a column over all members' records."""
+    if isinstance(stats, NumberStats):
+        return {**msgspec.to_builtins(stats), "constant": stats.constant}
+    listed = next(each.categories for each in settings.own_columns if each.name == stats.name)
     return {
         "type": "category",
-        "name": found.name,
-        "categories": counts,
-        "missing": found.missing,
-        "present": sum(found.counts),
+        "name": stats.name,
+        "categories": dict(zip(stats.categories, stats.counts, strict=True)),
+        "missing": stats.missing,
+        "present": sum(stats.counts),
         "learned": not listed,
     }
 
 
-def _target(trained: TrainingResult) -> dict[str, Any]:
-    target = trained.preparation.target
+def _target_summary(trained: TrainingResult) -> dict[str, Any]:
+    target = trained.preprocessing.target
     if target.classes:
         return {"classes": dict(zip(target.classes, target.counts, strict=True))}
     return {"mean": target.mean, "deviation": target.deviation}
 
 
-def _scores(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> dict[str, Any] | None:
-    """How the model does on the records that were kept back; in a row, together with the row."""
+def _score(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> dict[str, Any] | None:
+    """Score the model on the validation split; in a grid with several columns, together with the row."""
     records = trained.validation
     if not records.rows:
         return None

@@ -1,8 +1,8 @@
-"""A suggestion for the sections `[data]` and `[model]` of a federation file, from one participant's table.
+"""Suggest the sections `[data]` and `[model]` of a federation file from one participant's table.
 
-It is a start, for people to look over together: another participant may have categories and missing values that this
-one has not. The text goes to all participants, so it holds no more of the table than names of columns, numbers of
-different values and, in comments that can be deleted, the classes.
+The suggestion is a starting point for all participants to review: others may have other categories and missing values.
+The text is sent to all participants, so it contains nothing of the table but names of columns, numbers of distinct
+values and, in comments that can be deleted, the classes.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ import numpy as np
 import pyarrow
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import MAX_CATEGORY_LENGTH, MISSING
-from cgd.tabular.columns import MAX_NUMBER, MAX_CATEGORIES, Missing, canonical, is_number
-from cgd.tabular.loading import position
+from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING
+from cgd.tabular.columns import MAX_CATEGORIES, MAX_NUMBER, MissingMarkers, canonical, is_number
+from cgd.tabular.dataset import find_column
 from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-MAX_CODES = 8  # whole numbers of so few different values are probably codes
-MANY_CATEGORIES = 100
-MAX_ODD_TEXTS = 3  # so few texts in a column of numbers probably stand for missing values
-MAX_CLASSES = 20  # whole numbers of more different values are predicted as numbers
+MAX_CODES = 8  # whole numbers with at most this many distinct values are probably codes
+MIN_CATEGORIES_TO_NOTE = 100
+MAX_MARKER_TEXTS = 3  # so few distinct texts in a column of numbers probably mark missing values
+MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
 
 
 @dataclass
-class Profile:
-    """What is known of a column after some batches.
+class ColumnProfile:
+    """A summary of a column, updated batch by batch.
 
     Attributes:
-        rows: how many values were seen, missing ones too.
-        present: how many were there.
-        numbers: different numbers, up to one more than a category may have values.
-        texts: different texts that are no numbers, as many.
+        rows: number of values, including missing ones.
+        present: number of values that are not missing.
+        numbers: distinct numbers, at most one more than a column may have categories.
+        texts: distinct texts that are not numbers, with the same limit.
         whole: whether all numbers are whole.
-        rising: whether every number is above the one before.
-        different: whether no value came twice in a batch.
+        rising: whether the numbers are strictly increasing.
+        distinct: whether no value occurred twice in a batch.
         longest: bytes of the longest text.
     """
 
@@ -52,92 +52,92 @@ class Profile:
     texts: set[str] = field(default_factory=set)
     whole: bool = True
     rising: bool = True
-    different: bool = True
+    distinct: bool = True
     longest: int = 0
     _last: float = -np.inf
 
-    def take_in(self, array: Any, missing: Missing) -> None:
-        """See some more values."""
-        encoded = missing.trimmed(array).dictionary_encode()
-        distinct, places = encoded.dictionary.to_pylist(), encoded.indices.drop_null().to_numpy()
+    def add_batch(self, array: Any, missing: MissingMarkers) -> None:
+        """Update the summary with some more values."""
+        encoded = missing.trim(array).dictionary_encode()
+        values, places = encoded.dictionary.to_pylist(), encoded.indices.drop_null().to_numpy()
         self.rows += len(array)
         self.present += len(places)
-        self.different &= len(places) == len(distinct)
-        if not distinct:
+        self.distinct &= len(places) == len(values)
+        if not values:
             return
         try:
-            values = encoded.dictionary.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+            numbers = encoded.dictionary.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
         except pyarrow.ArrowInvalid:
-            odd = [text for text in distinct if len(self.texts) > MAX_ODD_TEXTS or not is_number(text)]
-            self._see_texts(odd)
-            self._see_numbers(np.array([float(text) for text in distinct if text not in set(odd)]))
+            texts = [text for text in values if len(self.texts) > MAX_MARKER_TEXTS or not is_number(text)]
+            self._add_texts(texts)
+            self._add_numbers(np.array([float(text) for text in values if text not in set(texts)]))
             self.rising = False
             return
-        in_order = np.concatenate([[self._last], values[places]])
+        in_order = np.concatenate([[self._last], numbers[places]])
         self.rising = self.rising and bool(np.all(np.diff(in_order) > 0))
         self._last = float(in_order[-1])
-        self._see_numbers(values)
+        self._add_numbers(numbers)
 
-    def _see_numbers(self, values: Any) -> None:
+    def _add_numbers(self, values: Any) -> None:
         self.whole = self.whole and bool(np.all(values == np.floor(values)))
         if len(self.numbers) <= MAX_CATEGORIES:
             self.numbers.update(values[: MAX_CATEGORIES + 1].tolist())
 
-    def _see_texts(self, texts: Sequence[str]) -> None:
+    def _add_texts(self, texts: Sequence[str]) -> None:
         self.longest = max([self.longest, *(len(text.encode()) for text in texts)])
         if len(self.texts) <= MAX_CATEGORIES:
             self.texts.update(texts[: MAX_CATEGORIES + 1])
 
     @property
     def values(self) -> list[str]:
-        """The different values as texts, in order."""
+        """The distinct values as texts, sorted."""
         return [canonical(number) for number in sorted(self.numbers)] + sorted(map(canonical, self.texts))
 
     @property
     def numeric(self) -> bool:
-        """Whether it is a number, or could be if a few texts were taken for missing ones."""
-        few = len(self.texts) <= MAX_ODD_TEXTS and len(self.numbers) > MAX_CODES
+        """True if the values are numbers, apart from a few texts that may mark missing values."""
+        few = len(self.texts) <= MAX_MARKER_TEXTS and len(self.numbers) > MAX_CODES
         finite = all(abs(number) <= MAX_NUMBER for number in self.numbers)
         return bool(self.numbers) and (not self.texts or few) and finite
 
     @property
     def id_like(self) -> bool:
-        """Whether it tells records apart."""
+        """True if the values look like IDs of records."""
         text = not self.numbers and self.present > MAX_CODES
-        return self.different and self.present == self.rows > 2 and (text or (self.whole and self.rising))
+        return self.distinct and self.present == self.rows > 2 and (text or (self.whole and self.rising))
 
 
-def suggest(path: str | os.PathLike[str], label: str) -> str:
-    """The text of `[data]` and `[model]` for a table, to be pasted into a federation file.
+def suggest_schema(path: str | os.PathLike[str], label: str) -> str:
+    """Return the text of `[data]` and `[model]` for a table, to paste into a federation file.
 
     Args:
-        path: of a CSV or Parquet file.
+        path: a CSV or Parquet file.
         label: the column to predict.
 
     Raises:
-        InputError: the file is no table, has a name twice, has no such column, or nothing to predict it from.
+        InputError: the file is not a table, has a duplicate name, lacks the label, or has no column to predict from.
     """
     table = open_table(path, [label], MISSING)
-    missing = Missing(MISSING)
-    positions = {name: position(table, name, label) for name in dict.fromkeys((*table.names, label)) if name}
-    profiles = {name: Profile() for name in positions}
+    missing = MissingMarkers(MISSING)
+    positions = {name: find_column(table, name, label) for name in dict.fromkeys((*table.names, label)) if name}
+    profiles = {name: ColumnProfile() for name in positions}
     nested: set[str] = set()
     for arrays in table.batches(list(positions.values())):
         for name, array in zip(positions, arrays, strict=True):
             try:
-                profiles[name].take_in(array, missing)
+                profiles[name].add_batch(array, missing)
             except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid):  # lists, structures, bytes
                 nested.add(name)
     target = profiles.pop(label)
     if not target.present:
         raise InputError(f"{table.title}: no row has a label in column {label!r}; name the column to predict")
-    lines = [_column(name, each, name in nested) for name, each in profiles.items()]
+    lines = [_column_line(name, each, name in nested) for name, each in profiles.items()]
     if all(line.startswith("#") for line in lines):
         raise InputError(
-            f"{table.title} has no column to predict {label!r} from; see what it holds:\n" + "\n".join(lines)
+            f"{table.title} has no column to predict {label!r} from; these are its columns:\n" + "\n".join(lines)
         )
-    odd = [text for each in (*profiles.values(), target) if each.numeric for text in sorted(each.texts)]
-    return "\n".join([*_data(label, target, odd, profiles), "", "[data.columns]", *lines, "", *MODEL, ""])
+    markers = [text for each in (*profiles.values(), target) if each.numeric for text in sorted(each.texts)]
+    return "\n".join([*_data_lines(label, target, markers, profiles), "", "[data.columns]", *lines, "", *MODEL, ""])
 
 
 MODEL = (
@@ -148,47 +148,51 @@ MODEL = (
 )
 
 
-def _data(label: str, target: Profile, odd: Sequence[str], profiles: dict[str, Profile]) -> list[str]:
+def _data_lines(
+    label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile]
+) -> list[str]:
     regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
     lines = [
-        "# A suggestion from one participant's table. The same text goes to all participants: look it over together,",
-        "# and delete comments that say more about your table than you like.",
+        "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
+        "# and delete comments that disclose more about your table than you want.",
         "[data]",
         f"target = {_text(label)}",
         f'task = "{"regression" if regression else "classification"}"',
     ]
     if not regression and len(target.values) <= MAX_CLASSES:
-        lines.append(f"# classes = {_list(target.values)}  # as here; left out: learned by a secure sum")
-    if odd:
-        texts = list(dict.fromkeys((*MISSING, *odd)))
+        lines.append(f"# classes = {_list(target.values)}  # as in this table; left out: learned by a secure sum")
+    if markers:
+        texts = list(dict.fromkeys((*MISSING, *markers)))
         more = len(texts) - len(MISSING)
-        lines.append(f"missing = {_list(texts)}  # {more} more than usual: texts in columns of numbers")
+        lines.append(f"missing = {_list(texts)}  # {more} more than the default: texts in columns of numbers")
     ids = [name for name, each in profiles.items() if each.id_like]
     if ids:
-        lines.append(f"# id = {_text(ids[0])}  # needed in a grid, where several have parts of the same records")
+        lines.append(
+            f"# id = {_text(ids[0])}  # needed in a grid, where several participants hold parts of the same records"
+        )
     return lines
 
 
-def _column(name: str, profile: Profile, nested: bool) -> str:
+def _column_line(name: str, profile: ColumnProfile, nested: bool) -> str:
     key = _key(name)
     count = len(profile.texts) + len(profile.numbers)
     many = f"more than {MAX_CATEGORIES}" if count > MAX_CATEGORIES else str(count)
     if nested:
-        return f"# {key}: left out, its type is no number and no text"
+        return f"# {key}: left out, its type is neither number nor text"
     if not profile.present:
         return f"# {key}: left out, all its values are missing"
     if profile.id_like:
-        return f"# {key}: left out, all values differ: an ID?"
+        return f"# {key}: left out, all values are distinct: an ID?"
     if count == 1:
-        return f'# {key} = "category"  # left out, it has one value only'
+        return f'# {key} = "category"  # left out, it has only one value'
     if profile.numeric:
         if profile.whole and 2 < count <= MAX_CODES:
-            return f'{key} = "category"  # {count} whole numbers: a code? If they count or measure, write "number"'
+            return f'{key} = "category"  # {count} whole numbers: a code? For counts or measurements, write "number"'
         return f'{key} = "number"'
-    if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_LENGTH:
-        return f"# {key}: left out, {many} different values of up to {profile.longest} bytes: free text?"
-    if count > MANY_CATEGORIES:
-        return f'{key} = "category"  # {count} different values, and a feature for each'
+    if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_BYTES:
+        return f"# {key}: left out, {many} distinct values of up to {profile.longest} bytes: free text?"
+    if count > MIN_CATEGORIES_TO_NOTE:
+        return f'{key} = "category"  # {count} distinct values, a feature for each'
     return f'{key} = "category"'
 
 
@@ -197,7 +201,7 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    # JSON's texts are TOML's, but for one character that TOML wants escaped.
+    # JSON strings are TOML strings, except for one character that TOML requires to be escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

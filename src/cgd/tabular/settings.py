@@ -1,4 +1,4 @@
-"""What a participant is to train, as its federation file says."""
+"""The settings of one participant's training on a table, from the federation file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TabularSettings:
-    """What is learned, how, and which part of the columns is ours.
+    """Data, model and training settings, and this participant's part of the columns.
 
     Attributes:
-        data: the tables.
-        model: from what.
-        training: how.
-        column: in a grid with several columns, the one that we are in.
-        columns: how many the grid has; 1 if everybody has all columns of the table.
+        data: the schema of the tables.
+        model: the architecture.
+        training: the training settings.
+        column: in a grid with several columns, our grid column.
+        columns: number of grid columns; 1 if every participant holds all columns of the table.
     """
 
     data: Data
@@ -32,36 +32,35 @@ class TabularSettings:
     columns: int = 1
 
     @classmethod
-    def of(cls, federation: Federation, participant: str) -> TabularSettings:
-        """What a participant of a federation is to train.
+    def from_federation(cls, federation: Federation, participant: str) -> TabularSettings:
+        """Return the settings of a participant.
 
         Raises:
-            InputError: the file does not say, or says what cannot be.
+            InputError: the federation file has no [data] and [model], or its grid has too few columns.
         """
         if federation.data is None or federation.model is None:
             raise InputError(
-                f"{federation.path} has no [data] and [model], so it does not say what to learn from a table; add them "
-                "(`cgd schema FILE --label COLUMN` suggests some), or train with a program of your own (--run)"
+                f"{federation.path} has no [data] and [model], so it does not describe what to learn from a table; add "
+                "them (`cgd schema FILE --label COLUMN` suggests some), or train with a program of your own (--run)"
             )
         grid, cell = federation.grid, federation.participant(participant).cell
-        setting = cls(federation.data, federation.model, federation.training)
         if grid is None or cell is None or grid.columns == 1:
-            return setting
+            return cls(federation.data, federation.model, federation.training)
         minimum = federation.training.minimum
         if grid.columns < minimum:
-            because = "hides nothing" if minimum == MIN_MEMBERS else "is ruled out by minimum in [training]"
+            reason = "hides nothing" if minimum == MIN_MEMBERS else "is excluded by minimum in [training]"
             raise InputError(
-                f"the grid has {grid.columns} columns; for a prediction a row adds up what its members say, and a sum "
-                f"over fewer than {minimum} {because}: cut the table into more columns"
+                f"the grid has {grid.columns} columns; a prediction sums the outputs of a row's members, and a sum "
+                f"over fewer than {minimum} {reason}: divide the table into more columns"
             )
         return cls(federation.data, federation.model, federation.training, cell.column, grid.columns)
 
     @property
     def own_columns(self) -> tuple[Column, ...]:
-        """The columns of the table that are ours."""
+        """The columns of the table that this participant holds."""
         return self.data.columns if self.columns == 1 else self.data.held_by(self.column)
 
     @property
-    def in_columns(self) -> bool:
-        """Whether others have other columns of the same records."""
+    def vertical(self) -> bool:
+        """True if other participants hold other columns of the same records (vertical partitioning)."""
         return self.columns > 1

@@ -1,20 +1,20 @@
-"""Recording a run: everything that a participant sees, and what it has of its own, in a folder.
+"""Record a trace of a run: everything a participant receives and holds, in a folder.
 
-A recording is for privacy attacks on what was really seen (`recording.py` reads it, `cgd audit` attacks). **It is as
-secret as the records:** they are in it, and so are the participant's origin and its gradients. Only its owner can read
-it (folder 0700, files 0600), and nothing of it is ever sent.
+A trace is for privacy attacks on a real run (`cgd.audit.trace_reader` reads it, `cgd audit` attacks). **It is as secret
+as the records:** it contains them, and the participant's origin and gradients. Only its owner can read it (folder 0700,
+files 0600), and nothing of it is ever sent.
 
-    recording.json                    whose it is, and how was trained
-    data.safetensors                  our prepared training and kept-back records, our origin
-    steps/000007.own.safetensors      what we put into the gradient sum of step 7: written before anything leaves
-    steps/000007.total.safetensors    what was opened
-    steps/000007.state.safetensors    the displacement after 7 steps, as the members gave it to us when we came back
-    frames                            every frame that we received, with its sender, one after the other
+    recording.json                    participant, federation and training settings
+    data.safetensors                  our encoded training and validation records, our origin
+    steps/000007.own.safetensors      our addend to the gradient sum of step 7, written before anything is sent
+    steps/000007.total.safetensors    the opened sum
+    steps/000007.state.safetensors    the displacement after 7 steps, as the members sent it after a restart
+    frames                            every received frame with its sender
 
-A participant that was killed goes on recording when it is started again with the same command. Whatever it put into a
-sum is there, because it is written first. The total of its last step may be missing, if the others opened the sum and
-it was killed before it had the total; what the members give it when it comes back makes up for that. The other sums, of
-statistics and validation losses, are not kept as such: what they told is in the model and its report.
+A participant that was killed continues the trace when it is restarted with the same command. All of its addends are
+there, because they are written first. The total of its last step may be missing, if the others opened the sum and it
+was killed before it received the total; the state that the members send after the restart replaces it. The other sums,
+of statistics and validation losses, are not recorded: their results are in the model and its report.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 import cgd
 from cgd.errors import InputError
 from cgd.files import write_private
+from cgd.json_files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,21 +50,21 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.tabular.preprocessing import Preprocessing
     from cgd.tabular.settings import TabularSettings
-    from cgd.tabular.training import Sample, TrainingResult
+    from cgd.tabular.training import EncodedDataset, TrainingResult
     from cgd.transport.tap import Addend
 
 FORMAT = "cgd-recording-1"
 FILE, DATA, STEPS, FRAMES = "recording.json", "data.safetensors", "steps", "frames"
-_FRAME = struct.Struct("<HQ")  # the bytes of the sender's name, and of the frame; both follow
+_FRAME = struct.Struct("<HQ")  # lengths of the sender's name and of the frame, which follow
 
 
 class TraceWriter:
-    """Writes what a participant sees into a folder. `train` fills it; the transport's frames go to `frame`.
+    """Write a trace into a folder. `train` calls it; the transport passes received frames to `frame`.
 
     Args:
-        folder: made if it is not there; or a recording of the same participant that was broken off, to go on with.
-        participant: who we are.
-        federation: its name.
+        folder: the folder, which is created; or an interrupted trace of the same participant, to continue.
+        participant: our name.
+        federation: the federation's name.
 
     Raises:
         InputError: the folder holds something else, or cannot be used.
@@ -71,13 +72,13 @@ class TraceWriter:
 
     def __init__(self, folder: Path, participant: str, federation: str) -> None:
         self.folder = folder
-        self._belongs = {"format": FORMAT, "participant": participant, "federation": federation}
+        self._owner = {"format": FORMAT, "participant": participant, "federation": federation}
         self._content: dict[str, Any] = {}
         try:
             self._frames = self._open()
         except OSError as error:
             raise InputError(
-                f"{folder} cannot be used ({error.strerror}); name another folder for the recording (--record)"
+                f"{folder} cannot be used ({error.strerror}); name another folder for the trace (--record)"
             ) from None
 
     def _open(self) -> FileIO:
@@ -85,16 +86,16 @@ class TraceWriter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / FILE).exists():
             if any(folder.iterdir()):
-                raise InputError(f"{folder} holds something that is no recording; name an empty folder, or a new one")
+                raise InputError(f"{folder} holds files that are not a trace; name an empty folder, or a new one")
             folder.chmod(0o700)
-            write_private(folder / FILE, json.dumps(self._belongs).encode())
-        found = read_content(folder / FILE)
-        if {key: found.get(key) for key in self._belongs} != self._belongs:
+            write_private(folder / FILE, json.dumps(self._owner).encode())
+        header = read_header(folder / FILE)
+        if {key: header.get(key) for key in self._owner} != self._owner:
             raise InputError(
-                f"{folder} holds the recording of {found.get('participant')} of {found.get('federation')}, which is "
+                f"{folder} holds the trace of {header.get('participant')} of {header.get('federation')}, which is "
                 "never overwritten; name another folder (--record), or move it away"
             )
-        self._content = found
+        self._content = header
         (folder / STEPS).mkdir(mode=0o700, exist_ok=True)
         frames = os.open(folder / FRAMES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         file = os.fdopen(frames, "r+b", buffering=0)
@@ -102,45 +103,46 @@ class TraceWriter:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise InputError(f"{folder} is being written by another process; stop that, or name another one") from None
-        file.truncate(_whole(file))
+            raise InputError(f"{folder} is being written by another process; stop it, or name another folder") from None
+        file.truncate(_complete_length(file))
         return file
 
-    # What a training tells, in this order.
+    # Called by the training, in this order.
 
     def begin(
         self,
         peers: Peers,
-        setting: TabularSettings,
-        preparation: Preprocessing,
+        settings: TabularSettings,
+        preprocessing: Preprocessing,
         network: torch.nn.Module,
         delta: float,
-        training: Sample,
-        validation: Sample,
+        training: EncodedDataset,
+        validation: EncodedDataset,
     ) -> None:
-        """The records are prepared and the network stands at its origin: keep both, and how is trained.
+        """Write encoded records, origin and settings, before the first step.
 
         Raises:
-            InputError: views cannot be made of such a run; or the folder has one with other records or settings.
+            InputError: such a run cannot be recorded; or the folder has a trace with other records or settings.
         """
-        _check(setting, network)
-        balanced = setting.data.class_weights == "balanced"
+        check_recordable(settings)
+        _check_parameters(network)
+        balanced = settings.data.class_weights == "balanced"
         origin = torch.cat([each.detach().reshape(-1) for each in network.parameters()])
         content = {
             "version": cgd.__version__,
             "members": list(peers.members),
-            "model": asdict(setting.model),
-            "features": len(preparation.features),
-            "outputs": preparation.outputs,
-            "task": setting.data.task,
-            "class_weights": preparation.class_weights().tolist() if balanced else None,
-            "training": asdict(setting.training),
+            "model": asdict(settings.model),
+            "features": len(preprocessing.features),
+            "outputs": preprocessing.outputs,
+            "task": settings.data.task,
+            "class_weights": preprocessing.class_weights().tolist() if balanced else None,
+            "training": settings.training.as_stored(),
             "bound": peers.settings.bound,
             "ring_bits": peers.settings.ring_bits,
             "delta": delta,
             "samples": len(training),
         }
-        content = json.loads(json.dumps(content))  # as it is read again
+        content = json.loads(json.dumps(content))  # as it is when read from the file
         data = safetensors.numpy.save(
             {
                 "x": training.x.numpy(),
@@ -154,7 +156,7 @@ class TraceWriter:
         same = all(before[key] == content[key] for key in before if key not in ("members", "version"))
         if before and not (same and (self.folder / DATA).exists() and (self.folder / DATA).read_bytes() == data):
             raise InputError(
-                f"{self.folder} holds a recording of other records, or of another training; name another folder "
+                f"{self.folder} holds a trace of other records, or of another training; name another folder "
                 "(--record), or move it away"
             )
         if not before:
@@ -163,8 +165,8 @@ class TraceWriter:
         peers.observer = self
 
     def resume(self, optimizer: ConfinedOptimizer) -> None:
-        """Keep what the members gave us when we came back: the displacement, and what the rule remembers."""
-        if not (taken := optimizer.taken()):
+        """Write the displacement and optimiser state that the members sent after a restart."""
+        if not (taken := optimizer.steps_taken()):
             return
         parts: dict[str, list[torch.Tensor]] = {}
         powers = np.zeros(0)
@@ -179,19 +181,19 @@ class TraceWriter:
             state["powers"] = powers
         write_private(self._step(taken, "state"), safetensors.numpy.save(state))
 
-    def entering(self, addend: Addend) -> None:
-        """Keep our part of a gradient sum, before anything of it leaves; see `Observer`."""
+    def before_sum(self, addend: Addend) -> None:
+        """Write our addend to a gradient sum, before anything is sent; see `Observer`."""
         if addend.step is None or addend.weight is None:
             return
-        told = {"weight": addend.weight, "members": list(addend.members), "epoch": addend.epoch}
-        content = safetensors.numpy.save({"own": np.ascontiguousarray(addend.values)}, {"told": json.dumps(told)})
+        metadata = {"weight": addend.weight, "members": list(addend.members), "epoch": addend.epoch}
+        content = safetensors.numpy.save({"own": np.ascontiguousarray(addend.values)}, {"told": json.dumps(metadata)})
         write_private(self._step(addend.step.number, "own"), content)
 
-    def opened(self, addend: Addend, total: npt.NDArray[Any]) -> None:
-        """Keep what was opened.
+    def after_sum(self, addend: Addend, total: npt.NDArray[Any]) -> None:
+        """Write the opened sum.
 
         Raises:
-            InputError: it cannot be written; or another total of this step is there, of another run.
+            InputError: it cannot be written; or the folder has another total of this step, of another run.
         """
         if addend.step is None or addend.weight is None:
             return
@@ -205,7 +207,7 @@ class TraceWriter:
             )
 
     def frame(self, sender: PeerId, frame: Buffer) -> None:
-        """Keep a frame; it is handed to the system before the protocol gets it.
+        """Write a received frame, before the protocol processes it.
 
         Raises:
             InputError: it cannot be written.
@@ -214,22 +216,22 @@ class TraceWriter:
         pieces = [_FRAME.pack(len(name), len(frame)) + name, frame]
         try:
             written = os.writev(self._frames.fileno(), pieces)
-            if written < sum(map(len, pieces)):  # a full disk; the rest of it would fail
+            if written < sum(map(len, pieces)):  # a full disk; writing the rest would fail
                 raise OSError(28, "No space left on device")
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is closed"
+            reason = error.strerror if isinstance(error, OSError) else "it is closed"
             raise InputError(
-                f"the recording in {self.folder} cannot be written ({why}); see whether there is room; the same "
-                "command goes on from here"
+                f"the trace in {self.folder} cannot be written ({reason}); check the free disk space; the same command "
+                "continues from here"
             ) from None
 
     def finish(self, trained: TrainingResult) -> None:
-        """The training is over."""
+        """Write the outcome of the training."""
         outcome = {"steps": trained.steps, "best_step": trained.best_step, "everyone_samples": trained.everyone_samples}
         self._save(outcome)
 
     def close(self) -> None:
-        """Close the file of frames; a second call does nothing."""
+        """Close the file of frames; further calls do nothing."""
         self._frames.close()
 
     def __enter__(self) -> TraceWriter:
@@ -249,63 +251,62 @@ class TraceWriter:
 
 
 def read_frames(path: Path) -> Iterator[tuple[PeerId, bytes]]:
-    """Yield every frame of a recording with its sender; what was cut off by a kill is left out.
+    """Yield every frame of a trace with its sender, except a frame truncated by a kill.
 
     Raises:
-        InputError: they cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
-            end = _whole(file)
+            end = _complete_length(file)
             file.seek(0)
             while file.tell() < end:
                 name, size = _FRAME.unpack(file.read(_FRAME.size))
                 yield file.read(name).decode(), file.read(size)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "a sender's name is no text"
-        raise InputError(f"{path} cannot be read ({why}); restore it from your copy, or record anew") from None
+        reason = error.strerror if isinstance(error, OSError) else "a sender's name is not UTF-8"
+        raise InputError(f"{path} cannot be read ({reason}); restore it from your copy, or record again") from None
 
 
 def bytes_per_parameter(training: Training, members: int) -> float:
-    """About how much a recording grows in a step, for each parameter: our addend, the total, and the frames."""
+    """Estimate the bytes that a step adds to a trace for each parameter: our addend, the total, and the frames."""
     word = training.ring_bits / 8
     received = 2 * (members - 1) / members * word if training.opening == "mesh" else word
-    return 8 + received + (word * (members - 1) if training.sharing == "uniform" else 0)
+    return 8 + received + (word * (members - 1) if training.masking == "uniform" else 0)
 
 
-def _check(setting: TabularSettings, network: torch.nn.Module) -> None:
-    refuse_columns(setting)
+def _check_parameters(network: torch.nn.Module) -> None:
     for name, parameter in network.named_parameters():
         if not parameter.requires_grad or parameter.dtype != torch.float32:
-            what = f"of type {parameter.dtype}" if parameter.requires_grad else "frozen"
+            fact = f"of type {parameter.dtype}" if parameter.requires_grad else "frozen"
             raise InputError(
-                f"the parameter {name} is {what}, and recordings are of networks whose parameters are all trained, in "
-                "float32; join without --record"
+                f"the parameter {name} is {fact}, and only networks whose parameters are all trained, in float32, can "
+                "be recorded; join without --record"
             )
 
 
-def refuse_columns(setting: TabularSettings) -> None:
-    """Only runs in which everybody has all columns can be recorded.
+def check_recordable(settings: TabularSettings) -> None:
+    """Raise InputError for a grid with several columns, of which no trace can be recorded.
 
     Raises:
-        InputError: the table is cut by columns.
+        InputError: the table is partitioned by columns.
     """
-    if setting.in_columns:
+    if settings.vertical:
         raise InputError(
-            f"the table is cut into {setting.columns} columns, and what a coalition sees there, the sums of its rows "
-            "and columns of participants, is not made a view of yet; join without --record"
+            f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "
+            "supported yet; join without --record"
         )
 
 
-def read_content(path: Path) -> dict[str, Any]:
-    """What `recording.json` says.
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the content of `recording.json`.
 
     Raises:
         InputError: it is damaged, or of another format.
     """
     content = None
-    with suppress(ValueError, RecursionError, OSError):
-        content = json.loads(path.read_bytes())
+    with suppress(InputError, OSError):
+        content = parse_json(path.read_bytes())
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged; restore it from your copy, or record into another folder")
     if content.get("format") != FORMAT:
@@ -313,8 +314,8 @@ def read_content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _whole(file: BinaryIO | FileIO) -> int:
-    """Where the last frame ends that is there in full."""
+def _complete_length(file: BinaryIO | FileIO) -> int:
+    """Return the end of the last complete frame."""
     size, end = file.seek(0, os.SEEK_END), 0
     while True:
         file.seek(end)

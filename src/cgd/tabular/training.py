@@ -1,7 +1,7 @@
-"""One participant's training on a table: the same program at every member, with other records.
+"""Train one participant's model on a table: the same program at every member, with other records.
 
-It makes the same sums in the same order each time it is run, whatever its records are. So a participant that was killed
-is started again by the same command and goes on where the others are: what was summed before comes from the members.
+Every run takes part in the same sums in the same order, whatever its records are. A participant that was killed is
+restarted with the same command and continues at the step of the others: the members send it the sums it missed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -23,7 +24,8 @@ from cgd.optim.lr_scheduler import InverseSquareLR
 from cgd.optim.optimizer import ConfinedAdam, ConfinedOptimizer, ConfinedSGD
 from cgd.optim.origin import confine
 from cgd.optim.vertical import first_layer_names
-from cgd.tabular.alignment import align, kept_back, kept_back_together, row_key
+from cgd.reporting.run_file import EvalRecord
+from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split
 from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.wide_sums import wide_sum
@@ -36,53 +38,34 @@ if TYPE_CHECKING:
     from cgd.tabular.settings import TabularSettings
     from cgd.tabular.trace_writer import TraceWriter
 
-CHUNK = 1 << 16  # records that go through the network together, so that memory does not grow with activations
-# A validation loss is better if it is lower by this part at least.
-TOLERANCE = 1e-4
+__all__ = ["EvalRecord", "TrainingResult", "train"]
 
-
-@dataclass(frozen=True)
-class EvalRecord:
-    """How far the training is, as seen every few steps.
-
-    Attributes:
-        step: how many steps were taken.
-        everyone_validation_loss: the mean over everybody's validation records; None if nobody keeps any back.
-        best_step: after which step that was lowest.
-        training_loss: on our own records; None of these is known for steps that were taken before we were started anew.
-        validation_loss: likewise.
-        score: accuracy, or R², on our own validation records.
-    """
-
-    step: int
-    everyone_validation_loss: float | None
-    best_step: int
-    training_loss: float | None = None
-    validation_loss: float | None = None
-    score: float | None = None
+CHUNK_RECORDS = 1 << 16  # records in one forward pass, to limit the memory of activations
+WARNING_PREFIX = "privacy warning: "
+MIN_IMPROVEMENT = 1e-4  # relative decrease of the validation loss that counts as an improvement
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What comes out of a training.
+    """The result of a training.
 
     Attributes:
         network: the confined model, at the best step.
-        preparation: what makes features of a table, and values of what the network says.
-        looks: how it went.
-        best_step: the step after which the validation loss of everybody was lowest.
-        steps: how many were taken.
-        validation: the records that were kept back, in the order of the row if there is one.
-        samples: our training records.
-        everyone_samples: everybody's.
-        clipped: in how many steps a gradient of ours was cut to the bound.
-        notes: what a person should know.
-        seconds: how long it took.
+        preprocessing: the encoding of tables and of the target.
+        evaluations: the history.
+        best_step: the step with the lowest validation loss over all members.
+        steps: number of steps taken.
+        validation: the validation split; in a grid, in the order of the row.
+        samples: number of our training records.
+        everyone_samples: number of all members' training records.
+        clipped: number of steps in which our gradient was clipped to the bound.
+        notes: notes for the user.
+        seconds: duration.
     """
 
     network: nn.Module
-    preparation: Preprocessing
-    looks: tuple[EvalRecord, ...]
+    preprocessing: Preprocessing
+    evaluations: tuple[EvalRecord, ...]
     best_step: int
     steps: int
     validation: TabularDataset
@@ -95,76 +78,82 @@ class TrainingResult:
 
 def train(
     peers: Peers,
-    setting: TabularSettings,
+    settings: TabularSettings,
     records: TabularDataset,
     *,
     delta: float | None = None,
     progress: Callable[[EvalRecord], None] = lambda _: None,
     caught_up: Callable[[int], None] = lambda _: None,
-    recorder: TraceWriter | None = None,
+    trace_writer: TraceWriter | None = None,
 ) -> TrainingResult:
-    """Train a confined model on our records, together with the others.
+    """Train a confined model on our records, together with the other members.
 
     Args:
-        peers: the others; in a grid, with the groups "column" and "row".
-        setting: what is to be learned.
-        records: ours.
-        delta: our own δ, if not that of the file.
-        progress: is told of every look at the validation loss, those of steps that were taken before, too.
-        caught_up: is told with the first new step how many were taken before we were started anew, 0 if none were.
-        recorder: writes down what we put in and what is opened, for attacks on it: all of that is secret.
+        peers: the members; in a grid, with the groups "column" and "row".
+        settings: data, model and training settings.
+        records: our records.
+        delta: our own δ, if not that of the federation file.
+        progress: called after every evaluation, also for replayed steps.
+        caught_up: called once, before the first new step, with the number of steps replayed after a restart.
+        trace_writer: records our addends and the opened sums, for privacy attacks; they are secret.
 
     Raises:
-        InputError: the records of all together cannot be learned from, or do not fit.
+        InputError: the members' records cannot be learned from, or do not fit together.
         DivergenceError: the loss is no longer finite.
         RemoteProtocolError, PeerTimeoutError: see `Peers.sum`.
     """
-    begun = time.monotonic()
-    records, kept = _kept_back(peers, setting, records)
-    column = peers.groups["column"] if setting.in_columns else peers
-    preparation = fit(records, setting.data, setting.own_columns, column)
-    training, validation = (Sample.of(records.take(which), preparation, setting) for which in (~kept, kept))
-    network = build(setting.model, len(preparation.features), preparation.outputs)
-    origin = confine(network, delta=setting.model.delta if delta is None else delta, seed=peers.seed)
-    if recorder is not None:
-        recorder.begin(peers, setting, preparation, network, origin.delta, training, validation)
-    loop = _Loop(peers, setting, network, training, validation)
-    if recorder is not None:
-        recorder.resume(loop.optimizer)
+    start = time.monotonic()
+    records, held_out = _split_validation(peers, settings, records)
+    column = peers.groups["column"] if settings.vertical else peers
+    preprocessing = fit(records, settings.data, settings.own_columns, column)
+    training, validation = (
+        EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
+    )
+    network = build(settings.model, len(preprocessing.features), preprocessing.outputs)
+    origin = confine(network, delta=settings.model.delta if delta is None else delta, seed=peers.seed)
+    if trace_writer is not None:
+        trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation)
+    loop = _TrainingLoop(peers, settings, network, training, validation)
+    if trace_writer is not None:
+        trace_writer.resume(loop.optimizer)
     loop.run(progress, caught_up)
     trained = TrainingResult(
         network=network.eval(),
-        preparation=preparation,
-        looks=tuple(loop.looks),
+        preprocessing=preprocessing,
+        evaluations=tuple(loop.evaluations),
         best_step=loop.best.steps or loop.step,
         steps=loop.step,
-        validation=records.take(kept),
+        validation=records.take(held_out),
         samples=len(training),
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,
-        notes=(*preparation.notes(records), *loop.notes, *(f"caution: {each}" for each in loop.optimizer.cautions)),
-        seconds=time.monotonic() - begun,
+        notes=(
+            *preprocessing.notes(records),
+            *loop.notes,
+            *(f"{WARNING_PREFIX}{each}" for each in loop.optimizer.privacy_warnings),
+        ),
+        seconds=time.monotonic() - start,
     )
-    if recorder is not None:
-        recorder.finish(trained)
+    if trace_writer is not None:
+        trace_writer.finish(trained)
     return trained
 
 
-def outputs_of(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What the network says of many records."""
+def forward(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return the network's outputs, computed in chunks."""
     with torch.no_grad():
-        parts = [network(part) for part in x.split(CHUNK)]
-    return torch.cat(parts) if parts else torch.zeros(0, 1)
+        chunks = [network(chunk) for chunk in x.split(CHUNK_RECORDS)]
+    return torch.cat(chunks) if chunks else torch.zeros(0, 1)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Records as the network takes them.
+class EncodedDataset:
+    """Records as tensors.
 
     Attributes:
         x: features.
-        y: classes, or standardised numbers.
-        weight: how much each record counts.
+        y: indices of classes, or standardised numbers.
+        weight: weight of each record in the loss.
     """
 
     x: torch.Tensor
@@ -172,33 +161,33 @@ class Sample:
     weight: torch.Tensor
 
     @classmethod
-    def of(cls, records: TabularDataset, preparation: Preprocessing, setting: TabularSettings) -> Sample:
-        """Features, target and weights of these records."""
-        x, _ = preparation.transform(records)
-        y = torch.from_numpy(preparation.encode_target(records))
-        balanced = setting.data.class_weights == "balanced"
-        weight = torch.from_numpy(preparation.class_weights())[y] if balanced else torch.ones(len(y))
+    def encode(cls, records: TabularDataset, preprocessing: Preprocessing, settings: TabularSettings) -> EncodedDataset:
+        """Encode records."""
+        x, _ = preprocessing.transform(records)
+        y = torch.from_numpy(preprocessing.encode_target(records))
+        balanced = settings.data.class_weights == "balanced"
+        weight = torch.from_numpy(preprocessing.class_weights())[y] if balanced else torch.ones(len(y))
         return cls(torch.from_numpy(x), y, weight)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def digest(self) -> bytes:
-        """32 bytes that tell these records from others."""
+        """Return a digest of features and targets."""
         digest = hashlib.sha256(f"{tuple(self.x.shape)} {self.y.dtype}".encode())
         for each in (self.x, self.y):
             digest.update(each.contiguous().numpy().data)
         return digest.digest()
 
     def losses(self, outputs: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
-        """The weighted loss of every record of a part."""
+        """Return the weighted loss of every record of a part."""
         y, weight = self.y[part], self.weight[part]
         if y.is_floating_point():
             return (outputs[:, 0] - y).square() * weight
         return functional.cross_entropy(outputs, y, reduction="none") * weight
 
     def score(self, outputs: torch.Tensor) -> float | None:
-        """Accuracy, or R²; None if there is nothing to compare."""
+        """Return accuracy or R²; None if it is undefined."""
         if not len(self):
             return None
         if not self.y.is_floating_point():
@@ -207,43 +196,48 @@ class Sample:
         return 1 - (outputs[:, 0] - self.y).square().sum().item() / spread if spread else None
 
 
-class _Loop:
-    """The steps, and the looks at the validation loss between them."""
+class _TrainingLoop:
+    """The training steps, with evaluations and early stopping."""
 
     def __init__(
-        self, peers: Peers, setting: TabularSettings, network: nn.Module, training: Sample, validation: Sample
+        self,
+        peers: Peers,
+        settings: TabularSettings,
+        network: nn.Module,
+        training: EncodedDataset,
+        validation: EncodedDataset,
     ) -> None:
-        self.peers, self.setting, self.network = peers, setting, network
+        self.peers, self.settings, self.network = peers, settings, network
         self.training, self.validation = training, validation
-        self.optimizer = _optimizer(peers, setting, network, len(training))
-        self.optimizer.records = training.digest() + validation.digest()
+        self.optimizer = _build_optimizer(peers, settings, network, len(training))
+        self.optimizer.records_digest = training.digest() + validation.digest()
         self.best = BestCheckpoint(self.optimizer)
-        self.looks: list[EvalRecord] = []
+        self.evaluations: list[EvalRecord] = []
         self.step = 0
         self.clipped = 0
-        self._lowest = float("inf")
+        self._lowest_loss = float("inf")
 
     def run(self, progress: Callable[[EvalRecord], None], caught_up: Callable[[int], None]) -> None:
-        how = self.setting.training
-        schedule = InverseSquareLR(self.optimizer, how.mu, how.steps) if how.mu else None
-        taken = self.optimizer.taken()
-        past = True
-        for self.step in range(1, how.steps + 1):
-            self.peers.memory.reach(self.step - 1)
-            new = self.step > taken
-            loss = self._gradient() if new else None
+        config = self.settings.training
+        schedule = InverseSquareLR(self.optimizer, config.mu, config.steps) if config.mu else None
+        steps_taken = self.optimizer.steps_taken()
+        replaying = True
+        for self.step in range(1, config.steps + 1):
+            self.peers.recovery.set_step(self.step - 1)
+            new = self.step > steps_taken
+            loss = self._compute_gradient() if new else None
             self.optimizer.step()
-            if past and not self.optimizer.again:
-                past = False
+            if replaying and not self.optimizer.replayed:
+                replaying = False
                 caught_up(self.step - 1)
             if schedule is not None:
                 schedule.step()
-            if self.step % how.validate_every == 0 or self.step == how.steps:
-                look = self._look(loss, new)
-                progress(look)
-                if how.patience and self._stagnant(look):
+            if self.step % config.validate_every == 0 or self.step == config.steps:
+                evaluation = self._evaluate(loss, new)
+                progress(evaluation)
+                if config.patience and self._should_stop(evaluation):
                     break
-        if past:
+        if replaying:
             caught_up(self.step)
         if self.best.steps:
             self.best.restore()
@@ -252,99 +246,102 @@ class _Loop:
     def notes(self) -> tuple[str, ...]:
         if not self.clipped:
             return ()
-        bound = self.setting.training.bound
-        return (f"in {self.clipped} steps our gradient was beyond the bound {bound:g} and was cut to it",)
+        bound = self.settings.training.bound
+        return (f"in {self.clipped} steps our gradient exceeded the bound {bound:g} and was clipped to it",)
 
-    def _gradient(self) -> float:
-        """Compute the gradient of the mean loss over our records, chunk by chunk; the loss."""
+    def _compute_gradient(self) -> float:
+        """Compute the gradient of the mean loss over our records, in chunks; return the loss."""
         self.network.train()
         self.optimizer.zero_grad()
         total, count = 0.0, len(self.training)
         with torch.random.fork_rng(devices=[]):
-            # What a network draws by itself (dropout) is the same whenever the step is taken, and nobody else's.
-            drawn = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
-            torch.manual_seed(int.from_bytes(drawn[:7], "little"))
-            for start in range(0, count, CHUNK):
-                part = slice(start, start + CHUNK)
+            # Random numbers of the network (dropout) depend on our seed and the step only, also after a restart.
+            seed = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
+            torch.manual_seed(int.from_bytes(seed[:7], "little"))
+            for start in range(0, count, CHUNK_RECORDS):
+                part = slice(start, start + CHUNK_RECORDS)
                 loss = self.training.losses(self.network(self.training.x[part]), part).sum() / count
                 loss.backward()
                 total += loss.item()
         if not np.isfinite(total):
             raise DivergenceError(
-                f"our loss is {total} in step {self.step}; lower lr in [training] (it is {self.setting.training.lr:g})"
+                f"our loss is {total} in step {self.step}; lower lr in [training] (it is {self.settings.training.lr:g})"
             )
         self.clipped += self._clip()
         return total
 
     def _clip(self) -> bool:
-        """Cut gradients to the bound: one extraordinary record must not stop everybody."""
+        """Clip gradients to the bound, so that a single extreme record does not stop the federation."""
         gradients = [each.grad for each in self.network.parameters() if each.grad is not None]
-        bound = self.setting.training.bound
+        bound = self.settings.training.bound
         if not any(each.abs().max().item() > bound for each in gradients):
             return False
         for each in gradients:
             each.clamp_(-bound, bound)
         return True
 
-    def _look(self, loss: float | None, new: bool) -> EvalRecord:
-        """Sum the validation loss of everybody, and keep the model if it is the best so far.
+    def _evaluate(self, loss: float | None, new: bool) -> EvalRecord:
+        """Sum the validation loss of all members, and save the model if it is the best so far.
 
-        For steps that were taken before, the total is known to the members; what we would say ourselves is not asked.
-        Only the one after the last of them may be missing, and for that the network is as it should be.
+        In replayed steps the sum comes from the members, and our own loss is not computed. Only the sum after the last
+        replayed step may still be open; for that one the network is in the right state.
         """
         own, count, score = 0.0, len(self.validation), None
-        new = new or not self.peers.memory.past()
+        new = new or not self.peers.recovery.is_replay()
         if new and count:
-            outputs = outputs_of(self.network.eval(), self.validation.x)
+            outputs = forward(self.network.eval(), self.validation.x)
             own, score = self.validation.losses(outputs).double().sum().item(), self.validation.score(outputs)
-        everyone, records = wide_sum(self.peers, np.array([own, count]), "validation loss").tolist()
-        mean = everyone / records if records else None
-        if mean is not None and mean < self._lowest * (1 - TOLERANCE):
-            self._lowest = mean
-            self.best.keep(self.step)
-        look = EvalRecord(self.step, mean, self.best.steps)
+        total, records = wide_sum(self.peers, np.array([own, count]), "validation loss").tolist()
+        mean = total / records if records else None
+        if mean is not None and mean < self._lowest_loss * (1 - MIN_IMPROVEMENT):
+            self._lowest_loss = mean
+            self.best.save(self.step)
+        evaluation = EvalRecord(self.step, mean, self.best.steps)
         if new:
-            look = replace(look, training_loss=loss, validation_loss=own / count if count else None, score=score)
-        self.looks.append(look)
-        return look
+            own_loss = own / count if count else None
+            evaluation = msgspec.structs.replace(evaluation, training_loss=loss, validation_loss=own_loss, score=score)
+        self.evaluations.append(evaluation)
+        return evaluation
 
-    def _stagnant(self, look: EvalRecord) -> bool:
-        how = self.setting.training
-        waited = look.step - look.best_step
-        return look.everyone_validation_loss is not None and waited >= how.patience * how.validate_every
+    def _should_stop(self, evaluation: EvalRecord) -> bool:
+        """Return whether the validation loss has not improved for `patience` evaluations."""
+        config = self.settings.training
+        since_best = evaluation.step - evaluation.best_step
+        has_loss = evaluation.everyone_validation_loss is not None
+        return has_loss and since_best >= config.patience * config.validate_every
 
 
-def _kept_back(peers: Peers, setting: TabularSettings, records: TabularDataset) -> tuple[TabularDataset, Any]:
-    """The records, in the order of the row if there is one, and which of them are kept back for validation."""
-    part = setting.data.validation
-    if not setting.in_columns:
-        return records, kept_back(records.rows, part, peers.seed)
+def _split_validation(peers: Peers, settings: TabularSettings, records: TabularDataset) -> tuple[TabularDataset, Any]:
+    """Return the records, in a grid in the order of the row, and the mask of the validation split."""
+    part = settings.data.validation
+    if not settings.vertical:
+        return records, validation_split(records.rows, part, peers.seed)
     row = peers.groups["row"]
     key = row_key(row)
     records = align(records, row, key)
-    kept = kept_back_together(records, part, key)
-    if kept.all():
-        kept[0] = False
-    return records, kept
+    mask = shared_validation_split(records, part, key)
+    if mask.all():
+        mask[0] = False
+    return records, mask
 
 
-def _optimizer(peers: Peers, setting: TabularSettings, network: nn.Module, samples: int) -> ConfinedOptimizer:
-    how = setting.training
+def _build_optimizer(peers: Peers, settings: TabularSettings, network: nn.Module, samples: int) -> ConfinedOptimizer:
+    config = settings.training
     groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
-    if setting.in_columns:
+    if settings.vertical:
         names = first_layer_names(network)
         if not names:
             raise InputError(
-                "the model is cut by columns at its first layer, so it must be a torch.nn.Sequential that begins with "
-                "a torch.nn.Linear; give another function in [model]"
+                "in a grid with several columns, the model is split at its first layer, so it must be a "
+                "torch.nn.Sequential that begins with a torch.nn.Linear; give another function in [model]"
             )
         first = [each for name, each in network.named_parameters() if name in names]
         rest = [each for name, each in network.named_parameters() if name not in names]
         groups = [{"params": first, "peers": peers.groups["column"]}]
-        # Every tower sees a few columns, and the mean over all of them is small: see docs/design.md, Decisions. Adam
-        # does not mind how small.
-        rate = how.lr if how.optimizer == "adam" else how.lr * setting.columns
+        # A tower uses some columns only, so the mean over all towers is small (docs/decisions/0002-grid-weights.md).
+        # Adam is invariant to the scale.
+        rate = config.lr if config.optimizer == "adam" else config.lr * settings.columns
         groups += [{"params": rest, "lr": rate}] if rest else []
-    if how.optimizer == "adam":
-        return ConfinedAdam(groups, lr=how.lr, peers=peers, samples=samples)
-    return ConfinedSGD(groups, lr=how.lr, peers=peers, samples=samples, momentum=how.momentum)
+    if config.optimizer == "adam":
+        return ConfinedAdam(groups, lr=config.lr, peers=peers, samples=samples)
+    return ConfinedSGD(groups, lr=config.lr, peers=peers, samples=samples, momentum=config.momentum)

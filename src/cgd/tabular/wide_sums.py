@@ -1,11 +1,11 @@
-"""Exact sums of numbers of any size, without agreeing on a range beforehand and without revealing one.
+"""Exact sums of numbers of any size, without a range agreed beforehand and without disclosing one.
 
-The statistics of a table may be 10⁻⁹ in one column and 10¹² in the next, and nobody should have to tell how large its
-own are. So a number becomes an integer, in steps of 2⁻¹²⁸, and the integer ten signed digits of 32 bits. Integers are
-summed exactly; the digits of the total are put together again by everyone. A total of the digits fits 63 bits whoever
-adds to it, so nothing wraps around. Every number has ten digits, so its size does not show.
+The statistics of a table may be 10⁻⁹ in one column and 10¹² in the next, and no member should have to disclose the size
+of its own. Each number becomes an integer in units of 2⁻¹²⁸, and the integer ten signed digits of 32 bits. The digits
+are summed exactly as integers; every member recombines the digits of the total. A digit's total fits in 63 bits for any
+number of members, so nothing wraps around. Every number has ten digits, so its size is not visible.
 
-All members learn the sum to its last bit, and no more.
+All members learn the sum to its last bit, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 FRACTION_BITS = 128
 DIGITS, DIGIT_BITS = 10, 32
 MAX_VALUE = 2.0 ** (DIGITS * DIGIT_BITS - FRACTION_BITS - 1)
-"""The largest magnitude of an addend, 2¹⁹¹."""
+"""The maximum magnitude of an addend, 2¹⁹¹."""
 
 
 def exact_sum(
     peers: Peers, values: Sequence[float | Fraction] | npt.NDArray[np.float64], context: str
 ) -> list[Fraction]:
-    """The sums of all members' values, each value rounded to a multiple of 2⁻¹²⁸ first.
+    """Return the sums of all members' values, each value rounded to a multiple of 2⁻¹²⁸ first.
 
     Args:
-        peers: with whom.
-        values: as many at every member.
+        peers: the members of the sum.
+        values: the addends, equally many at every member.
         context: as for `Peers.sum`.
 
     Raises:
-        InputError: a value is NaN (or there is none). The others are told that this sum is off.
-        RangeError: a value is infinite or beyond 2¹⁹¹. The others are told as well.
+        InputError: a value is NaN, or there are no values. The sum is declined to the other members.
+        RangeError: a value is infinite or beyond 2¹⁹¹. The sum is declined to the other members.
     """
     try:
         digits = np.array([_digits(value, index) for index, value in enumerate(values)], dtype=np.int64)
     except InputError:
-        peers.decline()
+        peers.abort_sum()
         raise
     totals = peers.sum(digits, context=context).tolist()
     return [Fraction(_integer(total), 1 << FRACTION_BITS) for total in totals]
@@ -56,7 +56,7 @@ def exact_sum(
 def wide_sum(
     peers: Peers, values: Sequence[float | Fraction] | npt.NDArray[np.float64], context: str
 ) -> npt.NDArray[np.float64]:
-    """The same, each total rounded once to a double.
+    """Return the sums as `exact_sum` does, each rounded once to a double.
 
     Examples:
         >>> import cgd, numpy as np
@@ -65,7 +65,7 @@ def wide_sum(
         >>> totals[0]
         array([2.5])
     """
-    # A quotient of Python's integers is rounded correctly.
+    # Python rounds a quotient of integers correctly.
     return np.array([total.numerator / total.denominator for total in exact_sum(peers, values, context)])
 
 

@@ -1,1 +1,1 @@
-"""Layer 2, what carries the protocol's frames: in one process, over ZeroMQ, through a hub; and what drives it."""
+"""Layer 2: transports for the protocol's frames (in one process, over ZeroMQ, through a hub) and their drivers."""

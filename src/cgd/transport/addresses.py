@@ -1,4 +1,4 @@
-"""Addresses: how they are written, where to listen for one, and which one we follow a peer to."""
+"""Addresses of participants: parsing, the address to bind, and checks of the address that a peer reports."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ADDRESS = re.compile(r"tcp://(\[[^\[\]]*\]|[^\[\]:/]+):([1-9][0-9]{0,4})")
 
 
 def host_and_port(address: object) -> tuple[str, int]:
-    """Return where an address leads, written in one way only.
+    """Return the host and the port of an address, in canonical form.
 
     Raises:
-        InputError: it is no address that others can reach.
+        InputError: it is not an address that others can reach.
 
     Examples:
         >>> host_and_port("tcp://[2001:DB8:0::1]:7001")
@@ -33,19 +33,19 @@ def host_and_port(address: object) -> tuple[str, int]:
 
 
 def new_address(claimed: str, listed: str, source: str) -> str:
-    """Return where to connect to a peer that says that it is at `claimed`.
+    """Return the address at which to connect to a peer that reports the address `claimed`.
 
-    A peer must not send us to a machine of somebody else's. So it is either the host that the federation file lists for
-    it, or the one that its own authenticated connection comes from; the port is its choice. A name is not looked up:
-    we connect to where its connection comes from.
+    A peer must not redirect us to a machine that is not its own. So the host is either the one that the federation file
+    lists for it, or the source of its own authenticated connection; the port is its choice. A host name is not
+    resolved: we connect to the source of its connection.
 
     Args:
-        claimed: what the peer says.
+        claimed: the address that the peer reports.
         listed: its address in the federation file.
-        source: the IP address that its connection comes from.
+        source: the IP address from which its connection comes.
 
     Raises:
-        InputError: it is another host, or no address.
+        InputError: it is another host, or not an address.
 
     Examples:
         >>> new_address("tcp://a.example:7005", "tcp://a.example:7001", "192.0.2.7")
@@ -56,17 +56,17 @@ def new_address(claimed: str, listed: str, source: str) -> str:
     host, port = host_and_port(claimed)
     if host == host_and_port(listed)[0]:
         return claimed
-    origin = _plain(source)
-    if _is_ip(host) and host != origin:
+    source_ip = _canonical_ip(source)
+    if _is_ip(host) and host != source_ip:
         raise InputError(
-            f"it says that it is at {claimed}, and its connection comes from {origin}; if it has moved there, put that "
-            "address into the federation file"
+            f"it says that it is at {claimed}, and its connection comes from {source_ip}; if it has moved there, put "
+            "that address into the federation file"
         )
-    return f"tcp://[{origin}]:{port}" if ":" in origin else f"tcp://{origin}:{port}"
+    return f"tcp://[{source_ip}]:{port}" if ":" in source_ip else f"tcp://{source_ip}:{port}"
 
 
 def listening_address(address: str) -> str:
-    """Return where to bind for an address that others connect to: this machine if it is a loopback, else everywhere.
+    """Return the address to bind for an address that others connect to: loopback only, or all interfaces.
 
     Examples:
         >>> listening_address("tcp://hospital-a.example:7001")
@@ -92,7 +92,7 @@ def _host(text: str) -> str | None:
             ip = ipaddress.IPv4Address(text)
     except ValueError:
         return None
-    # Nobody can connect to 0.0.0.0, and a zone (%eth0) means something on one machine only.
+    # 0.0.0.0 cannot be connected to, and a zone (%eth0) has a meaning on one machine only.
     return None if ip.is_unspecified or "%" in text else str(ip)
 
 
@@ -100,8 +100,8 @@ def _is_ip(host: str) -> bool:
     return ":" in host or not host.strip("0123456789.")
 
 
-def _plain(source: str) -> str:
-    """Write an IP address in one way only; a socket for both versions reports IPv4 as ::ffff:192.0.2.7."""
+def _canonical_ip(source: str) -> str:
+    """Return an IP address in canonical form; a dual-stack socket reports IPv4 as ::ffff:192.0.2.7."""
     ip = ipaddress.ip_address(source)
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return str(mapped or ip)

@@ -1,8 +1,9 @@
-"""Who is let in: CURVE keys, and a log of what was refused.
+"""Authentication of connections by CURVE keys, and the log of rejected messages.
 
-CURVE encrypts a connection and proves that its client has the secret key of a public key. Whether that key is one of
-ours is asked here, by ZeroMQ's authentication protocol (ZAP, RFC 27). An accepted connection carries its key from then
-on, so what arrives on it is bound to the key, whatever it says, and a key that is listed no more is heard no more.
+CURVE encrypts a connection and proves that its client has the secret key of a public key. ZeroMQ asks the
+`ZapAuthenticator` whether that public key is listed, by its authentication protocol (ZAP, RFC 27). An accepted
+connection keeps its key, so every message that arrives on it belongs to that key. Messages from removed keys are
+dropped.
 """
 
 from __future__ import annotations
@@ -25,82 +26,88 @@ if TYPE_CHECKING:
 log = logging.getLogger("cgd.transport")
 
 DOMAIN = b"cgd"
-# One line for each kind of refusal in this many seconds, with a count: a flood must not fill the disk.
+# At most one line for each kind of rejection in this time, with a count: a flood must not fill the disk.
 SECONDS_BETWEEN_LINES = 10.0
+# Names for senders that are not participants, in the log and in `RejectionLog.counts`.
+UNKNOWN_CLIENT = "an unknown client"
+FORMER_PARTICIPANT = "a former participant"
 
 
 class RejectionLog:
-    """Counts what is refused and says so now and then.
+    """Counts rejected messages and connections, and logs them at a limited rate.
 
     Attributes:
-        counts: how often each kind of thing was refused, from whom.
+        counts: the number of rejections, by sender and kind.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         self._clock = clock
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
 
     def add(
-        self, who: str, what: str, detail: str = "", level: int = logging.WARNING, fault: Exception | None = None
+        self, sender: str, kind: str, detail: str = "", level: int = logging.WARNING, error: Exception | None = None
     ) -> None:
-        """Refuse `what` from `who`; strangers and kinds are few, so the memory stays small.
+        """Record a rejection. There are few senders and kinds, so the memory stays small.
 
         Args:
-            who: the sender.
-            what: the kind.
-            detail: what is known of this one.
-            level: of the line in the log.
-            fault: what went wrong in our program; the line gets its traceback.
+            sender: the sender.
+            kind: what was rejected.
+            detail: the reason in this case.
+            level: the level of the line in the log.
+            error: the exception that cgd raised; the line gets its traceback.
         """
-        key = who, what
+        key = sender, kind
         self.counts[key] = self.counts.get(key, 0) + 1
-        when, count = self._told.get(key, (-SECONDS_BETWEEN_LINES, 0))
+        logged_at, logged_count = self._logged.get(key, (-SECONDS_BETWEEN_LINES, 0))
         now = self._clock()
-        if now - when < SECONDS_BETWEEN_LINES:
+        if now - logged_at < SECONDS_BETWEEN_LINES:
             return
-        news = self.counts[key] - count
-        self._told[key] = now, self.counts[key]
-        times = f", {news} times since the last such line" if news > 1 else ""
-        more = f" ({detail})" if detail else ""
+        new = self.counts[key] - logged_count
+        self._logged[key] = now, self.counts[key]
+        times = f", {new} times since the last such line" if new > 1 else ""
+        reason = f" ({detail})" if detail else ""
         log.log(
             level,
-            "refused %s from %s%s%s", what, who, more, times,
-            extra={"event": "refused", "peer": who, "what": what, "count": self.counts[key]},
-            exc_info=fault,
+            "refused %s from %s%s%s", kind, sender, reason, times,
+            extra={"event": "refused", "peer": sender, "what": kind, "count": self.counts[key]},
+            exc_info=error,
         )  # fmt: skip
 
-    def guard(self, who: str) -> Guard:
-        """Refuse what `who` sent if our program fails on it: whatever that is, it must not end the process."""
-        return Guard(self, who)
+    def catch_errors(self, sender: str) -> ErrorCatcher:
+        """Return a context manager that records an exception as a rejection: no message must end the process."""
+        return ErrorCatcher(self, sender)
 
 
-class Guard:
-    """Context manager of `RejectionLog.guard`, as a class: a generator for each message costs a tenth of a small sum."""
+class ErrorCatcher:
+    """The context manager of `RejectionLog.catch_errors`.
 
-    __slots__ = ("_rejections", "_who")
+    It is a class because a generator for each message would cost a tenth of a small sum.
+    """
 
-    def __init__(self, rejections: RejectionLog, who: str) -> None:
-        self._rejections, self._who = rejections, who
+    __slots__ = ("_rejections", "_sender")
+
+    def __init__(self, rejections: RejectionLog, sender: str) -> None:
+        self._rejections, self._sender = rejections, sender
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, traceback: object) -> bool:
-        if not isinstance(fault, Exception):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
             return False
         what = "a message that cgd failed on"
-        self._rejections.add(self._who, what, type(fault).__name__, logging.ERROR, fault)
+        self._rejections.add(self._sender, what, type(error).__name__, logging.ERROR, error)
         return True
 
 
 class ZapAuthenticator:
-    """Answers ZeroMQ's question whether a key may come in.
+    """Answers ZeroMQ's requests to authenticate a key.
 
     Args:
-        context: of the sockets to be guarded.
-        names: the participant of each public key that may.
-        refusals: where strangers are told.
+        context: the context of the protected sockets.
+        names: the participant of each accepted public key.
+        rejections: logs connections with other keys.
     """
 
     def __init__(
@@ -113,7 +120,7 @@ class ZapAuthenticator:
         self._rejections = rejections
 
     def handle_request(self) -> None:
-        """Answer one question."""
+        """Answer one request."""
         request = self.socket.recv_multipart()
         version, number, _domain, address, _identity, mechanism, *credentials = request
         name, key = None, b""
@@ -124,63 +131,63 @@ class ZapAuthenticator:
         else:
             detail = f"mechanism {mechanism!r}"
         if name is None:
-            self._rejections.add("a stranger", "a connection", detail)
+            self._rejections.add(UNKNOWN_CLIENT, "a connection", detail)
             self.socket.send_multipart([version, number, b"400", b"this key is not listed", b"", b""])
         else:
             self.socket.send_multipart([version, number, b"200", b"OK", key, b""])
 
     def member_of(self, message: Message) -> PeerId | None:
-        """Return whose key a message came with; None if that is not listed any more."""
+        """Return the participant whose key a message came with; None if the key is no longer listed."""
         return self.names.get(str(message.last.get("User-Id")).encode())
 
 
 class HandshakeMonitor:
-    """Watches who comes to the door and gets no further than the handshake: ZeroMQ asks the gate about keys only.
+    """Logs clients that fail in the handshake: ZeroMQ asks the authenticator about keys only.
 
     Args:
-        refusals: where strangers are told.
-        watch: told of their connections.
+        rejections: logs failed handshakes.
+        limits: counts the connections.
     """
 
     def __init__(self, rejections: RejectionLog, limits: ConnectionLimits) -> None:
         self._rejections = rejections
         self._limits = limits
-        self._ended = 0  # handshakes whose end was reported
-        self._came: dict[int, int] = {}  # connections by their descriptor: how many handshakes had ended before
+        self._ended = 0  # the number of handshakes whose end was reported
+        self._ended_before: dict[int, int] = {}  # by descriptor: the value of `_ended` when it was accepted
 
-    def note(self, monitor: zmq.Socket[bytes], most: int) -> None:
-        """Take in what ZeroMQ reports, at most so much."""
-        for _ in range(most):
+    def process_events(self, monitor: zmq.Socket[bytes], limit: int) -> None:
+        """Read and process at most `limit` events of the monitor."""
+        for _ in range(limit):
             if not monitor.poll(0):
                 return
             message = recv_monitor_message(monitor)
             event, value = int(message["event"]), int(message["value"])
             if event == zmq.EVENT_ACCEPTED:
-                self._came[value] = self._ended
-                self._limits.accepted(value)
+                self._ended_before[value] = self._ended
+                self._limits.on_accepted(value)
             elif event != zmq.EVENT_DISCONNECTED:
                 self._ended += 1
                 if event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-                    self._refuse("it does not speak CURVE, or seeks another key than ours")
+                    self._reject("it does not use CURVE, or expects another key than ours")
             else:
-                self._limits.closed(value)
-                if self._came.pop(value, -1) == self._ended:  # none ended while it was here, so its own did not
-                    self._refuse("it does not speak our protocol")
+                self._limits.on_closed(value)
+                if self._ended_before.pop(value, -1) == self._ended:  # no handshake ended meanwhile, so not its own
+                    self._reject("it does not use our protocol")
 
-    def _refuse(self, why: str) -> None:
-        self._rejections.add("a stranger", "a handshake", why)
+    def _reject(self, reason: str) -> None:
+        self._rejections.add(UNKNOWN_CLIENT, "a handshake", reason)
 
 
-# What a failed connection attempt means, in words, by the event that ZeroMQ reports; the address is put behind it.
-WHY_NOT = {
+# The reasons for a failed connection attempt, by the event that ZeroMQ reports; the address is appended.
+CONNECT_FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refuses our key: our key is not in its federation file",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak CURVE, or has another key than our file says",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not use CURVE, or has another key than our file says",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
-        "it hung up in the handshake: it has another key than our file says, or is not cgd"
+        "it closed the connection in the handshake: it has another key than our file says, or is not cgd"
     ),
     zmq.EVENT_CLOSED: "nobody answers there",
     zmq.EVENT_CONNECT_RETRIED: "its address is not known here: no such host, or no name service",
 }
-# ZeroMQ says no more than that the connection ended when it came to no handshake, or after one.
-NO_HANDSHAKE = "something answers there that is not cgd"
-BROKEN = "the connection broke"
+# ZeroMQ reports only that the connection ended if there was no handshake, or after one.
+NOT_CGD = "something answers there that is not cgd"
+CONNECTION_LOST = "the connection was lost"

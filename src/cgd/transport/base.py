@@ -1,7 +1,8 @@
-"""The seam between the protocol and whatever carries its frames.
+"""The transport interface: the boundary between the protocol and the code that carries its frames.
 
-A transport connects one member with its peers. It carries whole frames, knows who sent each, and keeps the order of one
-sender's frames. It neither reads nor makes them. Every transport passes the suite in tests/transport/test_base.py.
+A transport connects one member with its peers. It delivers whole frames with the name of their sender, and keeps the
+order of each sender's frames. It neither reads nor creates frames. Every transport passes the test suite in
+tests/transport/test_base.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PeerStatus:
-    """How it stands with a peer.
+    """The connection status of a peer.
 
     Attributes:
-        connected: whether frames reach it at the moment.
-        latency: seconds to it and back, if that was measured.
-        problem: if it is not connected, or nothing comes from it, why.
+        connected: True if frames can be sent to it at the moment.
+        latency: the measured round-trip time in seconds, or None.
+        problem: the reason if it is not connected, or if nothing is received from it.
     """
 
     connected: bool
@@ -35,42 +36,42 @@ class Transport(Protocol):
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The names of all members, this one among them."""
+        """The names of all members, including this one."""
 
     def send(self, to: PeerId, frame: bytes) -> bool:
-        """Send a frame, without waiting.
+        """Send a frame without blocking.
 
         Returns:
-            False if the way to the peer is full at the moment: receive, then try again. A frame for a peer that has
-            closed is dropped, as a network would.
+            False if the send queue of the peer is full: receive, then try again. A frame to a peer that has closed its
+            transport is dropped.
         """
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
-        """The next frame and its sender; None when `timeout` seconds have passed without one, or after `wake`.
+        """Return the next frame and its sender; None after `timeout` seconds without a frame, or after `wakeup`.
 
         Raises:
-            ClosedError: this side is closed.
+            ClosedError: this transport is closed.
         """
 
-    def wake(self) -> None:
-        """Let a `receive` that waits, or else the next one, return at once. May be called from any thread."""
+    def wakeup(self) -> None:
+        """Make a blocked `receive` call, or else the next one, return at once. Safe to call from any thread."""
 
     def close(self) -> None:
-        """Let go of everything; a second call does nothing."""
+        """Release all resources; a second call does nothing."""
 
 
 class ReconnectingTransport(Transport, Protocol):
-    """A transport whose peers may be away for a while."""
+    """A transport that reconnects to peers that were unreachable for some time."""
 
     def update(self, contacts: Mapping[PeerId, Any]) -> None:
-        """Have these members from now on."""
+        """Replace the members and their addresses."""
 
     def status(self) -> dict[PeerId, PeerStatus]:
-        """How it stands with every peer."""
+        """Return the connection status of every peer."""
 
     def backlog(self, *, connected: bool) -> int:
-        """How many frames wait for a peer to take them; `connected`: only for those that can."""
+        """Return the number of frames that peers have not consumed yet; with `connected`, of connected peers only."""

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets as we want them: encrypted, bounded, with a heartbeat."""
+"""ZeroMQ sockets with encryption, bounded queues and heartbeats, and the connections made with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from cgd.errors import InputError, TransportError
 from cgd.transport import link
-from cgd.transport.auth import BROKEN, DOMAIN, NO_HANDSHAKE, WHY_NOT
+from cgd.transport.auth import CONNECT_FAILURES, CONNECTION_LOST, DOMAIN, NOT_CGD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +28,12 @@ log = logging.getLogger("cgd.transport")
 HEARTBEAT_MILLISECONDS = 2000
 LINGER_MILLISECONDS = 1000
 HANDSHAKE_MILLISECONDS = 10000
-# Messages that wait in a socket: few, because what is under way is in the links' windows.
+# The queue of a socket is short, because the links' windows already hold the frames in flight.
 MAX_QUEUED_MESSAGES = 64
-_ROOM = int(zmq.POLLOUT)  # a plain number: the enumeration is slow, and this is asked often
-REDIAL_SECONDS = 1.0
+_WRITABLE = int(zmq.POLLOUT)  # a plain number: the enumeration is slow, and this is used for every message
+RECONNECT_SECONDS = 1.0
 RESOLVE_SECONDS = 3.0
-MOVE_SECONDS = 5.0
+MIN_SECONDS_BETWEEN_MOVES = 5.0
 LISTEN = re.compile(r"tcp://.+:[0-9]+")
 
 Socket = zmq.Socket[bytes]
@@ -42,10 +42,10 @@ Context = zmq.Context[Socket]
 
 @dataclass(frozen=True)
 class Contact:
-    """Where a participant is found and how it is known.
+    """The address and the public key of a participant.
 
     Attributes:
-        address: such as `tcp://hospital-a.example:7001`; empty if it only dials out, to the hub.
+        address: such as `tcp://hospital-a.example:7001`; empty if it only makes outgoing connections, to the hub.
         public_key: its CURVE key, 40 characters of Z85.
     """
 
@@ -54,16 +54,22 @@ class Contact:
 
 
 class Connection:
-    """A connection that we make, and how it stands with it.
+    """A connection that this process makes, and its state.
 
     Args:
-        context: of the sockets.
-        poller: told when something comes by it, or is reported of it.
-        peer: to whom.
-        contact: where it is found.
+        context: the context of the sockets.
+        poller: polls the socket and its monitor.
+        peer: the name of the peer.
+        contact: the address and key of the peer.
         own: our public and our secret key.
-        watch: told of the connection.
-        once: do not connect anew if the connection breaks.
+        limits: counts the connection.
+        single_use: do not reconnect if the connection is lost.
+
+    Attributes:
+        listed_address: the address of the peer in the federation file.
+        address: the current address of the peer.
+        connected: True after a successful handshake.
+        problem: the reason if there is no connection.
     """
 
     def __init__(
@@ -75,96 +81,96 @@ class Connection:
         own: tuple[bytes, bytes],
         limits: ConnectionLimits,
         *,
-        once: bool = False,
+        single_use: bool = False,
     ) -> None:
         self.peer = peer
-        self.listed = self.address = contact.address
+        self.listed_address = self.address = contact.address
         self.problem = "not reached yet"
         self.connected = False
         self._poller = poller
         self._limits = limits
-        self._wanted: str | None = None  # where the peer is to be found from now on
-        self._moved = -inf  # when it was followed
-        self._make = partial(calling_socket, context, peer, contact, *own, once=once)
+        self._requested_address: str | None = None
+        self._last_move = -inf
+        self._make = partial(connecting_socket, context, peer, contact, *own, single_use=single_use)
         self._event: zmq.Event | None = None  # the last one that ZeroMQ reported
-        self._redial = inf  # when to connect anew, unless ZeroMQ does
+        self._reconnect_at = inf  # unless ZeroMQ reconnects by itself
         self.open()
 
     def open(self) -> None:
-        """Make the socket."""
+        """Create the socket and its monitor."""
         self.dealer, self.monitor = self._make()
         for each in (self.dealer, self.monitor):
             self._poller.register(each, zmq.POLLIN)
         self._full = False
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the socket and its monitor."""
         for each in (self.dealer, self.monitor):
             self._poller.unregister(each)
         self.dealer.disable_monitor()
         self.monitor.close(linger=0)
         self.dealer.close(linger=0)
 
-    def has_room(self) -> bool:
-        """Whether something can be sent; if not, the poller tells when it can."""
-        room = bool(int(self.dealer.getsockopt(zmq.EVENTS)) & _ROOM)
-        if room == self._full:
-            self._full = not room
-            self._poller.register(self.dealer, zmq.POLLIN if room else zmq.POLLIN | zmq.POLLOUT)
-        return room
+    def can_send(self) -> bool:
+        """Return whether the socket accepts a message; if not, the poller reports when it does."""
+        writable = bool(int(self.dealer.getsockopt(zmq.EVENTS)) & _WRITABLE)
+        if writable == self._full:
+            self._full = not writable
+            self._poller.register(self.dealer, zmq.POLLIN if writable else zmq.POLLIN | zmq.POLLOUT)
+        return writable
 
     def send(self, *parts: bytes) -> None:
-        """Send a message, or lose it: the link sends it again."""
+        """Send a message, or drop it if the queue is full: the link retransmits it."""
         with contextlib.suppress(zmq.Again):
             self.dealer.send_multipart(parts, zmq.NOBLOCK)
 
-    def take_event(self, now: float) -> None:
-        """Take in what ZeroMQ reports of our connection."""
+    def read_event(self, now: float) -> None:
+        """Read and process an event of the monitor."""
         message = recv_monitor_message(self.monitor)
         event, descriptor = zmq.Event(message["event"]), int(message["value"])
         if event == zmq.EVENT_CONNECTED:
-            self._limits.connected(descriptor, self.peer, self.address)
+            self._limits.on_connected(descriptor, self.peer, self.address)
             return
         if event == zmq.EVENT_DISCONNECTED:
-            self._limits.closed(descriptor)
-        self.note_event(event, now)
+            self._limits.on_closed(descriptor)
+        self.on_event(event, now)
 
-    def note_event(self, event: zmq.Event, now: float) -> None:
-        """Conclude how it stands with our connection."""
-        before, self._event, self._redial = self._event, event, inf
+    def on_event(self, event: zmq.Event, now: float) -> None:
+        """Update the state of the connection."""
+        previous, self._event, self._reconnect_at = self._event, event, inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self.problem = "connected, and not yet let in"
+            self.problem = "connected, and not yet accepted"
         elif event == zmq.EVENT_DISCONNECTED:
-            # ZeroMQ connects anew, and reports that next; not if the other side broke the protocol or refused our key,
-            # but it may know better in a while.
-            self._redial = now + REDIAL_SECONDS
+            # ZeroMQ reconnects, and reports that next. It does not after a protocol error or a rejected key, but the
+            # other side may have been corrected since.
+            self._reconnect_at = now + RECONNECT_SECONDS
             if self.connected:
-                self.problem = BROKEN
-            elif before is None or before == zmq.EVENT_CONNECT_RETRIED:  # else the reason came before
-                self.problem = f"{NO_HANDSHAKE} ({self.address})"
+                self.problem = CONNECTION_LOST
+            elif previous is None or previous == zmq.EVENT_CONNECT_RETRIED:  # else the reason was reported before
+                self.problem = f"{NOT_CGD} ({self.address})"
             self.connected = False
-        elif event != zmq.EVENT_CONNECT_RETRIED or before in (None, event):  # else it is about a connection that ended
-            self.problem = f"{WHY_NOT[event]} ({self.address})"
+        elif event != zmq.EVENT_CONNECT_RETRIED or previous in (None, event):  # else it concerns an ended connection
+            self.problem = f"{CONNECT_FAILURES[event]} ({self.address})"
 
-    def needs_care(self, now: float) -> bool:
-        """Return whether to ask for room, or to connect anew if that is due."""
-        return self._full or self._wanted is not None or now > self._redial
+    def needs_attention(self, now: float) -> bool:
+        """Return whether `can_send` or `reconnect_if_due` has to be called."""
+        return self._full or self._requested_address is not None or now > self._reconnect_at
 
-    def redial_if_due(self, now: float) -> None:
-        """Connect anew if ZeroMQ has given up, or the peer has moved."""
-        if self._wanted is not None and now - self._moved > MOVE_SECONDS:
-            self._move(self._wanted)
-            self._wanted, self._moved = None, now
-        elif now > self._redial:
-            self._redial, self._event = inf, None
+    def reconnect_if_due(self, now: float) -> None:
+        """Reconnect if ZeroMQ has given up, or if the peer has moved."""
+        if self._requested_address is not None and now - self._last_move > MIN_SECONDS_BETWEEN_MOVES:
+            self._move(self._requested_address)
+            self._requested_address, self._last_move = None, now
+        elif now > self._reconnect_at:
+            self._reconnect_at, self._event = inf, None
             with contextlib.suppress(zmq.ZMQError):
                 self.dealer.disconnect(self.address)
             self.dealer.connect(self.address)
 
-    def follow(self, address: str) -> None:
-        """Connect there as soon as the last move is long enough ago: a peer must not send us from port to port."""
-        self._wanted = None if address == self.address else address
+    def request_move(self, address: str) -> None:
+        """Connect to another address after `MIN_SECONDS_BETWEEN_MOVES`: a peer must not make us scan ports."""
+        self._requested_address = None if address == self.address else address
 
     def _move(self, address: str) -> None:
         log.info("%s is at %s now", self.peer, address, extra={"event": "moved", "peer": self.peer})
@@ -178,16 +184,19 @@ class Connection:
 
 
 class HubConnection(Connection):
-    """Our connection with the hub: each time it breaks it is made anew, with another socket and the next number.
+    """Our connection to the hub; each reconnection has a new socket and the next number.
 
-    So whatever comes by a connection, or goes by it, is in order. A socket that connects anew by itself may hand out
-    what is left of the connection before behind the first messages of the next.
+    So the messages of one connection number are in order. A socket that reconnects by itself may deliver remaining
+    messages of the old connection after the first messages of the new one.
 
     Args:
-        numbers: where the numbers come from; none comes twice in the life of a process.
+        numbers: the source of the numbers; each is unique in this process.
+
+    Attributes:
+        number: the number of the current connection.
     """
 
-    connection = 0
+    number = 0
 
     def __init__(
         self,
@@ -200,57 +209,56 @@ class HubConnection(Connection):
         numbers: Iterator[int],
     ) -> None:
         self._numbers = numbers
-        super().__init__(context, poller, peer, contact, own, limits, once=True)
+        super().__init__(context, poller, peer, contact, own, limits, single_use=True)
 
     def open(self) -> None:
         """Make the next connection."""
         super().open()
-        self.connection = next(self._numbers)
+        self.number = next(self._numbers)
         self.connected, self._event = False, None
-        self._redial = time.monotonic() + RESOLVE_SECONDS  # nothing is reported of a host that is not known
+        self._reconnect_at = time.monotonic() + RESOLVE_SECONDS  # ZeroMQ reports nothing about an unknown host
 
-    def note_event(self, event: zmq.Event, now: float) -> None:
-        """Conclude how it stands with our connection."""
-        before, self._event = self._event, event
-        self._redial = inf
+    def on_event(self, event: zmq.Event, now: float) -> None:
+        """Update the state of the connection."""
+        previous, self._event, self._reconnect_at = self._event, event, inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self.problem = "connected, and not yet let in"
-        elif event in WHY_NOT:
-            self.problem = f"{WHY_NOT[event]} ({self.address})"
-            self._redial = now + REDIAL_SECONDS
+            self.problem = "connected, and not yet accepted"
+        elif event in CONNECT_FAILURES:
+            self.problem = f"{CONNECT_FAILURES[event]} ({self.address})"
+            self._reconnect_at = now + RECONNECT_SECONDS
         elif event == zmq.EVENT_DISCONNECTED:
             if self.connected:
-                self.problem = BROKEN
-            elif before not in WHY_NOT:
-                self.problem = f"{NO_HANDSHAKE} ({self.address})"
-            self._redial = now + (REDIAL_SECONDS / 4 if self.connected else REDIAL_SECONDS)
+                self.problem = CONNECTION_LOST
+            elif previous not in CONNECT_FAILURES:
+                self.problem = f"{NOT_CGD} ({self.address})"
+            self._reconnect_at = now + (RECONNECT_SECONDS / 4 if self.connected else RECONNECT_SECONDS)
             self.connected = False
 
-    def redial_if_due(self, now: float) -> None:
-        """Connect anew if the connection is broken, or was not made."""
-        if now <= self._redial:
+    def reconnect_if_due(self, now: float) -> None:
+        """Reconnect if the connection was lost, or could not be made."""
+        if now <= self._reconnect_at:
             return
         if self._event is None:
-            self.problem = f"{WHY_NOT[zmq.EVENT_CONNECT_RETRIED]} ({self.address})"
+            self.problem = f"{CONNECT_FAILURES[zmq.EVENT_CONNECT_RETRIED]} ({self.address})"
         self.close()
         self.open()
 
 
 def listening_socket(
-    context: Context, secret_key: bytes, listen: str, most: int = MAX_QUEUED_MESSAGES
+    context: Context, secret_key: bytes, listen: str, max_queued: int = MAX_QUEUED_MESSAGES
 ) -> tuple[Socket, Socket]:
-    """The socket that peers connect to, and a monitor that tells who comes and goes.
+    """Return a socket that accepts connections, and a monitor that reports them.
 
     Args:
-        context: of the sockets.
+        context: the context of the sockets.
         secret_key: our CURVE key.
-        listen: where to bind.
-        most: how many messages may wait for one peer.
+        listen: the address to bind.
+        max_queued: the size of the send queue for each peer.
 
     Raises:
-        InputError: that is no address.
-        TransportError: we cannot listen there.
+        InputError: `listen` is not an address.
+        TransportError: the address cannot be bound.
     """
     if not LISTEN.fullmatch(listen):
         raise InputError(f"listen is {listen!r}; write tcp://HOST:PORT, such as tcp://0.0.0.0:7001")
@@ -258,10 +266,10 @@ def listening_socket(
     router.curve_server = True
     router.curve_secretkey = secret_key
     router.zap_domain = DOMAIN
-    router.router_mandatory = True  # so that we are told if a connection is gone
+    router.router_mandatory = True  # raise EHOSTUNREACH if a connection is lost
     _prepare(router)
-    router.sndhwm = max(most, MAX_QUEUED_MESSAGES)
-    door = router.get_monitor_socket(
+    router.sndhwm = max(max_queued, MAX_QUEUED_MESSAGES)
+    monitor = router.get_monitor_socket(
         zmq.EVENT_ACCEPTED
         | zmq.EVENT_HANDSHAKE_SUCCEEDED
         | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -279,13 +287,13 @@ def listening_socket(
             else "choose another (listen=, --listen)"
         )
         raise TransportError(f"cannot listen at {listen}: {_reason(error)}; {remedy}") from None
-    return router, door
+    return router, monitor
 
 
-def calling_socket(
-    context: Context, peer: str, contact: Contact, public_key: bytes, secret_key: bytes, *, once: bool = False
+def connecting_socket(
+    context: Context, peer: str, contact: Contact, public_key: bytes, secret_key: bytes, *, single_use: bool = False
 ) -> tuple[Socket, Socket]:
-    """A socket that connects to a peer, and a monitor that tells how it goes; `once`: not anew if that breaks.
+    """Return a socket that connects to a peer, and its monitor; a `single_use` socket does not reconnect.
 
     Raises:
         InputError: the address cannot be used.
@@ -294,15 +302,15 @@ def calling_socket(
     dealer.curve_serverkey = contact.public_key
     dealer.curve_publickey = public_key
     dealer.curve_secretkey = secret_key
-    dealer.immediate = True  # a message waits in its link, not in a socket that may lose it
-    dealer.reconnect_ivl = -1 if once else 100
-    dealer.reconnect_ivl_max = 0 if once else 1000
+    dealer.immediate = True  # a message waits in its link, not in the queue of a socket without a connection
+    dealer.reconnect_ivl = -1 if single_use else 100
+    dealer.reconnect_ivl_max = 0 if single_use else 1000
     dealer.connect_timeout = HANDSHAKE_MILLISECONDS
     _prepare(dealer)
     events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-    if once:
+    if single_use:
         events |= zmq.EVENT_CONNECT_DELAYED
-    for event in WHY_NOT:
+    for event in CONNECT_FAILURES:
         events |= event
     monitor = dealer.get_monitor_socket(events)
     try:
@@ -314,13 +322,13 @@ def calling_socket(
 
 @dataclass(frozen=True)
 class Message:
-    """What is left of a message that was read to its end; the parts between the first and the last are not kept.
+    """A multipart message; the parts between the first and the last are not kept.
 
     Attributes:
-        first: its first part.
-        last: its last part.
-        parts: how many it has.
-        nbytes: how many bytes they have.
+        first: the first part.
+        last: the last part.
+        parts: the number of parts.
+        nbytes: the number of bytes of all parts.
     """
 
     first: zmq.Frame
@@ -330,14 +338,14 @@ class Message:
 
 
 def read_message(each: Socket, flags: int = 0) -> Message:
-    """Read a message, or what is left of it.
+    """Read a message, or the rest of one whose first parts were read.
 
     Raises:
         zmq.Again: there is none.
     """
     first = last = each.recv(flags, copy=False)
     parts, nbytes = 1, len(first)
-    while last.more:  # one by one: there may be millions
+    while last.more:  # one by one: a hostile message may have millions
         last = each.recv(copy=False)
         parts += 1
         nbytes += len(last)
@@ -345,7 +353,7 @@ def read_message(each: Socket, flags: int = 0) -> Message:
 
 
 def port_of(router: Socket) -> int:
-    """Return the port at which a socket listens."""
+    """Return the port that a socket is bound to."""
     return int(str(router.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
 
 
@@ -360,4 +368,4 @@ def _prepare(each: Socket) -> None:
 
 
 def _reason(error: zmq.ZMQError) -> str:
-    return zmq.strerror(error.errno or 0)  # its own text would name the address a second time
+    return zmq.strerror(error.errno or 0)  # the text of the error itself would repeat the address

@@ -1,15 +1,15 @@
-"""What drives the protocol over a transport: the seam below `Peers`.
+"""Drivers: the interfaces below `Peers` that run the protocol over a transport and store recovery states.
 
-`SessionDriver` drives one session in the thread of whoever asks for a sum: all that members inside one process need.
-`FederationRuntime` (conductor.py) drives a whole federation in a thread of its own, so that a participant answers its peers
-while its program computes.
+`SessionDriver` runs one session in the thread that requests a sum. That is enough for members of one process.
+`GroupDriver` (group_driver.py) uses a `FederationRuntime`, which runs a federation in its own thread, so that a
+participant answers its peers while its program computes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from cgd.secagg.session import Session
     from cgd.transport.base import Transport
 
-# While a peer's inbox is full we look into our own this often; it is the only place where we poll.
+# The pause between two attempts to send to a peer whose queue is full; nothing else is polled.
 MIN_PAUSE_WHEN_FULL_SECONDS = 0.002
-# How long a member that gives up tries to tell the others.
-FAREWELL_SECONDS = 2.0
+# The longest time that a member spends on sending its last frames (Abort, Leave).
+FLUSH_SECONDS = 2.0
 
 
 @dataclass
 class Traffic:
-    """What a member sent and received so far."""
+    """Counters of a member's sums, frames and bytes."""
 
     sums: int = 0
     frames_sent: int = 0
@@ -50,99 +50,101 @@ class Driver(Protocol):
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
         """The names of all members, in order."""
 
     @property
-    def session(self) -> bytes:
-        """What tells this session from any other; all its members have the same."""
+    def session_id(self) -> bytes:
+        """The identifier of the session, the same at all its members."""
 
     @property
     def number(self) -> int:
-        """The number of the latest sum that this member began or declined; 0 before the first."""
+        """The number of the latest sum that this member started or aborted; 0 before the first."""
 
-    def turn(self) -> AbstractContextManager[None]:
-        """One sum at a time: entered before anything is done for it."""
+    @property
+    def epoch(self) -> int:
+        """The current epoch of the membership; 0 if the members never change."""
 
-    def total(
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Return a context manager that admits one sum at a time."""
+
+    def next_round(self) -> tuple[int, int]:
+        """Return the epoch of the next sum and its number of addends."""
+
+    def run_sum(
         self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
     ) -> npt.NDArray[Any]:
-        """Run the next sum; `encode` makes our addend, for the members of an epoch."""
+        """Run the next sum and return its total; `encode` returns this member's addend for the given epoch."""
 
-    def refuse(self, reason: Reason) -> None:
-        """Tell the others that we cannot take part in the next sum."""
+    def abort_sum(self, reason: Reason) -> None:
+        """Abort the next sum: its other members get an error instead of waiting for this one."""
 
     def close(self, *, done: bool) -> None:
-        """Leave, and tell the others; `done`: whether our program has done all it wanted."""
+        """Leave the group and notify its members; `done` is True if this member's program has finished."""
 
-    def outlook(self) -> tuple[int, int]:
-        """The epoch of the next sum, which changes with the members, and how many addends it has."""
 
-    def present(self) -> int:
-        """The present epoch; 0 where members do not change."""
+class Recovery(Protocol):
+    """The recovery store of one group of members: the optimiser states with which a restarted member continues.
 
-    def past(self) -> bool:
-        """Whether the next sum was made before."""
+    An optimiser hands over its common state as immutable bytes after every step. The store never runs its code.
+    """
 
-    def moving(self) -> AbstractContextManager[object]:
-        """Held while an optimiser's state changes, so that nobody is given half of it."""
+    keeps_states: bool
+    """False if nothing is stored, so that an optimiser need not serialise its state."""
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
-        """An optimiser has taken `steps` steps; `content` makes its state, for members that come back.
+    def is_replay(self) -> bool:
+        """Return whether the program's next sum was finished before and comes from the journal."""
+
+    def save(self, slot: int, steps: int, content: bytes, *, fixed: bool = False) -> None:
+        """Store an optimiser's state after `steps` steps.
 
         A `fixed` state does not change until it is replaced; members compare it before every sum.
         """
 
-    def recall(self, slot: int) -> OptimizerState | None:
-        """The state of an optimiser as the members remember it."""
+    def load(self, slot: int) -> OptimizerState | None:
+        """Return an optimiser's state as the members have it; wait until that is known."""
 
     def skip(self, slot: int, steps: int) -> None:
-        """Do without the sums of an optimiser's first `steps` steps: their outcome is in its state."""
+        """Skip the sums of an optimiser's first `steps` steps: their result is part of its state."""
 
     def jump(self, step: int) -> None:
-        """Begin with this step of the program's loop: what all groups summed in earlier ones is not asked for again."""
+        """Start the program's loop at this step: skip the sums of all groups that belong to earlier steps."""
 
-    def reach(self, step: int) -> None:
-        """The program's loop is at this step."""
+    def set_step(self, step: int) -> None:
+        """Record the step that the program's loop is at."""
 
 
 class NoRecovery:
-    """What a `Driver` does about the past where nobody who dies comes back: nothing."""
+    """Null implementation for members that are not restarted; see `Recovery`."""
 
-    def present(self) -> int:
-        """There is only one."""
-        return 0
+    keeps_states = False
 
-    def past(self) -> bool:
-        """There is none."""
+    def is_replay(self) -> bool:
+        """Return False."""
         return False
 
-    def moving(self) -> AbstractContextManager[object]:
-        """Nothing to guard."""
-        return nullcontext()
+    def save(self, slot: int, steps: int, content: bytes, *, fixed: bool = False) -> None:
+        """Do nothing."""
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
-        """Nothing is remembered."""
-
-    def recall(self, slot: int) -> OptimizerState | None:  # noqa: ARG002
-        """Nothing is remembered."""
+    def load(self, slot: int) -> OptimizerState | None:  # noqa: ARG002
+        """Return None."""
         return None
 
     def skip(self, slot: int, steps: int) -> None:
-        """Nothing is remembered."""
+        """Do nothing."""
 
     def jump(self, step: int) -> None:
-        """Nothing is remembered."""
+        """Do nothing."""
 
-    def reach(self, step: int) -> None:
-        """Nothing is remembered."""
+    def set_step(self, step: int) -> None:
+        """Do nothing."""
 
 
-class SessionDriver(NoRecovery):
-    """Drives one session over a transport, in the thread that asks for a sum; see `Driver`."""
+class SessionDriver:
+    """Runs one session over a transport, in the thread that requests a sum; see `Driver`."""
 
     def __init__(self, transport: Transport, session: Session, timeout: float | None = None) -> None:
         self.traffic = Traffic()
@@ -153,13 +155,13 @@ class SessionDriver(NoRecovery):
         self._closed = threading.Event()
         self._unsent: tuple[PeerId, bytes] | None = None
         if timeout is not None and timeout <= 0:
-            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
+            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
         if transport.me != session.me:
-            raise MembershipError(f"the transport is that of {transport.me}, the session that of {session.me}")
+            raise MembershipError(f"the transport belongs to {transport.me}, the session to {session.me}")
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
         return self._session.me
 
     @property
@@ -168,8 +170,8 @@ class SessionDriver(NoRecovery):
         return self._session.members
 
     @property
-    def session(self) -> bytes:
-        """What tells this session from any other."""
+    def session_id(self) -> bytes:
+        """The identifier of the session."""
         return self._session.session
 
     @property
@@ -177,44 +179,18 @@ class SessionDriver(NoRecovery):
         """The number of the latest sum."""
         return self._session.number
 
-    def total(
-        self,
-        spec: SumSpec,
-        encode: Callable[[], npt.NDArray[Any]],
-        epoch: int,  # noqa: ARG002
-        step: Step | None,  # noqa: ARG002
-    ) -> npt.NDArray[Any]:
-        """Run the next sum."""
-        secret = encode()
-        try:
-            self._session.start(spec, secret)
-            self._drive()
-            self.traffic.sums += 1
-            return self._session.total
-        except BaseException as error:
-            if self._session.running:  # stopped from outside, or by a silent peer: nobody shall wait for us
-                self._session.end(f"{type(error).__name__} during a sum")
-            self._say_what_is_left()
-            raise
+    @property
+    def epoch(self) -> int:
+        """0: the members of a session do not change."""
+        return 0
 
-    def refuse(self, reason: Reason) -> None:
-        """Tell the others that we cannot take part in the next sum."""
-        self._session.refuse(reason)
-        self._say_what_is_left()
-
-    def close(self, *, done: bool) -> None:  # noqa: ARG002
-        """Leave. A sum that another thread is in fails."""
-        self._closed.set()
-        self._depart_if_idle()
-        self._transport.wake()
-
-    def outlook(self) -> tuple[int, int]:
-        """Always the same: the members of a session do not change."""
-        return 0, len(self.members)
+    def next_round(self) -> tuple[int, int]:
+        """Return the epoch of the next sum, 0, and its number of addends."""
+        return self.epoch, len(self.members)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """One sum at a time."""
+    def exclusive(self) -> Iterator[None]:
+        """Admit one sum at a time."""
         if self._closed.is_set():
             raise ClosedError(f"the connection of {self.me} is closed; make new peers for further sums")
         if not self._busy.acquire(blocking=False):
@@ -226,36 +202,68 @@ class SessionDriver(NoRecovery):
         finally:
             self._busy.release()
             if self._closed.is_set():
-                self._depart_if_idle()
+                self._leave_if_idle()
 
-    def _drive(self) -> None:
-        """Send what there is to send and take in what comes, until the sum is finished and all is sent."""
-        heard = time.monotonic()
+    def run_sum(
+        self,
+        spec: SumSpec,
+        encode: Callable[[], npt.NDArray[Any]],
+        epoch: int,  # noqa: ARG002
+        step: Step | None,  # noqa: ARG002
+    ) -> npt.NDArray[Any]:
+        """Run the next sum and return its total."""
+        secret = encode()
+        try:
+            self._session.start(spec, secret)
+            self._exchange_frames()
+            self.traffic.sums += 1
+            return self._session.total
+        except BaseException as error:
+            if self._session.running:  # an interrupt or a timeout: the peers must not wait for this member
+                self._session.end(f"{type(error).__name__} during a sum")
+            self._flush()
+            raise
+
+    def abort_sum(self, reason: Reason) -> None:
+        """Abort the next sum."""
+        self._session.refuse(reason)
+        self._flush()
+
+    def close(self, *, done: bool) -> None:  # noqa: ARG002
+        """Leave the session. A sum that runs in another thread fails."""
+        self._closed.set()
+        self._leave_if_idle()
+        self._transport.wakeup()
+
+    def _exchange_frames(self) -> None:
+        """Send and receive frames until the sum is finished and all frames are sent."""
+        last_received = time.monotonic()
         while True:
             blocked = self._send_all()
             if self._session.fault is not None:
                 raise self._session.fault
             if not blocked and not self._session.running:
                 return
-            received = self._transport.receive(MIN_PAUSE_WHEN_FULL_SECONDS if blocked else self._patience(heard))
+            pause = MIN_PAUSE_WHEN_FULL_SECONDS if blocked else self._remaining_timeout(last_received)
+            received = self._transport.receive(pause)
             if received is not None:
-                heard = time.monotonic()
-                self._take(*received)
+                last_received = time.monotonic()
+                self._process_frame(*received)
             elif self._closed.is_set():
                 raise ClosedError(f"the connection of {self.me} was closed during a sum")
-            elif self._timeout is not None and time.monotonic() - heard >= self._timeout:
+            elif self._timeout is not None and time.monotonic() - last_received >= self._timeout:
                 if not self._session.running:
-                    return  # all have confirmed; what we could not send yet goes out with the next sum
+                    return  # all members have confirmed; the unsent frames are sent with the next sum
                 what, missing = self._session.waiting_for
                 if self._unsent is not None:
                     what, missing = "room for our frames", frozenset({self._unsent[0]})
                 raise PeerTimeoutError(missing, self._timeout, f"{what} in sum {self._session.number}")
 
-    def _patience(self, heard: float) -> float | None:
-        return None if self._timeout is None else max(0.0, heard + self._timeout - time.monotonic())
+    def _remaining_timeout(self, last_received: float) -> float | None:
+        return None if self._timeout is None else max(0.0, last_received + self._timeout - time.monotonic())
 
     def _send_all(self) -> bool:
-        """Send until nothing is left; True if a peer's inbox is full. The frame that did not fit is kept."""
+        """Send all frames; return True if a peer's queue is full. The frame that did not fit is sent first later."""
         while (outgoing := self._unsent or self._session.next_outgoing()) is not None:
             self._unsent = outgoing
             if not self._send(*outgoing):
@@ -270,27 +278,27 @@ class SessionDriver(NoRecovery):
         self.traffic.bytes_sent += len(frame)
         return True
 
-    def _take(self, sender: PeerId, frame: Buffer) -> None:
+    def _process_frame(self, sender: PeerId, frame: Buffer) -> None:
         self.traffic.frames_received += 1
         self.traffic.bytes_received += len(frame)
         self._session.receive(sender, frame)
 
-    def _say_what_is_left(self) -> None:
-        """Tell the others, as well as can be, that we gave up or leave; one that is full does not hold up the rest."""
-        left = [] if self._unsent is None else [self._unsent]
+    def _flush(self) -> None:
+        """Send the remaining frames (Abort, Leave) as far as possible; a full queue does not delay the other peers."""
+        remaining = [] if self._unsent is None else [self._unsent]
         self._unsent = None
-        left += iter(self._session.next_outgoing, None)
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        remaining += iter(self._session.next_outgoing, None)
+        deadline = time.monotonic() + FLUSH_SECONDS
         with suppress(TransportError):
-            while left := [outgoing for outgoing in left if not self._send(*outgoing)]:
+            while remaining := [outgoing for outgoing in remaining if not self._send(*outgoing)]:
                 if time.monotonic() > deadline:
                     return
                 time.sleep(MIN_PAUSE_WHEN_FULL_SECONDS)
 
-    def _depart_if_idle(self) -> None:
-        """Leave the session, unless a sum is running: then its thread does, as soon as it notices."""
+    def _leave_if_idle(self) -> None:
+        """Leave the session, unless a sum is running: then its thread leaves when the sum has failed."""
         if self._busy.acquire(blocking=False):
             self._session.end("this member closed it")
-            self._say_what_is_left()
+            self._flush()
             self._transport.close()
             self._busy.release()

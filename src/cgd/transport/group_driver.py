@@ -1,4 +1,4 @@
-"""`GroupDriver`: what `Peers` sums with in a federation."""
+"""`GroupDriver` and `GroupRecovery`: the sums and the recovery states of one group of a federation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from cgd.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GroupDriver:
-    """Drives the sums of one group of a federation; see `Driver`."""
+    """Runs the sums of one group of a federation; see `Driver`."""
 
     def __init__(self, runtime: FederationRuntime, group: str) -> None:
         self._runtime = runtime
@@ -30,27 +29,33 @@ class GroupDriver:
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
         return self._runtime.me
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The names of the group's members in the present epoch."""
+        """The names of the group's members in the current epoch."""
         return tuple(sorted(self._runtime.membership.group(self._group).members))
 
     @property
-    def session(self) -> bytes:
-        """The present view."""
+    def session_id(self) -> bytes:
+        """The identifier of the current view."""
         return self._runtime.membership.view
 
     @property
     def number(self) -> int:
-        """How many sums of this group our program has made."""
-        return self._runtime.membership.group(self._group).place
+        """The number of sums of this group that the program has run."""
+        return self._runtime.membership.group(self._group).next_index
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch of the membership."""
+        with self._runtime.locked() as membership:
+            return membership.group(self._group).epoch
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """One sum at a time."""
+    def exclusive(self) -> Iterator[None]:
+        """Admit one sum at a time."""
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(f"{self.me} is in a sum already; a member's sums run one after the other")
         try:
@@ -58,16 +63,23 @@ class GroupDriver:
         finally:
             self._busy.release()
 
-    def total(
+    def next_round(self) -> tuple[int, int]:
+        """Return the epoch of the next sum and its number of addends, as recorded if it is replayed."""
+        with self._runtime.locked() as membership:
+            self._runtime.wait(self._group, lambda: membership.group(self._group).next_sum_known)
+            group = membership.group(self._group)
+            return group.next_epoch, group.next_addends
+
+    def run_sum(
         self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
     ) -> npt.NDArray[Any]:
-        """Run the next sum, or take its total from the ledger."""
-        with self._runtime.holding() as membership:
+        """Run the next sum, or read its total from the journal."""
+        with self._runtime.locked() as membership:
             pending = membership.start(self._group, spec, encode, epoch, step)
             try:
-                self._runtime.wait(self._group, lambda: pending.over)
-                self._runtime.keep(self._group)
-            except BaseException:  # a timeout, an interrupt: the sum goes on, and is there when it is asked for again
+                self._runtime.wait(self._group, lambda: pending.done)
+                self._runtime.persist_new_entries(self._group)
+            except BaseException:  # a timeout or an interrupt: the sum continues, and a repeated call gets its total
                 membership.group(self._group).abandon()
                 raise
             if pending.fault is not None:
@@ -76,62 +88,60 @@ class GroupDriver:
             self.traffic.sums += 1
             return pending.total
 
-    def refuse(self, reason: Reason) -> None:
-        """Tell the others that we cannot take part in the next sum."""
-        with self._runtime.holding() as membership:
+    def abort_sum(self, reason: Reason) -> None:
+        """Abort the next sum."""
+        with self._runtime.locked() as membership:
             membership.group(self._group).refuse(reason)
-        self._runtime.transport.wake()
+        self._runtime.transport.wakeup()
 
     def close(self, *, done: bool) -> None:
-        """Leave: when everybody is done if we are, else at once."""
+        """Leave the federation: with `done` when all programs have finished, otherwise at once."""
         self._runtime.close(done=done)
 
-    def outlook(self) -> tuple[int, int]:
-        """The epoch of the next sum, and how many addends it has (or had, if it is of the past)."""
-        with self._runtime.holding() as membership:
-            self._runtime.wait(self._group, lambda: membership.group(self._group).ready)
-            each = membership.group(self._group)
-            return each.next_epoch, each.next_addends
 
-    def present(self) -> int:
-        """The present epoch."""
-        with self._runtime.holding() as membership:
-            return membership.group(self._group).epoch
+class GroupRecovery:
+    """The recovery store of one group of a federation, kept in the group's journal; see `Recovery`.
 
-    def past(self) -> bool:
-        """Whether the next sum was made before."""
-        with self._runtime.holding() as membership:
-            each = membership.group(self._group)
-            return each.place < len(each.journal)
+    The journal stores the latest bytes of each slot, compares them in view changes and sends them to members that lack
+    them.
+    """
 
-    def moving(self) -> AbstractContextManager[object]:
-        """Held while an optimiser's state changes."""
-        return self._runtime.holding()
+    keeps_states = True
 
-    def remember(self, slot: int, steps: int, content: Callable[[], bytes], *, fixed: bool = False) -> None:
-        """Leave an optimiser's state with the members."""
-        with self._runtime.holding() as membership:
-            membership.group(self._group).journal.remember(slot, steps, content, fixed=fixed)
-            membership.remembered()
+    def __init__(self, runtime: FederationRuntime, group: str) -> None:
+        self._runtime = runtime
+        self._group = group
 
-    def recall(self, slot: int) -> OptimizerState | None:
-        """The state of an optimiser as the members remember it; waits until that is known."""
-        with self._runtime.holding() as membership:
-            self._runtime.wait(self._group, lambda: membership.group(self._group).current)
+    def is_replay(self) -> bool:
+        """Return whether the program's next sum is in the journal."""
+        with self._runtime.locked() as membership:
+            group = membership.group(self._group)
+            return group.next_index < len(group.journal)
+
+    def save(self, slot: int, steps: int, content: bytes, *, fixed: bool = False) -> None:
+        """Store an optimiser's state in the journal, and offer it to members that wait for it."""
+        with self._runtime.locked() as membership:
+            membership.group(self._group).journal.save_state(slot, steps, content, fixed=fixed)
+            membership.state_saved()
+
+    def load(self, slot: int) -> OptimizerState | None:
+        """Return an optimiser's state, once this member's journal is known to be complete."""
+        with self._runtime.locked() as membership:
+            self._runtime.wait(self._group, lambda: membership.group(self._group).up_to_date)
             return membership.group(self._group).journal.states.get(slot)
 
     def skip(self, slot: int, steps: int) -> None:
-        """Do without the sums of an optimiser's first steps."""
-        with self._runtime.holding() as membership:
+        """Skip the sums of an optimiser's first `steps` steps."""
+        with self._runtime.locked() as membership:
             membership.group(self._group).skip(slot, steps)
 
     def jump(self, step: int) -> None:
-        """Begin with this step of the program's loop, in all groups."""
-        with self._runtime.holding() as membership:  # who is not current yet would not be moved
-            self._runtime.wait(self._group, lambda: membership.current)
+        """Start the program's loop at this step, in all groups."""
+        with self._runtime.locked() as membership:  # a group that is not current yet would not be moved
+            self._runtime.wait(self._group, lambda: membership.up_to_date)
             membership.jump(step)
 
-    def reach(self, step: int) -> None:
-        """The program's loop is at this step."""
-        with self._runtime.holding() as membership:
-            membership.clock = step
+    def set_step(self, step: int) -> None:
+        """Record the step that the program's loop is at."""
+        with self._runtime.locked() as membership:
+            membership.loop_step = step

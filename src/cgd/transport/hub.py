@@ -1,18 +1,18 @@
-"""`Hub`: relays for participants that only dial out, and adds up what they deposit.
+"""`Hub`: relays messages of participants that only make outgoing connections, and adds up their deposits.
 
 It has no data, and no key but its own. Participants connect to it (a DEALER each, to its ROUTER) and prove their keys;
-a key that is not listed is not let in. The rules:
+unlisted keys are rejected. The rules:
 
-1. A message has two parts: a name, and what is for it. Upward it is the recipient, downward the sender; that one is
-   taken from the key of the connection, not from what anybody says. The hub itself has no name.
-2. What is for another participant is passed on at once, or lost: it is sealed, and the participants' links send again
-   what was lost. The hub neither reads nor keeps it. Who writes to somebody who is not here is told so, by an empty
-   message.
-3. With each participant the hub has a link of its own in both directions. By it come deposits
-   (`secagg/hub_aggregator.py`), and totals go back. The first word to each is `ResendRequest`: the hub knows nothing of before.
-4. Of several processes with one key, one is let in: the one that has the link. Only it is heard, and hears.
+1. A message has two parts: a name and a payload. To the hub, the name is that of the recipient; from the hub, that of
+   the sender, which the hub takes from the key of the connection. The name of the hub itself is empty.
+2. A message for another participant is relayed at once, or dropped: it is encrypted, and the participants' links
+   retransmit. The hub neither reads nor stores it. If the recipient is not connected, the sender gets an empty message
+   from its name.
+3. The hub has a link in both directions with each participant. It carries deposits (`secagg/hub_aggregator.py`) and
+   totals. The first frame to each participant is `ResendRequest`, because the hub keeps nothing across restarts.
+4. Of several processes with one key, one is accepted: the one that has the link. The hub relays only for that one.
 
-So whatever becomes of the hub, nothing is lost that matters. It is started again and all go on.
+So the hub can be killed and restarted at any time: nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cgd.errors import RemoteProtocolError
 from cgd.secagg.codec import Frame, to_bytes
 from cgd.secagg.hub_aggregator import HubAggregator
 from cgd.secagg.messages import HUB, SESSION_BYTES, ResendRequest
-from cgd.secagg.reduction import AHEAD
+from cgd.secagg.reduction import MAX_SLICES_AHEAD
 from cgd.transport import link
-from cgd.transport.auth import HandshakeMonitor, RejectionLog, ZapAuthenticator
+from cgd.transport.auth import FORMER_PARTICIPANT, UNKNOWN_CLIENT, HandshakeMonitor, RejectionLog, ZapAuthenticator
 from cgd.transport.connections import listening_socket, port_of, read_message
 from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, ConnectionLimits
 from cgd.transport.link import DatagramError
-from cgd.transport.receiver import FORMER, TURN
-from cgd.transport.routes import TO_HUB, Route, send_to
+from cgd.transport.receiver import MAX_MESSAGES_PER_TURN
+from cgd.transport.routes import HUB_NAME, Route, send_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -47,28 +47,29 @@ if TYPE_CHECKING:
     from cgd.transport.connections import Contact, Context, Message
     from cgd.transport.link import Datagram
 
-    # Whether it came in (True) or went out, the participant at the other end, the name in it, and the rest.
-    Record = Callable[[bool, PeerId, bytes, bytes], None]
+    # Called with True for a received and False for a sent message, the participant, and the two parts of the message.
+    MessageRecorder = Callable[[bool, PeerId, bytes, bytes], None]
 
 log = logging.getLogger("cgd.hub")
 
-# Messages that may wait for one participant: a window of large ones from everybody else fits.
-MESSAGES_FROM_EACH = 16
-PAST_CHANNELS = 16
-AGAIN = to_bytes(Frame(bytes(SESSION_BYTES), 0, ResendRequest()))
+# The send queue for a participant has room for a window of large messages from each other participant.
+MESSAGES_PER_PARTICIPANT = 16
+MAX_REPLACED_CONNECTIONS = 16
+MIN_PAUSE_SECONDS = 0.005
+RESEND_REQUEST = to_bytes(Frame(bytes(SESSION_BYTES), 0, ResendRequest()))
 
 
 @dataclass(frozen=True)
 class HubClientStatus:
-    """How it stands with one participant, for people.
+    """The status of one participant, for display.
 
     Attributes:
-        name: of the participant.
-        connected: whether it is here.
-        latency: seconds to it and back, if known.
-        relayed: how many bytes were passed on from it to others.
-        deposited: how many bytes it has deposited.
-        lost: how many messages for it were lost, because it was not here or did not read.
+        name: the name of the participant.
+        connected: True if it is connected.
+        latency: the round-trip time in seconds, if known.
+        relayed: the bytes relayed from it to others.
+        deposited: the bytes of its deposits.
+        lost: the number of messages for it that were dropped, because it was not connected or its queue was full.
     """
 
     name: PeerId
@@ -80,72 +81,73 @@ class HubClientStatus:
 
 
 class HubClient(Route):
-    """The hub's end of what it has with one participant."""
+    """The hub's route to one participant."""
 
     def __init__(self, peer: PeerId, incarnation: bytes, rejections: RejectionLog, hub: Hub) -> None:
         super().__init__(peer, incarnation, HUB.encode(), rejections)
         self.relayed = self.deposited = self.lost = 0
-        self.past: deque[bytes] = deque(maxlen=PAST_CHANNELS)
+        self.replaced_connections: deque[bytes] = deque(maxlen=MAX_REPLACED_CONNECTIONS)
         self._hub = hub
-        self._waiting: deque[bytes] = deque()
-        self.out.offer(AGAIN)
+        self._queue: deque[bytes] = deque()
+        self.outbound.enqueue(RESEND_REQUEST)
 
-    def has_room(self) -> bool:
-        """Whether it is here."""
-        return self.into.channel is not None and self.into.alive(time.monotonic())
+    def can_send(self) -> bool:
+        """Return whether the participant is connected."""
+        return self.inbound.reply_to is not None and self.inbound.is_alive(time.monotonic())
 
     def send_data(self, datagram: Datagram) -> None:
-        """To the process that is in."""
-        if self.into.channel is not None:
-            self.send_ack(self.into.channel, datagram)
+        """Send to the accepted process."""
+        if self.inbound.reply_to is not None:
+            self.send_ack(self.inbound.reply_to, datagram)
 
-    def send_ack(self, channel: bytes, datagram: Datagram) -> bool:
-        """By the connection that the participant has made."""
-        return self._hub.send(self, channel, TO_HUB, datagram.to_bytes())
+    def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
+        """Send by the connection that the participant has made."""
+        return self._hub.send(self, reply_to, HUB_NAME, datagram.to_bytes())
 
     def outbound_problem(self, now: float) -> str:  # noqa: ARG002
-        """That it is not here, and no more."""
+        """Return that it is not connected."""
         return "not connected"
 
-    def tell(self, frame: bytes) -> bool:
-        """Leave a frame for it; False if it has not taken a great many."""
-        if len(self._waiting) > 4 * AHEAD:
+    def enqueue(self, frame: bytes) -> bool:
+        """Accept a frame for sending; return False if the participant has left too many unread."""
+        if len(self._queue) > 4 * MAX_SLICES_AHEAD:
             return False
-        self._waiting.append(frame)
-        self.offer_more()
+        self._queue.append(frame)
+        self.fill_window()
         return True
 
-    def offer_more(self) -> None:
-        """Let the link have what it has room for."""
-        while self._waiting and self.out.offer(self._waiting[0]):
-            self._waiting.popleft()
+    def fill_window(self) -> None:
+        """Move frames from the queue to the link while its window has room."""
+        while self._queue and self.outbound.enqueue(self._queue[0]):
+            self._queue.popleft()
 
-    def on_data(self, datagram: Datagram, channel: bytes) -> Buffer | None:
-        """Take in what the participant says; a connection that was followed by another is heard no more."""
-        before = self.into.channel
-        frame = super().on_data(datagram, channel)
-        if before is not None and self.into.channel != before:
-            self.past.append(before)
+    def on_data(self, datagram: Datagram, reply_to: bytes) -> Buffer | None:
+        """Process a datagram of the participant; remember its previous connection if this one replaces it."""
+        before = self.inbound.reply_to
+        frame = super().on_data(datagram, reply_to)
+        if before is not None and self.inbound.reply_to != before:
+            self.replaced_connections.append(before)
         return frame
 
-    def report(self, now: float) -> HubClientStatus:
-        """How it stands with it."""
-        here = self.into.channel is not None and self.into.alive(now)
-        return HubClientStatus(self.peer, here, self.out.latency, self.relayed, self.deposited, self.lost)
+    def report(self) -> HubClientStatus:
+        """Return the status of the participant."""
+        return HubClientStatus(
+            self.peer, self.can_send(), self.outbound.latency, self.relayed, self.deposited, self.lost
+        )
 
 
 class Hub:
-    """A running hub, in a thread of its own.
+    """A running hub, in its own thread.
 
     Args:
-        contacts: every participant.
-        groups: who sums together, by the name of the group.
-        secret_key: the hub's own CURVE key, 40 characters of Z85.
-        listen: where to bind, such as `tcp://*:7000`.
-        record: told of everything that the hub ever sees or sends, for audits.
+        contacts: all participants.
+        groups: the members of each group that sums, by its name.
+        secret_key: the hub's CURVE key, 40 characters of Z85.
+        listen: the address to bind, such as `tcp://*:7000`.
+        record: called with every message that the hub receives or sends, for audits.
 
     Raises:
-        InputError: that is no address.
+        InputError: `listen` is not an address.
         TransportError: the address is in use.
     """
 
@@ -155,7 +157,7 @@ class Hub:
         groups: Mapping[str, Collection[PeerId]],
         secret_key: bytes,
         listen: str,
-        record: Record | None = None,
+        record: MessageRecorder | None = None,
     ) -> None:
         self.rejections = RejectionLog()
         self.failure: Exception | None = None
@@ -169,8 +171,8 @@ class Hub:
         self._context: Context = zmq.Context()
         try:
             self._authenticator = ZapAuthenticator(self._context, {}, self.rejections)
-            most = MESSAGES_FROM_EACH * len(contacts)
-            self._router, self._monitor = listening_socket(self._context, secret_key, listen, most)
+            max_queued = MESSAGES_PER_PARTICIPANT * len(contacts)
+            self._router, self._monitor = listening_socket(self._context, secret_key, listen, max_queued)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -179,29 +181,28 @@ class Hub:
         self._poller = zmq.Poller()
         for each in (self._authenticator.socket, self._router, self._monitor):
             self._poller.register(each, zmq.POLLIN)
-        self._adopt(contacts, groups)
+        self._apply_update(contacts, groups)
         self._thread = threading.Thread(target=self._run, name="cgd-hub", daemon=True)
         self._thread.start()
 
     def update(self, contacts: Mapping[PeerId, Contact], groups: Mapping[str, Collection[PeerId]]) -> None:
-        """Have these participants and groups from now on."""
+        """Replace the participants and groups."""
         with self._changed:
             self._update = contacts, groups
 
     def report(self) -> list[HubClientStatus]:
-        """How it stands with every participant."""
-        now = time.monotonic()
+        """Return the status of every participant."""
         with self._changed:
-            return [client.report(now) for client in self._clients.values()]
+            return [client.report() for client in self._clients.values()]
 
     def close(self) -> None:
         """Stop; a second call does nothing."""
         self._closed = True
         self._thread.join()
 
-    # What the thread does.
+    # The hub's thread.
 
-    def _adopt(self, contacts: Mapping[PeerId, Contact], groups: Mapping[str, Collection[PeerId]]) -> None:
+    def _apply_update(self, contacts: Mapping[PeerId, Contact], groups: Mapping[str, Collection[PeerId]]) -> None:
         names = {contact.public_key: name for name, contact in contacts.items() if name != HUB}
         kept = {name for key, name in names.items() if self._authenticator.names.get(key) == name}
         self._authenticator.names = names
@@ -209,13 +210,10 @@ class Hub:
         self._clients = {name: client for name, client in self._clients.items() if name in kept}
         if self._aggregator.adopt(groups):
             for client in self._clients.values():
-                client.tell(AGAIN)
+                client.enqueue(RESEND_REQUEST)
         for name in sorted(names.values()):
             if name not in self._clients:
-                self._clients[name] = self._client(name)  # whose first word this is
-
-    def _client(self, name: PeerId) -> HubClient:
-        return HubClient(name, self._incarnation, self.rejections, self)
+                self._clients[name] = HubClient(name, self._incarnation, self.rejections, self)
 
     def _run(self) -> None:
         try:
@@ -223,14 +221,14 @@ class Hub:
                 with self._changed:
                     if self._update is not None:
                         update, self._update = self._update, None
-                        self._adopt(*update)
+                        self._apply_update(*update)
                     pause = self._send_all()
                 ready = dict(self._poller.poll(int(1000 * pause)))
-                with self.rejections.guard("a stranger"):
+                with self.rejections.catch_errors(UNKNOWN_CLIENT):
                     self._check_connections(ready)
                 if self._router in ready:
-                    with self._changed, self.rejections.guard("a participant"):
-                        self._take_in()
+                    with self._changed, self.rejections.catch_errors("a participant"):
+                        self._read_router()
         except Exception as error:
             log.exception("the hub stopped", extra={"event": "failed"})
             self.failure = error
@@ -238,105 +236,107 @@ class Hub:
             self._context.destroy(linger=1000)
 
     def _check_connections(self, ready: Mapping[Any, int]) -> None:
-        """Let in whoever may come in, and cut who keeps too much."""
+        """Authenticate new connections, and close those that exceed a limit."""
         if self._authenticator.socket in ready:
             self._authenticator.handle_request()
         if self._monitor in ready:
-            self._handshakes.note(self._monitor, TURN)
+            self._handshakes.process_events(self._monitor, MAX_MESSAGES_PER_TURN)
         self._limits.check(time.monotonic())
 
     def _send_all(self) -> float:
-        """Send what the hub has to say itself; how long to sleep after that, at most."""
+        """Send the hub's own datagrams; return the longest time to sleep after that."""
         pause = SECONDS_BETWEEN_CHECKS
         for client in self._clients.values():
-            with self.rejections.guard(client.peer):
+            with self.rejections.catch_errors(client.peer):
                 pause = min(pause, self._send_to(client))
         return pause
 
     def _send_to(self, client: HubClient) -> float:
-        """Send what there is for a participant; how long there will be nothing more, at most."""
-        client.offer_more()
-        while client.has_room():
-            datagram = client.out.next_datagram(time.monotonic())
+        """Send the datagrams for a participant; return the longest time until the next one is due."""
+        client.fill_window()
+        while client.can_send():
+            datagram = client.outbound.next_datagram(time.monotonic())
             if datagram is None:
-                return max(0.005, client.out.rest(time.monotonic()))
+                return max(MIN_PAUSE_SECONDS, client.outbound.idle_seconds(time.monotonic()))
             client.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
 
-    def _take_in(self) -> None:
-        for _ in range(TURN):
+    def _read_router(self) -> None:
+        for _ in range(MAX_MESSAGES_PER_TURN):
             try:
-                channel = self._router.recv(zmq.NOBLOCK)
+                reply_to = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             message = read_message(self._router)
             name = self._authenticator.member_of(message)
-            self._limits.took(message, name)
-            with self.rejections.guard(name or FORMER):
-                self._take_message(name, channel, message)
+            self._limits.on_message(message, name)
+            with self.rejections.catch_errors(name or FORMER_PARTICIPANT):
+                self._on_message(name, reply_to, message)
 
-    def _take_message(self, name: PeerId | None, channel: bytes, message: Message) -> None:
+    def _on_message(self, name: PeerId | None, reply_to: bytes, message: Message) -> None:
         if name is None:
-            self.rejections.add(FORMER, "a message", "its key is not in the federation file any more")
+            self.rejections.add(FORMER_PARTICIPANT, "a message", "its key is not in the federation file any more")
         elif message.parts != 2:
             self.rejections.add(name, "a malformed message", f"{message.parts} parts instead of 2")
-        elif channel not in self._clients[name].past:
-            self._take(self._clients[name], channel, message.first.bytes, message.last.bytes)
+        elif reply_to not in self._clients[name].replaced_connections:
+            self._dispatch(self._clients[name], reply_to, message.first.bytes, message.last.bytes)
 
-    def _take(self, client: HubClient, channel: bytes, to: bytes, payload: bytes) -> None:
+    def _dispatch(self, client: HubClient, reply_to: bytes, to: bytes, payload: bytes) -> None:
         if self._record is not None:
             self._record(True, client.peer, to, payload)
-        if to == TO_HUB:
-            self._on_hub_datagram(client, channel, payload)
-        elif client.into.channel == channel:
+        if to == HUB_NAME:
+            self._on_hub_datagram(client, reply_to, payload)
+        elif client.inbound.reply_to == reply_to:
             self._relay(client, to, payload)
         else:
-            self.rejections.add(client.peer, "a message for another", "it has not been let in", level=logging.INFO)
+            self.rejections.add(
+                client.peer, "a message for another", "this process was not accepted", level=logging.INFO
+            )
 
     def _relay(self, client: HubClient, to: bytes, payload: bytes) -> None:
-        """Pass a message on."""
+        """Relay a message to its recipient."""
         recipient = self._clients.get(to.decode(errors="replace"))
         if recipient is None or recipient is client:
-            self.rejections.add(client.peer, "a message", "it is for nobody who is in the federation file")
+            self.rejections.add(client.peer, "a message", "its recipient is not in the federation file")
             return
-        if recipient.has_room() and self.send(recipient, recipient.into.channel, client.peer.encode(), payload):
+        if recipient.can_send() and self.send(recipient, recipient.inbound.reply_to, client.peer.encode(), payload):
             client.relayed += len(payload)
         elif payload:
             recipient.lost += 1
-            self.send(client, client.into.channel, to, b"")
+            self.send(client, client.inbound.reply_to, to, b"")
 
-    def _on_hub_datagram(self, client: HubClient, channel: bytes, payload: bytes) -> None:
-        """Take in what is for the hub itself."""
+    def _on_hub_datagram(self, client: HubClient, reply_to: bytes, payload: bytes) -> None:
+        """Process a datagram for the hub itself."""
         try:
             datagram = link.from_bytes(payload)
         except DatagramError as error:
             self.rejections.add(client.peer, "a malformed message", str(error))
             return
         if not datagram.kind.from_sender:
-            client.on_ack(datagram, channel)
+            client.on_ack(datagram, reply_to)
             return
-        frame = client.on_data(datagram, channel)
+        frame = client.on_data(datagram, reply_to)
         if frame is None:
             return
-        answer = client.into.consumed(len(frame))
+        answer = client.inbound.mark_consumed(len(frame))
         if answer is not None:
-            client.send_ack(channel, answer)
+            client.send_ack(reply_to, answer)
         client.deposited += len(frame)
         try:
-            told = self._aggregator.receive(client.peer, frame)
+            finished = self._aggregator.receive(client.peer, frame)
         except RemoteProtocolError as error:
             self.rejections.add(client.peer, "a deposit", str(error))
             return
-        if told is not None:
-            self._tell(*told)
+        if finished is not None:
+            self._send_total(*finished)
 
-    def _tell(self, members: Collection[PeerId], total: bytes) -> None:
+    def _send_total(self, members: Collection[PeerId], total: bytes) -> None:
         for member in members:
-            if member in self._clients and not self._clients[member].tell(total):
-                self.rejections.add(member, "a total", "it has not taken those before, and we keep no more for it")
+            if member in self._clients and not self._clients[member].enqueue(total):
+                self.rejections.add(member, "a total", "it has not read the previous ones, and its queue is full")
 
-    def send(self, client: HubClient, channel: bytes | None, name: bytes, payload: bytes) -> bool:
-        """Send a message to a participant; False if it is not there."""
+    def send(self, client: HubClient, reply_to: bytes | None, name: bytes, payload: bytes) -> bool:
+        """Send a message to a participant; return False if it is not connected."""
         if self._record is not None:
             self._record(False, client.peer, name, payload)
-        return channel is not None and send_to(self._router, channel, name, payload)
+        return reply_to is not None and send_to(self._router, reply_to, name, payload)

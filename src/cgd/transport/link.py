@@ -1,19 +1,20 @@
-"""A link carries one process's frames to another, whole, once and in order, over a channel that may lose some.
+"""A link delivers the frames of one process to another, once and in order, over connections that may lose datagrams.
 
-Connections break and come back, and what was on the way is gone. So frames are numbered, kept until the other side has
-consumed them, and sent again if they got lost. No I/O here: datagrams in, datagrams out, and the time is told by
-whoever drives it. The rules:
+When a connection breaks, datagrams that were in flight are lost. So frames are numbered, kept until the other side has
+consumed them, and retransmitted if they were lost. No I/O here: datagrams in, datagrams out; the caller supplies the
+time. The rules:
 
-1. Every process has an incarnation: 8 random bytes, made when it starts. Every datagram names the sender's and, once it
-   is known, the recipient's. What is meant for or comes from another incarnation is stale and dropped, so that nothing
-   is replayed from one life of a process into the next.
-2. `Outgoing` says HELLO until it is welcomed. A WELCOME from a new incarnation starts the numbers anew, with whatever
-   had not been consumed by the one before.
-3. The channel keeps the order of what it does not lose. So when the other side tells that it lacks a frame sent before
-   one it has seen (or before a PING it has seen), that frame is lost, and everything from there on is sent again.
-4. At most `WINDOW` bytes are under way, or one frame. They count until the other side has consumed them. The other side
-   drops what is beyond that, and what is beyond `MAX_UNREAD_BYTES` frames, so that nobody can fill its memory.
-5. A second process with the same key is not let in while the first one answers: see `Incoming`.
+1. Every process has an incarnation: 8 random bytes, drawn when it starts. Every datagram carries the incarnation of its
+   sender and, once known, of its recipient. Datagrams to or from another incarnation are stale and dropped, so that
+   nothing from before a restart is replayed after it.
+2. `OutboundLink` sends HELLO until it receives WELCOME. A WELCOME from a new incarnation restarts the numbering, with
+   the frames that the previous one had not consumed.
+3. A connection keeps the order of the datagrams that it does not lose. So when the other side reports that it lacks a
+   frame that was sent before one it has received (or before a PING it has received), that frame is lost, and
+   everything from there on is sent again.
+4. At most `WINDOW_BYTES` are in flight, or one frame. They count until the other side has consumed them. The other side
+   drops what exceeds that, or `MAX_UNREAD_FRAMES` frames, so that no sender can fill its memory.
+5. A second process with the same key is rejected while the first one responds: see `InboundLink`.
 
     offset  bytes  field
     0       4      "CGDL"
@@ -22,7 +23,7 @@ whoever drives it. The rules:
     6       2      zero
     8       8      incarnation of the sender
     16      8      incarnation of the recipient, zero if not known
-    24      8      a number: which, the kind says
+    24      8      a number; its meaning depends on the kind
     32      …      body
 """
 
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
 
 VERSION = 1
 INCARNATION_BYTES = 8
-NOBODY = bytes(INCARNATION_BYTES)
-WINDOW = 8 << 20
+NO_INCARNATION = bytes(INCARNATION_BYTES)
+WINDOW_BYTES = 8 << 20
 MAX_FRAME_BYTES = 4 << 20
-MAX_UNREAD_BYTES = 1 << 16
+MAX_UNREAD_FRAMES = 1 << 16
 MAX_DATAGRAM_NUMBER = 2**63
+MAX_REASON_BYTES = 500
 HELLO_SECONDS = 0.25
 BUSY_PING_SECONDS = 0.25
 IDLE_PING_SECONDS = 1.0
@@ -58,20 +60,20 @@ HEADER_BYTES = _HEADER.size
 
 
 class DatagramKind(IntEnum):
-    """What a datagram is for; in brackets, its number. The first three are what a sending end says."""
+    """The kinds of datagrams; in brackets the meaning of the number. An outbound link sends the first three."""
 
-    HELLO = 1  # I begin to send to you; the body is my name
-    DATA = 2  # a frame (its place in the order)
-    PING = 3  # are you there? (the place of the next frame to come)
-    WELCOME = 4  # I take what you send (the place I expect next)
-    ACK = 5  # how many were consumed; the body: how many have arrived, and how many are known to be sent
-    PROBE = 6  # is this still you? answer with a PING
-    STALE = 7  # I do not know you: begin with HELLO
-    REFUSED = 8  # I do not take what you send; the body says why
+    HELLO = 1  # start of a link; the body has the name and the address of the sender
+    DATA = 2  # a frame (its number)
+    PING = 3  # request for an ACK (the number of the next frame)
+    WELCOME = 4  # answer to HELLO: the link is accepted (the number of the frame expected next)
+    ACK = 5  # (the count of consumed frames); the body: the counts of frames received, and of frames known to be sent
+    PROBE = 6  # request for a PING
+    STALE = 7  # the sender's incarnation is not known: it must start with HELLO
+    REJECTED = 8  # answer to HELLO: the link is rejected; the body has the reason
 
     @property
     def from_sender(self) -> bool:
-        """Whether a sending end says it."""
+        """True for the kinds that an outbound link sends."""
         return self in (DatagramKind.HELLO, DatagramKind.DATA, DatagramKind.PING)
 
 
@@ -86,19 +88,19 @@ class Datagram:
     body: Buffer = b""
 
     def to_bytes(self) -> bytes:
-        """The datagram as it travels."""
+        """Serialise the datagram."""
         return b"".join((_HEADER.pack(_MAGIC, VERSION, self.kind, self.sender, self.recipient, self.number), self.body))
 
 
 class DatagramError(ValueError):
-    """These bytes are not a datagram of ours."""
+    """The bytes are not a valid datagram."""
 
 
 def from_bytes(data: Buffer) -> Datagram:
-    """Read a datagram.
+    """Parse a datagram.
 
     Raises:
-        DatagramError: it is none; it says why.
+        DatagramError: the bytes are not a valid datagram; the message has the reason.
     """
     if len(data) < HEADER_BYTES:
         raise DatagramError(f"truncated: {len(data)} bytes, the header alone has {HEADER_BYTES}")
@@ -108,242 +110,253 @@ def from_bytes(data: Buffer) -> Datagram:
     if magic != _MAGIC:
         raise DatagramError("malformed: not a datagram of cgd")
     if version != VERSION:
-        raise DatagramError(f"version {version} of the link, we speak {VERSION}; install the same cgd")
+        raise DatagramError(f"version {version} of the link, ours is {VERSION}; install the same cgd")
     if not 1 <= kind <= len(DatagramKind):
         raise DatagramError(f"malformed: unknown kind {kind}")
-    if number > MAX_DATAGRAM_NUMBER:  # nobody gets there by counting, and what we add to it still has to fit
+    if number > MAX_DATAGRAM_NUMBER:  # no honest sender counts that far, and sums with it must still fit
         raise DatagramError(f"malformed: the number {number}")
     return Datagram(DatagramKind(kind), sender, recipient, number, memoryview(data)[HEADER_BYTES:])
 
 
-class Outgoing:
+class OutboundLink:
     """The sending end of a link.
 
     Args:
-        me: our incarnation.
-        hello: what to say in HELLO: our name.
+        incarnation: the incarnation of this process.
+        hello: the body of HELLO: the name and the address of this participant.
 
     Attributes:
-        latency: the seconds from the last PING to its answer; None while there is none.
-        refusal: why the other side does not let us in, if it said so.
+        latency: the seconds from the last PING to its answer; None before the first answer.
+        rejection: the reason for which the other side rejects the link, or None.
+        last_received: the time of the last answer.
     """
 
-    def __init__(self, me: bytes, hello: bytes) -> None:
+    def __init__(self, incarnation: bytes, hello: bytes) -> None:
         self.latency: float | None = None
-        self.refusal: str | None = None
-        self.heard = -inf
-        self._me = me
+        self.rejection: str | None = None
+        self.last_received = -inf
+        self._incarnation = incarnation
         self._hello = hello
-        self._them = NOBODY
-        self._last = NOBODY  # whose numbers we count in
-        self._frames: deque[bytes] = deque()  # what is not known to be consumed
+        self._peer = NO_INCARNATION
+        self._numbered_for = NO_INCARNATION  # the incarnation of the peer that the current numbers belong to
+        self._frames: deque[bytes] = deque()  # frames that are not known to be consumed
         self._bytes = 0
-        self._first = 0  # the place of the first of them
-        self._next = 0  # the place of the first that was not sent
-        self._spoke = -inf
-        self._pinged: tuple[int, float] | None = None
+        self._first_number = 0  # of `_frames`
+        self._next_number = 0  # of the first frame that was not sent yet
+        self._last_sent = -inf  # the time of the last HELLO or PING
+        self._pending_ping: tuple[int, float] | None = None
 
-    def offer(self, frame: bytes) -> bool:
-        """Take a frame to send; False while there is no room."""
-        if self._frames and self._bytes + len(frame) > WINDOW:
+    def enqueue(self, frame: bytes) -> bool:
+        """Accept a frame for sending; return False if the window is full."""
+        if self._frames and self._bytes + len(frame) > WINDOW_BYTES:
             return False
         self._frames.append(frame)
         self._bytes += len(frame)
         return True
 
     @property
-    def waiting(self) -> int:
-        """How many frames are not known to be consumed."""
+    def unconsumed(self) -> int:
+        """The number of frames that are not known to be consumed."""
         return len(self._frames)
 
     @property
-    def welcomed(self) -> bool:
-        """Whether the other side takes what we send."""
-        return self._them != NOBODY
+    def established(self) -> bool:
+        """True if the other side has accepted the link."""
+        return self._peer != NO_INCARNATION
 
     def next_datagram(self, now: float) -> Datagram | None:
-        """What to send now, if anything."""
-        if not self.welcomed:
-            if now - self._spoke < HELLO_SECONDS:
+        """Return the next datagram to send, or None."""
+        if not self.established:
+            if now - self._last_sent < HELLO_SECONDS:
                 return None
-            self._spoke = now
-            return Datagram(DatagramKind.HELLO, self._me, NOBODY, 0, self._hello)
-        place = self._next - self._first
-        if place < len(self._frames):
-            self._next += 1
-            return Datagram(DatagramKind.DATA, self._me, self._them, self._next - 1, self._frames[place])
-        if now - self._spoke < (BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS):
+            self._last_sent = now
+            return Datagram(DatagramKind.HELLO, self._incarnation, NO_INCARNATION, 0, self._hello)
+        index = self._next_number - self._first_number
+        if index < len(self._frames):
+            self._next_number += 1
+            return Datagram(
+                DatagramKind.DATA, self._incarnation, self._peer, self._next_number - 1, self._frames[index]
+            )
+        if now - self._last_sent < (BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS):
             return None
         return self._ping(now)
 
     def restart(self) -> None:
-        """Begin anew: the process that has welcomed us is gone."""
-        self._them = NOBODY
-        self.hurry()
+        """Start again with HELLO: the process that accepted the link has ended."""
+        self._peer = NO_INCARNATION
+        self.expire_timer()
 
-    def hurry(self) -> None:
-        """Say something at once, by a new connection."""
-        self._spoke = -inf
+    def expire_timer(self) -> None:
+        """Make the next HELLO or PING due now, because there is a new connection."""
+        self._last_sent = -inf
 
-    def rest(self, now: float) -> float:
-        """How many seconds there will be nothing to send, if nothing comes in."""
-        if self.welcomed and self._next - self._first < len(self._frames):
+    def idle_seconds(self, now: float) -> float:
+        """Return the seconds until the next datagram is due, if nothing is received meanwhile."""
+        if self.established and self._next_number - self._first_number < len(self._frames):
             return 0.0
-        pause = HELLO_SECONDS if not self.welcomed else BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS
-        return max(0.0, self._spoke + pause - now)
+        pause = HELLO_SECONDS if not self.established else BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS
+        return max(0.0, self._last_sent + pause - now)
 
-    def take(self, datagram: Datagram, now: float) -> Datagram | None:
-        """Take in what the receiving end says; returns an answer if it asks for one."""
-        if datagram.recipient != self._me:
+    def receive(self, datagram: Datagram, now: float) -> Datagram | None:
+        """Process a datagram of the receiving end; return the answer if one is due."""
+        if datagram.recipient != self._incarnation:
             return None
         match datagram.kind:
             case DatagramKind.WELCOME:
-                self._welcome(datagram)
-            case DatagramKind.REFUSED:
-                text = bytes(datagram.body[:500]).decode(errors="replace")
-                self.refusal = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+                self._on_welcome(datagram)
+            case DatagramKind.REJECTED:
+                text = bytes(datagram.body[:MAX_REASON_BYTES]).decode(errors="replace")
+                self.rejection = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
                 return None
-            case DatagramKind.ACK if datagram.sender == self._them and len(datagram.body) == _COUNTS.size:
-                self._acknowledge(datagram, now)
+            case DatagramKind.ACK if datagram.sender == self._peer and len(datagram.body) == _COUNTS.size:
+                self._on_ack(datagram, now)
             case DatagramKind.STALE:
-                self._them = NOBODY
+                self._peer = NO_INCARNATION
                 return None
-            case DatagramKind.PROBE if datagram.sender == self._them:
+            case DatagramKind.PROBE if datagram.sender == self._peer:
                 return self._ping(now)
             case _:
                 return None
-        self.heard = now
+        self.last_received = now
         return None
 
-    def _welcome(self, datagram: Datagram) -> None:
-        self.refusal = None
-        if self.welcomed:
+    def _on_welcome(self, datagram: Datagram) -> None:
+        self.rejection = None
+        if self.established:
             return
-        self._them = datagram.sender
-        if datagram.sender != self._last:  # a new life: whatever the one before did not consume is for this one
-            self._last = datagram.sender
-            self._first = datagram.number
-        self._next = max(self._first, datagram.number)
+        self._peer = datagram.sender
+        if datagram.sender != self._numbered_for:  # a new process: it gets what the previous one did not consume
+            self._numbered_for = datagram.sender
+            self._first_number = datagram.number
+        self._next_number = max(self._first_number, datagram.number)
 
-    def _acknowledge(self, datagram: Datagram, now: float) -> None:
-        arrived, seen = _COUNTS.unpack(datagram.body)
-        if not self._first <= datagram.number <= arrived <= self._first + len(self._frames):
+    def _on_ack(self, datagram: Datagram, now: float) -> None:
+        received, sent = _COUNTS.unpack(datagram.body)
+        if not self._first_number <= datagram.number <= received <= self._first_number + len(self._frames):
             return
-        if self._pinged is not None and seen == self._pinged[0]:
-            self.latency = now - self._pinged[1]
-            self._pinged = None
-        while self._first < datagram.number:
+        if self._pending_ping is not None and sent == self._pending_ping[0]:
+            self.latency = now - self._pending_ping[1]
+            self._pending_ping = None
+        while self._first_number < datagram.number:
             self._bytes -= len(self._frames.popleft())
-            self._first += 1
-        self._next = arrived if seen > arrived else max(self._next, self._first)
+            self._first_number += 1
+        self._next_number = received if sent > received else max(self._next_number, self._first_number)
 
     def _ping(self, now: float) -> Datagram:
-        self._spoke = now
-        self._pinged = (self._next, now)
-        return Datagram(DatagramKind.PING, self._me, self._them, self._next)
+        self._last_sent = now
+        self._pending_ping = (self._next_number, now)
+        return Datagram(DatagramKind.PING, self._incarnation, self._peer, self._next_number)
 
 
-class Incoming:
-    """The receiving end of a link, for one peer; it may hear from several processes that have the peer's key.
+class InboundLink:
+    """The receiving end of a link with one peer; several processes with the peer's key may send to it.
 
-    One of them is let in. Another is let in when the first no longer answers: its channel is gone, or it does not
-    answer a PROBE in time. So whoever has a copy of the key and talks nonsense cannot push the participant out.
+    One of them is accepted. Another one replaces it when the first stops responding: its connection is lost, or it does
+    not answer a PROBE in time. So a process with a copied key cannot displace the participant by sending garbage.
 
     Args:
-        me: our incarnation.
+        incarnation: the incarnation of this process.
+
+    Attributes:
+        last_received: the time of the last datagram of the accepted process.
+        reply_to: the return path to the accepted process; see `Route`.
+        dropped: the number of datagrams dropped: stale, repeated, or beyond the window.
+        generation: the number of incarnations of the peer that were accepted so far.
     """
 
-    def __init__(self, me: bytes) -> None:
-        self.heard = -inf
-        self.channel: bytes | None = None
-        self.stale = 0
-        """Datagrams that were dropped: of another incarnation, copies, or beyond the window."""
-        self.life = 0
-        """Counts the incarnations of the peer that were let in."""
-        self._me = me
-        self._them = NOBODY
-        self._arrived = 0  # the place expected next
+    def __init__(self, incarnation: bytes) -> None:
+        self.last_received = -inf
+        self.reply_to: bytes | None = None
+        self.dropped = 0
+        self.generation = 0
+        self._incarnation = incarnation
+        self._peer = NO_INCARNATION
+        self._received = 0  # the number of the frame that is expected next
         self._consumed = 0
-        self._consumed_bytes = 0
-        self._unread = 0
+        self._unreported_bytes = 0  # consumed since the last ACK
+        self._unread_frames = 0
         self._unread_bytes = 0
-        self._gap_told = -1
-        self._probed: float | None = None
-        self._asked = -inf
-        self._asking = False
+        self._reported_gap = -1
+        self._challenged = False  # another process has sent HELLO since the last datagram of the accepted one
+        self._last_probe = -inf
+        self._probe_due = False
 
-    def hello(self, datagram: Datagram, channel: bytes, now: float) -> Datagram:
-        """Somebody with the peer's key wants in, on this channel; what to answer there."""
-        if datagram.sender != self._them:
-            if self.alive(now):
-                self._probed = now if self._probed is None else self._probed
-                if now - self._asked >= HELLO_SECONDS:
-                    self._asked, self._asking = now, True
+    def on_hello(self, datagram: Datagram, reply_to: bytes, now: float) -> Datagram:
+        """Accept or reject a process that has the peer's key; return the answer."""
+        if datagram.sender != self._peer:
+            if self.is_alive(now):
+                self._challenged = True
+                if now - self._last_probe >= HELLO_SECONDS:
+                    self._last_probe, self._probe_due = now, True
                 return self._answer(
-                    DatagramKind.REFUSED, datagram, b"another process with this key is connected; stop it first"
+                    DatagramKind.REJECTED, datagram, b"another process with this key is connected; stop it first"
                 )
-            self._them = datagram.sender
-            self._me = os.urandom(INCARNATION_BYTES)  # numbers begin anew, and the sender knows it by this
-            self.life += 1
-            self._arrived = self._consumed = self._consumed_bytes = 0
-            self._gap_told = -1
-        self.channel, self.heard, self._probed = channel, now, None
+            self._peer = datagram.sender
+            self._incarnation = os.urandom(INCARNATION_BYTES)  # tells the sender that the numbering restarts
+            self.generation += 1
+            self._received = self._consumed = self._unreported_bytes = 0
+            self._reported_gap = -1
+        self.reply_to, self.last_received, self._challenged = reply_to, now, False
         return self._answer(DatagramKind.WELCOME, datagram)
 
-    def probe(self) -> Datagram | None:
-        """Ask the one who is in whether it is still there, if somebody else wants in; once for many who do."""
-        if not self._asking or self._probed is None:
+    def next_probe(self) -> Datagram | None:
+        """Return a PROBE for the accepted process if another one wants to replace it; one for many attempts."""
+        if not self._probe_due or not self._challenged:
             return None
-        self._asking = False
-        return Datagram(DatagramKind.PROBE, self._me, self._them)
+        self._probe_due = False
+        return Datagram(DatagramKind.PROBE, self._incarnation, self._peer)
 
-    def gone(self) -> None:
-        """The channel of the one who is in does not exist any more."""
-        self.heard = -inf
+    def mark_lost(self) -> None:
+        """Record that the connection of the accepted process is lost."""
+        self.last_received = -inf
 
-    def alive(self, now: float) -> bool:
-        """Whether the process that is in was heard lately; less time if it was asked."""
-        if self._them == NOBODY:
+    def is_alive(self, now: float) -> bool:
+        """Return whether the accepted process has sent something lately; it has less time after a PROBE."""
+        if self._peer == NO_INCARNATION:
             return False
-        patience = SILENT_SECONDS if self._probed is None else SILENT_SECONDS / 2
-        return now - self.heard < patience
+        timeout = SILENT_SECONDS / 2 if self._challenged else SILENT_SECONDS
+        return now - self.last_received < timeout
 
-    def take(self, datagram: Datagram, channel: bytes, now: float) -> tuple[Buffer | None, Datagram | None]:
-        """Take in DATA or PING: the frame, if it is the next one, and an answer, if one is due."""
-        if datagram.sender != self._them or datagram.recipient != self._me:
-            self.stale += 1
+    def receive(self, datagram: Datagram, reply_to: bytes, now: float) -> tuple[Buffer | None, Datagram | None]:
+        """Process DATA or PING; return the frame, if it is the next one, and the answer, if one is due."""
+        if datagram.sender != self._peer or datagram.recipient != self._incarnation:
+            self.dropped += 1
             return None, self._answer(DatagramKind.STALE, datagram) if datagram.kind is DatagramKind.PING else None
-        self.channel, self.heard, self._probed = channel, now, None
+        self.reply_to, self.last_received, self._challenged = reply_to, now, False
         if datagram.kind is DatagramKind.PING:
             return None, self._ack(datagram.number)
-        if datagram.number == self._arrived and self._room(len(datagram.body)):
-            self._arrived += 1
-            self._unread += 1
+        if datagram.number == self._received and self._has_room(len(datagram.body)):
+            self._received += 1
+            self._unread_frames += 1
             self._unread_bytes += len(datagram.body)
-            self._gap_told = -1
+            self._reported_gap = -1
             return datagram.body, None
-        self.stale += 1
-        if datagram.number > self._arrived and self._gap_told != self._arrived:
-            self._gap_told = self._arrived
+        self.dropped += 1
+        if datagram.number > self._received and self._reported_gap != self._received:
+            self._reported_gap = self._received
             return None, self._ack(datagram.number + 1)
         return None, None
 
-    def _room(self, nbytes: int) -> bool:
-        return self._unread == 0 or (self._unread < MAX_UNREAD_BYTES and self._unread_bytes + nbytes <= WINDOW)
+    def _has_room(self, nbytes: int) -> bool:
+        return self._unread_frames == 0 or (
+            self._unread_frames < MAX_UNREAD_FRAMES and self._unread_bytes + nbytes <= WINDOW_BYTES
+        )
 
-    def consumed(self, nbytes: int, life: int | None = None) -> Datagram | None:
-        """A frame was read, of the present life of the peer if not told; an answer if the sender should know now."""
-        self._unread -= 1
+    def mark_consumed(self, nbytes: int, generation: int | None = None) -> Datagram | None:
+        """Record that a frame of a generation (default: the current one) was read; return an ACK if one is due."""
+        self._unread_frames -= 1
         self._unread_bytes -= nbytes
-        if life is not None and life != self.life:  # the one who sent it is gone, and the numbers began anew
+        if generation is not None and generation != self.generation:  # its sender has ended, the numbering restarted
             return None
         self._consumed += 1
-        self._consumed_bytes += nbytes
-        return self._ack(self._consumed) if self._consumed_bytes > WINDOW // 4 else None
+        self._unreported_bytes += nbytes
+        return self._ack(self._consumed) if self._unreported_bytes > WINDOW_BYTES // 4 else None
 
-    def _ack(self, seen: int) -> Datagram:
-        self._consumed_bytes = 0
-        return Datagram(DatagramKind.ACK, self._me, self._them, self._consumed, _COUNTS.pack(self._arrived, seen))
+    def _ack(self, sent: int) -> Datagram:
+        self._unreported_bytes = 0
+        return Datagram(
+            DatagramKind.ACK, self._incarnation, self._peer, self._consumed, _COUNTS.pack(self._received, sent)
+        )
 
     def _answer(self, kind: DatagramKind, datagram: Datagram, body: bytes = b"") -> Datagram:
-        return Datagram(kind, self._me, datagram.sender, self._arrived, body)
+        return Datagram(kind, self._incarnation, datagram.sender, self._received, body)

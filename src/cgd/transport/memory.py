@@ -1,4 +1,4 @@
-"""The transport inside one process: one inbox for each member."""
+"""The transport for members of one process: each member has an inbox."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from cgd.secagg.messages import PeerId
 
-# Bytes an inbox holds before senders have to wait: with it, the memory of m members does not grow as m² vectors.
-INBOX_BYTES = 16 << 20
+# Capacity of one inbox: it keeps the memory of m members from growing as m² vectors.
+MAX_INBOX_BYTES = 16 << 20
 
 
 class Inbox:
-    """The frames that wait for one member."""
+    """The queue of frames for one member."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -28,11 +28,11 @@ class Inbox:
         self._closed = False
 
     def put(self, sender: PeerId, frame: bytes) -> bool:
-        """Add a frame; False if the inbox is full. An empty inbox takes a frame of any size."""
+        """Append a frame; return False if the inbox is full. An empty inbox accepts a frame of any size."""
         with self._changed:
             if self._closed:
                 return True
-            if self._frames and self._bytes + len(frame) > INBOX_BYTES:
+            if self._frames and self._bytes + len(frame) > MAX_INBOX_BYTES:
                 return False
             self._frames.append((sender, frame))
             self._bytes += len(frame)
@@ -40,7 +40,7 @@ class Inbox:
             return True
 
     def get(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
-        """Take the next frame, waiting for it at most `timeout` seconds."""
+        """Remove and return the next frame; wait for it at most `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._woken or self._closed, timeout)
             if self._closed:
@@ -52,14 +52,14 @@ class Inbox:
             self._bytes -= len(frame)
             return sender, frame
 
-    def wake(self) -> None:
-        """Let whoever waits go on."""
+    def wakeup(self) -> None:
+        """Make a blocked `get` call return."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop what is there and whatever comes."""
+        """Drop all frames, now and later."""
         with self._changed:
             self._closed = True
             self._frames.clear()
@@ -67,7 +67,7 @@ class Inbox:
 
 
 class MemoryTransport:
-    """A member's connection with its peers in the same process. `connect` makes them."""
+    """A member's connection with its peers in the same process; created by `connect`."""
 
     def __init__(self, me: PeerId, inboxes: Mapping[PeerId, Inbox]) -> None:
         self.me = me
@@ -81,19 +81,19 @@ class MemoryTransport:
         return self._inboxes[to].put(self.me, frame)
 
     def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
-        """Take the next frame from our inbox; see `Transport.receive`."""
+        """Take the next frame from this member's inbox; see `Transport.receive`."""
         return self._inboxes[self.me].get(timeout)
 
-    def wake(self) -> None:
-        """Let our `receive` return; see `Transport.wake`."""
-        self._inboxes[self.me].wake()
+    def wakeup(self) -> None:
+        """Make a blocked `receive` call return; see `Transport.wakeup`."""
+        self._inboxes[self.me].wakeup()
 
     def close(self) -> None:
-        """Close our inbox."""
+        """Close this member's inbox."""
         self._inboxes[self.me].close()
 
 
 def connect(members: Sequence[PeerId]) -> list[MemoryTransport]:
-    """One connected transport for each member."""
+    """Return one connected transport for each member."""
     inboxes = {member: Inbox() for member in members}
     return [MemoryTransport(member, inboxes) for member in members]

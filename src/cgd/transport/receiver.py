@@ -1,6 +1,6 @@
-"""Reads what comes by the sockets of a transport, and gives it to the ways.
+"""`Receiver`: reads the sockets of a transport, and passes the messages to the routes.
 
-Whatever a message is, it ends no more than itself: what our program fails on is refused, and the next one is read.
+If cgd fails on a message, only that message is dropped; the next one is read.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import zmq
 from cgd.errors import HubError
 from cgd.secagg.messages import HUB
 from cgd.transport import link
+from cgd.transport.auth import FORMER_PARTICIPANT
 from cgd.transport.connections import read_message
 from cgd.transport.link import Datagram, DatagramError, DatagramKind
-from cgd.transport.routes import TO_HUB, DirectRoute, HubRoute, RelayedRoute, send_to
+from cgd.transport.routes import HUB_NAME, DirectRoute, HubRoute, RelayedRoute, send_to
 
 if TYPE_CHECKING:
     import threading
@@ -28,23 +29,22 @@ if TYPE_CHECKING:
     from cgd.transport.limits import ConnectionLimits
     from cgd.transport.routes import Route
 
-# Messages read from one kind of socket before the others have their turn.
-TURN = 64
-FORMER = "a former participant"
+# Messages that are read from one socket before the others are served.
+MAX_MESSAGES_PER_TURN = 64
 
 
 class Receiver:
     """Reads for one transport, in the thread that owns its sockets.
 
     Args:
-        ways: to every peer.
-        inbox: where frames go, each with its way and the life it comes from.
-        changed: guards the ways and the inbox.
-        gate: knows whose key is whose.
-        watch: told of what was taken.
-        refusals: where it is told what we do not take.
-        incarnation: ours.
-        blame: told what the hub did that it must not.
+        routes: the routes to all peers.
+        inbox: the queue of received frames, each with its route and the generation of its sender.
+        changed: protects the routes and the inbox.
+        authenticator: maps keys to participants.
+        limits: counts the messages.
+        rejections: logs rejected messages.
+        incarnation: the incarnation of this process.
+        on_hub_fault: called with the error if the hub has tampered with messages.
     """
 
     def __init__(
@@ -56,65 +56,66 @@ class Receiver:
         limits: ConnectionLimits,
         rejections: RejectionLog,
         incarnation: bytes,
-        blame: Callable[[HubError], None],
+        on_hub_fault: Callable[[HubError], None],
     ) -> None:
         self._routes, self._inbox, self._changed = routes, inbox, changed
         self._authenticator, self._limits, self._rejections = authenticator, limits, rejections
         self._incarnation = incarnation
-        self._blame = blame
+        self._on_hub_fault = on_hub_fault
 
     def read_router(self, router: Socket) -> None:
-        """Read what peers send by their connections with us."""
-        for _ in range(TURN):
+        """Read messages from the connections that peers have made."""
+        for _ in range(MAX_MESSAGES_PER_TURN):
             try:
-                channel = router.recv(zmq.NOBLOCK)
+                reply_to = router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
             message = read_message(router)
             peer = self._authenticator.member_of(message)
-            self._limits.took(message, peer)
-            with self._rejections.guard(peer or FORMER):
-                self._take_in(router, peer, channel, message)
+            self._limits.on_message(message, peer)
+            with self._rejections.catch_errors(peer or FORMER_PARTICIPANT):
+                self._on_message(router, peer, reply_to, message)
 
-    def _take_in(self, router: Socket, peer: PeerId | None, channel: bytes, message: Message) -> None:
+    def _on_message(self, router: Socket, peer: PeerId | None, reply_to: bytes, message: Message) -> None:
         if peer is None:
-            self._rejections.add(FORMER, "a message", "its key is not in the federation file any more")
+            self._rejections.add(FORMER_PARTICIPANT, "a message", "its key is not in the federation file any more")
             return
         route = self._routes[peer]
         if message.parts != 1:
             self._rejections.add(peer, "a malformed message", f"{message.parts} parts instead of 1")
         elif not isinstance(route, DirectRoute):
-            self._rejections.add(peer, "a message", "we reach it through the hub only, and it comes directly")
+            self._rejections.add(peer, "a message", "it was sent directly, and we use the hub for this peer")
         else:
             try:
                 datagram = link.from_bytes(message.last.buffer.toreadonly())
             except DatagramError as error:
-                if self._refuse(peer, error):
-                    nobody = Datagram(DatagramKind.REFUSED, self._incarnation, link.NOBODY, 0, str(error).encode())
-                    send_to(router, channel, nobody.to_bytes())
+                if self._reject(peer, error):
+                    reason = str(error).encode()
+                    answer = Datagram(DatagramKind.REJECTED, self._incarnation, link.NO_INCARNATION, 0, reason)
+                    send_to(router, reply_to, answer.to_bytes())
                 return
             route.source = str(message.last.get("Peer-Address"))
-            self._take_datagram(route, datagram, channel)
+            self._on_data(route, datagram, reply_to)
 
     def read_connection(self, route: DirectRoute | HubRoute, ready: Mapping[Any, int]) -> None:
-        """Read what comes by a connection of ours, and what is reported of it."""
+        """Read messages and monitor events of a connection that we have made."""
         if route.connection.monitor in ready:
-            route.connection.take_event(time.monotonic())
+            route.connection.read_event(time.monotonic())
         if route.connection.dealer not in ready:
             return
-        for _ in range(TURN):
+        for _ in range(MAX_MESSAGES_PER_TURN):
             try:
                 message = read_message(route.connection.dealer, zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._limits.took(message, route.peer)
-            with self._rejections.guard(route.peer):
+            self._limits.on_message(message, route.peer)
+            with self._rejections.catch_errors(route.peer):
                 if isinstance(route, HubRoute):
-                    self._take_from_hub(route, message)
+                    self._on_hub_message(route, message)
                 else:
-                    self._take_answer(route, message)
+                    self._on_ack(route, message)
 
-    def _take_answer(self, route: DirectRoute, message: Message) -> None:
+    def _on_ack(self, route: DirectRoute, message: Message) -> None:
         if message.parts != 1:
             self._rejections.add(route.peer, "a malformed message", f"{message.parts} parts instead of 1")
             return
@@ -126,52 +127,52 @@ class Receiver:
         with self._changed:
             route.on_ack(datagram, b"")
 
-    def _take_from_hub(self, hub: HubRoute, message: Message) -> None:
-        """Read what the hub says itself, or passes on."""
+    def _on_hub_message(self, hub: HubRoute, message: Message) -> None:
+        """Process a message of the hub itself, or one that it relays."""
         if message.parts != 2:
             self._rejections.add(HUB, "a malformed message", f"{message.parts} parts instead of 2")
             return
         name, content = message.first.bytes, message.last.buffer.toreadonly()
-        route = hub if name == TO_HUB else self._routes.get(name.decode(errors="replace"))
+        route = hub if name == HUB_NAME else self._routes.get(name.decode(errors="replace"))
         if route is None or isinstance(route, DirectRoute):
-            self._rejections.add(HUB, "a message", "it is from nobody whom we reach through the hub")
+            self._rejections.add(HUB, "a message", "its sender is not a peer that we reach through the hub")
             return
-        channel = b""
+        reply_to = b""
         if isinstance(route, RelayedRoute):
             try:
-                opened = route.unseal(content)
-            except HubError as fault:
-                self._blame(fault)
+                opened = route.open(content)
+            except HubError as error:
+                self._on_hub_fault(error)
                 return
             if opened is None:
                 return
-            channel, content = opened[0], memoryview(opened[1])
-        with self._rejections.guard(route.peer):
-            self._take_relayed(route, content, channel)
+            reply_to, content = opened[0], memoryview(opened[1])
+        with self._rejections.catch_errors(route.peer):
+            self._on_datagram(route, content, reply_to)
 
-    def _take_relayed(self, route: Route, content: Buffer, channel: bytes) -> None:
+    def _on_datagram(self, route: Route, content: Buffer, reply_to: bytes) -> None:
         try:
             datagram = link.from_bytes(content)
         except DatagramError as error:
-            self._refuse(route.peer, error)
+            self._reject(route.peer, error)
             return
         if datagram.kind.from_sender:
-            self._take_datagram(route, datagram, channel)
+            self._on_data(route, datagram, reply_to)
         else:
             with self._changed:
-                route.on_ack(datagram, channel)
+                route.on_ack(datagram, reply_to)
 
-    def _take_datagram(self, route: Route, datagram: Datagram, channel: bytes) -> None:
+    def _on_data(self, route: Route, datagram: Datagram, reply_to: bytes) -> None:
         with self._changed:
-            frame = route.on_data(datagram, channel)
+            frame = route.on_data(datagram, reply_to)
             if frame is not None:
-                self._inbox.append((route, frame, route.into.life))
+                self._inbox.append((route, frame, route.inbound.generation))
 
-    def _refuse(self, peer: PeerId, error: DatagramError) -> bool:
-        """Refuse what is no datagram of ours; return whether it is one of another version."""
+    def _reject(self, peer: PeerId, error: DatagramError) -> bool:
+        """Log bytes that are not a datagram; return whether they are one of another version."""
         kind = str(error).split(":")[0]
-        foreign = "version" in kind
-        if foreign:
-            kind = "foreign"  # not the version: there are 256
-        self._rejections.add(peer, f"{'an' if kind == 'oversized' else 'a'} {kind} message", str(error))
-        return foreign
+        incompatible = "version" in kind
+        if incompatible:
+            kind = "incompatible"  # without the number of the version, of which there are 256
+        self._rejections.add(peer, f"{'an' if kind[0] in 'io' else 'a'} {kind} message", str(error))
+        return incompatible

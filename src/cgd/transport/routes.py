@@ -1,8 +1,8 @@
-"""Ways to a peer: directly, through the hub, or to the hub itself. Each has a link in both directions.
+"""Routes to a peer: directly, through the hub, or to the hub itself. A route has a link in each direction.
 
-What our sending end says goes by `send_data`, what our receiving end says by `send_ack`. What the peer's ends say comes in by
-`on_data` and `on_ack`. A channel is whatever leads back to one process of the peer: a connection that it has made,
-or, through the hub, the name of that process.
+`send_data` sends the datagrams of our outbound link, `send_ack` those of our inbound link. `on_data` and `on_ack`
+process the datagrams of the peer's ends. `reply_to` is the return path to one process of the peer: the identity of the
+connection that it has made or, through the hub, the random name of the process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cgd.errors import InputError
 from cgd.transport import link
 from cgd.transport.addresses import new_address
 from cgd.transport.base import PeerStatus
-from cgd.transport.channel import NOBODY, ForeignError
-from cgd.transport.link import Datagram, DatagramKind, Incoming, Outgoing
+from cgd.transport.channel import NO_PROCESS, IncompatibleError
+from cgd.transport.link import Datagram, DatagramKind, InboundLink, OutboundLink
 
 if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer, PeerId
@@ -28,115 +28,116 @@ if TYPE_CHECKING:
     from cgd.transport.connections import Connection, HubConnection, Socket
 
 MAX_HELLO_BYTES = 1024
-TO_HUB = b""  # the name that a message for the hub itself is addressed to, or comes from
+HUB_NAME = b""  # the name of the hub in messages that it sends or receives itself
 
 
 class Route(ABC):
-    """Both directions to one peer.
+    """Both directions between this process and one peer.
 
     Args:
-        peer: its name.
-        incarnation: ours.
-        hello: what we say of ourselves: our name, and our address behind a zero.
-        refusals: where it is told what we do not take.
+        peer: the name of the peer.
+        incarnation: the incarnation of this process.
+        hello: the body of our HELLO: our name and, after a zero byte, our address.
+        rejections: logs rejected datagrams.
     """
 
     def __init__(self, peer: PeerId, incarnation: bytes, hello: bytes, rejections: RejectionLog) -> None:
         self.peer = peer
-        self.out = Outgoing(incarnation, hello)
-        self.into = Incoming(incarnation)
+        self.outbound = OutboundLink(incarnation, hello)
+        self.inbound = InboundLink(incarnation)
         self._incarnation = incarnation
         self._rejections = rejections
 
-    def rest(self, now: float) -> float:  # noqa: ARG002
-        """Return for how many seconds there is certainly nothing to send; 0 if that is not known."""
+    def idle_seconds(self, now: float) -> float:  # noqa: ARG002
+        """Return the seconds for which there is certainly nothing to send; 0 if that is not known."""
         return 0.0
 
     @abstractmethod
-    def has_room(self) -> bool:
-        """Whether something can be sent now."""
+    def can_send(self) -> bool:
+        """Return whether a datagram can be sent now."""
 
     @abstractmethod
     def send_data(self, datagram: Datagram) -> None:
-        """Send what our sending end says."""
+        """Send a datagram of our outbound link."""
 
     @abstractmethod
-    def send_ack(self, channel: bytes, datagram: Datagram) -> bool:
-        """Send what our receiving end says; False if that channel is gone."""
+    def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
+        """Send a datagram of our inbound link; return False if the return path is lost."""
 
     @abstractmethod
     def outbound_problem(self, now: float) -> str:
-        """Why nothing reaches the peer, if nothing does."""
+        """Return the reason if the peer cannot be reached."""
 
     def inbound_problem(self) -> str:
-        """What it means if we reach the peer and nothing comes from it."""
-        return "nothing comes from it"
+        """Return the reason if the peer can be reached and nothing is received from it."""
+        return "nothing is received from it"
 
-    def moved(self, address: str) -> None:  # noqa: B027 - most need not follow
-        """The peer, which has proved with its key that it is the one, says where it is."""
+    def on_peer_address(self, address: str) -> None:  # noqa: B027 - most routes ignore it
+        """Handle the address that the peer, which has proved its key, reports for itself."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing of their own
-        """Let go of what this way alone has."""
+    def close(self) -> None:  # noqa: B027 - most routes own nothing
+        """Release the resources that belong to this route alone."""
 
     def status(self, now: float) -> PeerStatus:
-        """How it stands with the peer."""
-        connected = self.out.welcomed and now - self.out.heard < link.SILENT_SECONDS
+        """Return the connection status of the peer."""
+        connected = self.outbound.established and now - self.outbound.last_received < link.SILENT_SECONDS
         if connected:
-            return PeerStatus(True, self.out.latency, "" if self.into.alive(now) else self.inbound_problem())
-        return PeerStatus(False, self.out.latency, self.out.refusal or self.outbound_problem(now))
+            problem = "" if self.inbound.is_alive(now) else self.inbound_problem()
+            return PeerStatus(True, self.outbound.latency, problem)
+        return PeerStatus(False, self.outbound.latency, self.outbound.rejection or self.outbound_problem(now))
 
-    def on_data(self, datagram: Datagram, channel: bytes) -> Buffer | None:
-        """Take in what the peer's sending end says, and answer it; the frame, if it brings the next one."""
+    def on_data(self, datagram: Datagram, reply_to: bytes) -> Buffer | None:
+        """Process and answer a datagram of the peer's outbound link; return the frame if it carries the next one."""
         now = time.monotonic()
         frame: Buffer | None = None
         answer: Datagram | None = None
         if datagram.kind is DatagramKind.HELLO:
-            answer = self._greet(datagram, channel, now)
+            answer = self._on_hello(datagram, reply_to, now)
         elif datagram.kind in (DatagramKind.DATA, DatagramKind.PING):
-            stale = self.into.stale
-            frame, answer = self.into.take(datagram, channel, now)
-            if self.into.stale > stale:
+            dropped = self.inbound.dropped
+            frame, answer = self.inbound.receive(datagram, reply_to, now)
+            if self.inbound.dropped > dropped:
                 self._rejections.add(self.peer, "a stale or repeated message", level=logging.INFO)
         else:
             self._rejections.add(self.peer, "a malformed message", f"{datagram.kind.name} from a sender")
         if answer is not None:
-            self.send_ack(channel, answer)
-        probe = self.into.probe()
-        if probe is not None and self.into.channel is not None and not self.send_ack(self.into.channel, probe):
-            self.into.gone()
+            self.send_ack(reply_to, answer)
+        probe = self.inbound.next_probe()
+        if probe is not None and self.inbound.reply_to is not None and not self.send_ack(self.inbound.reply_to, probe):
+            self.inbound.mark_lost()
         return frame
 
-    def on_ack(self, datagram: Datagram, channel: bytes) -> None:  # noqa: ARG002 - where it comes from
-        """Take in what the peer's receiving end says."""
-        answer = self.out.take(datagram, time.monotonic())
+    def on_ack(self, datagram: Datagram, reply_to: bytes) -> None:  # noqa: ARG002 - for RelayedRoute
+        """Process a datagram of the peer's inbound link."""
+        answer = self.outbound.receive(datagram, time.monotonic())
         if answer is not None:
             self.send_data(answer)
 
-    def _greet(self, datagram: Datagram, channel: bytes, now: float) -> Datagram:
+    def _on_hello(self, datagram: Datagram, reply_to: bytes, now: float) -> Datagram:
         claimed, _, address = bytes(datagram.body[:MAX_HELLO_BYTES]).decode(errors="replace").partition("\0")
         if claimed != self.peer:
             detail = f"it says that it is {claimed!r}, and its key is that of {self.peer}"
             self._rejections.add(self.peer, "a false name", detail)
-            why = f"your key is that of {self.peer}, and you say that you are {claimed}"
-            return Datagram(DatagramKind.REFUSED, self._incarnation, datagram.sender, 0, why.encode())
-        answer = self.into.hello(datagram, channel, now)
-        if answer.kind is DatagramKind.REFUSED:
+            reason = f"your key is that of {self.peer}, and you say that you are {claimed}"
+            return Datagram(DatagramKind.REJECTED, self._incarnation, datagram.sender, 0, reason.encode())
+        answer = self.inbound.on_hello(datagram, reply_to, now)
+        if answer.kind is DatagramKind.REJECTED:
             self._rejections.add(self.peer, "a second process with the same key")
         else:
-            self.moved(address)
+            self.on_peer_address(address)
         return answer
 
 
 class DirectRoute(Route):
-    """To a peer that has an address, from one that has: a connection of ours, and one of the peer's.
+    """The route between two participants that both have an address: a connection in each direction.
 
     Args:
-        line: our connection to the peer.
-        router: where the peer's connection to us ends.
-        address: ours.
+        connection: our connection to the peer.
+        router: the socket at which the peer's connection to us arrives.
+        address: our address.
 
     Attributes:
-        source: the IP address that the peer's last message came from.
+        source: the IP address from which the peer's last message came.
     """
 
     source = ""
@@ -156,36 +157,36 @@ class DirectRoute(Route):
         self._router = router
         self._address = address
 
-    def rest(self, now: float) -> float:
-        """As the link says, unless there is something to be done about the connection."""
-        return 0.0 if self.connection.needs_care(now) else self.out.rest(now)
+    def idle_seconds(self, now: float) -> float:
+        """Return the idle time of the link; 0 if the connection needs attention."""
+        return 0.0 if self.connection.needs_attention(now) else self.outbound.idle_seconds(now)
 
-    def has_room(self) -> bool:
-        """Whether our connection takes something."""
-        return self.connection.has_room()
+    def can_send(self) -> bool:
+        """Return whether our connection accepts a message."""
+        return self.connection.can_send()
 
     def send_data(self, datagram: Datagram) -> None:
-        """By our connection."""
+        """Send by our connection."""
         self.connection.send(datagram.to_bytes())
 
-    def send_ack(self, channel: bytes, datagram: Datagram) -> bool:
-        """By the peer's connection."""
-        return send_to(self._router, channel, datagram.to_bytes())
+    def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
+        """Send by the peer's connection."""
+        return send_to(self._router, reply_to, datagram.to_bytes())
 
     def outbound_problem(self, now: float) -> str:  # noqa: ARG002
-        """What is known of our connection."""
+        """Return the problem of our connection."""
         return self.connection.problem
 
     def inbound_problem(self) -> str:
-        """Its connection does not come about."""
-        return f"nothing comes from it; if this lasts it does not reach us at {self._address}: is our port open?"
+        """Return that the peer's connection to us is missing."""
+        return f"nothing is received from it; if this lasts it cannot reach us at {self._address}: is our port open?"
 
-    def moved(self, address: str) -> None:
-        """Follow it, if it may send us there."""
+    def on_peer_address(self, address: str) -> None:
+        """Connect to the new address, if the peer is allowed to redirect us there."""
         if not address:
             return
         try:
-            self.connection.follow(new_address(address, self.connection.listed, self.source))
+            self.connection.request_move(new_address(address, self.connection.listed_address, self.source))
         except InputError as error:
             self._rejections.add(self.peer, "a new address", str(error))
 
@@ -195,10 +196,10 @@ class DirectRoute(Route):
 
 
 class HubRoute(Route):
-    """To the hub itself.
+    """The route to the hub itself.
 
     Args:
-        line: our connection with the hub.
+        connection: our connection to the hub.
     """
 
     def __init__(
@@ -206,28 +207,28 @@ class HubRoute(Route):
     ) -> None:
         super().__init__(peer, incarnation, hello, rejections)
         self.connection = connection
-        self._connection = 0
+        self._connection_number = 0
 
-    def has_room(self) -> bool:
-        """Whether the hub takes something; by a new connection, the first thing that it hears is that we are there."""
-        room = self.connection.has_room()
-        if room and self._connection != self.connection.connection:
-            self._connection = self.connection.connection
-            self.out.hurry()
-            self.into.gone()  # if it is another process that answers now, we let it in
-        return room
+    def can_send(self) -> bool:
+        """Return whether our connection accepts a message; on a new connection, HELLO or PING is due at once."""
+        writable = self.connection.can_send()
+        if writable and self._connection_number != self.connection.number:
+            self._connection_number = self.connection.number
+            self.outbound.expire_timer()
+            self.inbound.mark_lost()  # the hub may have been restarted: accept its new process
+        return writable
 
     def send_data(self, datagram: Datagram) -> None:
-        """By our connection."""
-        self.connection.send(TO_HUB, datagram.to_bytes())
+        """Send by our connection."""
+        self.connection.send(HUB_NAME, datagram.to_bytes())
 
-    def send_ack(self, channel: bytes, datagram: Datagram) -> bool:  # noqa: ARG002
-        """By our connection; there is no other."""
+    def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:  # noqa: ARG002
+        """Send by our connection, the only one."""
         self.send_data(datagram)
         return True
 
     def outbound_problem(self, now: float) -> str:  # noqa: ARG002
-        """What is known of our connection."""
+        """Return the problem of our connection."""
         return self.connection.problem
 
     def close(self) -> None:
@@ -236,15 +237,15 @@ class HubRoute(Route):
 
 
 class RelayedRoute(Route):
-    """To a peer through the hub, sealed end to end.
+    """The route to a peer through the hub, encrypted end to end.
 
     Args:
-        hub: our way to the hub.
-        channel: our end of what we have with the peer.
+        hub: our route to the hub.
+        channel: the encrypted channel with the peer.
 
     Attributes:
-        foreign: why we cannot read what comes from the peer, if we cannot.
-        absent: whether the hub says that the peer is not connected with it.
+        incompatibility: the reason if the peer's messages cannot be decrypted, else empty.
+        absent: True if the hub reports that the peer is not connected to it.
     """
 
     def __init__(
@@ -252,96 +253,94 @@ class RelayedRoute(Route):
     ) -> None:
         super().__init__(peer, incarnation, hello, rejections)
         self.channel = channel
-        self.foreign = ""
+        self.incompatibility = ""
         self.absent = False
         self._hub = hub
-        self._process = NOBODY  # the one that has welcomed us
+        self._process = NO_PROCESS  # the process of the peer that has accepted our link
 
-    def has_room(self) -> bool:
-        """Whether the hub takes something from us."""
-        return self._hub.has_room() and self._hub.out.welcomed
+    def can_send(self) -> bool:
+        """Return whether the hub accepts a message from us."""
+        return self._hub.can_send() and self._hub.outbound.established
 
     def send_data(self, datagram: Datagram) -> None:
-        """Seal it for the process that has welcomed us; a HELLO is for any, and begins a session if there is none."""
+        """Encrypt for the process that accepted our link; HELLO is for any process, and may start a handshake."""
         if datagram.kind is not DatagramKind.HELLO:
             self.send_ack(self._process, datagram)
-        elif self._hub.connection.has_room():  # else it is lost, but not counted: it has not left us
-            self._send(*self.channel.seal_hello(datagram.to_bytes(), self._hub.connection.connection))
+        elif self._hub.connection.can_send():  # otherwise it is dropped before it gets a sequence number
+            self._send(*self.channel.seal_hello(datagram.to_bytes(), self._hub.connection.number))
 
-    def send_ack(self, channel: bytes, datagram: Datagram) -> bool:
-        """Seal it for the process that has spoken; whether it is still there we cannot know."""
+    def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
+        """Encrypt for the process that sent the datagram; whether it still runs is not known."""
         connection = self._hub.connection
-        sealed = (
-            self.channel.seal(datagram.to_bytes(), channel, connection.connection) if connection.has_room() else None
-        )
+        sealed = self.channel.seal(datagram.to_bytes(), reply_to, connection.number) if connection.can_send() else None
         if sealed is not None:
             self._send(sealed)
         return True
 
-    def unseal(self, payload: Buffer) -> tuple[bytes, bytes] | None:
-        """Open what the hub passes on: return the process it comes from, and what it says to the link, if anything.
+    def open(self, payload: Buffer) -> tuple[bytes, bytes] | None:
+        """Decrypt a relayed message; return the sending process and the datagram, or None if there is none.
 
         Raises:
-            HubError: the hub did something to it.
+            HubError: the hub has tampered with it.
         """
         self.absent = not payload
         if self.absent:
             return None
         try:
-            opened = self.channel.open(payload, self._hub.connection.connection)
-        except ForeignError as error:
-            self.foreign = str(error)
-            self._rejections.add(self.peer, "a foreign message", str(error))
+            opened = self.channel.open(payload, self._hub.connection.number)
+        except IncompatibleError as error:
+            self.incompatibility = str(error)
+            self._rejections.add(self.peer, "an incompatible message", str(error))
             return None
-        self.foreign = ""
+        self.incompatibility = ""
         if opened.answer is not None:
             self._send(opened.answer)
         elif opened.stale:
             self._rejections.add(self.peer, "a stale or repeated message", level=logging.INFO)
-        elif opened.content is None:  # our handshake is through, so there is a session for what we have to say
-            self.out.hurry()
+        elif opened.content is None:  # our handshake is complete: what was waiting for a session can be sent
+            self.outbound.expire_timer()
         return None if opened.content is None else (opened.process, opened.content)
 
-    def on_data(self, datagram: Datagram, channel: bytes) -> Buffer | None:
-        """Take in what the peer's sending end says; if that is a new process, we have to greet it, too."""
-        if datagram.kind is DatagramKind.HELLO and channel != self.into.channel:
-            self.into.gone()  # the hub lets in one process at a time, and this one has proved its key
-        frame = super().on_data(datagram, channel)
-        if self.out.welcomed and self.into.channel not in (None, self._process):
-            self.out.restart()
+    def on_data(self, datagram: Datagram, reply_to: bytes) -> Buffer | None:
+        """Process a datagram of the peer's outbound link; if its process is new, restart our outbound link."""
+        if datagram.kind is DatagramKind.HELLO and reply_to != self.inbound.reply_to:
+            self.inbound.mark_lost()  # the hub accepts one process at a time, and this one has proved its key
+        frame = super().on_data(datagram, reply_to)
+        if self.outbound.established and self.inbound.reply_to not in (None, self._process):
+            self.outbound.restart()
         return frame
 
-    def on_ack(self, datagram: Datagram, channel: bytes) -> None:
-        """Take in what the peer's receiving end says; who welcomes us is the one that we send to."""
-        welcomed = self.out.welcomed
-        super().on_ack(datagram, channel)
-        if self.out.welcomed and not welcomed:
-            self._process = channel
+    def on_ack(self, datagram: Datagram, reply_to: bytes) -> None:
+        """Process a datagram of the peer's inbound link; the process that accepts our link gets our data."""
+        established = self.outbound.established
+        super().on_ack(datagram, reply_to)
+        if self.outbound.established and not established:
+            self._process = reply_to
 
     def outbound_problem(self, now: float) -> str:
-        """Where it hangs: at the hub, or behind it."""
+        """Return whether the problem is at the hub or behind it."""
         hub = self._hub.status(now)
         if not hub.connected:
-            return f"it is to be reached through the hub, and the hub is not: {hub.problem}"
-        if self.foreign:
-            return self.foreign
+            return f"it can be reached through the hub only, and the hub is not connected: {hub.problem}"
+        if self.incompatibility:
+            return self.incompatibility
         if self.absent:
-            return "it is not connected with the hub"
-        return "no answer through the hub: it has just started, or the hub does not pass on what we send"
+            return "it is not connected to the hub"
+        return "no answer through the hub: it has just started, or the hub does not relay our messages"
 
     def inbound_problem(self) -> str:
-        """The hub passes on what we send, and nothing back."""
-        return "nothing comes from it through the hub; if this lasts the hub does not pass it on"
+        """Return that the hub relays messages in one direction only."""
+        return "nothing is received from it through the hub; if this lasts the hub does not relay its messages"
 
     def _send(self, *sealed: bytes) -> None:
         for each in sealed:
             self._hub.connection.send(self.peer.encode(), each)
 
 
-def send_to(router: Socket, channel: bytes, *parts: bytes) -> bool:
-    """Send by a connection that another one has made; False if it is gone. What does not fit is lost."""
+def send_to(router: Socket, reply_to: bytes, *parts: bytes) -> bool:
+    """Send by a connection that a peer has made; return False if it is lost. If its queue is full, drop the message."""
     try:
-        router.send_multipart([channel, *parts], zmq.NOBLOCK)
-    except zmq.ZMQError as error:  # EHOSTUNREACH: the connection is gone; EAGAIN: it does not read
+        router.send_multipart([reply_to, *parts], zmq.NOBLOCK)
+    except zmq.ZMQError as error:  # EHOSTUNREACH: the connection is lost; EAGAIN: the queue is full
         return error.errno != zmq.EHOSTUNREACH
     return True

@@ -1,8 +1,8 @@
-"""`FederationRuntime`: drives a federation in a thread of its own.
+"""`FederationRuntime`: runs a participant's side of a federation in its own thread.
 
-A participant must answer its peers at any time, also while its program computes a gradient: greet one that comes back,
-give it the ledger, tell where we stand. So the assembly is driven here, and the program's thread only leaves a sum to
-be made and waits for its total.
+A participant must answer its peers at any time, also while its program computes a gradient: it must reply to a
+restarted member, send it the journal, and report its own position. So the membership protocol runs in this thread; the
+program's thread only submits a sum and waits for its total.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cgd.errors import (
 )
 from cgd.secagg.messages import HUB
 from cgd.transport.auth import RejectionLog
-from cgd.transport.driver import FAREWELL_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
+from cgd.transport.driver import FLUSH_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cgd.transport")
 
-STOPPED = "its program stopped, and its own screen says why; all go on when it is started again"
-LOOK_SECONDS = 0.2
-TELL_SECONDS = 10.0
+STOPPED = "its program stopped, and its own output says why; the sums continue when it is restarted"
+POLL_SECONDS = 0.2
+WARN_AFTER_SECONDS = 10.0
 SAVE_SECONDS = 5.0
 MAX_PAUSE_WHEN_FULL_SECONDS = 0.05
-# Frames taken in before the next ones are sent.
-TURN = 32
+# Frames that are processed before the next ones are sent.
+MAX_FRAMES_PER_TURN = 32
 
 
 @dataclass(frozen=True)
 class PeerReport:
-    """How it stands with one peer, for people.
+    """The status of one peer, for display.
 
     Attributes:
-        name: of the peer; the hub has a report, too, if there is one.
+        name: the name of the peer, or of the hub.
         state: "here", "done", "left", "missing" or "refused".
-        note: why, if it is not here.
-        latency: seconds to it and back, if known.
+        note: the reason if it is not here.
+        latency: the round-trip time in seconds, if known.
     """
 
     name: PeerId
@@ -68,28 +68,28 @@ class PeerReport:
 
 
 class JournalStore(Protocol):
-    """Where ledgers outlive the process."""
+    """Storage for journals that survives the process."""
 
     def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
-        """Keep one more entry of a group's ledger, given in pieces."""
+        """Append an entry, given in pieces, to a group's journal."""
 
-    def turn(self, group: str) -> None:
-        """The ledger as it is now will be saved; what is appended from now on goes with it."""
+    def rotate(self, group: str) -> None:
+        """Start a new segment: `save` will be called for the journal as it is now, later entries follow it."""
 
     def save(self, group: str, length: int, journal: bytes) -> bool:
-        """Keep a group's ledger as it was, in place of all entries up to this length; whether that worked."""
+        """Replace all entries up to `length` by the serialised journal; return whether that succeeded."""
 
 
 class FederationRuntime:
-    """Drives an assembly over a transport until it is closed.
+    """Runs the membership protocol over a transport until it is closed.
 
     Args:
         transport: carries the frames.
-        assembly: our side of the federation.
-        timeout: how many seconds a sum waits while nothing comes from anybody; None waits for ever.
-        linger: how many seconds we stay at most for the others when our program is done; None for as long as it takes.
-        store: keeps the ledgers, so that members who die together lose nothing.
-        on_close: called when all is closed.
+        membership: this participant's side of the federation.
+        timeout: seconds that a sum waits while no frame is received from any peer; None waits without limit.
+        linger: seconds to stay at most for members that still run after this program has finished; None for no limit.
+        store: stores the journals, so that members that are killed at the same time lose nothing.
+        on_close: called when everything is closed.
     """
 
     def __init__(
@@ -102,58 +102,56 @@ class FederationRuntime:
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         if timeout is not None and timeout <= 0:
-            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait for ever")
+            raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
         self.membership = membership
         self.transport = transport
         self.traffic = Traffic()
         self._timeout = timeout
         self._linger = linger
-        self._store = store
-        self._on_close = on_close
-        self._saved: dict[str, tuple[int, float]] = {}
-        self._entered: dict[str, int] = {name: len(membership.group(name).journal) for name in membership.groups}
-        membership.on_mark = self._keep_mark
+        self._store, self._on_close = store, on_close
+        self._saved: dict[str, tuple[int, float]] = {}  # the length and time of the last `store.save`, by group
+        self._persisted = {name: len(membership.group(name).journal) for name in membership.groups}
+        membership.on_pending_reveal = self._persist_pending_reveal
         self._changed = threading.Condition(threading.RLock())
         self._unsent: dict[PeerId, bytes] = {}
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         self._rejections = RejectionLog()
-        self._states: dict[PeerId, tuple[str, str]] = {}
+        self._logged_states: dict[PeerId, tuple[str, str]] = {}
         self._failure: BaseException | None = None
-        self._closed = False
-        self._hurried = False
+        self._closed = self._close_at_once = False
         self._closing = threading.Lock()
-        self._until: Callable[[], bool] = lambda: False
-        self._thread = threading.Thread(target=self._run, name=f"cgd-conductor-{membership.me}", daemon=True)
+        self._wait_condition: Callable[[], bool] = lambda: False
+        self._thread = threading.Thread(target=self._run, name=f"cgd-runtime-{membership.me}", daemon=True)
         self._thread.start()
 
-    def adopt(self, federation_spec: FederationSpec, contacts: Mapping[PeerId, Any]) -> None:
-        """Hold to a new charter, whose members are found there."""
+    def update(self, federation_spec: FederationSpec, contacts: Mapping[PeerId, Any]) -> None:
+        """Switch to another epoch of the federation, with these members and addresses."""
         self.transport.update(contacts)
         with self._changed:
             self.membership.adopt(federation_spec)
             self._changed.notify_all()
-        self.transport.wake()
+        self.transport.wakeup()
 
     def fail(self, error: BaseException) -> None:
-        """Stop: whoever waits for a sum gets this error."""
+        """Stop: raise this error in the thread that waits for a sum."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def stop(self, error: BaseException) -> None:
-        """Stop, and do not stay for the others either: whoever waits in `close` closes at once."""
-        self._hurried = True
+        """Stop as `fail` does, and make `close` return without waiting for the other members."""
+        self._close_at_once = True
         self.fail(error)
 
     def report(self) -> list[PeerReport]:
-        """How it stands with every peer."""
+        """Return the status of every peer and of the hub."""
         links = self.transport.status()
         with self._changed:
-            problems = self.membership.doubts() | self.membership.problems()
+            problems = self.membership.suspected() | self.membership.problems()
             left = {peer: self.membership.left(peer) for peer in self.membership.others}
             hellos = {peer: self.membership.hello(peer) for peer in left}
         reports = []
-        for peer in left:  # not of the assembly: a new epoch may have begun
+        for peer in left:  # not membership.others: a new epoch may have started
             link = links.get(peer)
             if left[peer] is not None:
                 state, note = ("done", "") if left[peer] else ("left", STOPPED)
@@ -161,7 +159,7 @@ class FederationRuntime:
             elif link is None or not link.connected:
                 reports.append(PeerReport(peer, "missing", link.problem if link else "not in this epoch"))
             elif hellos[peer] is None:
-                reports.append(PeerReport(peer, "missing", link.problem or "connected; its greeting is on the way"))
+                reports.append(PeerReport(peer, "missing", link.problem or "connected; its Hello has not arrived yet"))
             elif peer in problems:
                 reports.append(PeerReport(peer, "refused", problems[peer], link.latency))
             else:
@@ -171,11 +169,11 @@ class FederationRuntime:
         return reports
 
     def close(self, *, done: bool) -> None:
-        """Leave; if our program is done, we stay for a while until everybody's is, to be asked for the past.
+        """Leave the federation; with `done`, stay until all programs have finished, so that others can recover.
 
-        Several threads may call it. Who says that we are not done hurries one that stays; all return when it is closed.
+        Several threads may call it; a call with done=False ends the wait of another one. All return when it is closed.
         """
-        self._hurried = self._hurried or not done
+        self._close_at_once = self._close_at_once or not done
         with self._closing:
             self._close(done=done)
 
@@ -183,24 +181,22 @@ class FederationRuntime:
         with self._changed:
             if self._closed:
                 return
-            self.membership.farewell(done)
-            self.transport.wake()
+            self.membership.send_goodbye(done)
+            self.transport.wakeup()
             if done and self._failure is None:
-                deadline = None if self._linger is None else time.monotonic() + self._linger
-                self._until = lambda: self.membership.all_done
-                while not (
-                    self.membership.all_done or self._hurried or (deadline is not None and time.monotonic() >= deadline)
-                ):
-                    self._changed.wait(LOOK_SECONDS)
+                deadline = inf if self._linger is None else time.monotonic() + self._linger
+                self._wait_condition = lambda: self.membership.all_done
+                while not (self.membership.all_done or self._close_at_once or time.monotonic() >= deadline):
+                    self._changed.wait(POLL_SECONDS)
             differences = self.membership.differences() if done and self._failure is None else {}
             self._closed = True
             self._changed.notify_all()
-        self.transport.wake()
-        self._thread.join()  # its last deed is to send what is left to be said
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        self.transport.wakeup()
+        self._thread.join()  # the thread sends the remaining frames before it exits
+        deadline = time.monotonic() + FLUSH_SECONDS
         while self.transport.backlog(connected=True) and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS / 10)
-        self._save_all(now=True)
+            time.sleep(POLL_SECONDS / 10)
+        self._save_journals(now=True)
         self.transport.close()
         self._on_close()
         if differences:
@@ -210,102 +206,102 @@ class FederationRuntime:
                 "before you know who is wrong"
             )
 
-    # What the groups' drivers call.
+    # Called by the groups' drivers.
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
         return self.membership.me
 
     @contextmanager
-    def holding(self) -> Iterator[Membership]:
-        """The assembly, while nobody else touches it."""
+    def locked(self) -> Iterator[Membership]:
+        """Lock the membership against the runtime's thread, and return it."""
         with self._changed:
             self._check()
             yield self.membership
 
-    def wait(self, group: str, until: Callable[[], bool]) -> None:
-        """Wait, holding the assembly, until something is the case."""
-        if until():
+    def wait(self, group: str, condition: Callable[[], bool]) -> None:
+        """Wait until a condition of a locked membership holds; the lock is released meanwhile."""
+        if condition():
             return
-        self._heard = time.monotonic()
-        patience = self._heard + TELL_SECONDS
-        self._until = until
-        self.transport.wake()
-        while not until():
+        self._last_received = time.monotonic()
+        warn_at = self._last_received + WARN_AFTER_SECONDS
+        self._wait_condition = condition
+        self.transport.wakeup()
+        while not condition():
             self._check()
-            if self.membership.conviction is not None:
-                raise self.membership.conviction
-            if self._timeout is not None and time.monotonic() - self._heard > self._timeout:
+            if self.membership.equivocation is not None:
+                raise self.membership.equivocation
+            if self._timeout is not None and time.monotonic() - self._last_received > self._timeout:
                 what, missing = self.membership.waiting_for(group)
                 notes = {report.name: report.note for report in self.report() if report.note}
-                why = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
-                raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + why if why else ''}")
-            if time.monotonic() > patience:
-                patience = inf
-                self._tell_who_is_missing()
-            self._changed.wait(LOOK_SECONDS)
+                reasons = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
+                raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + reasons if reasons else ''}")
+            if time.monotonic() > warn_at:
+                warn_at = inf
+                self._warn_about_missing_peers()
+            self._changed.wait(POLL_SECONDS)
 
-    def _tell_who_is_missing(self) -> None:
-        """For those who look at no table and no log: a warning reaches the screen all the same."""
-        away = [report for report in self.report() if report.state in ("missing", "refused", "left")]
-        if away:
-            names = "; ".join(f"{report.name}: {report.note or report.state}" for report in away)
+    def _warn_about_missing_peers(self) -> None:
+        """Log a warning, which is printed even if the user displays no status table."""
+        missing = [report for report in self.report() if report.state in ("missing", "refused", "left")]
+        if missing:
+            names = "; ".join(f"{report.name}: {report.note or report.state}" for report in missing)
             log.warning("%s waits for %s", self.me, names, extra={"event": "waiting"})
 
-    def keep(self, group: str) -> None:
-        """Keep what is new in a group's ledger; the caller holds the assembly.
+    def persist_new_entries(self, group: str) -> None:
+        """Store the new entries of a group's journal; the caller has locked the membership.
 
-        This is done before our program gets a total. So whatever is summed later, by whichever group, nobody has it
-        unless all members of this group have kept what came before.
+        This is done before the program gets a total. So no later sum of any group can finish unless all members of
+        this group have stored the sums before it.
         """
         if self._store is None:
             return
         journal = self.membership.group(group).journal
-        entered = self._entered.get(group, 0)
-        if len(journal) > entered + 1:  # others have caught us up: what the entries alone do not tell is in the states
-            self._store.turn(group)
+        persisted = self._persisted.get(group, 0)
+        if len(journal) > persisted + 1:  # a peer sent us entries; the states that came with them are stored, too
+            self._store.rotate(group)
             self._store.save(group, len(journal), journal.to_bytes())
-        elif len(journal) > entered:
-            self._store.append(group, entered, journal.entry(entered))
-        self._entered[group] = len(journal)
+        elif len(journal) > persisted:
+            self._store.append(group, persisted, journal.entry_record(persisted))
+        self._persisted[group] = len(journal)
 
-    def _keep_mark(self, group: Group) -> None:
-        """Keep that our key is about to leave us, and what came before: others may have caught us up since."""
-        self.keep(group.name)
+    def _persist_pending_reveal(self, group: Group) -> None:
+        """Store that this member is about to reveal its self-mask key, after all entries before that."""
+        self.persist_new_entries(group.name)
         if self._store is not None:
-            self._store.append(group.name, len(group.journal), group.journal.mark_record())
+            self._store.append(group.name, len(group.journal), group.journal.pending_reveal_record())
 
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
             raise self._failure
         if self._failure is not None:
-            raise LocalProtocolError(f"the conductor of {self.me} stopped: {self._failure}") from self._failure
+            raise LocalProtocolError(f"the runtime of {self.me} stopped: {self._failure}") from self._failure
         if self._closed:
             raise ClosedError(f"the connection of {self.me} is closed; join again for further sums")
 
-    # What the thread does.
+    # The runtime's thread.
 
     def _run(self) -> None:
-        full_pause, looked = MIN_PAUSE_WHEN_FULL_SECONDS, 0.0
+        full_pause, last_check = MIN_PAUSE_WHEN_FULL_SECONDS, 0.0
         try:
             while not self._closed:
-                moved = self._send_all()
-                full_pause = MIN_PAUSE_WHEN_FULL_SECONDS if moved else min(2 * full_pause, MAX_PAUSE_WHEN_FULL_SECONDS)
-                received = self._receive(full_pause if self._unsent else LOOK_SECONDS)
+                sent = self._send_all()
+                full_pause = MIN_PAUSE_WHEN_FULL_SECONDS if sent else min(2 * full_pause, MAX_PAUSE_WHEN_FULL_SECONDS)
+                received = self._receive(full_pause if self._unsent else POLL_SECONDS)
                 while received is not None and not self._closed:
-                    received = self._take_in(received)
+                    received = self._process_frames(received)
                     full_pause = MIN_PAUSE_WHEN_FULL_SECONDS
                     self._send_all()
-                if time.monotonic() - looked > LOOK_SECONDS:
-                    looked = time.monotonic()
-                    self._note_states()
-                    self._save_all()
+                if time.monotonic() - last_check > POLL_SECONDS:
+                    last_check = time.monotonic()
+                    self._log_state_changes()
+                    self._save_journals()
             self._send_all()
         except ClosedError:
             pass
         except BaseException as error:
-            log.exception("the conductor of %s stopped", self.me, extra={"event": "failed"})
+            log.exception("the runtime of %s stopped", self.me, extra={"event": "failed"})
             self._failure = error
         with self._changed:
             self._changed.notify_all()
@@ -313,25 +309,25 @@ class FederationRuntime:
     def _receive(self, seconds: float) -> tuple[PeerId, Buffer] | None:
         try:
             return self.transport.receive(seconds)
-        except (HubError, InputError) as error:  # or a recording cannot go on; we do, to tell the others that we leave
+        except (HubError, InputError) as error:  # or a recording fails; the thread must still send our Goodbye
             self.fail(error)
             return None
 
     def _send_all(self) -> bool:
-        """Send until nothing is left but for peers that are full; whether anything went out."""
-        moved = False
+        """Send until only frames for peers with a full queue remain; return whether any frame was sent."""
+        sent = False
         for peer, frame in list(self._unsent.items()):
             if self._send(peer, frame):
                 del self._unsent[peer]
-                moved = True
+                sent = True
         while True:
             with self._changed:
                 outgoing = self.membership.next_outgoing(self._unsent)
                 if outgoing is None:
                     self._notify()
-                    return moved
+                    return sent
             if self._send(*outgoing):
-                moved = True
+                sent = True
             else:
                 self._unsent[outgoing[0]] = outgoing[1]
 
@@ -347,61 +343,57 @@ class FederationRuntime:
         self.traffic.bytes_sent += len(frame)
         return True
 
-    def _take_in(self, received: tuple[PeerId, Buffer] | None) -> tuple[PeerId, Buffer] | None:
-        """Take in some frames; the next one, if there are more."""
+    def _process_frames(self, received: tuple[PeerId, Buffer] | None) -> tuple[PeerId, Buffer] | None:
+        """Process some frames; return the next one if there are more."""
         with self._changed:
-            for _ in range(TURN):
+            for _ in range(MAX_FRAMES_PER_TURN):
                 if received is None:
                     break
                 sender, frame = received
                 self.traffic.frames_received += 1
                 self.traffic.bytes_received += len(frame)
-                self._heard = time.monotonic()
-                self._hand_over(sender, frame)
+                self._last_received = time.monotonic()
+                with self._rejections.catch_errors(sender):
+                    try:
+                        self.membership.receive(sender, frame)
+                    except RemoteProtocolError as error:
+                        self._rejections.add(error.peer, "a frame", str(error))
                 received = self._receive(0.0)
             self._notify()
         return received
 
-    def _hand_over(self, sender: PeerId, frame: Buffer) -> None:
-        """Give a frame to the assembly; whatever comes of it, we go on."""
-        with self._rejections.guard(sender):
-            try:
-                self.membership.receive(sender, frame)
-            except RemoteProtocolError as error:
-                self._rejections.add(error.peer, "a frame", str(error))
-
     def _notify(self) -> None:
-        """Wake the program if what it waits for is there; not for less, because that would happen often."""
-        if self._until():
+        """Wake the program's thread if its condition holds; waking it for every frame would be slow."""
+        if self._wait_condition():
             self._changed.notify_all()
 
-    def _note_states(self) -> None:
-        """Log who comes and goes."""
+    def _log_state_changes(self) -> None:
         for report in self.report():
-            if self._states.get(report.name) == (report.state, report.note):
+            if self._logged_states.get(report.name) == (report.state, report.note):
                 continue
-            self._states[report.name] = report.state, report.note
+            self._logged_states[report.name] = report.state, report.note
             log.info(
                 "%s is %s%s", report.name, report.state, f": {report.note}" if report.note else "",
                 extra={"event": "peer", "peer": report.name, "state": report.state, "note": report.note},
             )  # fmt: skip
 
-    def _save_all(self, *, now: bool = False) -> None:
+    def _save_journals(self, *, now: bool = False) -> None:
+        """Save the journals that have grown since they were saved, at most every `SAVE_SECONDS`, or `now`."""
         if self._store is None:
             return
         with self._changed:
             names = self.membership.groups
         for name in names:
-            length, when = self._saved.get(name, (0, time.monotonic()))
+            length, saved_at = self._saved.get(name, (0, time.monotonic()))
             with self._changed:
                 if name not in self.membership.groups:
                     continue
                 journal = self.membership.group(name).journal
-                if len(journal) == length or (not now and time.monotonic() - when < SAVE_SECONDS):
-                    self._saved.setdefault(name, (length, when))
+                if len(journal) == length or (not now and time.monotonic() - saved_at < SAVE_SECONDS):
+                    self._saved.setdefault(name, (length, saved_at))
                     continue
-                self._store.turn(name)
-                length, content = len(journal), journal.to_bytes()
-                self._entered[name] = length
-            saved = self._store.save(name, length, content)
-            self._saved[name] = length if saved else -1, time.monotonic()  # if not, it is tried again
+                self._store.rotate(name)
+                snapshot = journal.snapshot()
+                self._persisted[name] = len(snapshot)
+            saved = self._store.save(name, len(snapshot), snapshot.to_bytes())  # serialised without the lock
+            self._saved[name] = len(snapshot) if saved else -1, time.monotonic()  # after a failure it is tried again

@@ -1,10 +1,9 @@
-"""What a member sees, handed on as it is seen: the frames it receives, what it puts into sums, what is opened.
+"""Hooks for recording a run: the frames that a member receives, its addends, and the totals of its sums.
 
-For whoever wants to know what the others could learn: attacks are run on recordings of real runs, which
-`cgd.tabular.trace_writer` writes. Where nothing is recorded, nothing of this is in the way: a transport is wrapped only
-then, and `Peers` has no observer.
+Attacks are run on recordings of real runs, which `cgd.tabular.trace_writer` writes. Without a recording these hooks
+cost nothing: a transport is wrapped only for one, and `Peers.observer` is None otherwise.
 
-Whatever is handed over here is as secret as the records it comes from.
+Everything that is passed to the hooks is as secret as the records it is computed from.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.base import PeerStatus, ReconnectingTransport, Transport
 
-Sink = Callable[["PeerId", "Buffer"], None]
-"""Is given the sender and the bytes of every frame, before the protocol gets them; it may not keep the buffer."""
+FrameSink = Callable[["PeerId", "Buffer"], None]
+"""Called with the sender and the bytes of every frame, before the protocol reads it. It must not keep the buffer."""
 
 
 @dataclass(frozen=True, repr=False)
 class Addend:
-    """What this member puts into a sum.
+    """The input of this member to a sum.
 
     Attributes:
-        values: as they are before the weight and the ring; to be read at once, not kept.
-        weight: theirs, in a weighted sum.
-        context: what the members compare before the sum.
-        step: the step of an optimiser that the sum belongs to, if any.
-        members: who takes part.
-        epoch: of the federation; 0 inside one process.
+        values: the values before weighting and encoding; read them at once, do not keep them.
+        weight: the weight of the values in a weighted sum, or None.
+        context: the text that the members compare before the sum.
+        step: the step of an optimiser that the sum belongs to, or None.
+        members: the members of the sum.
+        epoch: the epoch of the federation; 0 in one process.
     """
 
     values: npt.NDArray[Any]
@@ -48,28 +47,32 @@ class Addend:
 
 
 class Observer(Protocol):
-    """Sees every sum of a `Peers`."""
+    """Receives the addend and the total of every sum of a `Peers`."""
 
-    def entering(self, addend: Addend) -> None:
-        """This is about to be put into a sum: nothing has left yet.
+    def before_sum(self, addend: Addend) -> None:
+        """Handle an addend before any part of it is sent.
 
-        It is not called for a sum of the past, made in an earlier life of this process: nothing is put in then. Whoever
-        writes addends down here has every one that ever left, whenever the process is killed.
+        It is not called for a sum that is replayed from the journal, because nothing is sent then. An observer that
+        writes addends to disk here has all that were ever sent, even if the process is killed.
         """
 
-    def opened(self, addend: Addend, total: npt.NDArray[Any]) -> None:
-        """The total of a sum, also of one of the past; then `addend` was not put in, and need not be what was."""
+    def after_sum(self, addend: Addend, total: npt.NDArray[Any]) -> None:
+        """Handle the total of a sum.
+
+        It is also called for a sum that is replayed from the journal; `addend` was not sent in this process then, and
+        may differ from the one that was.
+        """
 
 
 class TappedTransport:
-    """Another transport, with every frame that it receives handed to a sink first."""
+    """A transport that passes every received frame to a sink first."""
 
-    def __init__(self, inner: Transport, sink: Sink) -> None:
+    def __init__(self, inner: Transport, sink: FrameSink) -> None:
         self._inner, self._sink = inner, sink
 
     @property
     def me(self) -> PeerId:
-        """This member's name."""
+        """The name of this member."""
         return self._inner.me
 
     @property
@@ -82,36 +85,36 @@ class TappedTransport:
         return self._inner.send(to, frame)
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
-        """The next frame and its sender, after the sink has had them; see `Transport.receive`."""
+        """Pass the next frame to the sink, then return it; see `Transport.receive`."""
         received = self._inner.receive(timeout)
         if received is not None:
             self._sink(*received)
         return received
 
-    def wake(self) -> None:
-        """Let our `receive` return; see `Transport.wake`."""
-        self._inner.wake()
+    def wakeup(self) -> None:
+        """Make a blocked `receive` call return; see `Transport.wakeup`."""
+        self._inner.wakeup()
 
     def close(self) -> None:
-        """Close the other one; the sink stays as it is."""
+        """Close the wrapped transport; the sink is left open."""
         self._inner.close()
 
 
 class TappedReconnectingTransport(TappedTransport):
-    """The same for a transport whose peers may be away for a while."""
+    """A reconnecting transport that passes every received frame to a sink first."""
 
-    def __init__(self, inner: ReconnectingTransport, sink: Sink) -> None:
+    def __init__(self, inner: ReconnectingTransport, sink: FrameSink) -> None:
         super().__init__(inner, sink)
-        self._standing = inner
+        self._reconnecting = inner
 
     def update(self, contacts: Mapping[PeerId, Any]) -> None:
-        """Have these members from now on."""
-        self._standing.update(contacts)
+        """Replace the members and their addresses."""
+        self._reconnecting.update(contacts)
 
     def status(self) -> dict[PeerId, PeerStatus]:
-        """How it stands with every peer."""
-        return self._standing.status()
+        """Return the connection status of every peer."""
+        return self._reconnecting.status()
 
     def backlog(self, *, connected: bool) -> int:
-        """How many frames wait for a peer to take them; `connected`: only for those that can."""
-        return self._standing.backlog(connected=connected)
+        """Return the number of frames that peers have not consumed yet; with `connected`, of connected peers only."""
+        return self._reconnecting.backlog(connected=connected)

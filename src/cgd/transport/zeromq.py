@@ -1,10 +1,10 @@
 """The transport between machines: ZeroMQ, encrypted and authenticated by CURVE.
 
-Every participant that has an address binds it (a ROUTER socket) and connects to that of every peer that has one (a
-DEALER each). Frames go out by the DEALERs and come in by the ROUTER. If there is a hub, one more DEALER connects to it,
-and what concerns a participant without an address goes through it, in both directions, sealed end to end (`routes.py`,
-`sealing.py`). Links (`link.py`) number all frames, so that a connection that breaks loses nothing. One thread owns all
-sockets. The others leave frames in the links and take them from the inbox.
+Every participant that has an address binds it (a ROUTER socket) and connects to every peer that has one (a DEALER
+each). It sends frames by the DEALERs and receives them by the ROUTER. If there is a hub, one more DEALER connects to
+it; messages to and from a participant without an address are relayed by the hub, encrypted end to end (`routes.py`,
+`channel.py`). Links (`link.py`) number all frames, so that a lost connection loses nothing. One thread owns all
+sockets. Other threads put frames into the links and take them from the inbox.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cgd.errors import ClosedError, HubError, InputError, MembershipError
 from cgd.secagg.messages import HUB
 from cgd.transport import link
 from cgd.transport.addresses import listening_address
-from cgd.transport.auth import HandshakeMonitor, RejectionLog, ZapAuthenticator
+from cgd.transport.auth import UNKNOWN_CLIENT, HandshakeMonitor, RejectionLog, ZapAuthenticator
 from cgd.transport.channel import ChannelFactory
 from cgd.transport.connections import Connection, HubConnection, listening_socket, port_of
 from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, ConnectionLimits
-from cgd.transport.receiver import TURN, Receiver
+from cgd.transport.receiver import MAX_MESSAGES_PER_TURN, Receiver
 from cgd.transport.routes import DirectRoute, HubRoute, RelayedRoute
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class ZeroMQTransport:
     """One participant's connection with its peers over the network; see `Transport`.
 
     Args:
-        me: this participant's name.
-        contacts: every participant, this one among them; and the hub under its name, if there is one.
+        me: the name of this participant.
+        contacts: all participants, including this one; and the hub under its name, if there is one.
         secret_key: our CURVE key, 40 characters of Z85.
-        listen: where to bind if not at our address, such as `tcp://*:7001`.
+        listen: the address to bind if it is not our own, such as `tcp://*:7001`.
 
     Raises:
         InputError: an address cannot be used.
@@ -69,9 +69,9 @@ class ZeroMQTransport:
         self._contacts = dict(contacts)
         self._incarnation = os.urandom(link.INCARNATION_BYTES)
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[Route, Buffer, int]] = deque()  # the last: the life it comes from
-        self._answers: deque[tuple[Route, bytes, Datagram]] = deque()
-        self._fault: HubError | None = None
+        self._inbox: deque[tuple[Route, Buffer, int]] = deque()  # with the sender's generation
+        self._acks: deque[tuple[Route, bytes, Datagram]] = deque()
+        self._hub_fault: HubError | None = None
         self._woken = False
         self._closed = False
         self._asleep = False
@@ -81,11 +81,11 @@ class ZeroMQTransport:
         self._secret_key = secret_key
         self._update: Mapping[PeerId, Contact] | None = None
         self._channels = ChannelFactory(me, secret_key, _public_keys(contacts))
-        self._numbers = itertools.count(1)  # of connections with the hub
+        self._hub_connection_numbers = itertools.count(1)
         self._routes: dict[PeerId, Route] = {}
         self._router: Socket | None = None
         self._limits = ConnectionLimits(self.rejections)
-        self._clients = HandshakeMonitor(self.rejections, self._limits)
+        self._handshakes = HandshakeMonitor(self.rejections, self._limits)
         self._poller = zmq.Poller()
         self._context: Context = zmq.Context()
         try:
@@ -96,48 +96,48 @@ class ZeroMQTransport:
         self._thread = threading.Thread(target=self._run, name=f"cgd-network-{me}", daemon=True)
         self._thread.start()
 
-    # What the layers above call; see Transport.
+    # The interface of Transport.
 
     def send(self, to: PeerId, frame: bytes) -> bool:
-        """Leave a frame for a peer; False while there is no room for it."""
+        """Put a frame into the link to a peer; return False if its window is full."""
         if len(frame) > link.MAX_FRAME_BYTES:
-            raise InputError(f"a frame has {len(frame)} bytes, and at most {link.MAX_FRAME_BYTES} go over the network")
+            raise InputError(f"a frame has {len(frame)} bytes; the limit over the network is {link.MAX_FRAME_BYTES}")
         with self._changed:
             if to not in self._routes:
                 raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
-            if self._closed or not self._routes[to].out.offer(frame):
+            if self._closed or not self._routes[to].outbound.enqueue(frame):
                 return self._closed
         self._wake_io_thread()
         return True
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
-        """Take the next frame; a fault of the hub is raised here, once."""
+        """Return the next frame and its sender; raise HubError once if the hub has tampered with messages."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed or self._fault, timeout)
+            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed or self._hub_fault, timeout)
             if self._closed:
                 raise ClosedError("this member's connection is closed; make new peers for further sums")
-            if self._fault is not None:
-                fault, self._fault = self._fault, None
+            if self._hub_fault is not None:
+                fault, self._hub_fault = self._hub_fault, None
                 raise fault
             if not self._inbox:
                 self._woken = False
                 return None
-            route, frame, life = self._inbox.popleft()
-            answer = route.into.consumed(len(frame), life)
-            if answer is not None and route.into.channel is not None:
-                self._answers.append((route, route.into.channel, answer))
-        if answer is not None:
+            route, frame, generation = self._inbox.popleft()
+            ack = route.inbound.mark_consumed(len(frame), generation)
+            if ack is not None and route.inbound.reply_to is not None:
+                self._acks.append((route, route.inbound.reply_to, ack))
+        if ack is not None:
             self._wake_io_thread()
         return route.peer, frame
 
-    def wake(self) -> None:
-        """Let `receive` return."""
+    def wakeup(self) -> None:
+        """Make a blocked `receive` call return."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the sockets, after a moment for what is still to be sent."""
+        """Close the sockets; messages in their queues are sent for a short time."""
         with self._changed:
             already, self._closed = self._closed, True
             self._inbox.clear()
@@ -147,32 +147,32 @@ class ZeroMQTransport:
             self._thread.join()
 
     def status(self) -> dict[PeerId, PeerStatus]:
-        """How it stands with every peer."""
+        """Return the connection status of every peer."""
         now = time.monotonic()
         with self._changed:
             return {peer: route.status(now) for peer, route in self._routes.items()}
 
     def update(self, contacts: Mapping[PeerId, Contact]) -> None:
-        """Have these members from now on."""
+        """Replace the members and their addresses; return when the thread has applied that."""
         with self._changed:
             self._update = contacts
             self._wake_io_thread()
             self._changed.wait_for(lambda: self._update is None or self._closed)
 
     def backlog(self, *, connected: bool) -> int:
-        """How many frames wait for a peer to take them; `connected`: only for those that can."""
+        """Return the number of frames that peers have not consumed yet; with `connected`, of connected peers only."""
         status = self.status()
         with self._changed:
             routes = [route for peer, route in self._routes.items() if status[peer].connected or not connected]
-            return sum(route.out.waiting for route in routes)
+            return sum(route.outbound.unconsumed for route in routes)
 
-    # What the thread does.
+    # The thread that owns the sockets.
 
     def _open(self, listen: str | None) -> None:
         self._authenticator = ZapAuthenticator(self._context, self._names(), self.rejections)
         self._receiver = Receiver(
             *(self._routes, self._inbox, self._changed, self._authenticator, self._limits, self.rejections),
-            *(self._incarnation, self._blame),
+            *(self._incarnation, self._on_hub_fault),
         )
         address = self._contacts[self.me].address
         listening: list[Any] = [self._authenticator.socket, self._wakeup_recv]
@@ -189,7 +189,7 @@ class ZeroMQTransport:
         self._connect()
 
     def _connect(self) -> None:
-        """Have a way to everybody we have none to; to the hub first, for others lead through it."""
+        """Create the missing routes; that to the hub first, because others use it."""
         self._limits.members = len(self._contacts)
         self._limits.peers = len(self._contacts) if HUB in self._contacts else 1
         own = self._contacts[self.me]
@@ -201,7 +201,7 @@ class ZeroMQTransport:
             common = peer, self._incarnation, hello, self.rejections
             if peer == HUB:
                 hub_connection = HubConnection(
-                    self._context, self._poller, peer, contact, keys, self._limits, self._numbers
+                    self._context, self._poller, peer, contact, keys, self._limits, self._hub_connection_numbers
                 )
                 self._routes[HUB] = HubRoute(*common, hub_connection)
             elif self._router is not None and contact.address:
@@ -213,14 +213,14 @@ class ZeroMQTransport:
                 raise InputError(f"{peer} or {self.me} has no address, and there is no hub; give both one")
 
     def _apply_update(self) -> None:
-        """Connect with members that are new, and let go of those that are not any more."""
+        """Connect to new members, and close the routes of removed or changed ones."""
         with self._changed:
             if self._update is None:
                 return
             contacts, self._update = self._update, None
-            other_hub = contacts.get(HUB) != self._contacts.get(HUB)
+            hub_changed = contacts.get(HUB) != self._contacts.get(HUB)
             for peer, route in list(self._routes.items()):
-                if contacts.get(peer) != self._contacts[peer] or (other_hub and isinstance(route, RelayedRoute)):
+                if contacts.get(peer) != self._contacts[peer] or (hub_changed and isinstance(route, RelayedRoute)):
                     self._routes.pop(peer).close()
             self._contacts = dict(contacts)
             self.members = _members(contacts)
@@ -236,15 +236,15 @@ class ZeroMQTransport:
         try:
             while not self._closed:
                 self._apply_update()
-                self._asleep = True  # from here on, whoever leaves a frame rings
+                self._asleep = True  # from here on, a thread that adds a frame wakes this one
                 pause = self._send_all()
                 ready = dict(self._poller.poll(int(1000 * pause)))
                 with contextlib.suppress(BlockingIOError):
                     while self._wakeup_recv in ready or self._wakeup_recv.fileno() in ready:
                         self._wakeup_recv.recv(4096)
-                with self.rejections.guard("a stranger"):
+                with self.rejections.catch_errors(UNKNOWN_CLIENT):
                     self._check_connections(ready)
-                with self._waking():
+                with self._notifying_receiver():
                     self._read_all(ready)
             self._send_all()
         except Exception:
@@ -256,71 +256,71 @@ class ZeroMQTransport:
             self._release()
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
-        """Read from every socket that has something."""
+        """Read from every socket that has messages."""
         if self._router is not None and self._router in ready:
-            with self.rejections.guard("a participant"):
+            with self.rejections.catch_errors("a participant"):
                 self._receiver.read_router(self._router)
         for route in list(self._routes.values()):
             if isinstance(route, DirectRoute | HubRoute) and (
                 route.connection.dealer in ready or route.connection.monitor in ready
             ):
-                with self.rejections.guard(route.peer):
+                with self.rejections.catch_errors(route.peer):
                     self._receiver.read_connection(route, ready)
 
     def _check_connections(self, ready: Mapping[Any, int]) -> None:
-        """Let in whoever may come in, and cut who keeps too much."""
+        """Authenticate new connections, and close those that exceed a limit."""
         if self._authenticator.socket in ready:
             self._authenticator.handle_request()
         if self._router is not None and self._monitor in ready:
-            self._clients.note(self._monitor, TURN)
+            self._handshakes.process_events(self._monitor, MAX_MESSAGES_PER_TURN)
         self._limits.check(time.monotonic())
 
     def _send_all(self) -> float:
-        """Send whatever can be sent now; how long to sleep after that, at most."""
+        """Send all datagrams that can be sent now; return the longest time to sleep after that."""
         pause = SECONDS_BETWEEN_CHECKS
-        while self._answers:
-            route, channel, answer = self._answers.popleft()
-            with self.rejections.guard(route.peer):
-                route.send_ack(channel, answer)
+        while self._acks:
+            route, reply_to, ack = self._acks.popleft()
+            with self.rejections.catch_errors(route.peer):
+                route.send_ack(reply_to, ack)
         now = time.monotonic()
         for route in self._routes.values():
-            if (rest := route.rest(now)) > 0:
-                pause = min(pause, max(MIN_PAUSE_SECONDS, rest))
+            if (idle := route.idle_seconds(now)) > 0:
+                pause = min(pause, max(MIN_PAUSE_SECONDS, idle))
                 continue
-            with self.rejections.guard(route.peer):
+            with self.rejections.catch_errors(route.peer):
                 pause = min(pause, self._send_to(route))
         return pause
 
     def _send_to(self, route: Route) -> float:
-        """Send what a way has; how long there will be nothing more, at most."""
+        """Send the datagrams of a route; return the longest time until the next one is due."""
         if isinstance(route, DirectRoute | HubRoute):
-            route.connection.redial_if_due(time.monotonic())
-        while route.has_room():  # without a connection, or with a full one, the poller tells when there is room
+            route.connection.reconnect_if_due(time.monotonic())
+        while route.can_send():  # without a connection, or with a full queue, the poller reports when it can send
             with self._changed:
-                datagram = route.out.next_datagram(time.monotonic())
+                datagram = route.outbound.next_datagram(time.monotonic())
             if datagram is None:
-                return max(MIN_PAUSE_SECONDS, route.out.rest(time.monotonic()))
+                return max(MIN_PAUSE_SECONDS, route.outbound.idle_seconds(time.monotonic()))
             route.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
 
     @contextlib.contextmanager
-    def _waking(self) -> Iterator[None]:
-        """Wake whoever waits for a frame, once for all that have come."""
-        waiting = len(self._inbox)
+    def _notifying_receiver(self) -> Iterator[None]:
+        """Notify the thread that waits for a frame, once for all that have arrived."""
+        before = len(self._inbox)
         yield
         with self._changed:
-            if len(self._inbox) > waiting:
+            if len(self._inbox) > before:
                 self._changed.notify()
 
-    def _blame(self, fault: HubError) -> None:
-        """The hub did what it must not: whoever receives is told."""
+    def _on_hub_fault(self, fault: HubError) -> None:
+        """Log that the hub has tampered with messages, and let `receive` raise it."""
         log.error("%s", fault, extra={"event": "hub", "peer": HUB})
         with self._changed:
-            self._fault = fault
+            self._hub_fault = fault
             self._changed.notify_all()
 
     def _wake_io_thread(self) -> None:
-        """Wake the thread that owns the sockets, unless somebody has."""
+        """Wake the thread that owns the sockets, unless it is awake."""
         if self._asleep:
             self._asleep = False
             with contextlib.suppress(BlockingIOError, OSError):

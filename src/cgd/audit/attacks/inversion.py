@@ -1,17 +1,17 @@
-"""Records from gradients by optimisation: look for records whose gradients would have summed to what was opened.
+"""Gradient inversion: optimise records until the sum of their gradients matches the opened sums.
 
-What the attacker takes for the honest participants' models makes the difference:
+The result depends on what the attacker assumes about the honest participants' models:
 
 - **known**: in FedSGD everybody has the common model. One round is enough.
-- **guessed**: in CGD the displacement is known and the origins are not, so it takes its own in place of theirs (the
-  mean, if several collude). This is what confinement is meant against, and it does fail in the first rounds, while
-  the displacement is small beside the origins. Later it is not, and one round alone is enough again.
-- **unknown**: in CGD, it looks for the origins along with the records, one for each honest participant. Every further
-  round brings as many equations as the model has parameters, and no new unknown, since displacements are known. So what
-  fails with a guess can come out of a few rounds together.
+- **guessed**: in CGD the displacement is known and the origins are not, so the attacker uses its own origin instead of
+  theirs (the mean, if several collude). Confinement is meant against this attack, which fails in the first rounds,
+  while the displacement is small compared with the origins. Later, a single round is enough.
+- **unknown**: in CGD, the attacker optimises the origins along with the records, one per honest participant. Every
+  further round adds as many equations as the model has parameters, and no unknowns, since displacements are known. So
+  a few rounds together can give records where a guess fails.
 
-Labels are looked for, too. Of the number of records only the total is known to the attacker; which honest participant
-holds which does not matter for one model, and for unknown origins they are dealt out evenly.
+Labels are optimised as well. The attacker knows the total number of records only. With one model it does not matter
+which honest participant holds which record; with unknown origins the records are distributed evenly.
 """
 
 from __future__ import annotations
@@ -26,44 +26,49 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from cgd.audit.embedded import digit_scenario, samples
-from cgd.audit.matching import match, own_records, value_range
+from cgd.audit.matching import draw, match, own_records, value_range
+from cgd.audit.results import AttackResult
 from cgd.audit.schemes import observe
-from cgd.audit.view import Finding, Truth, unflat
+from cgd.audit.view import Truth, unflat
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
+    from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, View
 
 Models = Literal["known", "guessed", "unknown"]
 
 MIN_PSNR_GAIN = 3.0
-"""The attack succeeds from so many dB above chance on: half the squared error."""
+"""In dB above chance, from which the attack succeeds: half the squared error."""
+# On any view, the attack is tried within these limits: with more parameters it takes minutes, and it recovers no more
+# records than this.
+MAX_RECORDS, MAX_PARAMETERS, MAX_ROUNDS = 8, 20_000, 3
 
-# How strongly the search is drawn to what is likely beforehand, beside a relative error of the gradients of 1: a record
-# like the mean one, an origin of the usual size. Weak, so that it only decides what the gradients leave open.
-_USUAL_RECORD, _USUAL_LABEL, _USUAL_ORIGIN = 1e-6, 1e-8, 1e-6
-# Layers that draw at random while they are trained.
-_BY_CHANCE = (_DropoutNd, nn.RReLU)
+# Weights of the priors, relative to a relative error of the gradients of 1: a record like the mean, an origin of the
+# usual size. They are weak, and decide only what the gradients leave open.
+_RECORD_PRIOR, _LABEL_PRIOR, _ORIGIN_PRIOR = 1e-6, 1e-8, 1e-6
+# Layers that are random in training.
+_RANDOM_LAYERS = (_DropoutNd, nn.RReLU)
 
 
 def inversion(
     view: View, truth: Truth, setting: str = "", *, models: Models | None = None, steps: int = 400, restarts: int = 1
-) -> Finding:
-    """Look for the records, and compare what comes out with the real ones.
+) -> AttackResult:
+    """Search for the records, and compare the guesses with the real ones.
 
-    Chance is the better of two: the mean of the attacker's own records as the guess for everything, and its own records
-    as guesses. It succeeds from 3 dB above chance on.
+    Chance is the better of two guesses: the mean of the attacker's own records for every record, and its own records.
+    The attack succeeds from 3 dB above chance on.
     """
-    models = models or _default(view)
+    models = models or _default_models(view)
     guesses = invert(view, models, steps=steps, restarts=restarts)
     own, peak = own_records(view), value_range(view)
     found = match(guesses, truth.all_x, peak)
     chance = max(
         match(each, truth.all_x, peak).mean_psnr for each in (own.mean(dim=0, keepdim=True), own[: len(guesses)])
     )
-    several = len(view.rounds) > 1
-    return Finding(
-        f"inversion, {'several rounds' if several else 'one round'}, {models} model{'s' * (models == 'unknown')}",
+    rounds = "several rounds" if len(view.rounds) > 1 else "one round"
+    return AttackResult(
+        f"inversion, {rounds}, {models} model{'s' * (models == 'unknown')}",
         view.scheme,
         "mean PSNR, dB",
         found.mean_psnr,
@@ -71,24 +76,41 @@ def inversion(
         succeeds=found.mean_psnr >= chance + MIN_PSNR_GAIN,
         setting=setting,
         detail=f"mean correlation {found.correlation.mean().item():.2f}; {found.recovered:.0%} recovered",
-        images=found.images(),
+        pictures=draw(found.images()),
     )
 
 
-def invert(view: View, models: Models, *, steps: int = 400, restarts: int = 1) -> torch.Tensor:
-    """Guess the honest participants' records from all rounds of a view: a flat row for each.
-
-    Args:
-        view: what was seen.
-        models: what is taken for their models.
-        steps: of L-BFGS, in each start.
-        restarts: from how many random records; the start that explains the sums best counts.
+def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
+    """Run the attack on any view: on the first round, in CGD also on the first rounds together.
 
     Raises:
-        InputError: the model is to be known, and there is no common one; or it does not take records one by one.
+        InputError: there are too many records or parameters.
+    """
+    parameters = sum(each.numel() for each in view.build_model().parameters())
+    records = view.honest_samples
+    if records > MAX_RECORDS or parameters > MAX_PARAMETERS:
+        raise InputError(
+            f"{records:,} record{'s' * (records != 1)} and {parameters:,} parameters; the search is tried with up to "
+            f"{MAX_RECORDS} records and {MAX_PARAMETERS:,} parameters"
+        )
+    views = [view.until(1)] if view.scheme != "cgd" else [view.until(1), view.until(MAX_ROUNDS)]
+    return [inversion(each, truth, each.describe()) for each in views]
+
+
+def invert(view: View, models: Models, *, steps: int = 400, restarts: int = 1) -> torch.Tensor:
+    """Guess the honest participants' records from all rounds of a view, a flat row each.
+
+    Args:
+        view: the view.
+        models: the assumption about their models.
+        steps: the number of L-BFGS steps of each start.
+        restarts: the number of starts from random records; the one that matches the sums best is used.
+
+    Raises:
+        InputError: "known" is chosen and there is no common model; or a record's gradient depends on other records.
     """
     if models == "known" and view.rounds[0].weights is None:
-        raise InputError("the model is not known in CGD: there is no common one; choose guessed or unknown")
+        raise InputError('in CGD there is no common model that could be known; choose "guessed" or "unknown"')
     if restarts < 1:
         raise InputError(f"restarts is {restarts}; it must be at least 1")
     searches = [_Search(view, models, seed).run(steps) for seed in range(restarts)]
@@ -99,12 +121,12 @@ def invert(view: View, models: Models, *, steps: int = 400, restarts: int = 1) -
 
 @dataclass
 class _Unknowns:
-    """What is looked for.
+    """The variables of the search.
 
     Attributes:
-        x: records, a flat row for each.
-        y: the labels' logits, or the values to predict.
-        origins: one for each honest participant, over δ; None if models are known or guessed.
+        x: records, a flat row each.
+        y: logits of the labels, or regression targets.
+        origins: one per honest participant, divided by δ; None if models are known or guessed.
     """
 
     x: torch.Tensor
@@ -121,9 +143,9 @@ class _Search:
     def __init__(self, view: View, models: Models, seed: int) -> None:
         self.view = view
         self.model = view.build_model().double()
-        _check_records_alone(self.model)
+        _check_records_independent(self.model)
         self.sums = torch.stack([view.honest_sum(number) for number in range(len(view.rounds))]).double()
-        self.weights = self._taken_for_weights(models)
+        self.weights = self._assumed_weights(models)
         colluder = next(iter(view.coalition.values()))
         self.shape = colluder.x.shape[1:]
         self.classes = not colluder.y.is_floating_point()
@@ -133,17 +155,17 @@ class _Search:
             return torch.randn(*size, generator=random, dtype=torch.double)
 
         own, records = own_records(view), view.honest_samples
-        self.usual = own.mean(dim=0)
+        self.mean = own.mean(dim=0)
         outputs = self.model(own[:1].reshape(1, *self.shape)).shape[1:]
         self.unknowns = _Unknowns(
-            self.usual + 0.1 * value_range(view) * normal(records, own.shape[1]),
+            self.mean + 0.1 * value_range(view) * normal(records, own.shape[1]),
             0.1 * normal(records, *outputs),
             normal(len(view.honest), self.sums.shape[1]) if models == "unknown" else None,
         )
         self.holder = torch.arange(records) % len(view.honest)
 
     def run(self, steps: int) -> tuple[float, torch.Tensor]:
-        """Search: how badly the sums are explained in the end, and the records."""
+        """Search, and return the final objective and the records."""
         unknowns = self.unknowns.tensors()
         for each in unknowns:
             each.requires_grad_()
@@ -157,27 +179,27 @@ class _Search:
             line_search_fn="strong_wolfe",
         )
 
-        def badness() -> torch.Tensor:
+        def closure() -> torch.Tensor:
             optimizer.zero_grad()
-            value = self._badness()
+            value = self._objective()
             value.backward()
             return value
 
-        optimizer.step(badness)
-        return self._badness().item(), self.unknowns.x.detach()
+        optimizer.step(closure)
+        return self._objective().item(), self.unknowns.x.detach()
 
-    def _badness(self) -> torch.Tensor:
-        """The relative squared error of every round's sum, and a little for what is unusual."""
+    def _objective(self) -> torch.Tensor:
+        """Return the relative squared error of all rounds' sums, plus the priors."""
         found = self.unknowns
-        error = (self._would_be_sums() - self.sums).square().sum(dim=1) / self.sums.square().sum(dim=1)
-        unusual = _USUAL_RECORD * (found.x - self.usual).square().sum() + _USUAL_LABEL * found.y.square().sum()
+        error = (self._predicted_sums() - self.sums).square().sum(dim=1) / self.sums.square().sum(dim=1)
+        prior = _RECORD_PRIOR * (found.x - self.mean).square().sum() + _LABEL_PRIOR * found.y.square().sum()
         if found.origins is not None:
-            unusual = unusual + _USUAL_ORIGIN * found.origins.square().sum()
-        badness: torch.Tensor = error.sum() + unusual
-        return badness
+            prior = prior + _ORIGIN_PRIOR * found.origins.square().sum()
+        objective: torch.Tensor = error.sum() + prior
+        return objective
 
-    def _would_be_sums(self) -> torch.Tensor:
-        """What would have been opened in every round if the unknowns were as they are now."""
+    def _predicted_sums(self) -> torch.Tensor:
+        """Return the sums of all rounds for the current values of the unknowns."""
         found = self.unknowns
         weights = self.weights
         if found.origins is not None:
@@ -190,15 +212,15 @@ class _Search:
         return gradients.sum(dim=1) / self.view.samples
 
     def _loss(self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Of one record; of a label that is one of several, each with a probability, the expected one."""
+        """Return the loss of one record; for classes, the expected loss over the probabilities of the labels."""
         outputs = functional_call(self.model, unflat(weights, self.model), (x.reshape(1, *self.shape),))
         if not self.classes:
             return self.view.loss(outputs, y[None])
         losses: torch.Tensor = vmap(lambda label: self.view.loss(outputs, label[None]))(torch.arange(len(y)))
         return losses @ y
 
-    def _taken_for_weights(self, models: Models) -> torch.Tensor:
-        """The model of each round, or what of it is certain."""
+    def _assumed_weights(self, models: Models) -> torch.Tensor:
+        """Return the model of each round, without the origin if that is unknown."""
         if models == "known":
             return torch.stack([each.weights for each in self.view.rounds if each.weights is not None]).double()
         displacements = torch.stack([each.displacement for each in self.view.rounds]).double()
@@ -207,27 +229,27 @@ class _Search:
         return displacements + torch.stack([each.origin for each in self.view.coalition.values()]).double().mean(dim=0)
 
 
-def _check_records_alone(model: nn.Module) -> None:
-    """Whether a model makes the same of a record every time, whatever other records are beside it."""
+def _check_records_independent(model: nn.Module) -> None:
+    """Raise InputError if the gradient of a record depends on other records or on random numbers."""
     for each in model.modules():
         batch = isinstance(each, _BatchNorm) and (each.training or not each.track_running_stats)
-        if batch or (isinstance(each, _BY_CHANCE) and each.training):
+        if batch or (isinstance(each, _RANDOM_LAYERS) and each.training):
             raise InputError(
-                f"the network has a {type(each).__name__}, with which a record's gradient depends on "
-                f"{'the other records' if batch else 'chance'}; the search needs one that depends on the record alone"
+                f"the network has a {type(each).__name__}, which makes a record's gradient depend on "
+                f"{'the other records' if batch else 'random numbers'}; the search needs a network without it"
             )
 
 
-def _default(view: View) -> Models:
+def _default_models(view: View) -> Models:
     if view.rounds[0].weights is not None:
         return "known"
     return "guessed" if len(view.rounds) == 1 else "unknown"
 
 
-# The settings it is shown in.
+# Demonstrations.
 
 
-def shown(
+def demonstrate(
     scheme: Scheme,
     *,
     rounds: int = 1,
@@ -237,43 +259,43 @@ def shown(
     steps: int = 400,
     seed: int = 0,
     strangers: bool = False,
-) -> Finding:
-    """Two honest participants with two digits each, who train a network of tanh units.
+) -> AttackResult:
+    """Attack two honest participants with two digits each, who train a network of tanh units.
 
     Args:
-        scheme: how they train.
-        rounds: how many rounds the attacker puts together.
-        alone: only the last of them is looked at.
+        scheme: the scheme of the training.
+        rounds: the number of rounds that the attacker combines.
+        alone: use only the last of these rounds.
         delta: δ of the origins.
-        models: what it takes for their models; known where there is a common one, otherwise guessed in one round and
-            unknown in several, unless given.
-        steps: of the search.
-        seed: decides everything.
-        strangers: score the guesses against people who took no part: nothing can be recovered of them.
+        models: the assumption about the models; by default known if there is a common one, otherwise guessed with one
+            round and unknown with several.
+        steps: the number of steps of the search.
+        seed: the seed of everything.
+        strangers: compare the guesses with records that nobody trained on, which cannot be recovered.
     """
-    colony = digit_scenario(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, delta=delta, seed=seed)
-    view, truth = observe(colony, scheme)
+    scenario = digit_scenario(2, rounds=rounds, hidden=16, smooth=True, lr=0.5, delta=delta, seed=seed)
+    view, truth = observe(scenario, scheme)
     if strangers:
         x, y = samples("digits", seed)
         truth = Truth({"stranger": x[-4:]}, {"stranger": y[-4:]}, {})
-    seen = f"round {rounds} alone" if alone else f"{rounds} round{'s' * (rounds > 1)}"
-    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {seen}, δ {delta:g}"
+    used = f"round {rounds} alone" if alone else f"{rounds} round{'s' * (rounds > 1)}"
+    setting = f"2 × 2 {'strangers' if strangers else 'records'}, {used}, δ {delta:g}"
     return inversion(view.only([rounds - 1]) if alone else view, truth, setting, models=models, steps=steps)
 
 
-def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """One round; in CGD also with origins as unknowns, of three rounds together, and a later round alone."""
-    one = shown(scheme, seed=seed)
+def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the result of one round; in CGD also with unknown origins, of three rounds, and of a later round."""
+    one = demonstrate(scheme, seed=seed)
     if scheme != "cgd":
         return [one]
     return [
         one,
-        shown(scheme, models="unknown", seed=seed),
-        shown(scheme, rounds=3, seed=seed),
-        shown(scheme, rounds=41, alone=True, delta=0.02, seed=seed),
+        demonstrate(scheme, models="unknown", seed=seed),
+        demonstrate(scheme, rounds=3, seed=seed),
+        demonstrate(scheme, rounds=41, alone=True, delta=0.02, seed=seed),
     ]
 
 
-def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """People who took no part."""
-    return [shown(scheme, rounds=3 if scheme == "cgd" else 1, seed=seed, strangers=True)]
+def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the result on records that nobody trained on."""
+    return [demonstrate(scheme, rounds=3 if scheme == "cgd" else 1, seed=seed, strangers=True)]

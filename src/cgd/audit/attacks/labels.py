@@ -1,19 +1,18 @@
-"""How many of the honest participants' samples are in each class: from the last layer's gradient of one round.
+"""Recover the number of the honest participants' samples in each class, from the last layer's gradient of one round.
 
-Under cross-entropy, the gradient with respect to the last layer's biases is the sum of (probabilities − labels) over
-the samples. The honest participants' part of it, times n, is what their models predict for each class less what is
-there. At the start a model predicts about the same for everything, so the coalition sees what it predicts for its own
-samples. In FedSGD it has the model; in CGD it draws some like those of the honest participants, and the larger the
-origins are, the less these say.
+With cross-entropy, the gradient of the last layer's biases is the sum of (probabilities − labels) over the samples. The
+honest participants' part of it, times n, is the predicted minus the actual count of each class. An untrained model
+predicts about the same for every sample, so the coalition uses the predictions for its own samples. In FedSGD it has
+the model; in CGD it draws models with random origins, which say the less, the larger the origins are.
 
-A colluder that enters a vector of its own makes sure of it. It moves the hidden units' biases down until all units are
-silent, and one last bias up, in everybody's model alike. All then predict that one class for every sample, whatever the
-origins are, and what is left of the sum is the labels. So of the first and the last round, the one is read in which it
-is surest what the models predict.
+An active colluder makes the predictions certain. It adds vectors to its addend that lower the biases of the hidden
+units until no unit is activated, and raise one bias of the last layer, in all models alike. All models then predict
+that class for every sample, whatever their origins are, and the rest of the sum is the labels. The attack reads the
+first or the last round, whichever has the more certain predictions.
 
-Without biases the gradient of the last layer's weights does as well, summed over its inputs: every sample's part is
-multiplied by the sum of its activations, of which the coalition takes the average from its own gradients. What clipping
-for differential privacy takes away, it sees in them, too.
+Without biases, the gradient of the last layer's weights, summed over its inputs, serves as well: each sample's part is
+multiplied by the sum of its activations, whose average the coalition takes from its own gradients. These also show the
+effect of clipping in differential privacy.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from cgd.audit.embedded import participants, samples
+from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import Finding, Truth, flat, unflat
+from cgd.audit.view import Truth, flat, unflat
 from cgd.errors import InputError
 from cgd.optim.origin import Origin
 
@@ -37,32 +37,32 @@ if TYPE_CHECKING:
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Colluder, Scheme, View
 
-# An attack succeeds if it halves the distance of guessing.
+# Relative to the error of guessing.
 MAX_LABEL_ERROR = 0.5
-# How many models a coalition draws to see what the honest participants' may predict.
+# The number of models that a coalition draws to estimate the honest participants' predictions.
 ORIGINS = 16
 TINY = 1e-12
-# How far a steering colluder moves biases, for δ up to 1: a digit is some 4 long, and 5 deviations are rarely passed.
-FAR = 20.0
+# The change of biases by an active colluder, for δ up to 1: a digit has a norm of about 4, times 5 deviations.
+BIAS_SHIFT = 20.0
 
 
 def label_counts(view: View) -> torch.Tensor:
-    """How many of the honest participants' samples are in each class, as the first or last round tells; whole numbers.
+    """Estimate the number of the honest participants' samples in each class, from the first or the last round.
 
-    The less sure it is what their models predict, the more all classes are taken to be alike.
+    The less certain the predictions of their models are, the nearer is the estimate to equal classes.
 
     Raises:
-        InputError: the labels are no classes, or the model does not end with a fully-connected layer.
+        InputError: the labels are not classes, or the model does not end with a fully-connected layer.
     """
     guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
-    counts, doubt = min((_told(view, number) for number in (0, len(view.rounds) - 1)), key=lambda each: each[1])
-    unusual = float(((counts - guess) ** 2).sum())
-    trust = 1 - doubt / unusual if unusual > 2 * doubt else 0.0
-    return _whole((guess + trust * (counts - guess)).clamp(min=0), view.honest_samples)
+    counts, variance = min((_estimate(view, number) for number in (0, len(view.rounds) - 1)), key=lambda each: each[1])
+    distance = float(((counts - guess) ** 2).sum())
+    weight = 1 - variance / distance if distance > 2 * variance else 0.0
+    return _whole((guess + weight * (counts - guess)).clamp(min=0), view.honest_samples)
 
 
-def _told(view: View, number: int) -> tuple[torch.Tensor, float]:
-    """What a round tells about the counts, and its expected squared error."""
+def _estimate(view: View, number: int) -> tuple[torch.Tensor, float]:
+    """Estimate the counts from one round, and return the expected squared error, too."""
     shared, moved = view.rounds[number].weights, view.rounds[number].displacement
     drawn = [shared] if shared is not None else [_origin(view, place) + moved for place in range(ORIGINS)]
     own = torch.cat([each.x for each in view.coalition.values()])
@@ -70,42 +70,42 @@ def _told(view: View, number: int) -> tuple[torch.Tensor, float]:
     means = predictions.mean(1)
     scale = view.samples / _activation(view, number)
     counts = view.honest_samples * means.mean(0) - scale * _per_class(view, view.honest_sum(number))
-    # Everybody's mean prediction differs as much as these do, and the records are others than ours; noise is added to
-    # every class.
+    # The honest participants' mean predictions vary like these, their records differ from ours, and every class has
+    # noise.
     models = means.var(dim=0, correction=0).sum() / len(view.honest)
     records = predictions.var(dim=1, correction=0).mean(0).sum() * (1 / view.honest_samples + 1 / len(own))
-    doubt = view.honest_samples**2 * (models + records) + len(counts) * (scale * view.noise) ** 2
-    return counts, float(doubt)
+    variance = view.honest_samples**2 * (models + records) + len(counts) * (scale * view.noise) ** 2
+    return counts, float(variance)
 
 
 def own_counts(view: View) -> torch.Tensor:
-    """What the coalition would guess from its own labels."""
+    """Return the counts that the coalition guesses from its own labels."""
     labels = torch.cat([each.y for each in view.coalition.values()])
     counts = torch.bincount(labels, minlength=_classes(view)).double()
     return _whole(counts * view.honest_samples / counts.sum(), view.honest_samples)
 
 
-def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
-    """How close the histogram comes. The metric is the part of the labels that is wrong (total variation distance).
+def count_labels(view: View, truth: Truth, setting: str = "") -> AttackResult:
+    """Measure the fraction of wrong labels in the histogram (total variation distance).
 
-    Chance is the better of two guesses, the coalition's own labels and all classes alike. It succeeds with at most half
-    of that.
+    Chance is the better of two guesses, the coalition's own labels and equal classes. The attack succeeds with at most
+    half of that.
 
     Raises:
-        InputError: a guess is right already.
+        InputError: a guess is exact.
     """
     real = torch.bincount(truth.all_y, minlength=_classes(view)).double()
-    alike = torch.full_like(real, len(truth.all_y) / len(real))
+    equal = torch.full_like(real, len(truth.all_y) / len(real))
 
     def distance(counts: torch.Tensor) -> float:
         return float((counts - real).abs().sum() / (2 * real.sum()))
 
     value = distance(label_counts(view))
-    chance = min(distance(own_counts(view)), distance(alike))
+    chance = min(distance(own_counts(view)), distance(equal))
     if chance == 0:
-        raise InputError("the labels are exactly as one would guess, so that nothing can be learned about them")
-    detail = "every class is counted exactly" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
-    return Finding(
+        raise InputError("a guess of the class counts is exact already; an attack cannot add anything")
+    detail = "all counts are exact" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
+    return AttackResult(
         "label histogram",
         view.scheme,
         "labels wrong",
@@ -117,6 +117,11 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> Finding:
     )
 
 
+def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
+    """Run the attack on any view."""
+    return [count_labels(view, truth, view.describe())]
+
+
 def _classes(view: View) -> int:
     if any(each.y.is_floating_point() for each in view.coalition.values()):
         raise InputError("the labels are numbers, not classes; there is nothing to count")
@@ -124,7 +129,7 @@ def _classes(view: View) -> int:
 
 
 def _per_class(view: View, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient of the last biases; without biases, of the last weights, summed over their inputs."""
+    """Return the gradient of the last biases; without biases, that of the last weights, summed over their inputs."""
     last = list(unflat(gradient.double(), view.build_model()).values())[-1]
     if last.ndim > 2:
         raise InputError(
@@ -134,16 +139,16 @@ def _per_class(view: View, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _activation(view: View, number: int) -> float:
-    """By what the last layer multiplies (probabilities − labels) on average: 1 with biases, if nothing is clipped."""
+    """Return the average factor of (probabilities − labels) in the gradient: 1 with biases and without clipping."""
     if list(view.build_model().parameters())[-1].ndim == 1:
-        return _kept(view, number)
-    seen = torch.cat([_per_class(view, each.addends[number]) for each in view.coalition.values()])
-    meant = torch.cat([_difference(view, each, number) for each in view.coalition.values()])
-    return float(seen @ meant / (meant @ meant))
+        return _clipping_factor(view, number)
+    actual = torch.cat([_per_class(view, each.addends[number]) for each in view.coalition.values()])
+    expected = torch.cat([_difference(view, each, number) for each in view.coalition.values()])
+    return float(actual @ expected / (expected @ expected))
 
 
-def _kept(view: View, number: int) -> float:
-    """What clipping leaves of (probabilities − labels) on average, as the coalition sees it of its own samples."""
+def _clipping_factor(view: View, number: int) -> float:
+    """Return the average factor by which clipping scales the gradients of the coalition's samples."""
     if view.clip == math.inf:
         return 1.0
     model = view.build_model()
@@ -151,19 +156,19 @@ def _kept(view: View, number: int) -> float:
     def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return view.loss(functional_call(model, given, (sample[None],)), label[None])
 
-    kept, whole = 0.0, 0.0
+    clipped, unclipped = 0.0, 0.0
     for each in view.coalition.values():
         weights = unflat(each.origin + view.rounds[number].displacement, model)
         gradients = list(vmap(grad(value), in_dims=(None, 0, 0))(weights, each.x, each.y).values())
         norms = torch.cat([part.reshape(len(each.y), -1) for part in gradients], dim=1).norm(dim=1)
         size = gradients[-1].square().sum(1)
-        kept += float((size * (view.clip / norms.clamp(min=TINY)).clamp(max=1.0)).sum())
-        whole += float(size.sum())
-    return kept / max(whole, TINY)
+        clipped += float((size * (view.clip / norms.clamp(min=TINY)).clamp(max=1.0)).sum())
+        unclipped += float(size.sum())
+    return clipped / max(unclipped, TINY)
 
 
 def _difference(view: View, colluder: Colluder, number: int) -> torch.Tensor:
-    """What a bias would have got of a colluder's addend."""
+    """Return the part of a colluder's addend that belongs to the last biases, if there were biases."""
     shares = torch.bincount(colluder.y, minlength=_classes(view)) / len(colluder.y)
     predicted = _probabilities(view, colluder.origin + view.rounds[number].displacement, colluder.x).mean(0)
     difference: torch.Tensor = (predicted - shares.double()) * len(colluder.y) / view.samples
@@ -171,14 +176,14 @@ def _difference(view: View, colluder: Colluder, number: int) -> torch.Tensor:
 
 
 def _probabilities(view: View, weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What a model predicts for samples, a row for each."""
+    """Return a model's predictions for samples, a row each."""
     model = view.build_model()
     outputs: torch.Tensor = functional_call(model, unflat(weights, model), (x,))
     return outputs.detach().double().softmax(1)
 
 
 def _origin(view: View, number: int) -> torch.Tensor:
-    """An origin as an honest participant may have drawn it: everybody knows how, and about which δ."""
+    """Draw an origin like those of the honest participants: the distribution and δ are known."""
     parameters = dict(view.build_model().named_parameters())
     shapes = {name: tuple(each.shape) for name, each in parameters.items()}
     seed = hashlib.sha256(f"a guess, {number}".encode()).digest()
@@ -186,7 +191,7 @@ def _origin(view: View, number: int) -> torch.Tensor:
 
 
 def _whole(counts: torch.Tensor, total: int) -> torch.Tensor:
-    """Whole numbers nearest to these with this sum: the largest remainders are rounded up."""
+    """Round to whole numbers with this sum, by the largest remainder method."""
     counts = counts * total / counts.sum()
     floor = counts.floor()
     up = (counts - floor).argsort(descending=True, stable=True)[: int(total - floor.sum())]
@@ -194,23 +199,22 @@ def _whole(counts: torch.Tensor, total: int) -> torch.Tensor:
     return floor
 
 
-# The settings it is shown in.
+# Demonstrations.
 
 
-def colony(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int = 0) -> Scenario:
-    """Two honest participants with digits of a few kinds, and two colluders with all kinds."""
+def scenario(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int = 0) -> Scenario:
+    """Return two honest participants with mostly three classes of digits each, and two colluders with all classes."""
     counts, coalition = participants(2, each, own=30)
     x, y = samples("digits", seed)
-    # The first has mostly 0 to 2, the second mostly 3 to 5, as organisations with patients of their own would.
-    left = torch.ones(len(y), dtype=torch.bool)
+    # The first has mostly 0 to 2, the second mostly 3 to 5: organisations differ in their records.
+    free = torch.ones(len(y), dtype=torch.bool)
     data: dict[str, Sample] = {}
     for place, (name, count) in enumerate(counts.items()):
-        often = (y // 3 == place) & left
-        usual = torch.nonzero(often)[: count * 3 // 4, 0] if name not in coalition else torch.zeros(0, dtype=torch.long)
-        left[usual] = False
-        rest = torch.nonzero(left)[: count - len(usual), 0]
-        left[rest] = False
-        chosen = torch.cat([usual, rest])
+        typical = torch.nonzero((y // 3 == place) & free)[: 0 if name in coalition else count * 3 // 4, 0]
+        free[typical] = False
+        rest = torch.nonzero(free)[: count - len(typical), 0]
+        free[rest] = False
+        chosen = torch.cat([typical, rest])
         data[name] = x[chosen], y[chosen]
 
     def build() -> nn.Module:
@@ -219,46 +223,47 @@ def colony(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: int
     return Scenario(data, build, coalition, rounds=1, delta=delta, seed=seed)
 
 
-def steered(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) -> Scenario:
-    """The same, and the first colluder makes every model predict class 0 for every sample, before the last round.
+def steering_scenario(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) -> Scenario:
+    """Return the same scenario with an active colluder, which makes every model predict class 0 for every sample.
 
-    Every number that it adds is within the bound of the sum, weighted by its part of all samples, as a gradient is.
+    Every number that it adds is within the bound of the sum, weighted by its part of all samples, like a gradient.
     """
-    seen = replace(colony(delta=delta, seed=seed), rounds=rounds, lr=0.5)
-    name = seen.coalition[0]
-    limit = seen.bound * len(seen.data[name][1]) / sum(len(y) for _, y in seen.data.values())
-    layers = [torch.zeros_like(each) for each in seen.build_model().parameters()]  # what training moves is moved back
-    layers[1][:] = -FAR * max(1, delta)
-    layers[-1][0] = FAR * max(1, delta)
-    wanted = flat(layers)
+    passive = replace(scenario(delta=delta, seed=seed), rounds=rounds, lr=0.5)
+    name = passive.coalition[0]
+    limit = passive.bound * len(passive.data[name][1]) / sum(len(y) for _, y in passive.data.values())
+    layers = [torch.zeros_like(each) for each in passive.build_model().parameters()]  # other weights are moved back
+    layers[1][:] = -BIAS_SHIFT * max(1, delta)
+    layers[-1][0] = BIAS_SHIFT * max(1, delta)
+    target = flat(layers)
 
     def steer(who: str, _: int, displacement: torch.Tensor) -> torch.Tensor | None:
-        return ((displacement - wanted) / seen.lr).clamp(-limit, limit) if who == name else None
+        return ((displacement - target) / passive.lr).clamp(-limit, limit) if who == name else None
 
-    return replace(seen, probe=steer)
+    return replace(passive, probe=steer)
 
 
-def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """From biases, from weights, and by steering, with large origins."""
-    active = steered(seed=seed)
+def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the results from biases, from weights, and with an active colluder and large origins."""
+    active = steering_scenario(seed=seed)
     return [
-        count_labels(*observe(colony(seed=seed), scheme), setting="2 × 40 records, from biases"),
-        count_labels(*observe(colony(biases=False, seed=seed), scheme), setting="2 × 40 records, from weights"),
+        count_labels(*observe(scenario(seed=seed), scheme), setting="2 × 40 records, from biases"),
+        count_labels(*observe(scenario(biases=False, seed=seed), scheme), setting="2 × 40 records, from weights"),
         count_labels(*observe(active, scheme), setting=f"2 × 40 records, steered, δ = 1, {active.rounds} rounds"),
     ]
 
 
-def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """What hides them: in CGD large origins, with which nobody knows what is predicted; in "dp" much noise.
+def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the results with large origins in CGD, with much noise in "dp", otherwise on records of nobody.
 
-    Otherwise people who took no part, whose labels cannot come out.
+    Large origins make the predictions of the models unknown.
     """
     if scheme == "cgd":
-        return [count_labels(*observe(colony(delta=1.0, seed=seed), scheme), setting="2 × 40 records, passive, δ = 1")]
+        large = scenario(delta=1.0, seed=seed)
+        return [count_labels(*observe(large, scheme), setting="2 × 40 records, passive, δ = 1")]
     if scheme == "dp":
-        noisy = replace(colony(seed=seed), noise=20.0)
+        noisy = replace(scenario(seed=seed), noise=20.0)
         return [count_labels(*observe(noisy, "dp"), setting="2 × 40 records, noise of 20 clipping norms")]
-    view, _ = observe(colony(seed=seed), scheme)
+    view, _ = observe(scenario(seed=seed), scheme)
     x, y = samples("digits", seed)
     strangers = Truth({"strangers": x[-80:]}, {"strangers": y[-80:]}, {})
     return [count_labels(view, strangers, setting="80 strangers")]

@@ -1,19 +1,19 @@
-"""Whether a known record is among those that the honest participants train on.
+"""Membership inference: is a known record among those that the honest participants train on?
 
-A record is a candidate: those of the honest participants (members) against fresh ones of the same kind (non-members).
+Candidates are the honest participants' records (members) and fresh records of the same kind (non-members).
 
-- `span_scores`: the gradient of a fully-connected first layer is a combination of the input records, whatever the
-  weights are. While there are fewer records than inputs, they span a subspace in which a fresh record does not lie.
-  Each hidden unit and each round gives a vector of it. Confinement does not matter.
-- `leverage_scores`: with a few times more records than inputs, all lie in the span, but members are still more like the
-  gradients than fresh records are.
-- `loss_scores`: a network's loss is lower on what it was trained on. It needs a trained model. FedSGD hands out the
-  common one; a CGD coalition has its own models, with other origins and the same displacement. In CGD the displacement
-  alone, `displacement_scores`, says more than those: it was made for the records, and the coalition's origins only
-  blur it.
+- `span_scores`: the gradient of a fully-connected first layer is a linear combination of the input records, for any
+  weights. While there are fewer records than inputs, they span a subspace that does not contain a fresh record. Each
+  hidden unit of each round gives a vector of it. Confinement does not matter.
+- `leverage_scores`: with more records than inputs, the span contains every record, but members still have a lower
+  leverage in the gradients than fresh records. The advantage shrinks slowly with the number of records
+  (`benchmarks/leverage.py`).
+- `loss_scores`: the loss of a trained model is lower on its training records. In FedSGD the coalition has the common
+  model; in CGD it has its own models, with other origins and the same displacement. In CGD the displacement itself,
+  used as a model (`displacement_scores`), is the better one: it was fitted to the records, and origins are noise.
 
-An attack succeeds with an AUC of at least 0.6 that is 3 standard deviations above chance: once in 700 times if it knows
-nothing.
+An attack succeeds with an AUC of at least 0.6 that is 3 standard deviations above chance, which happens by chance once
+in 700 times.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from scipy.stats import mannwhitneyu
 from torch import nn
 from torch.func import functional_call, vmap
 
-from cgd.audit.embedded import dealt, participants, samples
-from cgd.audit.first_layer import gradient_rows, has_bias
+from cgd.audit.embedded import participants, samples, split
+from cgd.audit.first_layer import gradient_rows, has_bias, limit_rows
+from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import Finding, Truth, unflat
+from cgd.audit.view import Truth, unflat
+from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +42,15 @@ if TYPE_CHECKING:
     Score = Callable[[View, Sample], torch.Tensor]
 
 MIN_AUC = 0.6
-DEVIATIONS = 3.0
-FALSE_ALARMS = 0.001
+MIN_DEVIATIONS = 3.0
+FALSE_POSITIVE_RATE = 0.001
 FLOAT_ROUNDING = 1e-7
+# On any view, the numbers of members and of fresh records that are compared.
+MIN_CANDIDATES, MAX_CANDIDATES = 5, 2000
 
 
-def spanned(view: View) -> torch.Tensor:
-    """An orthonormal basis, row by row, of what the honest participants' first-layer gradients span beyond noise."""
+def span(view: View) -> torch.Tensor:
+    """Return an orthonormal basis, row by row, of the span of the honest first-layer gradients beyond noise."""
     rows = gradient_rows(view)
     _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
     # The largest singular value of noise alone is about (√rows + √columns)·σ.
@@ -54,19 +59,19 @@ def spanned(view: View) -> torch.Tensor:
 
 
 def span_scores(view: View, candidates: Sample) -> torch.Tensor:
-    """How well each candidate lies in what the gradients span: minus the part of its length that does not."""
-    basis = spanned(view)
+    """Score each candidate by minus the part of its norm outside the span of the gradients."""
+    basis = span(view)
     x = _with_bias(view, candidates[0])
     outside: torch.Tensor = (x - x @ basis.T @ basis).norm(dim=1) / x.norm(dim=1)
-    # Below this, it is rounding that is compared.
+    # Smaller values are rounding errors.
     return torch.where(outside < 1e-9, 0.0, -outside)
 
 
 def leverage_scores(view: View, candidates: Sample) -> torch.Tensor:
-    """How much like the gradients each candidate is: minus its leverage x·(GᵀG)⁻¹·xᵀ in their rows G.
+    """Score each candidate by minus its leverage x·(GᵀG)⁻¹·xᵀ in the gradient rows G.
 
-    The rows are made of the members, so they are long where members are; a fresh record stands out, even when there
-    are more records than inputs and all lie in the span.
+    The rows are combinations of the members, which therefore have a lower leverage than fresh records, even if there
+    are more records than inputs and the span contains all of them.
     """
     rows = gradient_rows(view)
     x = _with_bias(view, candidates[0])
@@ -77,17 +82,17 @@ def leverage_scores(view: View, candidates: Sample) -> torch.Tensor:
 
 
 def loss_scores(view: View, candidates: Sample) -> torch.Tensor:
-    """Minus the loss on each candidate, on average over the final models that the coalition has."""
+    """Score each candidate by minus its loss, averaged over the coalition's final models."""
     return -torch.stack([_losses(view, each.origin, candidates) for each in view.coalition.values()]).mean(0)
 
 
 def displacement_scores(view: View, candidates: Sample) -> torch.Tensor:
-    """Minus the loss on each candidate of the displacement itself, taken for a model: origins are zero on average."""
+    """Score each candidate by minus its loss with the displacement as the model: origins are zero on average."""
     return -_losses(view, torch.zeros_like(view.final_displacement), candidates)
 
 
 def _with_bias(view: View, x: torch.Tensor) -> torch.Tensor:
-    """Records as the first layer's gradient has them: with a feature that is one, if there is a bias."""
+    """Return records with a feature that is always one, if the first layer has a bias."""
     ones = torch.ones(len(x), int(has_bias(view.build_model())), dtype=torch.float64)
     return torch.cat([x.reshape(len(x), -1).double(), ones], dim=1)
 
@@ -105,69 +110,99 @@ def _losses(view: View, origin: torch.Tensor, candidates: Sample) -> torch.Tenso
 
 
 def area_under_curve(members: torch.Tensor, others: torch.Tensor) -> float:
-    """How often a member has a higher score than a non-member; a draw is half."""
-    difference = members[:, None] - others[None]
-    return float(((difference > 0).double() + (difference == 0).double() / 2).mean())
+    """Return the probability that a member has a higher score than a non-member; a tie counts half."""
+    statistic = mannwhitneyu(members.numpy(), others.numpy(), method="asymptotic").statistic
+    return float(statistic / (len(members) * len(others)))
 
 
-def true_alarms(members: torch.Tensor, others: torch.Tensor, false_alarms: float = FALSE_ALARMS) -> float:
-    """The part of the members above a threshold that at most this part of the non-members is above."""
-    allowed = int(false_alarms * len(others))
+def true_positive_rate(
+    members: torch.Tensor, others: torch.Tensor, false_positive_rate: float = FALSE_POSITIVE_RATE
+) -> float:
+    """Return the fraction of members above the lowest threshold with at most this false positive rate."""
+    allowed = int(false_positive_rate * len(others))
     threshold = others.sort(descending=True).values[allowed]
     return float((members > threshold).double().mean())
 
 
-def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, setting: str = "") -> Finding:
-    """How well scores tell the honest participants' samples from fresh ones. The metric is the AUC, by chance 0.5."""
+def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, setting: str = "") -> AttackResult:
+    """Measure the AUC of scores that separate the honest participants' samples from fresh ones; 0.5 by chance."""
     members, others = score(view, (truth.all_x, truth.all_y)), score(view, fresh)
     value = area_under_curve(members, others)
-    # The standard deviation of the Mann-Whitney statistic when both are alike.
+    # The standard deviation of the Mann-Whitney statistic if both have the same distribution.
     chance_deviation = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
-    succeeds = value >= MIN_AUC and value - 0.5 > DEVIATIONS * chance_deviation
-    rate = f"{FALSE_ALARMS:.1%} false alarms" if FALSE_ALARMS * len(others) >= 1 else "no false alarm"
-    detail = f"{true_alarms(members, others):.0%} of the members are found with {rate} among {len(others)} others"
+    succeeds = value >= MIN_AUC and value - 0.5 > MIN_DEVIATIONS * chance_deviation
+    many = FALSE_POSITIVE_RATE * len(others) >= 1
+    rate = f"{FALSE_POSITIVE_RATE:.1%} false positives" if many else "no false positive"
+    detail = (
+        f"{true_positive_rate(members, others):.0%} of the members are found with {rate} among {len(others)} others"
+    )
     undecided = value >= MIN_AUC and not succeeds
-    return Finding(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided)
+    return AttackResult(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided)
 
 
-def span_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
-    """Membership by `span_scores`."""
+def span_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> AttackResult:
+    """Infer membership by `span_scores`."""
     return infer(view, truth, fresh, span_scores, "membership, by the span of first-layer gradients", setting)
 
 
-def leverage_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
-    """Membership by `leverage_scores`."""
+def leverage_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> AttackResult:
+    """Infer membership by `leverage_scores`."""
     return infer(view, truth, fresh, leverage_scores, "membership, by leverage in first-layer gradients", setting)
 
 
-def loss_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
-    """Membership by `loss_scores`."""
+def loss_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> AttackResult:
+    """Infer membership by `loss_scores`."""
     return infer(view, truth, fresh, loss_scores, "membership, from the loss of final models", setting)
 
 
-def displacement_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> Finding:
-    """Membership by `displacement_scores`."""
+def displacement_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> AttackResult:
+    """Infer membership by `displacement_scores`."""
     return infer(view, truth, fresh, displacement_scores, "membership, from the loss of the displacement", setting)
 
 
-# The settings they are shown in.
+def gradients_on_view(view: View, truth: Truth, fresh: Sample) -> list[AttackResult]:
+    """Run the attacks on first-layer gradients on any view."""
+    members, others = _candidates(truth, fresh)
+    few, setting = limit_rows(view), view.describe()
+    return [span_membership(few, members, others, setting), leverage_membership(few, members, others, setting)]
 
 
-def colony(
+def loss_on_view(view: View, truth: Truth, fresh: Sample) -> list[AttackResult]:
+    """Run the attacks on the loss on any view."""
+    members, others = _candidates(truth, fresh)
+    methods = [loss_membership, displacement_membership] if view.scheme == "cgd" else [loss_membership]
+    return [method(view, members, others, view.describe()) for method in methods]
+
+
+def _candidates(truth: Truth, fresh: Sample) -> tuple[Truth, Sample]:
+    x, y = fresh
+    if min(len(y), len(truth.all_y)) < MIN_CANDIDATES:
+        raise InputError(
+            f"there are {len(truth.all_y)} records and {len(y)} fresh ones to compare them with; membership inference "
+            f"needs at least {MIN_CANDIDATES} of each"
+        )
+    members = Truth({"": truth.all_x[:MAX_CANDIDATES]}, {"": truth.all_y[:MAX_CANDIDATES]}, {})
+    return members, (x[:MAX_CANDIDATES], y[:MAX_CANDIDATES])
+
+
+# Demonstrations.
+
+
+def scenario(
     each: int, rounds: int, *, data: Name = "digits", delta: float = 0.1, hidden: int = 32, seed: int = 0
 ) -> tuple[Scenario, Sample]:
-    """Two honest participants with so many records `each`, two colluders with 20, and the rest, which are fresh.
+    """Return two honest participants and two colluders with 20 records each, and the remaining records as fresh ones.
 
     Args:
-        each: how many records an honest participant has.
-        rounds: how many steps.
-        data: digits of 64 pixels, or tumours of 30 measurements.
+        each: the number of records of an honest participant.
+        rounds: the number of steps.
+        data: digits of 64 pixels, or tumours with 30 measurements.
         delta: δ of the origins.
-        hidden: how many hidden units the network has.
-        seed: decides who has which records, and origins.
+        hidden: the number of hidden units.
+        seed: the seed of the split and the origins.
     """
     counts, coalition = participants(2, each, own=20)
-    given, fresh = dealt(samples(data, seed), counts)
+    given, fresh = split(samples(data, seed), counts)
     features, classes = fresh[0].shape[1], 10 if data == "digits" else 2
 
     def build() -> nn.Module:
@@ -176,16 +211,16 @@ def colony(
     return Scenario(given, build, coalition, rounds=rounds, lr=0.5, delta=delta, seed=seed), fresh
 
 
-def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """Few records and few rounds for the span, more records for leverage, many rounds for the loss."""
-    digits, other_digits = colony(20, 5, seed=seed)
-    tumours, other_tumours = colony(10, 5, data="breast-cancer", seed=seed)
-    more, other_more = colony(20, 5, data="breast-cancer", seed=seed)
-    many, other_many = colony(40, 5, data="breast-cancer", seed=seed)
-    most, other_most = colony(100, 5, seed=seed)
-    trained, fresh = colony(40, 150, hidden=256, seed=seed)
+def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the results with few records for the span, more records for leverage, many rounds for the loss."""
+    digits, other_digits = scenario(20, 5, seed=seed)
+    tumours, other_tumours = scenario(10, 5, data="breast-cancer", seed=seed)
+    more, other_more = scenario(20, 5, data="breast-cancer", seed=seed)
+    many, other_many = scenario(40, 5, data="breast-cancer", seed=seed)
+    most, other_most = scenario(100, 5, seed=seed)
+    trained, fresh = scenario(40, 150, hidden=256, seed=seed)
     view, truth = observe(trained, scheme)
-    findings = [
+    results = [
         span_membership(*observe(digits, scheme), other_digits, "2 × 20 records of 64 pixels, 5 rounds"),
         span_membership(*observe(tumours, scheme), other_tumours, "2 × 10 records of 30 measurements, 5 rounds"),
         leverage_membership(*observe(more, scheme), other_more, "2 × 20 records of 30 measurements, 5 rounds"),
@@ -194,23 +229,28 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
         loss_membership(view, truth, fresh, "2 × 40 records, 150 rounds"),
     ]
     if scheme == "cgd":
-        findings.append(displacement_membership(view, truth, fresh, "2 × 40 records, 150 rounds"))
-    return findings
+        results.append(displacement_membership(view, truth, fresh, "2 × 40 records, 150 rounds"))
+    return results
 
 
-def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """Many more records than measurements, which then span everything; and records that nobody trained on.
+def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the results with more tumours than measurements for the span, and on records that nobody trained on.
 
-    Digits would do for the first with very many records only: some pixels are so rarely on that a fresh digit may use
-    one that no record has, and so be told from members.
+    Digits would need far more records: some pixels are used so rarely that a fresh digit may use one that no record
+    uses, and so lie outside the span.
     """
-    tumours, other_tumours = colony(100, 5, data="breast-cancer", seed=seed)
-    trained, (x, y) = colony(40, 150, hidden=256, seed=seed)
-    view, _ = observe(trained, scheme)
-    nobody = Truth({"nobody": x[:80]}, {"nobody": y[:80]}, {})
-    seen = observe(tumours, scheme)
+    tumours, others = scenario(100, 5, data="breast-cancer", seed=seed)
+    spanned = span_membership(*observe(tumours, scheme), others, "2 × 100 records of 30 measurements, 5 rounds")
+    few, others = scenario(20, 5, data="breast-cancer", seed=seed)
+    trained, fresh = scenario(40, 150, hidden=256, seed=seed)
     return [
-        span_membership(*seen, other_tumours, "2 × 100 records of 30 measurements, 5 rounds"),
-        leverage_membership(*seen, other_tumours, "2 × 100 records of 30 measurements, 5 rounds"),
-        loss_membership(view, nobody, (x[80:], y[80:]), "80 records of nobody, 150 rounds"),
+        spanned,
+        leverage_membership(observe(few, scheme)[0], *_strangers(others, 200), "200 records of nobody, 5 rounds"),
+        loss_membership(observe(trained, scheme)[0], *_strangers(fresh, 80), "80 records of nobody, 150 rounds"),
     ]
+
+
+def _strangers(fresh: Sample, count: int) -> tuple[Truth, Sample]:
+    """Return some records that nobody trained on as if they were members, and the others."""
+    x, y = fresh
+    return Truth({"nobody": x[:count]}, {"nobody": y[:count]}, {}), (x[count:], y[count:])

@@ -1,13 +1,12 @@
-"""Records by steering: a participant that enters vectors of its own sets traps in everybody's first layer.
+"""Recover records with trap weights: an active colluder sets the first layer so that units see single records.
 
-All models move by the same opened sum, so whoever adds a vector to its gradient moves them all, whatever their origins
-are. A colluder moves the first layer until each of its ReLU units has a direction of its own and a threshold that about
-one in all honest records exceeds. Such a unit is then activated by a single record or by none, and its gradient is that
-record (`analytic.py`). With other directions it begins anew.
+All models move by the same opened sum, so a colluder that adds a vector to its gradient moves all of them, whatever
+their origins are. It moves the first layer until each ReLU unit has its own direction and a threshold that about one of
+all honest records exceeds. A single record, or none, then activates such a unit, and its gradient is that record
+(`records.py`). Then the colluder starts again with other directions.
 
-It keeps to the protocol: every number that it enters is within the bound of the sum, weighted by its part of all
-samples, as a gradient would be. Nobody can see an addend, so nobody can see who did it. What shows is that the sums
-are large.
+It follows the protocol: every number that it enters is within the bound of the sum, weighted by its part of all
+samples, like a gradient. Addends are secret, so nobody can see which participant did it. The sums are visibly large.
 """
 
 from __future__ import annotations
@@ -24,26 +23,27 @@ from cgd.audit.schemes import observe
 from cgd.audit.view import Truth
 
 if TYPE_CHECKING:
+    from cgd.audit.results import AttackResult
     from cgd.audit.schemes import Scenario
-    from cgd.audit.view import Finding, Scheme, View
+    from cgd.audit.view import Scheme, View
 
-# How much larger than origins a trap's weights are made, so that these do not matter.
-STRENGTH = 5.0
-# A trap is set when no weight is further from where it should be.
-SET_WITHIN = 0.25
+# The size of trap weights, far above that of origins.
+TRAP_WEIGHT = 5.0
+# The traps are set when no weight is further from its target.
+MAX_DISTANCE = 0.25
 
 
 @dataclass
-class Trapper:
-    """What a colluder adds to its addends, round by round.
+class TrapProbe:
+    """The vectors that the colluder adds to its addends.
 
     Attributes:
-        own: its records: they tell what is usual.
-        honest: how many records the others have.
-        units: of the first layer.
-        lr: the step size.
+        own: its records, which give the distribution of activations.
+        honest: the number of the honest participants' records.
+        units: the number of units of the first layer.
+        lr: the learning rate.
         limit: the largest magnitude that it may enter.
-        sprung: the rounds in which traps were set, which it then reads.
+        armed_rounds: the rounds in which traps were set, which the attack reads.
     """
 
     own: torch.Tensor
@@ -51,65 +51,67 @@ class Trapper:
     units: int
     lr: float
     limit: float
-    sprung: list[int] = field(default_factory=list)
+    armed_rounds: list[int] = field(default_factory=list)
 
     def __call__(self, number: int, displacement: torch.Tensor) -> torch.Tensor:
-        """What it adds in a round, at a displacement that everybody knows."""
-        wanted = self._traps(len(self.sprung))
-        off = displacement[: len(wanted)] - wanted
-        if off.abs().max() < SET_WITHIN:
-            self.sprung.append(number)
-            off = displacement[: len(wanted)] - self._traps(len(self.sprung))
+        """Return the vector of a round, given the displacement."""
+        target = self._traps(len(self.armed_rounds))
+        distance = displacement[: len(target)] - target
+        if distance.abs().max() < MAX_DISTANCE:
+            self.armed_rounds.append(number)
+            distance = displacement[: len(target)] - self._traps(len(self.armed_rounds))
         added = torch.zeros_like(displacement)
-        added[: len(wanted)] = (off / self.lr).clamp(-self.limit, self.limit)
+        added[: len(target)] = (distance / self.lr).clamp(-self.limit, self.limit)
         return added
 
     def _traps(self, phase: int) -> torch.Tensor:
-        """Weights and biases of a first layer in which each unit waits for one record in all, flat."""
+        """Return weights and biases of a first layer whose units are activated by about one of all records, flat."""
         random = torch.Generator().manual_seed(phase)
         directions = torch.randn(self.units, self.own.shape[1], generator=random)
         directions = directions / directions.norm(dim=1, keepdim=True)
-        seen = self.own @ directions.T
-        rare = NormalDist().inv_cdf(1 - 1 / self.honest)
-        thresholds = seen.mean(0) + rare * seen.std(0)
-        return STRENGTH * torch.cat([directions.reshape(-1), -thresholds])
+        activations = self.own @ directions.T
+        quantile = NormalDist().inv_cdf(1 - 1 / self.honest)
+        thresholds = activations.mean(0) + quantile * activations.std(0)
+        return TRAP_WEIGHT * torch.cat([directions.reshape(-1), -thresholds])
 
 
-def spring(view: View, truth: Truth, rounds: list[int], setting: str = "") -> Finding:
-    """Read the traps, in the rounds in which they were set, and count how many of the real records came out."""
+def read_traps(view: View, truth: Truth, rounds: list[int], setting: str = "") -> AttackResult:
+    """Measure the fraction of the real records that are recovered from the rounds in which traps were set."""
     found = analytic_recovery(view.only(rounds), truth, setting)
     return replace(found, attack="records by steering the first layer")
 
 
-# The settings it is shown in.
+# Demonstrations.
 
 
-def steered(records: int, phases: int, *, seed: int = 0) -> tuple[Scenario, Trapper]:
-    """Two honest participants with so many digits each, and a curious one that sets traps so many times."""
-    colony = digit_scenario(records, rounds=5 * phases, lr=0.5, seed=seed)
-    name = colony.coalition[0]
-    own = colony.data[name][0]
-    share = len(own) / sum(len(y) for _, y in colony.data.values())
-    units = next(colony.build_model().parameters()).shape[0]
-    trapper = Trapper(own, 2 * records, units, colony.lr, share * colony.bound)
-    return replace(colony, probe=lambda _, number, displacement: trapper(number, displacement)), trapper
+def scenario(records: int, phases: int, *, seed: int = 0) -> tuple[Scenario, TrapProbe]:
+    """Return two honest participants with `records` digits each, and a colluder that sets traps `phases` times."""
+    passive = digit_scenario(records, rounds=5 * phases, lr=0.5, seed=seed)
+    name = passive.coalition[0]
+    own = passive.data[name][0]
+    share = len(own) / sum(len(y) for _, y in passive.data.values())
+    units = next(passive.build_model().parameters()).shape[0]
+    probe = TrapProbe(own, 2 * records, units, passive.lr, share * passive.bound)
+    return replace(passive, probe=lambda _, number, displacement: probe(number, displacement)), probe
 
 
-def attacks(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """Many more records than inputs."""
-    findings = []
+def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the results with many more records than inputs."""
+    results = []
     for records, phases in ((100, 4), (400, 6)):
-        colony, trapper = steered(records, phases, seed=seed)
-        view, truth = observe(colony, scheme)
-        setting = f"2 × {records} records, {colony.rounds} rounds, {len(trapper.sprung[:phases])} sets of traps"
-        findings.append(spring(view, truth, trapper.sprung[:phases], setting))
-    return findings
+        steered, probe = scenario(records, phases, seed=seed)
+        view, truth = observe(steered, scheme)
+        rounds = probe.armed_rounds[:phases]
+        setting = f"2 × {records} records, {steered.rounds} rounds, {len(rounds)} sets of traps"
+        results.append(read_traps(view, truth, rounds, setting))
+    return results
 
 
-def controls(scheme: Scheme, seed: int = 0) -> list[Finding]:
-    """People who took no part."""
-    colony, trapper = steered(100, 2, seed=seed)
-    view, _ = observe(colony, scheme)
+def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
+    """Return the result on records that nobody trained on."""
+    steered, probe = scenario(100, 2, seed=seed)
+    view, _ = observe(steered, scheme)
     x, y = samples("digits", seed)
     strangers = Truth({"strangers": x[-200:]}, {"strangers": y[-200:]}, {})
-    return [spring(view, strangers, trapper.sprung[:2], "2 × 100 records, 2 sets of traps, scored on 200 strangers")]
+    setting = "2 × 100 records, 2 sets of traps, scored on 200 strangers"
+    return [read_traps(view, strangers, probe.armed_rounds[:2], setting)]

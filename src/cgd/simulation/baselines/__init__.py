@@ -1,8 +1,8 @@
-"""What CGD is compared with: plain functions on the same data, models and measures."""
+"""Baselines for CGD, with the same data, models and metrics: centralised, local, federated SGD, DP-SGD."""
 
-from cgd.simulation.baselines.dp_sgd import PrivatelyTrained, dp_sgd
+from cgd.simulation.baselines.dp_sgd import DPSGDResult, dp_sgd
 from cgd.simulation.baselines.federated import federated_sgd
 from cgd.simulation.baselines.plain import centralised, local
-from cgd.simulation.baselines.setting import BaselineResult, BaselineSettings
+from cgd.simulation.baselines.settings import BaselineResult, BaselineSettings
 
-__all__ = ["BaselineResult", "BaselineSettings", "PrivatelyTrained", "centralised", "dp_sgd", "federated_sgd", "local"]
+__all__ = ["BaselineResult", "BaselineSettings", "DPSGDResult", "centralised", "dp_sgd", "federated_sgd", "local"]

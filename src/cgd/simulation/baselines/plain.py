@@ -1,40 +1,190 @@
-"""Ordinary training in one place: on everybody's data (centralised), or on one participant's (local)."""
+"""Plain gradient descent: on the pooled data of all participants (centralised), or on one participant's (local)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from cgd.optim.grid import Cell
-from cgd.simulation.baselines.setting import BaselineResult, Learner, descend
-from cgd.simulation.population import sample_of
+from cgd.simulation.baselines.settings import BaselineResult
+from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval, run_loop
+from cgd.simulation.population import as_input, as_labels, loss_and_accuracy, sample_cells
+from cgd.simulation.result import Evaluation, History
 
 if TYPE_CHECKING:
-    from cgd.simulation.baselines.setting import BaselineSettings
+    from collections.abc import Callable, Iterable, Iterator
+
+    from cgd.simulation.baselines.settings import BaselineSettings
+    from cgd.simulation.loop import TrainingLoop
+    from cgd.simulation.population import Loss
 
 
-def centralised(setting: BaselineSettings) -> BaselineResult:
-    """Train one model on all samples with all features, the baseline of every comparison."""
-    return descend(setting, {"centralised": Learner(setting.origin(), *setting.pooled())})
+def centralised(settings: BaselineSettings) -> BaselineResult:
+    """Train one model on all samples with all features, the reference of every comparison."""
+    return _train(settings, {"centralised": TrainingTask(settings.initial_model(), *settings.pooled())})
 
 
-def local(setting: BaselineSettings, sample: int | None = None) -> BaselineResult:
-    """Train participants' models on their own data alone, from the origins they have in CGD.
+def local(settings: BaselineSettings, sample: int | None = None) -> BaselineResult:
+    """Train each participant's model on its own data alone, from the origin it has in CGD.
 
     Args:
-        setting: what to train.
-        sample: how many participants, drawn at random; all of them by default.
+        settings: data, model and training settings.
+        sample: number of participants to train, drawn at random; by default all.
     """
-    participants = setting.participants()
+    participants = settings.participants()
     cells = list(participants.grid.cells)
     if sample is not None:
-        cells = sample_of(cells, sample, setting.seed)
-    nowhere = torch.zeros(participants.layout.size, dtype=participants.dtype)
-    learners = {}
+        cells = sample_cells(cells, sample, settings.seed)
+    no_displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
+    tasks = {}
     for cell in cells:
         end = sum(participants.blocks[Cell(0, column)].x.shape[1] for column in range(cell.column + 1))
         width = participants.blocks[cell].x.shape[1]
         features = slice(end - width, end) if participants.grid.columns > 1 else None
-        learners[str(cell)] = Learner(participants.model(cell, nowhere), *participants.data(cell), features)
-    return descend(setting, learners)
+        tasks[str(cell)] = TrainingTask(participants.model(cell, no_displacement), *participants.data(cell), features)
+    return _train(settings, tasks)
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """A model and its training data.
+
+    Attributes:
+        model: model to train.
+        x: training samples.
+        y: labels.
+        features: features of the test samples that the model takes; None for all.
+    """
+
+    model: torch.nn.Module
+    x: torch.Tensor
+    y: torch.Tensor
+    features: slice | None = None
+
+
+def run_baseline_loop(
+    settings: BaselineSettings, tasks: dict[str, TrainingTask], loop: TrainingLoop, method_settings: dict[str, str]
+) -> History:
+    """Run the training loop of a baseline and return its history.
+
+    Args:
+        settings: data, model and training settings.
+        tasks: models in training, by name.
+        loop: training procedure.
+        method_settings: settings of this method that a checkpoint must also match.
+    """
+    checkpoint_settings = {
+        "lr": repr(settings.lr),
+        "seed": repr(settings.seed),
+        "loss": describe_loss(settings.loss),
+        "evaluation": f"test data {data_digest(settings.test)}",
+        **_digests(tasks),
+        **method_settings,
+    }
+    history = History(list(tasks))
+    run_loop(
+        loop,
+        history,
+        steps=settings.steps,
+        lr=settings.lr,
+        evaluate_every=evaluation_interval(settings.steps, settings.evaluate_every),
+        checkpoint=None if settings.checkpoint is None else Path(settings.checkpoint),
+        settings=checkpoint_settings,
+        on_step=settings.on_step,
+    )
+    return history
+
+
+@torch.no_grad()
+def evaluate(settings: BaselineSettings, tasks: Iterable[TrainingTask], step: int) -> Evaluation | None:
+    """Return losses and accuracies on held-out data; None if there is none."""
+    if settings.test is None:
+        return None
+    scores = []
+    for task in tasks:
+        dtype = next(task.model.parameters()).dtype
+        x, y = as_input(settings.test[0], dtype), as_labels(settings.test[1], dtype)
+        own_x = x if task.features is None else x[:, task.features]
+        task.model.eval()
+        scores.append(loss_and_accuracy(settings.loss, task.model(own_x), y))
+        task.model.train()
+    return Evaluation(step, [loss for loss, _ in scores], [accuracy for _, accuracy in scores if accuracy is not None])
+
+
+def _train(settings: BaselineSettings, tasks: dict[str, TrainingTask]) -> BaselineResult:
+    """Train all models in parallel, each by full-batch gradient descent; resume if there is a checkpoint."""
+    with _parallel_map(len(tasks)) as parallel_map:
+        loop = _GradientDescentLoop(settings, list(tasks.values()), parallel_map)
+        history = run_baseline_loop(settings, tasks, loop, {})
+    return BaselineResult({name: task.model for name, task in tasks.items()}, history)
+
+
+class _GradientDescentLoop:
+    """The training loop of plain full-batch gradient descent."""
+
+    def __init__(
+        self, settings: BaselineSettings, tasks: list[TrainingTask], parallel_map: Callable[..., Iterable[Any]]
+    ) -> None:
+        self._settings, self._tasks, self._map = settings, tasks, parallel_map
+        self._optimizers = [torch.optim.SGD(task.model.parameters(), lr=settings.lr) for task in tasks]
+
+    def step(self, number: int) -> float:  # noqa: ARG002
+        """Run one step of every model and return the mean of their losses."""
+        return float(np.mean(list(self._map(partial(_step, self._settings.loss), self._tasks, self._optimizers))))
+
+    def evaluate(self, step: int) -> Evaluation | None:
+        """Evaluate every model."""
+        return evaluate(self._settings, self._tasks, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every model."""
+        return {"models": [task.model.state_dict() for task in self._tasks]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+        for task, saved in zip(self._tasks, state["models"], strict=True):
+            task.model.load_state_dict(saved)
+
+
+def _step(loss_function: Loss, task: TrainingTask, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = loss_function(task.model(task.x), task.y)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+@contextmanager
+def _parallel_map(models: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Yield a `map` function that uses one thread per model: faster than several threads per small matrix product."""
+    threads = torch.get_num_threads()
+    if models == 1 or threads == 1:
+        yield map
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _digests(tasks: dict[str, TrainingTask]) -> dict[str, str]:
+    """Return a digest of each initial model and its data, so that another run does not resume from the checkpoint."""
+    digests = {}
+    for name, task in tasks.items():
+        digest = hashlib.sha256(str(task.model).encode())
+        for key, values in task.model.state_dict().items():
+            digest.update(key.encode() + values.contiguous().numpy().tobytes())
+        digest.update(task.x.contiguous().numpy().data)
+        digest.update(task.y.contiguous().numpy().data)
+        digests[name] = digest.hexdigest()[:16]
+    return digests

@@ -1,0 +1,244 @@
+"""Commands for operators: `cgd keygen` and `cgd federation`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cgd.cli.base import PEER_MISSING, app
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    from cgd.optim.grid import Cell
+    from cgd.secagg.messages import Opening
+    from cgd.transport.runtime import PeerReport
+
+federation_app = typer.Typer(help="Create, show, check and change the federation file.", no_args_is_help=True)
+app.add_typer(federation_app, name="federation")
+
+SHOWN_DIGITS = 16  # of a digest in a table; members compare whole digests
+
+FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
+AsName = Annotated[str, typer.Option("--as", metavar="NAME", help="The name of this participant.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="Your private key file (default: NAME.key next to the federation file, or in this folder)."),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(help="The address to bind, such as tcp://0.0.0.0:7001 (default: the port of your address)."),
+]
+ParticipantName = Annotated[str, typer.Argument(help="The name of the participant.")]
+PublicKey = Annotated[str, typer.Option("--public-key", help="Its public key, from its NAME.pub.")]
+Address = Annotated[
+    str, typer.Option(help="Its address, such as tcp://host:7001; none if it only dials out, to the hub.")
+]
+CellOption = Annotated[str | None, typer.Option(help="Its row and column in a grid, such as 2,0.")]
+
+
+@app.command()
+def keygen(
+    name: Annotated[str, typer.Argument(help="The participant that the keys are for.")],
+    folder: Annotated[Path, typer.Option("--dir", help="The folder for the key files.")] = Path(),
+    public_only: Annotated[
+        bool, typer.Option("--public", help="Only write NAME.pub again, from the NAME.key in that folder.")
+    ] = False,
+) -> None:
+    """Create a participant's keys: keep NAME.key secret, send NAME.pub to the other participants."""
+    from cgd.federation.keys import Keys
+
+    if public_only:
+        keys = Keys.load(folder / f"{name}.key")
+        if keys.name != name:
+            raise InputError(f"{folder / f'{name}.key'} is the key file of {keys.name}; name it {keys.name}.key")
+        typer.echo(f"{keys.save_public(folder, overwrite=True)}  public key {keys.public}, for the federation file")
+        return
+    keys = Keys.generate(name)
+    private, public = keys.save(folder)
+    typer.echo(f"{private}  secret: never send it; keep a copy, from which a participant can recover everything")
+    typer.echo(f"{public}  public key {keys.public}, for the federation file")
+
+
+@federation_app.command()
+def new(
+    path: FederationFile,
+    participant: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=ADDRESS=PUBLIC-KEY-FILE, once for each participant; in a grid, followed by =ROW,COLUMN. "
+            "NAME==PUBLIC-KEY-FILE for one that only dials out, to the hub."
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The sections [data] and [model], as `cgd schema` suggests them."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="The number of steps (default: 200; with tables 300).")] = None,
+    lr: Annotated[float | None, typer.Option(help="The step size (default: 0.5; with tables 0.01, for Adam).")] = None,
+    hub: Annotated[
+        str | None, typer.Option(help="ADDRESS=PUBLIC-KEY-FILE of a hub, which then computes the sums.")
+    ] = None,
+) -> None:
+    """Create a federation file from the public keys of all participants."""
+    from cgd.federation import config, config_edit
+    from cgd.files import read_text
+
+    participants = []
+    for each in participant:
+        parts = each.split("=")
+        if len(parts) not in (3, 4):
+            raise InputError(
+                f"--participant is {each!r}; write NAME=ADDRESS=PUBLIC-KEY-FILE, in a grid with =ROW,COLUMN"
+            )
+        cell = _cell(parts[3]) if len(parts) == 4 else None
+        participants.append(config.Participant(parts[0], parts[1], _public_key(parts[2], parts[0]), cell))
+    site = None
+    if hub is not None:
+        address, separator, key = hub.partition("=")
+        if not separator:
+            raise InputError(f"--hub is {hub!r}; write ADDRESS=PUBLIC-KEY-FILE, such as tcp://hub.example:7000=hub.pub")
+        site = config.HubSite(address, _public_key(key))
+    default = config.Training() if schema is None else config.FOR_TABLES
+    opening: Opening = "mesh" if site is None else "hub"
+    training = replace(default, steps=steps or default.steps, lr=lr or default.lr, opening=opening)
+    config_edit.create_federation(
+        path, name, participants, training, site, None if schema is None else read_text(schema)
+    )
+    typer.echo(f"{path} is written; send the same file to every participant")
+
+
+@federation_app.command()
+def add(
+    path: FederationFile, name: ParticipantName, public_key: PublicKey, address: Address = "", cell: CellOption = None
+) -> None:
+    """Add a participant; the next epoch begins when all participants have made the same change."""
+    from cgd.federation import config, config_edit
+
+    place = None if cell is None else _cell(cell)
+    config_edit.add_participant(path, config.Participant(name, address, _public_key(public_key, name), place))
+    _print_epoch(path)
+
+
+@federation_app.command()
+def remove(path: FederationFile, name: ParticipantName) -> None:
+    """Remove a participant; the next epoch begins when all remaining participants have made the same change."""
+    from cgd.federation import config_edit
+
+    config_edit.remove_participant(path, name)
+    _print_epoch(path)
+
+
+@federation_app.command()
+def show(path: FederationFile) -> None:
+    """Show the content of the file and its digests."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from cgd.federation.config import Federation
+    from cgd.federation.keys import HALF_CHARACTERS
+
+    federation = Federation.load(path)
+    console = Console()
+    table = Table("participant")
+    table.add_column("address", overflow="fold")
+    table.add_column("public key", no_wrap=True, min_width=HALF_CHARACTERS)  # whole, for comparison
+    if federation.grid is not None:
+        table.add_column("cell")
+    for each in federation.participants:
+        cell = (f"{each.cell.row}, {each.cell.column}",) if each.cell is not None else ()
+        key = f"{each.key[:HALF_CHARACTERS]}\n{each.key[HALF_CHARACTERS:]}"
+        table.add_row(
+            *map(Text, (each.name, each.address or "dials out", key, *cell))
+        )  # Text, because a key may look like markup
+    training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
+    sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
+    head = f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}"
+    console.print(head, soft_wrap=True, highlight=False)
+    console.print(table)
+    if federation.hub is not None:
+        console.print(Text(f"Hub: {federation.hub.address}, public key {federation.hub.key}"), soft_wrap=True)
+    console.print(f"Training: {training}", soft_wrap=True, highlight=False)
+    console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
+
+
+@federation_app.command()
+def check(
+    path: FederationFile,
+    name: AsName,
+    key: KeyFile = None,
+    listen: Listen = None,
+    wait: Annotated[float, typer.Option(help="The number of seconds to wait for answers.")] = 5.0,
+) -> None:
+    """Check which peers answer, with latency, version and digest. The exit code is 3 if one does not."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from cgd.federation.config import digest_of
+    from cgd.federation.member import FederationMember
+
+    if not 0 < wait < float("inf"):
+        raise InputError(f"--wait is {wait}; it must be a number of seconds above 0")
+    with tempfile.TemporaryDirectory(prefix="cgd-check-") as state:
+        member = FederationMember(path, name, key=key, listen=listen, state=state)
+        deadline = time.monotonic() + wait
+        reports: dict[str, PeerReport] = {}
+        try:
+            while time.monotonic() < deadline:
+                for report in member.runtime.report():  # a peer that was connected once has answered
+                    if report.name not in reports or reports[report.name].state != "here" or report.state == "here":
+                        reports[report.name] = report
+                if all(report.state == "here" and report.latency for report in reports.values()):
+                    break
+                time.sleep(0.1)
+            table = Table("peer", "state", "latency", "version", "digest", "note")
+            for report in reports.values():
+                hello = member.runtime.membership.hello(report.name)
+                latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
+                known = (
+                    (hello.version, digest_of(hello.epoch, dict(hello.sections))[:SHOWN_DIGITS])
+                    if hello is not None
+                    else ("", "")
+                )
+                table.add_row(report.name, report.state, latency, *map(Text, (*known, report.note)))
+        finally:
+            member.peers.close()
+    console = Console()
+    head = f"{member.federation.name}, digest {member.federation.digest}"
+    console.print(head, soft_wrap=True, highlight=False)
+    console.print(table)
+    if any(report.state != "here" for report in reports.values()):
+        raise typer.Exit(PEER_MISSING)
+
+
+def _cell(text: str) -> Cell:
+    from cgd.optim.grid import Cell
+
+    try:
+        row, column = (int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"the cell is {text!r}; write a row and a column, such as 2,0") from None
+    return Cell(row, column)
+
+
+def _public_key(text: str, name: str | None = None) -> str:
+    """Return a public key, given as such or as a NAME.pub file, which must belong to the named participant."""
+    from cgd.federation.keys import read_public_key
+
+    return read_public_key(text, name)
+
+
+def _print_epoch(path: Path) -> None:
+    from cgd.federation.config import Federation
+
+    federation = Federation.load(path)
+    names = ", ".join(sorted(federation.contacts))
+    typer.echo(f"{path} has epoch {federation.epoch} now: {names}")
+    typer.echo("Every participant in it must have the same file; running participants reload it automatically.")

@@ -1,0 +1,152 @@
+"""Commands for tables: `cgd schema`, `cgd sample`, `cgd predict`, `cgd report`."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cgd.cli.base import app, printable
+from cgd.cli.federation import KeyFile, Listen
+from cgd.errors import InputError
+from cgd.files import PRIVATE, write_file
+
+if TYPE_CHECKING:
+    from cgd.tabular.model import ConfinedModel
+    from cgd.tabular.predict import LoadedInputs, Predictions
+
+
+@app.command()
+def schema(
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file with records.")],
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
+) -> None:
+    """Suggest the sections [data] and [model] of a federation file from a file with records; review them before use.
+
+    They contain names and types of columns, and the classes of the label, but no other values.
+    """
+    from cgd.tabular.schema import suggest_schema
+
+    typer.echo(suggest_schema(data, label), nl=False)
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the files.")],
+    dataset: Annotated[
+        str, typer.Option(help="breast-cancer, diabetes; or adult, credit-default, in the folder CGD_DATA.")
+    ] = "breast-cancer",
+) -> None:
+    """Write sample tables: the records of five organisations, and test.csv for predictions."""
+    from cgd.experiments.organisations import split
+
+    samples = split(dataset)
+    for path in samples.write(folder):
+        records = samples.tables.get(path.stem, samples.held_out)
+        typer.echo(f"{path}  {len(records):,} records")
+    typer.echo(f"the column to predict is {samples.data.target}")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, with its model.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="The records, a CSV or Parquet file.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a CSV file (default: standard output).")
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FEDERATION.toml", help="With vertically split columns: the members of the row predict together."
+        ),
+    ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Your function that built the network, if there is one."),
+    ] = None,
+    key: KeyFile = None,
+    listen: Listen = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds in which nothing is received (default: never).")
+    ] = None,
+) -> None:
+    """Predict the label of every record with a trained model, with probabilities.
+
+    With vertically split columns, every model has seen some of the columns. The members of a row then run this command
+    at the same time, on the same records, and learn a secure sum of their models' outputs.
+    """
+    from cgd.tabular.model import load_model
+    from cgd.tabular.predict import load_inputs, predict
+
+    loaded = load_model(model, function=function)
+    if out is not None and out.exists():
+        raise InputError(f"{out} exists and is never overwritten; name another file, or move it away")
+    if (federation is None) != (loaded.towers == 1):
+        remedy = "name its file with --federation" if federation is None else "omit --federation"
+        raise InputError(f"{model} is one of {loaded.towers} models that predict together; {remedy}")
+    inputs = load_inputs(loaded, data)
+    if federation is None:
+        predictions = predict(loaded, inputs)
+    else:
+        predictions = _predict_with_row(loaded, inputs, federation, key, listen, timeout)
+    text = io.StringIO()
+    predictions.write(text, loaded.data.target)
+    if out is None:
+        sys.stdout.write(printable(text.getvalue()) if sys.stdout.isatty() else text.getvalue())
+    else:
+        try:
+            write_file(out, text.getvalue(), mode=PRIVATE, new=True)  # predictions reveal something about the records
+        except OSError as error:
+            raise InputError(f"{out} cannot be written ({error.strerror}); name another file with --out") from None
+    _print_scores(predictions, loaded)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+) -> None:
+    """Write the report of a run again, and print its path."""
+    from cgd.reporting.run_file import load_run
+    from cgd.reporting.training_report import summarize, write_report
+
+    content = load_run(run)
+    for path in write_report(run):
+        typer.echo(path)
+    typer.echo(printable(summarize(content)))
+
+
+def _predict_with_row(
+    loaded: ConfinedModel,
+    inputs: LoadedInputs,
+    federation: Path,
+    key: Path | None,
+    listen: str | None,
+    timeout: float | None,
+) -> Predictions:
+    from cgd.cli.display import Display
+    from cgd.federation.config import Federation
+    from cgd.federation.member import FederationMember
+    from cgd.tabular.predict import predict, row_federation
+
+    name = loaded.provenance["participant"]
+    row = row_federation(Federation.load(federation), name)
+    with tempfile.TemporaryDirectory(prefix="cgd-predict-") as state:  # every prediction starts without a journal
+        member = FederationMember(row, name, key=key, listen=listen, state=state, timeout=timeout)
+        with Display(member), member.peers as peers:
+            return predict(loaded, inputs, peers)
+
+
+def _print_scores(predictions: Predictions, loaded: ConfinedModel) -> None:
+    """Print notes and scores on standard error, because the predictions may go into a pipe."""
+    for note in predictions.notes:
+        typer.echo(f"cgd: {printable(note)}", err=True)
+    scores = predictions.scores
+    if scores is not None and loaded.data.task == "regression":
+        typer.echo(f"cgd: root mean squared error {scores['rmse']:.4g}, mean absolute {scores['mae']:.4g}", err=True)
+    elif scores is not None:
+        auc = f", AUC {scores['auc']:.3f}" if scores["auc"] is not None else ""
+        typer.echo(f"cgd: accuracy {100 * scores['accuracy']:.2f} %{auc}", err=True)

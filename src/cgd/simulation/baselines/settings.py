@@ -1,0 +1,123 @@
+"""Settings and result of a baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn import functional
+
+from cgd.optim.grid import Cell
+from cgd.optim.origin import confine
+from cgd.simulation.population import Participants, as_input, as_labels, participant_seed
+from cgd.simulation.simulate import simulate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from cgd.optim.grid import Block
+    from cgd.simulation.loop import OnStep
+    from cgd.simulation.population import Delta, Loss, Mode
+    from cgd.simulation.result import History, SimulationResult
+
+
+@dataclass(frozen=True)
+class BaselineSettings:
+    """Data, model and training settings for all methods; the names are those of `cgd.simulate`.
+
+    Attributes:
+        build_model: function that builds the model for all features.
+        blocks: data of all participants, from `Grid.split`.
+        steps: number of steps, each on all samples (in DP-SGD on a batch).
+        lr: step size.
+        delta: standard deviation of the origins, one for all or a function of the cell.
+        loss: loss function of outputs and labels, a mean over the samples.
+        seed: seed of all origins and of all other random numbers.
+        test: held-out samples and labels.
+        evaluate_every: steps between evaluations.
+        checkpoint: file to write to, and to resume from if it exists.
+        on_step: callback after each step, with its number and the history.
+    """
+
+    build_model: Callable[[], torch.nn.Module]
+    blocks: Mapping[Cell, Block]
+    steps: int
+    lr: float
+    delta: Delta = 0.1
+    loss: Loss = functional.cross_entropy
+    seed: int = 0
+    test: tuple[Any, Any] | None = None
+    evaluate_every: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    on_step: OnStep = lambda *_: None
+
+    def initial_model(self) -> torch.nn.Module:
+        """Return the initial model for training on pooled data: the origin of r0c0 in a grid with one column."""
+        model = self.build_model()
+        delta = self.delta(Cell(0, 0)) if callable(self.delta) else self.delta
+        confine(model, delta, participant_seed(self.seed, Cell(0, 0)))
+        return model
+
+    def participants(self) -> Participants:
+        """Return the participants, with the origins they have in CGD."""
+        return Participants(self.build_model, self.blocks, "towers", self.delta, self.seed)
+
+    def simulate(
+        self,
+        *,
+        mode: Mode,
+        accept: str = "",
+        sample: int,
+        arithmetic: Literal["float", "ring"] = "float",
+        mu: float = 0.0,
+        hold: int = 0,
+        common_origin: bool = False,
+    ) -> SimulationResult:
+        """Run `cgd.simulate` with these settings; the arguments are those of `cgd.simulate`."""
+        return simulate(
+            self.build_model,
+            self.blocks,
+            steps=self.steps,
+            lr=self.lr,
+            delta=self.delta,
+            loss=self.loss,
+            mode=mode,
+            accept=accept,
+            mu=mu,
+            hold=hold,
+            seed=self.seed,
+            common_origin=common_origin,
+            arithmetic=arithmetic,
+            test=self.test,
+            evaluate_every=self.evaluate_every,
+            sample=sample,
+            checkpoint=self.checkpoint,
+            progress=False,
+            on_step=self.on_step,
+        )
+
+    def pooled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the samples of all participants with all features, and their labels."""
+        rows, columns = (1 + max(indices) for indices in zip(*self.blocks, strict=True))
+        x = [
+            torch.cat([torch.as_tensor(self.blocks[Cell(r, c)].x) for c in range(columns)], dim=1 if columns > 1 else 0)
+            for r in range(rows)
+        ]
+        y = [torch.as_tensor(self.blocks[Cell(r, 0)].y) for r in range(rows)]
+        dtype = next(self.build_model().parameters()).dtype
+        return as_input(torch.cat(x), dtype), as_labels(torch.cat(y), dtype)
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """Result of a baseline.
+
+    Attributes:
+        models: trained models, by the names of their owners.
+        history: losses and evaluations of the run.
+    """
+
+    models: dict[str, torch.nn.Module] = field(repr=False)
+    history: History = field(repr=False)

@@ -1,0 +1,84 @@
+"""An audit of a recorded run: the plan, the results, and the confidential page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd.audit import folder, results
+from cgd.audit.registry import attacks_on_views
+from cgd.audit.runner import run as run_plan
+from cgd.audit.sources import TracePart, plan_for
+from cgd.errors import InputError
+from support.audits import Progress, assemble
+from support.tabular import table
+from support.traces import SETTINGS, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("ada", "bob", "cleo")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The traces of one run, which are only read."""
+    there = tmp_path_factory.mktemp("traces")
+    run(SETTINGS["regression"], there, names=NAMES, tables=[table(60, 1), table(40, 2), table(30, 3)])
+    return there
+
+
+def test_recorded_run_is_attacked_and_its_page_is_confidential(traces: Path, tmp_path: Path) -> None:
+    plan = plan_for([traces / name for name in NAMES], ("ada", "cleo"))
+    assert plan.attacks == attacks_on_views()
+    audit = assemble(plan, run_plan(plan, seed=0, jobs=2, progress=Progress()))
+    page = folder.write(tmp_path, audit).read_text()
+    found = {each.id: each for each in results.load(tmp_path).attacks}
+    assert found["gram"].findings  # the model is linear
+    assert found["labels"].inapplicable  # and has no classes
+    assert not audit.failed
+    assert audit.schemes == {"cgd": "CGD"}
+    assert audit.command is not None
+    assert audit.command.endswith("--coalition ada,cleo --seed 0")
+    for text in ("Confidential", "a run of trial", "ada, cleo pool their views and attack bob", "does not apply"):
+        assert text in page
+
+
+def test_plan_has_a_part_for_each_attack_on_views(traces: Path) -> None:
+    plan = plan_for([traces / "bob"])
+    assert plan.parts == tuple(TracePart((str(traces / "bob"),), (), each.id) for each in attacks_on_views())
+    assert all(part.run(0) for part in plan.parts)
+    assert "the worst case for bob: all others collude" in plan.source.about
+
+
+def test_incomplete_traces_are_rejected_before_the_work(traces: Path) -> None:
+    with pytest.raises(InputError, match="cleo"):
+        plan_for([traces / "ada", traces / "bob"], ("ada",))
+    with pytest.raises(InputError, match="recording.json"):
+        plan_for([traces])
+
+
+def test_function_in_a_trace_is_imported_only_if_the_user_names_it(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a rehearsal, one person gets the folders of all participants."""
+    monkeypatch.chdir(tmp_path)
+    source = "from pathlib import Path\nfrom torch.nn import Linear as network\nPath('imported').touch()\n"
+    (tmp_path / "audited_network.py").write_text(source)
+    given = shutil.copytree(traces / "bob", tmp_path / "bob")
+    content = json.loads((given / "recording.json").read_text())
+    content["model"] |= {"kind": "custom", "function": "audited_network:network"}
+    (given / "recording.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"names the function 'audited_network:network' .*--function audited_network:"):
+        plan_for([given])
+    assert not (tmp_path / "imported").exists()
+    plan = plan_for([given], function="audited_network:network")
+    assert plan.command(0).endswith("--function audited_network:network --seed 0")
+    assert plan.parts[0].run(0)
+    with pytest.raises(InputError, match="--function is 'json:dumps'; it is for recorded runs"):
+        plan_for([], function="json:dumps")

@@ -1,0 +1,206 @@
+"""A member that sends different statements to different members is identified before anything is revealed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+
+from cgd.errors import EquivocationError, RemoteProtocolError
+from cgd.secagg.certificates import Terms
+from cgd.secagg.codec import Frame, from_bytes, hello_content, ready_content
+from cgd.secagg.messages import (
+    NO_SIGNATURE,
+    Confirm,
+    Hello,
+    JournalPosition,
+    Message,
+    Ready,
+    SignedEvidence,
+    Subtotal,
+    Total,
+)
+from cgd.secagg.positions import PositionReport
+from cgd.secagg.statements import slot_of
+from support import dishonest
+from support.dishonest import ADVERSARY, DirectedSimulation, Program, federation_spec
+from support.wire import spec
+
+
+def check_equivocation_is_proved(simulation: DirectedSimulation) -> None:
+    for me in simulation.honest:
+        equivocation = simulation.programs[me].membership.equivocation
+        assert isinstance(equivocation, EquivocationError)
+        assert equivocation.peer == ADVERSARY
+
+
+def test_different_reports_are_proved_to_all_before_sharing() -> None:
+    simulation = DirectedSimulation()
+
+    def alter(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, JournalPosition) or to == "a":
+            return frame.message
+        report = PositionReport.from_bytes(frame.message.content)
+        position = replace(report.groups["everyone"], pending_reveal=bytes(32))
+        content = replace(report, groups={"everyone": position}).to_bytes()
+        signature = simulation.sign("standing", slot_of(report.view), content)
+        return replace(frame.message, content=content, signature=signature)
+
+    simulation.alter = alter
+    simulation.settle()
+    assert not simulation.observations.attempts
+    check_equivocation_is_proved(simulation)
+
+
+@pytest.mark.parametrize("changed", ["commitment", "head"])
+def test_different_ready_statements_are_proved_to_all_before_a_key_is_revealed(changed: str) -> None:
+    simulation = DirectedSimulation()
+
+    def alter(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Ready) or to == "a":
+            return frame.message
+        settings, commitment, terms = frame.message.spec, frame.message.commitment, frame.message.terms
+        if changed == "commitment":
+            commitment = bytes(32)
+        else:
+            terms = replace(Terms.from_bytes(terms), head=bytes(32)).to_bytes()
+        content = ready_content(settings, commitment, terms)
+        slot = slot_of(simulation.view, "everyone", frame.number)
+        return Ready(settings, commitment, terms, simulation.sign("ready", slot, content))
+
+    simulation.alter = alter
+    simulation.settle()
+    assert not simulation.observations.any_revealed()
+    check_equivocation_is_proved(simulation)
+
+
+def test_different_unsigned_ready_is_attributed_before_a_key_is_revealed() -> None:
+    simulation = DirectedSimulation()
+
+    def alter(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Ready) or to == "a":
+            return frame.message
+        return replace(frame.message, commitment=bytes(32), signature=NO_SIGNATURE)
+
+    simulation.alter = alter
+    simulation.settle()
+    assert not simulation.observations.any_revealed()
+    assert "c: sent a ready statement without a valid signature of its own" in str(simulation.programs["b"].stopped)
+    assert not any(simulation.programs[me].totals for me in simulation.honest)
+
+
+def test_unsigned_confirm_reveals_nothing() -> None:
+    simulation = DirectedSimulation()
+
+    def alter(to: str, frame: Frame) -> Message:
+        return replace(frame.message, signature=NO_SIGNATURE) if isinstance(frame.message, Confirm) else frame.message
+
+    simulation.alter = alter
+    simulation.settle()
+    assert not simulation.observations.any_revealed()
+    for me in simulation.honest:
+        assert "c: sent a confirm statement without a valid signature" in str(simulation.programs[me].stopped)
+
+
+def test_unreadable_terms_do_not_crash_members() -> None:
+    simulation = DirectedSimulation()
+
+    def alter(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Ready):
+            return frame.message
+        settings, commitment = frame.message.spec, frame.message.commitment
+        terms = b"[" * 4000  # a RecursionError in json
+        slot = slot_of(simulation.view, "everyone", frame.number)
+        signature = simulation.sign("ready", slot, ready_content(settings, commitment, terms))
+        return Ready(settings, commitment, terms, signature)
+
+    simulation.alter = alter
+    simulation.settle()
+    for me in simulation.honest:
+        assert "its terms cannot be read" in str(simulation.programs[me].stopped)
+
+
+def test_different_ephemeral_keys_are_attributed_by_all() -> None:
+    simulation = DirectedSimulation()
+    other = Program(ADVERSARY, simulation.federation_spec, 2).membership._hellos.ephemeral.public
+
+    def alter(to: str, frame: Frame) -> Message:
+        if not isinstance(frame.message, Hello) or to == "a":
+            return frame.message
+        hello = replace(frame.message, ephemeral=other)
+        slot = slot_of(other, "hello", hello.epoch)
+        return replace(hello, signature=simulation.sign("hello", slot, hello_content(hello)))
+
+    simulation.alter = alter
+    simulation.settle()
+    assert not simulation.observations.attempts
+    for me in simulation.honest:
+        membership = simulation.programs[me].membership
+        assert membership.waiting_for("everyone") == ("the same hello for all members", frozenset({ADVERSARY}))
+        assert "another ephemeral key than this member" in membership.suspected()[ADVERSARY]
+
+
+# Honest members are not accused.
+
+
+def test_forged_evidence_proves_nothing() -> None:
+    simulation = DirectedSimulation()
+    slot = slot_of(simulation.view, "everyone", 1)
+    forged = [("b", os.urandom(32), simulation.sign("ready", slot, each)) for each in (b"1", b"2")]
+    simulation.settle()
+    simulation.inject("a", bytes(16), SignedEvidence("ready", slot, tuple(forged)))
+    simulation.settle()
+    assert simulation.programs["a"].membership.equivocation is None
+
+
+def test_hellos_of_two_epochs_prove_nothing() -> None:
+    """An honest member that adopted a new epoch has signed two hellos with one ephemeral key."""
+    simulation = DirectedSimulation(honest=3, sums=1)
+    simulation.settle()
+    b = simulation.programs["b"].membership._hellos
+    hellos = [b.make_hello("a")]
+    simulation.programs["b"].membership.adopt(federation_spec(simulation.federation_spec.members, 2))
+    hellos.append(b.make_hello("a"))
+    statements = tuple(("b", sha256(hello_content(each)).digest(), each.signature) for each in hellos)
+    for slot in (slot_of(each.ephemeral, "hello", each.epoch) for each in hellos):
+        simulation.inject("a", bytes(16), SignedEvidence("hello", slot, statements))
+    simulation.settle()
+    assert simulation.programs["a"].membership.equivocation is None
+
+
+def test_recipient_of_a_wrong_subtotal_is_not_accused() -> None:
+    """With three members, the majority may be one honest member and the dishonest one."""
+    simulation = DirectedSimulation()
+
+    def alter(to: str, frame: Frame) -> Message:
+        if isinstance(frame.message, Subtotal) and to == "b":
+            return replace(frame.message, words=bytes(len(frame.message.words)))
+        return frame.message
+
+    simulation.alter = alter
+    simulation.settle()
+    for me in simulation.honest:
+        assert not simulation.errors[me]
+        assert not isinstance(simulation.programs[me].stopped, RemoteProtocolError)
+
+
+def test_recipient_of_a_forged_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dishonest aggregator answers one member at once, and sends the other no Ready."""
+    settings = replace(spec(dishonest.SIZE), opening="aggregator", aggregator=ADVERSARY)
+    monkeypatch.setattr(dishonest, "spec", lambda _: settings)
+    simulation = DirectedSimulation(sums=1)
+    simulation.alter = lambda to, frame: None if to == "b" and isinstance(frame.message, Ready) else frame.message
+    deliver = simulation.deliver
+
+    def answer_at_once(sender: str, to: str, data: bytes) -> None:
+        frame = from_bytes(data, sender)
+        if to == ADVERSARY and sender == "a" and isinstance(frame.message, Subtotal):
+            simulation.inject("a", frame.session, Total(0, bytes(4 * dishonest.SIZE)), frame.number)
+        deliver(sender, to, data)
+
+    monkeypatch.setattr(simulation, "deliver", answer_at_once)
+    simulation.settle()
+    for me in simulation.honest:
+        assert not isinstance(simulation.programs[me].stopped, RemoteProtocolError)

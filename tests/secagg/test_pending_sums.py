@@ -1,0 +1,117 @@
+"""Sums that a program refuses to take part in, and sums that it no longer waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from cgd.errors import LocalProtocolError, PeerAbortedError
+from cgd.secagg.messages import Reason, RevealKey
+from support.member_simulation import SIZE, MemberSimulation, addend, expected_total, totals_of
+from support.wire import spec
+
+# Refused sums.
+
+
+def test_refused_sum_fails_for_all_and_the_next_one_works() -> None:
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    simulation.programs["b"].group.refuse(Reason.RANGE)
+    failed = {me: simulation.programs[me].start(0) for me in "acd"}
+    simulation.exchange()
+    for each in failed.values():
+        assert isinstance(each.fault, PeerAbortedError)
+        assert each.fault.peer == "b"
+    pending = simulation.start_all()
+    simulation.exchange()
+    assert totals_of(pending) == {expected_total(0)}
+
+
+def test_refusal_before_the_view_change_is_sent_after_it() -> None:
+    simulation = MemberSimulation.idle()
+    simulation.programs["b"].group.refuse(Reason.STOPPED)
+    simulation.exchange()
+    failed = {me: simulation.programs[me].start(0) for me in "acd"}
+    simulation.exchange()
+    for each in failed.values():
+        assert isinstance(each.fault, PeerAbortedError)
+        assert each.fault.peer == "b"
+    pending = simulation.start_all()
+    simulation.exchange()
+    assert totals_of(pending) == {expected_total(0)}
+
+
+def test_refusal_of_a_sum_in_the_journal_is_not_sent() -> None:
+    simulation = MemberSimulation.idle({"a": 1, "c": 1, "d": 1})
+    simulation.programs["b"].group.refuse(Reason.STOPPED)
+    simulation.exchange()
+    for me in "acd":
+        simulation.programs[me].group.next_index = 1
+    assert simulation.exchange() == []
+    first = simulation.start_all(1)["b"]
+    assert totals_of({"b": first}) == {expected_total(0)}
+    second = simulation.programs["b"].start(1)
+    simulation.exchange()
+    assert totals_of({"b": second}) == {expected_total(1)}
+
+
+# Abandoned sums.
+
+
+@pytest.mark.parametrize("finished_before", [False, True])
+def test_abandoned_sum_is_returned_by_the_next_start(finished_before: bool) -> None:
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    pending = simulation.start_all()
+    group = simulation.programs["a"].group
+    if finished_before:
+        simulation.exchange()
+    group.abandon()
+    simulation.exchange()
+    assert all(each.total is not None for each in pending.values())
+    assert (len(group.journal), group.next_index) == (1, 0)
+    again = simulation.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert totals_of({"a": again}) == {expected_total(0)}
+    assert (len(group.journal), group.next_index) == (1, 1)
+
+
+def test_abandoned_sum_that_others_finished_is_returned_by_the_next_start() -> None:
+    """Its total comes with the journal of another member, while our program does not wait."""
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    simulation.start_all()
+    simulation.exchange(lambda _, to, message: None if to == "a" and isinstance(message, RevealKey) else message)
+    assert simulation.finished() == {"a": 0, "b": 1, "c": 1, "d": 1}
+    group = simulation.programs["a"].group
+    group.abandon()
+    simulation.kill("b", keep=True)
+    simulation.exchange()
+    assert (len(group.journal), group.next_index) == (1, 0)
+    again = simulation.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert totals_of({"a": again}) == {expected_total(0)}
+    assert (len(group.journal), group.next_index) == (1, 1)
+
+
+def test_abandoned_sum_keeps_its_addend_in_the_next_view() -> None:
+    """The values may have changed since."""
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    values = addend("a", 0)
+    simulation.programs["a"].membership.start("everyone", spec(SIZE), values.copy, 1)
+    simulation.programs["a"].group.abandon()
+    values[:] = 0
+    simulation.kill("b", keep=False)
+    simulation.exchange()
+    for me in "bcd":
+        simulation.programs[me].start(0)
+    simulation.exchange()
+    assert bytes(simulation.programs["c"].group.journal.entries[0].words or b"") == expected_total(0)
+
+
+def test_other_sum_cannot_start_while_an_abandoned_one_runs() -> None:
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    program = simulation.programs["a"]
+    program.start(0)
+    program.group.abandon()
+    with pytest.raises(LocalProtocolError, match="a sum is still running"):
+        program.membership.start("everyone", spec(SIZE + 1), lambda: addend("a", 0), 1)

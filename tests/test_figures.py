@@ -1,0 +1,213 @@
+"""Figures in the README and the docs agree with the stored results.
+
+A page's sentence is built here from the results and must occur in the page, word for word. Results are made by the
+commands that the pages name: `make demo-results`, `make table-results`, `make audit-results`, `cgd reproduce`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cgd.audit import results, verdicts
+from cgd.experiments.demo import DemoSettings, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cgd.audit.verdicts import Verdict
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+# Everything that looks like a measured figure: a percentage, or a number with decimals.
+FIGURE = re.compile(r"\d+(?:\.\d+)? %|\d+\.\d+")
+# Numbers with decimals that are not measured.
+NOT_MEASURED = {"3.11": "a version of Python", "2.0": "a licence", "2104.13050": "the paper's number"}
+
+
+def load(path: str) -> Any:
+    return json.loads((RESULTS / path).read_text())
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def last_accuracies(run: str) -> list[float]:
+    (path,) = (RESULTS / "paper").glob(f"{run}-*.json")
+    return list(json.loads(path.read_text())["history"]["evaluations"][-1]["accuracy"])
+
+
+def demo() -> str:
+    result = load("demo.json")
+    participants = result["participants"]
+    sizes = [each["samples"] for each in participants]
+    alone, confined = (
+        percent(mean(each[kind]["accuracy"][-1] for each in participants)) for kind in ("alone", "confined")
+    )
+    return (
+        f"The demo's five hospitals have {max(sizes)} to {min(sizes)} records. Trained alone, their models reach "
+        f"{alone} on held-out records on average; the confined models reach {confined}, and a model of all data pooled "
+        f"reaches {percent(result['pooled']['accuracy'][-1])}."
+    )
+
+
+def adult() -> str:
+    splits = load("tables/results.json")["adult, one hidden layer of 32"]
+    sizes = list(splits[0]["records"].values())
+    smallest = min(splits[0]["records"], key=splits[0]["records"].get)
+    confined = [each["auc"] for split in splits for each in split["confined"].values()]
+    alone = [split["alone"][smallest]["auc"] for split in splits]
+    (pooled,) = {f"{split['pooled']['auc']:.3f}" for split in splits}
+    assert len(splits) == 3
+    return (
+        f"On UCI Adult, divided among five offices with {max(sizes):,} to {min(sizes)} records, the confined networks "
+        f"reach an AUC of {min(confined):.3f} to {max(confined):.3f} over three random divisions, a network on all "
+        f"records pooled {pooled}, the smallest office alone {min(alone):.3f} to {max(alone):.3f} "
+        "(`make table-results`)."
+    )
+
+
+def mnist() -> str:
+    confined, (centralised,) = last_accuracies("mnist-cgd-1000x1-d0.1-t2000"), last_accuracies("mnist-centralised")
+    assert len(confined) == 10
+    return (
+        "On MNIST with 1000 participants of 60 images each, ten sampled confined models reach "
+        f"{percent(mean(confined))} on average (the paper: 93.8 %), one centralised model {percent(centralised)} "
+        "(97.5 %)"
+    )
+
+
+def joint_grid() -> str:
+    joint, one_column = (last_accuracies(f"mnist-cgd-10x{grid}-d0.1-t2000") for grid in ("7-joint", "1"))
+    (centralised,) = last_accuracies("mnist-centralised")
+    assert len(joint) == len(one_column) == 10
+    return (
+        f"On MNIST in a `joint` grid of 10 × 7 participants, ten sampled confined models reach {percent(mean(joint))} "
+        f"on average; with the same rows and one column they reach {percent(mean(one_column))}. A centralised model "
+        f"reaches {percent(centralised)}."
+    )
+
+
+def verdicts_of(attack: str, setting: str) -> Iterator[Verdict]:
+    """Return the verdicts on CGD of all stored audits, with this text in the setting."""
+    for folder in sorted((RESULTS / "audit").iterdir()):
+        (found,) = (each for each in results.load(folder).attacks if each.id == attack)
+        yield from (row.cells["cgd"] for row in verdicts.rows(found) if setting in row.setting and "cgd" in row.cells)
+
+
+def joint_records() -> str:
+    assert {each.result.value for each in verdicts_of("joint", "60 records, 8 rounds, joint")} == {1.0}
+    return "`cgd audit` recovers 60 of 60 records of a row from 8 steps."
+
+
+def departure() -> str:
+    error = median(each.result.value for each in verdicts_of("dropout", "a step apart"))
+    return f"in `cgd audit` they give that participant's gradient with a relative error of {error:.2f}."
+
+
+def detectable_gap() -> str:
+    details = [each.result.detail for each in verdicts_of("simulator", "the protocol as it is")]
+    found = [re.search(r"over (\d+) runs .* a gap of ([\d.]+) .* probability ([\d.]+)", each) for each in details]
+    ((runs, gap, power),) = {each.groups() for each in found if each is not None}
+    return (
+        f"`cgd audit` repeats the comparison with {runs} runs, where a gap of {gap} would be detected with probability "
+        f"{power}."
+    )
+
+
+def displacement_as_model() -> str:
+    large, small = (
+        median(each.result.value for each in verdicts_of("theorem3", f"δ = {delta}")) for delta in (0.1, 0.02)
+    )
+    return (
+        "The relative error of a coalition that uses the displacement as the model depends on δ: its median is "
+        f"{large:.1f} at 0.1 and {small:.2f} at 0.02 (attack `theorem3`)."
+    )
+
+
+def organisations() -> str:
+    path = ROOT / "benchmarks" / "organisations.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sections = [
+        module.section(*name.split(", "), [module.SplitResult(**split) for split in splits])
+        for name, splits in load("tables/results.json").items()
+    ]
+    return " ".join("\n".join(sections).split())
+
+
+SENTENCES = {
+    "README.md": [demo, adult, mnist],
+    "docs/index.md": [mnist],
+    "docs/operations.md": [departure],
+    "docs/simulation.md": [joint_grid, joint_records],
+    "docs/tables.md": [organisations],
+    "docs/threat-model.md": [detectable_gap, displacement_as_model],
+}
+
+
+def text_of(page: str) -> str:
+    """The prose of a page on one line, without code."""
+    content = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return " ".join(content.split())
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"), [(page, sentence) for page, sentences in SENTENCES.items() for sentence in sentences]
+)
+def test_a_sentence_has_the_figures_of_the_kept_results(page: str, sentence: Any) -> None:
+    assert sentence() in text_of(page)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_figure_of_a_page_is_in_a_sentence_that_is_tested(page: str) -> None:
+    tested = " ".join(sentence() for sentence in SENTENCES[page])
+    figures = set(FIGURE.findall(text_of(page))) - NOT_MEASURED.keys()
+    assert figures
+    assert figures <= set(FIGURE.findall(tested)), "a figure without a stored result"
+
+
+def test_the_example_of_a_cell_is_that_of_the_first_audit() -> None:
+    verdict = next(verdicts_of("gram", "passive"))
+    assert f"```text\n{verdict.word}\n{verdict.figures}\n```" in (ROOT / "docs/audit.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "attack", "setting", "low", "high"),
+    [
+        ("about half of 200 records in 20 steps", "traps", "2 × 100 records, 20 rounds", 0.4, 0.6),
+        ("a quarter of 800 in 30", "traps", "2 × 400 records, 30 rounds", 0.2, 0.3),
+        ("Of a hundred each, it is still one or two", "records", "2 × 100 records", 0.005, 0.01),
+        ("with a relative error of about a tenth", "dropout", "a step apart", 0.05, 0.15),
+        ("a single later round gives records", "inversion", "round 41 alone, δ 0.02", 20, 60),
+        ("three rounds give records", "inversion", "3 rounds, δ 0.1", 20, 60),
+        ("nearly exactly by watching", "labels", "from biases", 0.0, 0.05),
+        ("exactly by steering", "labels", "steered", 0.0, 0.0),
+    ],
+)
+def test_words_of_the_threat_model_fit_the_audits(
+    words: str, attack: str, setting: str, low: float, high: float
+) -> None:
+    """The median over all draws is in the range that the words mean."""
+    assert words in text_of("docs/threat-model.md")
+    assert low <= median(each.result.value for each in verdicts_of(attack, setting)) <= high
+
+
+@pytest.mark.slow
+def test_the_demo_gives_the_kept_results_again() -> None:
+    kept, found = load("demo.json"), run(DemoSettings()).as_json()
+    for old, new in zip(kept["participants"], found["participants"], strict=True):
+        for kind in ("alone", "confined"):
+            assert new[kind]["accuracy"][-1] == pytest.approx(old[kind]["accuracy"][-1], abs=0.01)
+    assert found["pooled"]["accuracy"][-1] == pytest.approx(kept["pooled"]["accuracy"][-1], abs=0.01)
