@@ -252,6 +252,27 @@ def test_who_has_lost_everything_takes_over_what_all_others_hold_and_not_what_on
     assert world.programs["b"].ledger.states[0].content() == world.programs["a"].ledger.states[0].content()
 
 
+def test_a_state_that_only_one_member_has_is_not_taken_over_while_another_can_catch_up_without() -> None:
+    """The dishonest member alone has finished the last sum; a can finish it with its own state, b has lost its own."""
+    world = Directed(sums=2)
+    world.says = lambda _, frame: None if isinstance(frame.message, Unseal) and frame.number == 2 else frame.message
+    world.settle()
+    assert [len(totals) for totals in world.totals()] == [1, 1]
+    assert len(world.programs[LIAR].ledger) == 2
+    forged = Ledger.from_bytes(world.programs[LIAR].ledger.to_bytes())
+    forged.remember(0, 2, lambda: b"another displacement")
+    world.says = lambda _, frame: frame.message
+    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 0, forged))
+    world.replace("b", dishonest.Program("b", world.charter, 2))
+    world.settle()
+    assert len(world.programs["a"].totals) == 2
+    assert len(world.programs["b"].ledger) == 0  # a and c have different states
+    world.replace(LIAR, dishonest.Program(LIAR, world.charter, 2, Ledger()))
+    world.settle()
+    assert world.programs["b"].ledger.states[0].content() == world.programs["a"].ledger.states[0].content()
+    world.check_laws()
+
+
 def test_what_members_end_with_is_compared_after_the_last_step() -> None:
     world = Directed(sums=1)
     world.settle()

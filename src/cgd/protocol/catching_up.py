@@ -8,7 +8,7 @@ The rules:
    Whoever has fewer asks one that has more for what is missing.
 2. Who is ahead tells its states as well while somebody is behind, and again when they change: what a member takes over
    must be what *all* that are ahead have. A member that lacks the last sum only, and has shown its key in it, needs no
-   states.
+   states. It is waited for: until it has caught up, a dishonest member may be the only one that is ahead.
 3. What is given must be proved (`takeover.py`), and nobody's report may speak against it (`history.acceptable`).
    It must have been claimed in a first report: later ones only tell who has caught up. So all members know in time
    whether anything can be taken over in this view, or the next sum is run.
@@ -196,7 +196,7 @@ class CatchingUp:
         elif group.takeover is not None and group.takeover.claim == rows[group.takeover.holder]:
             self._consider(group)
         else:
-            self._ask_the_longest(group, {peer: row for peer, row in rows.items() if row.length == longest})
+            self._ask_the_longest(group, rows, longest)
 
     def _go_on(self, group: Group, rows: Mapping[PeerId, GroupRow]) -> None:
         """Nobody is ahead of us."""
@@ -209,12 +209,12 @@ class CatchingUp:
             group.current = True
             group.run(self._clock())
 
-    def _ask_the_longest(self, group: Group, holders: Mapping[PeerId, GroupRow]) -> None:
+    def _ask_the_longest(self, group: Group, rows: Mapping[PeerId, GroupRow], longest: int) -> None:
         """Ask one of those that are ahead of us."""
-        lacks = next(iter(holders.values())).length - len(group.ledger)
-        states = group.ledger.mark is None or lacks > 1
+        holders = {peer: row for peer, row in rows.items() if row.length == longest}
+        states = group.ledger.mark is None or longest - len(group.ledger) > 1
         told = {row.states for row in holders.values()}
-        if states and (None in told or len(told) > 1):
+        if states and (None in told or len(told) > 1 or _catches_up_without_states(rows, longest)):
             return  # not all have told their states, or they are not at the same step yet: they will be
         trusted = [peer for peer in holders if peer not in group.doubted]
         if trusted:
@@ -301,3 +301,8 @@ class CatchingUp:
                 if peer not in takeover.signers and (row.length, row.head) != (claim.length, claim.head)
             }
         return against
+
+
+def _catches_up_without_states(rows: Mapping[PeerId, GroupRow], longest: int) -> bool:
+    """Return whether a member lacks only the last sum, and has shown its key in it: it will report its own states."""
+    return any(row.length == longest - 1 and row.mark is not None for row in rows.values())
