@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def blocks(page: str, part: str) -> list[Block]:
     return found
 
 
-def matches(output: str, expected: str, varies: Mapping[str, tuple[int, int]]) -> bool:
+def matches(output: str, expected: str, varies: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> bool:
     """Return whether an output agrees with the one on the page; see the rules above."""
     numbers: list[str] = []
     found = re.fullmatch("".join(_line(line, varies, numbers) for line in expected.splitlines()), output)
