@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_KEY_PARTS = 64
@@ -143,7 +145,17 @@ def write_private(path: Path, content: bytes) -> None:
         ) from None
 
 
-def stamp(path: Path) -> tuple[int, int] | None:
+def watch(path: Path, stop: threading.Event, seconds: float) -> Iterator[None]:
+    """Yield once at the start and after every change of a file, until `stop` is set; look every `seconds`."""
+    last: tuple[int, int] | object = object()
+    while not stop.wait(seconds):
+        current = _stamp(path)
+        if current != last:
+            last = current
+            yield
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
     """Return the modification time and the size of a file, which change when the file does; None if it is missing."""
     with contextlib.suppress(OSError):
         status = path.stat()

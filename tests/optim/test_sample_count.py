@@ -105,15 +105,16 @@ def test_gradient_of_a_small_member_may_vanish_once_its_weight_was_accepted() ->
             training.step(gradient)
         return copy.deepcopy(training.optimizer.state_dict())
 
-    def restarted(peers: Peers, samples: int, state: dict[str, Any]) -> None:
+    def restarted(peers: Peers, samples: int, state: dict[str, Any]) -> int:
         training = ScriptedGradients(peers, samples)
         training.optimizer.load_state_dict(state)
         training.step(1e-7)
+        return int(training.optimizer.param_groups[0]["steps"])
 
     with cgd.local_peers(3) as members:
         states = members.run(work, [6, 230, 200])
     with cgd.local_peers(3) as members:
-        members.run(restarted, [6, 230, 200], states)
+        assert members.run(restarted, [6, 230, 200], states) == [4, 4, 4]
 
 
 def test_weight_that_was_rejected_is_rejected_again() -> None:

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cgd.errors import InputError
+from cgd.errors import CGDError, InputError
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys, find_key
-from cgd.files import stamp
+from cgd.files import watch
 from cgd.transport.addresses import listening_address
 from cgd.transport.hub import Hub
 
@@ -78,15 +78,10 @@ class FederationHub:
 
     def _watch(self) -> None:
         """Reload the federation file when it changes."""
-        last = None
-        while not self._stop.wait(WATCH_SECONDS):
-            current = stamp(self.path)
-            if current == last:
-                continue
-            last = current
+        for _ in watch(self.path, self._stop, WATCH_SECONDS):
             try:
                 self._adopt(Federation.load(self.path))
-            except InputError as error:
+            except CGDError as error:  # the thread must survive any error, to read the next version
                 log.warning("the changed federation file is not used: %s", error, extra={"event": "file"})
 
     def _adopt(self, new: Federation) -> None:

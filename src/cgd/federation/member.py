@@ -13,7 +13,7 @@ from cgd.errors import CGDError, InputError, MembershipError
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys, find_key
 from cgd.federation.state import StateFolder
-from cgd.files import stamp
+from cgd.files import watch
 from cgd.peers import Peers
 from cgd.secagg.membership import Membership
 from cgd.transport.addresses import host_and_port
@@ -158,12 +158,7 @@ class FederationMember:
 
     def _watch(self) -> None:
         """Adopt a new epoch of the federation file when the operator changes the file."""
-        last = None  # the file may have changed since it was loaded, so it is read again at once
-        while not self._stop.wait(WATCH_SECONDS):
-            current = stamp(self.path)
-            if current == last:
-                continue
-            last = current
+        for _ in watch(self.path, self._stop, WATCH_SECONDS):  # the file may have changed since it was loaded
             try:
                 self._adopt(Federation.load(self.path))
             except MembershipError as error:

@@ -50,7 +50,7 @@ class PendingSum:
 
     @property
     def done(self) -> bool:
-        """Whether the sum is finished or has failed."""
+        """True if the sum is finished or has failed."""
         return self.total is not None or self.fault is not None
 
 
@@ -90,12 +90,12 @@ class Group:
 
     @property
     def next_in_journal(self) -> bool:
-        """Whether our program's next sum is in the journal."""
+        """True if our program's next sum is in the journal."""
         return self.next_index < len(self.journal)
 
     @property
     def next_sum_known(self) -> bool:
-        """Whether it is known if our program's next sum is in the journal or has to run."""
+        """True if it is known whether our program's next sum is in the journal or has to run."""
         return self.up_to_date or self.next_in_journal
 
     @property

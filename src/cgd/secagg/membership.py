@@ -180,7 +180,7 @@ class Membership:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether all our journals are known to be as long as any member's."""
+        """True if all our journals are known to be as long as any member's."""
         return all(group.up_to_date for group in self._groups.values())
 
     def send_goodbye(self, done: bool) -> None:
@@ -202,7 +202,7 @@ class Membership:
 
     @property
     def all_done(self) -> bool:
-        """Whether the programs of all other members are done."""
+        """True if the programs of all other members are done."""
         return all(map(self.left, self.others))
 
     def state_saved(self) -> None:

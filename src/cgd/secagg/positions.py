@@ -143,7 +143,7 @@ class PositionReports:
 
     @property
     def agreed(self) -> bool:
-        """Whether all members have the first reports of all members, and the same ones."""
+        """True if all members have the first reports of all members, and the same ones."""
         return len(self.gathered) == len(self._federation_spec.members) and not self.differing
 
     @property

@@ -126,7 +126,7 @@ class SecureSum:
         self.number = number
         self.state = State.IDLE
         self.revealed = False
-        """Whether our key may have been sent: from then on others may know the total, and a fault cannot be undone."""
+        """True if our key may have been sent: from then on others may know the total, and a fault cannot be undone."""
         self.agreement = SumAgreement(me, self.members, number, statement_signer or StatementSigner())
         """The statements of all members about this sum."""
         self._fault: ProtocolError | None = None

@@ -157,12 +157,12 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """Whether a sum is running."""
+        """True if a sum is running."""
         return self._sum is not None and self._sum.state not in (State.FINISHED, State.FAILED)
 
     @property
     def finished(self) -> bool:
-        """Whether the latest sum is finished."""
+        """True if the latest sum is finished."""
         return self._sum is not None and self._sum.state is State.FINISHED
 
     @property
