@@ -21,7 +21,7 @@ from rich.table import Table
 
 from cgd import FixedPoint
 from cgd.secagg.codec import Frame, to_bytes
-from cgd.secagg.masking import KEY_BYTES, PairwiseMasks, add_self_mask, remove_self_masks
+from cgd.secagg.masking import KEY_BYTES, PairwiseMasks, add_self_mask, remove_self_masks, uniform_words
 from cgd.secagg.messages import (
     MASKINGS,
     SELF_MASK_KEY_BYTES,
@@ -33,8 +33,7 @@ from cgd.secagg.messages import (
     SumSpec,
     Total,
 )
-from cgd.secagg.partition import parts, slices
-from cgd.secagg.secret_sharing import uniform_words
+from cgd.secagg.reduction import parts, slices
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
 

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from cgd.optim.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
     from cgd.peers import Peers as Peers
     from cgd.secagg.fixed_point import FixedPoint as FixedPoint
-    from cgd.secagg.secret_sharing import reconstruct as reconstruct
-    from cgd.secagg.secret_sharing import split as split
+    from cgd.secagg.masking import reconstruct as reconstruct
+    from cgd.secagg.masking import split as split
     from cgd.simulation.module_engine import Ring as Ring
     from cgd.simulation.population import participant_seed as participant_seed
     from cgd.simulation.result import Evaluation as Evaluation

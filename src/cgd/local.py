@@ -14,7 +14,7 @@ from cgd.errors import ClosedError, InputError, PeerAbortedError, PeerLeftError
 from cgd.peers import Peers, SumSettings
 from cgd.secagg.masking import KEY_BYTES
 from cgd.secagg.messages import SESSION_BYTES, Masking, Opening, PeerId
-from cgd.secagg.partition import check_members
+from cgd.secagg.reduction import check_members
 from cgd.secagg.session import Session
 from cgd.transport.driver import FLUSH_SECONDS, SessionDriver, Traffic
 from cgd.transport.memory import connect

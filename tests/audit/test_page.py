@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from cgd.audit import folder
+from cgd.audit import report
 from support import audits
 from support.pages import INJECTION, Page
 
@@ -21,7 +21,7 @@ EXAMPLES: list[dict[str, Any]] = [{}, {"kind": "recording"}, {"failed_control": 
 
 
 def page(where: Path, audit: Audit, content: dict[str, Any] | None = None) -> str:
-    return folder.write_page(audits.write(where, audit, content)).read_text()
+    return report.write_page(audits.write(where, audit, content)).read_text()
 
 
 @pytest.mark.parametrize("options", EXAMPLES)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cgd.audit.folder import write_page
+from cgd.audit.report import write_page
 from support import audits
 from support.browser import CONTRAST, OVERFLOWS, THEMES, WIDTHS, needs_browser, open_page, requests, start_browser
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cgd.audit import folder, results
-from cgd.audit.page import render
+from cgd.audit import report, results
+from cgd.audit.report import render_page
 from cgd.audit.runner import PartResult
 from cgd.errors import InputError
 from support import audits
@@ -29,7 +29,7 @@ def json_paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def test_written_audit_is_read_back(tmp_path: Path) -> None:
     audit = audits.example()
-    page = folder.write(tmp_path / "there", audit)
+    page = report.write(tmp_path / "there", audit)
     assert results.load_with_pictures(tmp_path / "there") == audit
     assert page.name == "audit.html"
     files = [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
@@ -92,7 +92,7 @@ def test_damaged_file_is_rejected_or_rendered(data: st.DataObject, tmp_path: Pat
     except InputError as error:
         assert str(tmp_path) in str(error)
     else:
-        assert render(read).startswith("<!DOCTYPE html>")
+        assert render_page(read).startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_missing_or_invalid_picture_is_rejected(tmp_path: Path) -> None:
     first = "pictures/records-1-recovered.png"
     (tmp_path / first).write_text("GIF89a")
     with pytest.raises(InputError, match="not a PNG"):
-        folder.write_page(tmp_path)
+        report.write_page(tmp_path)
     (tmp_path / first).unlink()
     with pytest.raises(InputError, match=f"{first} is damaged: it cannot be read"):
-        folder.write_page(tmp_path)
+        report.write_page(tmp_path)
 
 
 def test_data_uri_in_the_file_is_rejected(tmp_path: Path) -> None:
@@ -153,16 +153,16 @@ def test_data_uri_in_the_file_is_rejected(tmp_path: Path) -> None:
     audits.write(tmp_path, audit, content)
     with pytest.raises(InputError, match="is damaged: it cannot be read"):
         results.load_with_pictures(tmp_path)
-    folder.write(tmp_path, audit)
+    report.write(tmp_path, audit)
     assert results.load_with_pictures(tmp_path) == audit
 
 
 def test_only_an_audit_is_replaced(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    folder.write(there, audits.example())
+    report.write(there, audits.example())
     (there / "notes.txt").write_text("mine")
     audit = audits.example(complete=False)
-    folder.write(there, audit)
+    report.write(there, audit)
     assert results.load_with_pictures(there) == audit
     # The pictures of the former audit are removed, the user's own file is not.
     assert sorted(path.name for path in (there / "pictures").iterdir()) == [
@@ -175,19 +175,19 @@ def test_only_an_audit_is_replaced(tmp_path: Path) -> None:
         other.mkdir()
         (other / foreign).write_text("{}")
         with pytest.raises(InputError, match="holds no audit"):
-            folder.check(other)
+            report.check(other)
         with pytest.raises(InputError, match="holds no audit"):
-            folder.write(other, audit)
+            report.write(other, audit)
         assert [path.name for path in other.iterdir()] == [foreign]
 
 
 def test_check_of_the_folder_leaves_nothing_behind(tmp_path: Path) -> None:
-    folder.check(tmp_path / "deep" / "down")
+    report.check(tmp_path / "deep" / "down")
     (tmp_path / "empty").mkdir()
-    folder.check(tmp_path / "empty")
+    report.check(tmp_path / "empty")
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
-        folder.check(tmp_path / "file")
+        report.check(tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"):
-        folder.check(tmp_path / "file" / "below")
+        report.check(tmp_path / "file" / "below")

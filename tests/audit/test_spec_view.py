@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cgd.audit.spec_view import observed
+from cgd.audit.sources import observed
 from cgd.errors import InputError
 from cgd.experiments.spec import RunSpec
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgd.audit import folder, results
+from cgd.audit import report, results
 from cgd.audit.registry import attacks_on_views
 from cgd.audit.runner import run as run_plan
 from cgd.audit.sources import TracePart, plan_for
@@ -37,7 +37,7 @@ def test_recorded_run_is_attacked_and_its_page_is_confidential(traces: Path, tmp
     plan = plan_for([traces / name for name in NAMES], ("ada", "cleo"))
     assert plan.attacks == attacks_on_views()
     audit = assemble(plan, run_plan(plan, seed=0, jobs=2, progress=Progress()))
-    page = folder.write(tmp_path, audit).read_text()
+    page = report.write(tmp_path, audit).read_text()
     found = {each.id: each for each in results.load(tmp_path).attacks}
     assert found["gram"].findings  # the model is linear
     assert found["labels"].inapplicable  # and has no classes

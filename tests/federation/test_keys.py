@@ -14,7 +14,7 @@ import zmq
 from cgd import InputError
 from cgd.federation.keys import Keys, curve_key, decode_public_key, is_key, read_public_key
 from cgd.federation.participants import Participant
-from cgd.secagg.identity import PublicKeys
+from cgd.secagg.federation_spec import PublicKeys
 from cgd.transport.addresses import host_and_port
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 import cgd
 from cgd.errors import InputError
-from cgd.optim.best_checkpoint import BestCheckpoint
+from cgd.optim.recovery import BestCheckpoint
 from cgd.secagg.journal import OptimizerState
 from support.tabular import run_members
 

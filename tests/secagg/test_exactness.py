@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgd.errors import DisagreementError, LocalProtocolError, PeerAbortedError, PeerLeftError, RemoteProtocolError
-from cgd.secagg import partition
+from cgd.secagg import reduction
 from cgd.secagg.codec import from_bytes
 from cgd.secagg.messages import MASKINGS, OPENINGS, Confirm, RevealKey, Total
 from support.wire import MEMBER_OPENINGS, Network, random_secrets, ring_total, sessions, spec
@@ -32,7 +32,7 @@ seeds = st.integers(0, 2**32)
 def short_slices() -> Iterator[None]:
     """Cut vectors of a few elements into several slices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "SLICE_ELEMENTS", 3)
+        patch.setattr(reduction, "SLICE_ELEMENTS", 3)
         yield
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cgd.errors import CGDError, HubError, InputError, PeerAbortedError, ProtocolError, RemoteProtocolError
-from cgd.secagg import hub_aggregator, partition, reduction
+from cgd.secagg import hub_aggregator, reduction
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.hub_aggregator import HubAggregator
 from cgd.secagg.mac import TAGS
@@ -239,7 +239,7 @@ def test_hub_keeps_at_most_as_many_sums_as_members() -> None:
             deposit(bits=64, size=2),
             "p0: deposits 16 bytes of 64-bit words at 0, but others deposited 16 bytes of 32-bit words",
         ),
-        ("p0", deposit(start=9, size=partition.SLICE_ELEMENTS + 1), "more than a slice has"),
+        ("p0", deposit(start=9, size=reduction.SLICE_ELEMENTS + 1), "more than a slice has"),
     ],
 )
 def test_invalid_deposit_is_rejected(sender: str, message: Any, error_text: str) -> None:
@@ -267,7 +267,7 @@ def test_deposits_ahead_of_others_are_bounded() -> None:
 
 def test_members_deposit_a_bounded_number_of_slices_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (partition, "SLICE_ELEMENTS"),
+        (reduction, "SLICE_ELEMENTS"),
         (hub_aggregator, "SLICE_ELEMENTS"),
         (reduction, "MAX_SLICES_AHEAD"),
     ):

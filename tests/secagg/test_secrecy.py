@@ -20,7 +20,7 @@ from scipy import stats
 from cgd.secagg.codec import Frame, to_bytes
 from cgd.secagg.masking import PairwiseMasks, remove_self_masks
 from cgd.secagg.messages import MASKINGS, RevealKey, Share, Subtotal
-from cgd.secagg.partition import parts
+from cgd.secagg.reduction import parts
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
 from support.wire import MEMBER_OPENINGS, names, pair_keys, spec

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Collection
 
-    from cgd.secagg.identity import Identity
+    from cgd.secagg.federation_spec import Identity
     from cgd.secagg.membership import Membership
 
 Outgoing = tuple[str, bytes]

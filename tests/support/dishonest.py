@@ -38,8 +38,7 @@ from cgd.errors import (
 )
 from cgd.secagg import secure_sum
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.federation_spec import FederationSpec
-from cgd.secagg.identity import Identity
+from cgd.secagg.federation_spec import FederationSpec, Identity
 from cgd.secagg.journal import Journal, Step
 from cgd.secagg.masking import PairwiseMasks
 from cgd.secagg.membership import Membership

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from cgd.secagg import key_agreement, noise
-from cgd.secagg.identity import Identity, PublicKeys
+from cgd.secagg.federation_spec import Identity, PublicKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,12 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from cgd.secagg.identity import Identity
+from cgd.secagg.federation_spec import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cgd.secagg.identity import PublicKeys
+    from cgd.secagg.federation_spec import PublicKeys
 
 
 @cache

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import cgd
 from cgd.audit import results
-from cgd.audit.page import render as render_audit
+from cgd.audit.report import render_page
 from cgd.audit.trace_view import load, view_of
 from cgd.errors import CGDError
 from cgd.experiments import idx
@@ -113,7 +113,7 @@ def use_history(folder: Path) -> None:
 
 
 def use_audit(folder: Path) -> None:
-    render_audit(results.load_with_pictures(folder))
+    render_page(results.load_with_pictures(folder))
 
 
 def use_keys(folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgd.federation.data_schema import MISSING, Column, Data
-from cgd.tabular import csv_reader
+from cgd.tabular import readers
 from cgd.tabular.columns import Categorical, canonical
 from cgd.tabular.dataset import TabularDataset, dataset_from_frame, read_dataset
 
@@ -122,7 +122,7 @@ def test_table_in_memory_is_read_like_a_file(frame: Any) -> None:
 
 def test_batches_are_concatenated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks of a few lines, codes are the same in all blocks, and line numbers are those of the file."""
-    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 100)
     rows = [(number, "ABC"[number % 3], "yes" if number % 5 else "no") for number in range(200)]
     text = "age,ward,outcome\n" + "".join(f"{age},{ward},{outcome}\n" for age, ward, outcome in rows)
     records, _ = from_text(tmp_path, text)

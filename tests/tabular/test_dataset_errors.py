@@ -13,7 +13,7 @@ import pytest
 
 from cgd import InputError
 from cgd.federation.data_schema import Column, Data
-from cgd.tabular import csv_reader
+from cgd.tabular import readers
 from cgd.tabular.dataset import dataset_from_frame, read_dataset
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_row_of_another_length_is_located(tmp_path: Path, line: str, fields: str
 
 
 def test_row_of_another_length_late_in_a_file_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 100)
     assert "line 302: it has 2 fields" in refused_text(tmp_path, HEADER + "1,A,yes\n" * 300 + "1,A\n")
 
 

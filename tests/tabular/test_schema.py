@@ -16,7 +16,7 @@ from cgd.federation import config_edit
 from cgd.federation.config import Federation, Participant
 from cgd.federation.data_schema import MISSING, Data
 from cgd.federation.keys import Keys
-from cgd.tabular import csv_reader
+from cgd.tabular import readers
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.schema import suggest_schema
 
@@ -114,7 +114,7 @@ def test_parquet_gives_the_same_schema(tmp_path: Path) -> None:
 def test_small_blocks_give_the_same_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, table())
     whole = suggest_schema(path, "outcome")
-    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1000)
     assert suggest_schema(path, "outcome") == whole
 
 

@@ -68,7 +68,7 @@ def test_total_through_the_hub_equals_the_total_without_it(
 
 def test_sum_of_many_slices_equals_the_sum_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more slices than may be deposited ahead, so members have to wait for totals."""
-    monkeypatch.setattr("cgd.secagg.partition.SLICE_ELEMENTS", 64)
+    monkeypatch.setattr("cgd.secagg.reduction.SLICE_ELEMENTS", 64)
     monkeypatch.setattr("cgd.secagg.hub_aggregator.SLICE_ELEMENTS", 64)
     monkeypatch.setattr("cgd.secagg.reduction.MAX_SLICES_AHEAD", 4)
     monkeypatch.setattr("cgd.secagg.hub_aggregator.MAX_SLICES_AHEAD", 4)

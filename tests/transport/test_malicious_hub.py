@@ -11,7 +11,7 @@ import pytest
 
 from cgd.errors import HubError, PeerTimeoutError
 from cgd.peers import SumSettings
-from cgd.secagg import hub_aggregator, partition
+from cgd.secagg import hub_aggregator, reduction
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.hub_aggregator import HubAggregator
 from cgd.secagg.messages import HUB, Deposit, Total
@@ -258,7 +258,7 @@ def test_hub_that_swaps_groups_is_detected() -> None:
 
 
 def test_hub_that_swaps_slices_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (partition, hub_aggregator):
+    for module in (reduction, hub_aggregator):
         monkeypatch.setattr(module, "SLICE_ELEMENTS", 64)
     slices: dict[int, Buffer] = {}
 

@@ -25,7 +25,7 @@ import numpy as np
 from cgd.errors import InputError
 from cgd.secagg.masking import PairwiseMasks, remove_self_masks
 from cgd.secagg.messages import Confirm, Ready, RevealKey, Share, Subtotal, SumSpec, Total
-from cgd.secagg.partition import parts
+from cgd.secagg.reduction import parts
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
 

@@ -1,10 +1,16 @@
-"""Read the trace of a run, which `cgd.tabular.trace_writer` recorded: what one participant received and held."""
+"""Read the trace of a run, which `cgd.tabular.trace_writer` recorded: what one participant received and held.
+
+`replay` computes the displacement of every step from the opened sums, bit for bit, by the rule of the optimiser. A
+trace may lack the total of a step, if its participant was killed before it received the total. After the restart the
+members sent it the state after that step. The replay continues from there, and computes the missing total from the two
+states around it, up to their rounding.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,12 +18,13 @@ import safetensors
 import safetensors.torch
 import torch
 
-from cgd.audit.replay import replay
 from cgd.errors import InputError
 from cgd.federation.config import Training
 from cgd.federation.data_schema import Model
 from cgd.federation.toml_validation import at
 from cgd.json_files import convert, damaged_file, decode_json
+from cgd.optim.displacement import AdamRule, SGDRule
+from cgd.optim.lr_scheduler import inverse_square_factor
 from cgd.optim.origin import check_delta
 from cgd.peers import SumSettings
 from cgd.tabular.models import build, count_parameters
@@ -29,6 +36,88 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cgd.audit.schemes import Sample
+
+
+@dataclass(repr=False)
+class Replay:
+    """The result of a replay.
+
+    Attributes:
+        final: the last displacement.
+        displacements: the displacement after each number of steps, flat; zeros after 0 steps.
+        inferred: totals that were not recorded, computed from the states around them.
+    """
+
+    final: torch.Tensor
+    displacements: dict[int, torch.Tensor] = field(default_factory=dict)
+    inferred: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def replay(
+    training: Training,
+    parameters: int,
+    totals: Mapping[int, torch.Tensor],
+    states: Mapping[int, Mapping[str, torch.Tensor]],
+) -> Replay:
+    """Move the displacement by the totals.
+
+    Args:
+        training: the settings of the optimiser.
+        parameters: the number of parameters.
+        totals: the opened sums by the number of the step, from 0; some may be missing.
+        states: the displacement and the state of the optimiser after some numbers of steps.
+
+    Raises:
+        InputError: a state does not follow from the totals.
+    """
+    found = Replay(torch.zeros(parameters))
+    displacement, state, known = torch.zeros(parameters), dict[str, Any](), 0
+    for step in range(max((*totals, *states), default=-1) + 2):
+        if step in states:
+            after = _parse_state(states[step])
+            if known == step and not torch.equal(after["displacement"], displacement):
+                raise InputError(
+                    f"the displacement before step {step} does not follow from the recorded sums; the trace is "
+                    "damaged, or of two runs: record again"
+                )
+            if known == step - 1:
+                found.inferred[known] = _infer_total(_rule(training, known), displacement, state, after)
+            displacement, state, known = after.pop("displacement").clone(), after, step
+        if known != step:
+            continue
+        found.final = found.displacements[step] = displacement.clone()
+        if step in totals:
+            _rule(training, step).move(displacement, totals[step], state)
+            known += 1
+    return found
+
+
+def _rule(training: Training, step: int) -> SGDRule | AdamRule:
+    """Return the rule of a step, with its learning rate, as in `cgd.tabular.training`."""
+    lr = training.lr * inverse_square_factor(step, training.mu, training.steps) if training.mu else training.lr
+    return AdamRule(lr) if training.optimizer == "adam" else SGDRule(lr, training.momentum)
+
+
+def _parse_state(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    if "displacement" not in state:
+        raise InputError("a state of the trace has no displacement; it is damaged: record again")
+    return {key: tuple(each.tolist()) if key == "powers" else each for key, each in state.items()}
+
+
+def _infer_total(
+    rule: SGDRule | AdamRule, displacement: torch.Tensor, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return the total by which a rule moved from one state to the next."""
+    if isinstance(rule, AdamRule):
+        decayed = rule.betas[0] * before["mean"].double() if before else 0.0
+        total = (after["mean"].double() - decayed) / (1 - rule.betas[0])
+    elif rule.momentum:
+        decayed = rule.momentum * before["momentum_buffer"].double() if before else 0.0
+        total = after["momentum_buffer"].double() - decayed
+    else:
+        total = (displacement.double() - after["displacement"].double()) / rule.lr
+    inferred: torch.Tensor = total.to(displacement.dtype)
+    return inferred
 
 
 REMEDY = "record again"

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from cgd.audit.replay import replay
-from cgd.audit.trace_reader import Trace, load
+from cgd.audit.trace_reader import Trace, load, replay
 from cgd.audit.view import Colluder, Round, Truth, View, flat
 from cgd.errors import InputError
 from cgd.federation.toml_validation import at
@@ -31,9 +30,8 @@ from cgd.tabular.models import build
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cgd.audit.replay import Replay
     from cgd.audit.schemes import Sample
-    from cgd.audit.trace_reader import TraceStep
+    from cgd.audit.trace_reader import Replay, TraceStep
 
 __all__ = ["OTHERS", "Frames", "Trace", "WeightedCrossEntropy", "load", "view_of"]
 

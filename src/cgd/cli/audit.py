@@ -60,10 +60,10 @@ def audit(
     """
     from rich.console import Console
 
-    from cgd.audit import folder, results, runner, sources, table, verdicts
+    from cgd.audit import report, results, runner, sources, table, verdicts
 
     names = list(dict.fromkeys(name.strip() for name in coalition.split(",") if name.strip()))
-    folder.check(out)
+    report.check(out)
     whole = sources.plan_for(
         what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir, function=function
     )
@@ -76,7 +76,7 @@ def audit(
         typer.echo("cgd: interrupted before the first part was finished; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED)
     found = results.assemble(plan, finished, seed=seed, seconds=seconds, end=datetime.now(UTC))
-    page = folder.write(out, found)  # before the output, so that a closed terminal loses nothing
+    page = report.write(out, found)  # before the output, so that a closed terminal loses nothing
     console = Console()
     console.print(table.render(found), highlight=False)
     console.print(f"The page is {page}", soft_wrap=True, highlight=False)

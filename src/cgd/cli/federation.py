@@ -1,7 +1,8 @@
-"""Commands for operators: `cgd keygen` and `cgd federation`."""
+"""Commands for operators: `cgd keygen`, `cgd federation` and `cgd hub`."""
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cgd.cli.base import PEER_MISSING, app
+from cgd.cli.base import FAILED, INTERRUPTED, PEER_MISSING, app
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
+    from cgd.federation.hub_server import FederationHub
     from cgd.optim.grid import Cell
     from cgd.secagg.messages import Opening
     from cgd.transport.runtime import PeerReport
+
 
 federation_app = typer.Typer(help="Create, show, check and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
@@ -242,3 +247,81 @@ def _print_epoch(path: Path) -> None:
     names = ", ".join(sorted(federation.contacts))
     typer.echo(f"{path} has epoch {federation.epoch} now: {names}")
     typer.echo("Every participant in it must have the same file; running participants reload it automatically.")
+
+
+POLL_SECONDS = 0.2
+
+
+HubKeyFile = Annotated[
+    Path | None,
+    typer.Option(help="The hub's private key file (default: hub.key next to the federation file, or in this folder)."),
+]
+HubListen = Annotated[
+    str | None,
+    typer.Option(help="The address to bind, such as tcp://0.0.0.0:7000 (default: the port of the hub's address)."),
+]
+HubLog = Annotated[
+    Path | None,
+    typer.Option(help="Write events to this file, one JSON object a line (default: state/hub/events.jsonl)."),
+]
+
+
+@app.command()
+def hub(path: FederationFile, key: HubKeyFile = None, listen: HubListen = None, log: HubLog = None) -> None:
+    """Run the hub until Ctrl-C: it relays for participants that only dial out, and adds up masked values.
+
+    It needs no data and no participant's key. After a crash, start it again with the same command; the participants
+    continue.
+    """
+    from cgd.cli.display import log_events
+    from cgd.federation.hub_server import FederationHub
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    running = FederationHub(path, key=key, listen=listen)
+    try:
+        log_events(path.parent / "state" / "hub", log)
+        _watch(running)
+    except KeyboardInterrupt:
+        typer.echo("cgd: the hub has stopped; participants wait until it is restarted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        running.close()
+
+
+def _watch(running: FederationHub) -> None:
+    """Show which participants are connected, and log changes."""
+    import logging
+
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from cgd.cli.display import COLOURS, Live
+
+    class HubDisplay(Live):
+        """A table with a row for each participant."""
+
+        def render(self) -> Group:
+            federation, now = running.federation, time.monotonic()
+            title = f"{federation.name}, epoch {federation.epoch}, the hub"
+            table = Table("participant", "state", "latency", "relayed", "deposited", "lost", title=title)
+            for each in running.hub.report():
+                state = "here" if each.connected else "missing"
+                latency = f"{1000 * each.latency:.0f} ms" if each.latency is not None and each.connected else ""
+                counts = f"{each.relayed / 1e6:.1f} MB", f"{each.deposited / 1e6:.1f} MB", str(each.lost)
+                table.add_row(each.name, Text(state, style=COLOURS[state]), latency, *counts)
+            return Group(table, Text(f"{now - self._started:.0f} s"))
+
+    logger = logging.getLogger("cgd.hub")
+    logger.info("the hub is listening", extra={"event": "hub"})
+    states: dict[str, bool] = {}
+    with HubDisplay():
+        while running.hub.failure is None:
+            for each in running.hub.report():
+                if states.get(each.name) is not each.connected:
+                    states[each.name] = each.connected
+                    state = "here" if each.connected else "missing"
+                    extra = {"event": "peer", "peer": each.name, "state": state}
+                    logger.info("%s is %s", each.name, state, extra=extra)
+            time.sleep(POLL_SECONDS)
+    raise typer.Exit(FAILED)

@@ -173,8 +173,7 @@ def _prepare_table(
     record: Path | None,
 ) -> TabularRun:
     """Read and check the records and settings, and print notes about them."""
-    from cgd.tabular.privacy import early_privacy_warnings
-    from cgd.tabular.run import TabularRun
+    from cgd.tabular.run import TabularRun, early_privacy_warnings
     from cgd.tabular.trace_writer import bytes_per_parameter
 
     folder = out or federation.path.parent / "runs" / name

@@ -57,7 +57,6 @@ def demo(
     from rich.console import Console
 
     from cgd.experiments import demo as experiment
-    from cgd.experiments import demo_report
 
     settings = experiment.DemoSettings(dataset.value, participants, steps, seed)
     console = Console()
@@ -73,9 +72,9 @@ def demo(
     if json_file is not None:
         json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n")
         written.append(f"The results are in {json_file}")
-    demo_report.plot(result, plot_file)
-    console.print(demo_report.table(result))
-    console.print(demo_report.disclosure(result), highlight=False)
+    experiment.plot(result, plot_file)
+    console.print(experiment.table(result))
+    console.print(experiment.disclosure(result), highlight=False)
     console.print("\n".join(written), soft_wrap=True)
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.csv_writer import write_rows
 from cgd.errors import InputError
 from cgd.federation.data_schema import Column, Data
+from cgd.files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,7 +35,7 @@ from cgd.peers import SumSettings
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import HUB
-from cgd.secagg.partition import MIN_MEMBERS
+from cgd.secagg.reduction import MIN_MEMBERS
 from cgd.transport.connections import Contact
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from zmq.utils import z85
 from cgd.errors import InputError
 from cgd.federation.toml_validation import NAME, check_name
 from cgd.files import PRIVATE, create_text, parse_toml, replace_text
-from cgd.secagg.identity import Identity, PublicKeys
+from cgd.secagg.federation_spec import Identity, PublicKeys
 
 SEED_BYTES = 32
 HALF_CHARACTERS = 40

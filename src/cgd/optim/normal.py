@@ -24,7 +24,7 @@ KEY_BYTES = 32
 CHUNK = 1 << 14
 
 # Numerators and denominators, highest power first: of the central part, the tails and the far tails.
-# `cgd.simulation.normals` compiles the same coefficients.
+# `cgd.simulation.vectors` compiles the same coefficients.
 MIDDLE = (
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
      13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),

@@ -16,9 +16,19 @@ import numpy as np
 import torch
 
 from cgd.errors import CGDError, InputError, MembersChangedError, RangeError
-from cgd.optim import gradients, recovery, sample_count
-from cgd.optim.displacement import AdamRule, SGDRule, initial_state, place, reject_weight_decay, working_dtype
-from cgd.optim.gradients import trainable
+from cgd.optim import recovery, sample_count
+from cgd.optim.displacement import (
+    AdamRule,
+    SGDRule,
+    flatten_gradients,
+    initial_state,
+    locate_range_error,
+    place,
+    reject_weight_decay,
+    step_context,
+    trainable,
+    working_dtype,
+)
 from cgd.optim.origin import warn_if_unconfined
 from cgd.optim.privacy_warnings import RiskMonitor
 from cgd.optim.sample_count import NOT_COUNTED, SampleCountMismatchError
@@ -279,7 +289,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         with abort_on_error([peers]):
             sample_count.check(peers, self.samples, groups, epoch, self.records_digest)
             self._warn_if_unconfined(parameters)
-            vector = gradients.flatten_gradients(parameters)
+            vector = flatten_gradients(parameters)
             context = self._context(groups)
         if groups[0]["total_samples"] is None:
             counted = sample_count.count(peers, self.samples, step, epoch, addends, self.records_digest)
@@ -295,7 +305,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         try:
             total = peers.sum(vector, weight=weight, new_weight=new, context=context, step=step, epoch=epoch)
         except RangeError as error:
-            raise gradients.locate_range_error(error, self.param_groups, parameters) from None
+            raise locate_range_error(error, self.param_groups, parameters) from None
         self._used_weights[peers] = weight
         self._risk_monitor.after_sum(peers, groups[0], parameters, vector, total)
         pieces = torch.split(total, [each.numel() for each in parameters])
@@ -305,7 +315,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         }
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
-        return gradients.step_context(type(self).__name__, self._options, groups, self.state)
+        return step_context(type(self).__name__, self._options, groups, self.state)
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
         warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from cgd.secagg.partition import MIN_MEMBERS
+from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

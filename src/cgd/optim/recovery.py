@@ -2,6 +2,10 @@
 
 The state is what all members have in common: the displacement, the update rule's buffers (momentum), and how the
 samples were counted. The private origin is not part of it: a participant draws that again from its seed.
+
+Early stopping restores the model of an earlier step. `BestCheckpoint` stores the displacement of that step with the
+members, like an optimiser's state: a participant that was killed, or has lost everything except its key file, ends with
+the same model.
 """
 
 from __future__ import annotations
@@ -15,14 +19,16 @@ import safetensors.torch
 import torch
 
 from cgd.errors import InputError
-from cgd.optim.gradients import trainable
+from cgd.optim.displacement import place, trainable
 from cgd.secagg.journal import Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cgd.optim.optimizer import ConfinedOptimizer
     from cgd.peers import Peers
     from cgd.secagg.journal import OptimizerState
+
 
 _COUNTS = "counts"
 
@@ -127,11 +133,11 @@ def common_state(
 ) -> dict[str, torch.Tensor]:
     """Return the part of these parameters' state that is the same at every member."""
     tensors = {_COUNTS: torch.tensor(counted, dtype=torch.int64)}
-    for place, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters):
         for key, value in state[parameter].items():
             if key != "origin":
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
-                tensors[f"{place}.{key}"] = tensor
+                tensors[f"{index}.{key}"] = tensor
     return tensors
 
 
@@ -164,3 +170,78 @@ def restore(
             tuple_like = tensor.dtype == torch.float64 and key == "powers"
             state[parameter][key] = tuple(tensor.tolist()) if tuple_like else tensor.to(parameter.device)
     return {"total_samples": total_samples, "epoch": epoch, "pledges": commitments}
+
+
+class BestCheckpoint:
+    """The displacement of one earlier step of an optimiser.
+
+    Args:
+        optimizer: the optimiser; create the checkpoint before its first step, at every member.
+
+    Examples:
+        >>> import cgd, torch
+        >>> from cgd.optim.recovery import BestCheckpoint
+        >>> def train(peers):
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     cgd.confine(model)
+        ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=1.0, peers=peers, samples=1)
+        ...     best = BestCheckpoint(optimizer)
+        ...     for step in range(3):
+        ...         optimizer.zero_grad()
+        ...         model.weight.sum().backward()
+        ...         optimizer.step()
+        ...         if step == 1:
+        ...             best.save(step + 1)
+        ...     best.restore()
+        ...     return best.steps, (model.weight - optimizer.state[model.weight]["origin"]).round().item()
+        >>> with cgd.local_peers(3) as members:
+        ...     members.run(train)[0]
+        (2, -2.0)
+    """
+
+    def __init__(self, optimizer: ConfinedOptimizer) -> None:
+        self.steps = 0
+        """The number of steps after which the checkpoint was saved; 0 before the first `save`."""
+        self._optimizer = optimizer
+        self._groups: list[tuple[Peers, int, list[torch.Tensor]]] = [
+            (peers, peers.next_slot(), trainable(*groups)) for peers, groups in optimizer.groups_by_peers()
+        ]
+        self._displacements: dict[torch.Tensor, torch.Tensor] = {}
+        self._stored = [peers.recovery.load(slot) for peers, slot, _ in self._groups]
+
+    def save(self, steps: int) -> None:
+        """Save the current displacement, reached after `steps` steps, in place of the previous checkpoint.
+
+        While a restarted participant skips steps that were taken before, its displacement is already the newest one.
+        For such a step the checkpoint that the members have stored is used instead.
+        """
+        self.steps = steps
+        for (peers, slot, parameters), stored in zip(self._groups, self._stored, strict=True):
+            if stored is not None and stored.steps >= steps:
+                if stored.steps == steps:
+                    self._load(stored.content, parameters)
+                continue
+            displacements = [self._optimizer.state[each]["displacement"].clone() for each in parameters]
+            self._displacements |= dict(zip(parameters, displacements, strict=True))
+            peers.recovery.save(slot, steps, _to_bytes(displacements), fixed=True)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the model to the checkpoint. The optimiser does not change: call it after the last step."""
+        for parameter, displacement in self._displacements.items():
+            place(parameter, self._optimizer.state[parameter]["origin"], displacement)
+
+    def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
+        tensors = safetensors.torch.load(content)
+        for number, parameter in enumerate(parameters):
+            displacement = tensors.get(str(number))
+            if displacement is None or displacement.shape != parameter.shape:
+                raise InputError(
+                    "the best checkpoint that the members have stored does not fit this model; build the model that "
+                    "was trained before"
+                )
+            self._displacements[parameter] = displacement.to(parameter.device)
+
+
+def _to_bytes(displacements: list[torch.Tensor]) -> bytes:
+    return safetensors.torch.save({str(number): each.cpu().contiguous() for number, each in enumerate(displacements)})

@@ -177,7 +177,7 @@ class Outcome(Struct):
 
 
 class DisclosedSum(Struct):
-    """A kind of opened sums; see `cgd.tabular.privacy.disclosed_sums`."""
+    """A kind of opened sums; see `cgd.tabular.run.disclosed_sums`."""
 
     what: str
     to: str | None = None

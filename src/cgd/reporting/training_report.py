@@ -14,10 +14,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cgd.csv_writer import write_rows
 from cgd.federation.config import RENAMED
 from cgd.federation.toml_validation import with_new_keys
-from cgd.files import write_private
+from cgd.files import write_private, write_rows
 from cgd.reporting import charts
 from cgd.reporting.html import compact, decimals, figure, templates
 from cgd.reporting.run_file import ClassificationScores, RegressionScores, load_run

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.identity import PublicKeys
+    from cgd.secagg.federation_spec import PublicKeys
     from cgd.secagg.messages import Buffer, PeerId, SumSpec
     from cgd.secagg.positions import GroupPosition
 

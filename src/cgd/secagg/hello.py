@@ -15,8 +15,7 @@ from cgd.secagg.statements import slot_of, statement
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from cgd.secagg.federation_spec import FederationSpec
-    from cgd.secagg.identity import Identity
+    from cgd.secagg.federation_spec import FederationSpec, Identity
     from cgd.secagg.messages import PeerId
 
 MAX_INCARNATIONS = 10_000

@@ -21,8 +21,7 @@ from cgd.errors import RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.secagg.messages import Deposit, PeerId, Total
-from cgd.secagg.partition import SLICE_ELEMENTS
-from cgd.secagg.reduction import MAX_SLICES_AHEAD, as_bytes
+from cgd.secagg.reduction import MAX_SLICES_AHEAD, SLICE_ELEMENTS, as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError
 from cgd.secagg.certificates import extend_chain
 from cgd.secagg.journal import Journal, read_header, read_row
-from cgd.secagg.partition import MIN_MEMBERS
+from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from cgd.secagg.federation_spec import FederationSpec

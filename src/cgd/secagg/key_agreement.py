@@ -29,8 +29,7 @@ from cgd.secagg.masking import KEY_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cgd.secagg.federation_spec import FederationSpec
-    from cgd.secagg.identity import Identity
+    from cgd.secagg.federation_spec import FederationSpec, Identity
     from cgd.secagg.messages import PeerId
 
 

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import EquivocationError, LocalProtocolError, RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, kind_of_frame, session_of, to_bytes
-from cgd.secagg.departures import Departures
-from cgd.secagg.group import Group, PendingSum
+from cgd.secagg.group import Departures, Group, PendingSum
 from cgd.secagg.hello import HelloExchange
 from cgd.secagg.journal import Journal, Step
 from cgd.secagg.key_agreement import MembershipView
@@ -43,14 +42,14 @@ from cgd.secagg.messages import (
     JournalChunk,
     JournalPosition,
     JournalRequest,
+    Outbox,
     PositionsGathered,
     Ready,
     ResendRequest,
     SignedEvidence,
     Total,
 )
-from cgd.secagg.outbox import Outbox
-from cgd.secagg.partition import check_members
+from cgd.secagg.reduction import check_members
 from cgd.secagg.statements import StatementLog
 from cgd.secagg.view_change import ViewChange
 
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.federation_spec import FederationSpec
-    from cgd.secagg.identity import Identity
+    from cgd.secagg.federation_spec import FederationSpec, Identity
     from cgd.secagg.messages import Buffer, Message, PeerId, SumSpec
 
     EarlyReport = tuple[bytes, JournalPosition | PositionsGathered]

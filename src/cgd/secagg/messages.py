@@ -1,11 +1,19 @@
-"""The messages of the protocol: frozen dataclasses of plain data; `codec.py` encodes them."""
+"""The messages of the protocol: frozen dataclasses of plain data; `codec.py` encodes them.
+
+`Outbox` is the queue of outgoing messages.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
 
 PeerId = str
 """A member's name, unique in its session."""
@@ -265,3 +273,47 @@ MembershipMessage = (
     Hello | JournalPosition | PositionsGathered | SignedEvidence | JournalRequest | JournalChunk | Goodbye
 )
 Message = SumMessage | MembershipMessage | Deposit | ResendRequest
+
+
+Item = TypeVar("Item")
+
+
+class Outbox(Generic[Item]):
+    """Outgoing items with their recipients; the items of one recipient keep their order.
+
+    Examples:
+        >>> outbox = Outbox[str]()
+        >>> outbox.put("a", "first")
+        >>> outbox.put("b", "second")
+        >>> outbox.pop(blocked={"a"})
+        ('b', 'second')
+        >>> outbox.pop(blocked={"a"})
+        >>> outbox.pop()
+        ('a', 'first')
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[PeerId, Item]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, to: PeerId, item: Item) -> None:
+        """Append an item."""
+        self._queue.append((to, item))
+
+    def pop(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, Item] | None:
+        """Remove and return the first item whose recipient is not blocked; return None if there is none."""
+        for index, (to, item) in enumerate(self._queue):
+            if to not in blocked:
+                del self._queue[index]
+                return to, item
+        return None
+
+    def discard(self, condition: Callable[[PeerId, Item], bool]) -> None:
+        """Remove all items that meet a condition."""
+        self._queue = deque((to, item) for to, item in self._queue if not condition(to, item))
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self._queue.clear()

@@ -25,7 +25,7 @@ The rules:
 6. Every slice and every other message of a peer counts once; a duplicate has no effect. A message that an honest peer
    could not have sent yet is an error that names the peer.
 
-`states.py` defines the transitions and the expected messages, `partition.py` the members and parts. Vectors are sent in
+`states.py` defines the transitions and the expected messages, `reduction.py` the members and parts. Vectors are sent in
 slices, each made when it is pulled (`next_outgoing`) and added when it is received.
 """
 
@@ -49,13 +49,14 @@ from cgd.errors import (
     RemoteProtocolError,
 )
 from cgd.secagg.agreement import SumAgreement
-from cgd.secagg.masking import PairwiseMasks, add_self_mask, remove_self_masks
+from cgd.secagg.masking import PairwiseMasks, add_self_mask, remove_self_masks, uniform_words
 from cgd.secagg.messages import (
     HUB,
     SELF_MASK_KEY_BYTES,
     Abort,
     Confirm,
     Message,
+    Outbox,
     PeerId,
     Ready,
     Reason,
@@ -65,10 +66,7 @@ from cgd.secagg.messages import (
     SumSpec,
     Total,
 )
-from cgd.secagg.outbox import Outbox
-from cgd.secagg.partition import check_members, check_secret, slices
-from cgd.secagg.reduction import HubReduction, MemberReduction, add_slice, as_bytes
-from cgd.secagg.secret_sharing import uniform_words
+from cgd.secagg.reduction import HubReduction, MemberReduction, add_slice, as_bytes, check_members, check_secret, slices
 from cgd.secagg.statements import StatementSigner
 from cgd.secagg.states import EXPECTED, TRANSITIONS, Event, State
 

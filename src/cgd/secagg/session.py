@@ -30,9 +30,8 @@ from cgd.errors import (
 )
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.masking import PairwiseMasks
-from cgd.secagg.messages import HUB, Abort, Leave, Message, PeerId, Ready, Reason, SumSpec
-from cgd.secagg.outbox import Outbox
-from cgd.secagg.partition import check_members
+from cgd.secagg.messages import HUB, Abort, Leave, Message, Outbox, PeerId, Ready, Reason, SumSpec
+from cgd.secagg.reduction import check_members
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
 

@@ -19,7 +19,7 @@ from cgd.secagg.messages import NO_SIGNATURE, SignedEvidence
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cgd.secagg.identity import Identity, PublicKeys
+    from cgd.secagg.federation_spec import Identity, PublicKeys
     from cgd.secagg.messages import PeerId
 
     Kind = Literal["hello", "standing", "ready", "confirm"]

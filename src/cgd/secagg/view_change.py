@@ -33,9 +33,8 @@ from cgd.secagg.statements import StatementLog, StatementSigner
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cgd.secagg.federation_spec import FederationSpec
+    from cgd.secagg.federation_spec import FederationSpec, Identity
     from cgd.secagg.group import Group
-    from cgd.secagg.identity import Identity
     from cgd.secagg.key_agreement import EphemeralKey, MembershipView
     from cgd.secagg.messages import Message, PeerId, SignedEvidence
     from cgd.secagg.positions import GroupPosition

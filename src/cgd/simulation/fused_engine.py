@@ -21,8 +21,8 @@ from torch import nn
 from cgd.errors import InputError
 from cgd.optim.grid import Cell
 from cgd.simulation import kernels, vectors
-from cgd.simulation.normals import draw as draw_normals
 from cgd.simulation.population import as_labels
+from cgd.simulation.vectors import draw_normals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

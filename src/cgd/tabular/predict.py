@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cgd.csv_writer import write_rows
 from cgd.errors import InputError
+from cgd.files import write_rows
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.readers import open_table
 
@@ -58,7 +58,7 @@ class Predictions:
     notes: tuple[str, ...]
 
     def write(self, file: TextIO, target: str) -> None:
-        """Write ID, prediction and the probability of every class as CSV; see `csv_writer.py`."""
+        """Write ID, prediction and the probability of every class as CSV; see `files.py`."""
         write_rows(file, self._rows(target))
 
     def _rows(self, target: str) -> Iterator[list[str]]:

@@ -2,22 +2,221 @@
 
 A table has a header, yields the requested columns batch by batch, and returns the place of a row for messages. At most
 one batch of a file is in memory. A file that is not a table raises `InputError`.
+
+CSV files are plain or gzipped, in UTF-8, separated by commas, semicolons, tabs or bars. Arrow reads the file in blocks,
+every field as text. If Arrow fails, the file is read again line by line, to report the line that is wrong; this is slow
+and happens once. Arrow accepts a quote that is never closed: the rest of the file would become one field, and its
+records would be lost silently. Therefore quotes are counted, and the file is read again if their number is odd.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 
 from cgd.errors import InputError
-from cgd.tabular.csv_reader import CsvTable
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterator, Sequence
+
+
+DELIMITERS = (",", ";", "\t", "|")
+BLOCK_BYTES = 1 << 22  # also the maximum length of a line
+GZIP = b"\x1f\x8b"
+
+
+class CsvTable:
+    """A CSV file with a header.
+
+    Args:
+        path: the file.
+        wanted: names expected in the header; they decide between delimiters that also occur in names.
+        missing: texts to read as null.
+
+    Raises:
+        InputError: the file has no header, is not in UTF-8, or has no rows.
+    """
+
+    def __init__(self, path: Path, wanted: Collection[str], missing: Collection[str]) -> None:
+        self.title = str(path)
+        self._path, self._missing = path, tuple(missing)
+        with path.open("rb") as file:
+            self._gzipped = file.read(2) == GZIP
+        header, self._header_lines = self._header()
+        try:
+            splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
+        except csv.Error:
+            raise self._too_long(self._header_lines) from None
+        # `max` returns the first of equally good delimiters: the comma.
+        self._delimiter, self.names = max(splits, key=lambda pair: (len(set(wanted) & set(pair[1])), len(pair[1])))
+
+    def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
+        """See `Table`."""
+        # By position, because columns that are not read may share a name.
+        labels = [str(position) for position in range(len(self.names))]
+        include = [str(position) for position in positions]
+        try:
+            with self._bytes() as stream:
+                reader = pyarrow.csv.open_csv(
+                    pyarrow.PythonFile(stream, "r"),
+                    pyarrow.csv.ReadOptions(column_names=labels, skip_rows=self._header_lines, block_size=BLOCK_BYTES),
+                    pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                    pyarrow.csv.ConvertOptions(
+                        column_types=dict.fromkeys(include, pyarrow.string()),
+                        include_columns=include,
+                        null_values=self._missing,
+                        strings_can_be_null=True,
+                    ),
+                )
+                for batch in reader:
+                    yield batch.columns
+                if stream.quotes % 2:
+                    self._find_open_quote()
+        except (pyarrow.ArrowException, OSError, EOFError) as error:
+            self._find_fault()
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"{self.title} cannot be read as CSV ({reason}); export it again") from None
+
+    def locate(self, row: int) -> str:
+        """See `Table`."""
+        with self._lines() as lines:
+            rows = (line for line, fields in self._rows(lines) if fields)
+            for number, line in enumerate(rows, start=-1):  # the header is before row 0
+                if number == row:
+                    return f"line {line}"
+        return f"row {row + 1}"
+
+    def _header(self) -> tuple[str, int]:
+        """Return the header, and the number of lines up to its end: blank lines before it count, too."""
+        try:
+            with self._lines() as lines:
+                header, count = "", 0
+                for line in lines:
+                    header += line if header or line.strip() else ""
+                    count += 1
+                    if header and not header.count('"') % 2:
+                        break
+                rows = any(line.strip() for line in lines)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._damaged(error) from None
+        if not header:
+            raise InputError(f"{self.title} has blank lines only; a CSV file needs a header and a row for every record")
+        if _undecoded(header):
+            raise self._not_utf8(1)
+        if not rows:
+            raise InputError(f"{self.title} has a header and no rows; export it with its records")
+        return header, count
+
+    def _find_fault(self) -> None:
+        """Raise InputError for the first wrong line, if there is one."""
+        with self._lines() as lines:
+            for line, fields in self._rows(lines):
+                if fields and len(fields) != len(self.names):
+                    unclosed = "\n" in "".join(fields)
+                    raise InputError(
+                        f"{self.title}, line {line}: it has {_fields(len(fields))}, but the header has "
+                        f"{len(self.names)}; "
+                        + (
+                            "check whether a quote is not closed"
+                            if unclosed
+                            else "correct it: is a text with a delimiter"
+                        )
+                        + ("" if unclosed else f" ({self._delimiter!r}) not in quotes?")
+                    )
+                if any(_undecoded(field) for field in fields):
+                    raise self._not_utf8(line)
+                if sum(map(len, fields)) > BLOCK_BYTES:
+                    raise self._too_long(line)
+
+    def _find_open_quote(self) -> None:
+        """Raise InputError if the file ends within quotes; a quote in the middle of a text does not open any."""
+        with self._lines() as lines:
+            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            while True:
+                line = reader.line_num + 1
+                try:
+                    next(reader)
+                except StopIteration:
+                    return
+                except csv.Error:
+                    raise self._too_long(line) from None
+
+    def _rows(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+        """Yield every row, also blank ones, with the line where it begins, from 1."""
+        reader = csv.reader(lines, delimiter=self._delimiter)
+        while True:
+            line = reader.line_num + 1
+            try:
+                yield line, next(reader)
+            except StopIteration:
+                return
+            except csv.Error:
+                raise self._too_long(line) from None
+            except (OSError, EOFError, zlib.error) as error:
+                raise self._damaged(error) from None
+
+    @contextmanager
+    def _bytes(self) -> Iterator[_QuoteCounter]:
+        with pyarrow.input_stream(str(self._path), compression="gzip" if self._gzipped else None) as stream:
+            yield _QuoteCounter(stream)
+
+    @contextmanager
+    def _lines(self) -> Iterator[Iterator[str]]:
+        opening = gzip.open if self._gzipped else open
+        with opening(self._path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            yield text
+
+    def _not_utf8(self, line: int) -> InputError:
+        return InputError(
+            f"{self.title}, line {line}: it is not in UTF-8 (perhaps in Latin-1 or Windows-1252); save it as CSV "
+            "(UTF-8)"
+        )
+
+    def _damaged(self, error: Exception) -> InputError:
+        return InputError(f"{self.title} is damaged ({error}); copy or export it again")
+
+    def _too_long(self, line: int) -> InputError:
+        return InputError(f"{self.title}, line {line}: a quote is not closed, or a field is too long; correct it there")
+
+
+class _QuoteCounter:
+    """A binary stream that counts the quotes read from it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.quotes, self.closed = 0, False
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        data: bytes = self._stream.read(size)
+        self.quotes += data.count(b'"')
+        return data
+
+
+def _split(header: str, delimiter: str) -> list[str]:
+    lines = io.StringIO(header, newline="")  # unlike splitlines, does not split at a form feed or U+2028
+    fields = next(csv.reader(lines, delimiter=delimiter))
+    return [name.strip() for name in fields]
+
+
+def _undecoded(text: str) -> bool:
+    """Return whether the text has bytes that are not UTF-8, as `surrogateescape` keeps them."""
+    return any("\udc80" <= character <= "\udcff" for character in text)
+
+
+def _fields(count: int) -> str:
+    return f"{count} field{'' if count == 1 else 's'}"
+
 
 BATCH_ROWS = 1 << 16
 

@@ -7,6 +7,8 @@
     report.html                     everything on one page
 
 Only their owner can read them: they were made from private records.
+
+The module also states what a training discloses: the privacy warnings before it begins, and the sums in the report.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ import cgd
 from cgd.errors import InputError
 from cgd.files import write_private
 from cgd.optim.origin import check_delta
-from cgd.reporting.run_file import FILE, FORMAT, load_run
+from cgd.optim.privacy_warnings import FirstLayer, find_warnings
+from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
 from cgd.reporting.training_report import write_report
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.models import FUNCTION_ARGUMENTS
-from cgd.tabular.privacy import disclosed_sums
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.trace_writer import TraceWriter, check_recordable
@@ -41,11 +43,81 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.federation.config import Federation
+    from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.training import TrainingResult
 
     Say = Callable[[str], None]
+
+
+EVERYONE = "every participant"
+SAME_COLUMNS = "every participant that holds the same columns"
+
+
+def early_privacy_warnings(
+    federation: Federation, settings: TabularSettings, records: TabularDataset
+) -> tuple[PrivacyWarning, ...]:
+    """Return the privacy warnings that a participant's own records imply, before anything is sent.
+
+    The number of the network's inputs depends on the categories and missing values of all members, which are not known
+    yet. The minimum is used here, so every warning holds. The optimiser repeats them with all numbers after the records
+    are counted. There are no early warnings for a network of the user's own.
+    """
+    model = settings.model
+    if model.kind == "custom":
+        return ()
+    inputs = sum(max(1, len(column.categories)) for column in settings.own_columns)
+    # If the file does not list the classes, there are at least two.
+    outputs = 1 if settings.data.task == "regression" else max(2, len(settings.data.classes))
+    units = model.layers[0] if model.layers else outputs
+    relu = bool(model.layers) and model.activation == "relu"
+    members = federation.grid.rows if settings.vertical and federation.grid else len(federation.names)
+    layer = FirstLayer(inputs, units, relu=relu, only_layer=not model.layers)
+    return find_warnings(records.rows, layer, members=members)
+
+
+def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:
+    """Return the kinds of opened sums: content, recipients, number of sums, and numbers in each."""
+    statistics = SAME_COLUMNS if settings.vertical else EVERYONE
+    gradients = f"{EVERYONE} (the first layer's: {SAME_COLUMNS})" if settings.vertical else EVERYONE
+    parameters = sum(each.numel() for each in trained.network.parameters())
+    numbers = [each for each in settings.own_columns if each.type == "number"]
+    learned = [each.name for each in settings.own_columns if each.type == "category" and not each.categories]
+    counts = [len(each.categories) for each in trained.preprocessing.columns if isinstance(each, CategoryStats)]
+    what = "the sum of all gradients, weighted by the participants' numbers of records"
+    sums = [
+        DisclosedSum(what, gradients, trained.steps, parameters),
+        DisclosedSum("the total number of training records, again if the members change", EVERYONE, 1, 1),
+    ]
+    if numbers:
+        what = "of every number column: the number of values and of missing values, their mean and deviation"
+        sums.append(DisclosedSum(what, statistics, 1, 4 * len(numbers)))
+    if counts:
+        union = f", and the categories of {', '.join(learned)}" if learned else ""
+        what = f"of every category column: the number of records of each category{union}"
+        sums.append(DisclosedSum(what, statistics, 1, sum(counts)))
+    if learned:
+        what = "the sum of the participants' numbers of distinct categories"
+        sums.append(DisclosedSum(what, statistics, 1, 1))
+    if settings.data.task == "classification":
+        union = "" if settings.data.classes else ", and the classes"
+        what = f"the number of records of each class{union}"
+        sums.append(DisclosedSum(what, EVERYONE, 1, len(trained.preprocessing.classes)))
+        if not settings.data.classes:
+            what = "the sum of the participants' numbers of distinct classes"
+            sums.append(DisclosedSum(what, EVERYONE, 1, 1))
+    else:
+        sums.append(DisclosedSum("the number of values of the target, their mean and deviation", EVERYONE, 1, 3))
+    what = "the validation loss over all records, and the number of validation records"
+    sums.append(DisclosedSum(what, EVERYONE, len(trained.evaluations), 2))
+    if settings.vertical:
+        sums.append(DisclosedSum("whether the files of the row have the same IDs", "the row", 1, 0))
+        what = "the joint prediction of the row's models for each validation record"
+        sums.append(DisclosedSum(what, "the row", 1, trained.validation.rows * trained.preprocessing.outputs))
+    return sums
+
 
 RETRY_SECONDS = 10.0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError
-from cgd.secagg.partition import MIN_MEMBERS
+from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from cgd.federation.config import Federation, Training

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional
 
 from cgd.errors import DivergenceError, InputError
-from cgd.optim.best_checkpoint import BestCheckpoint
 from cgd.optim.lr_scheduler import InverseSquareLR
 from cgd.optim.optimizer import ConfinedAdam, ConfinedOptimizer, ConfinedSGD
 from cgd.optim.origin import confine
+from cgd.optim.recovery import BestCheckpoint
 from cgd.optim.vertical import first_layer_names
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split

@@ -26,10 +26,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from cgd.audit.embedded import participants, samples, split
-from cgd.audit.first_layer import gradient_rows, has_bias, limit_rows
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import Truth, unflat
+from cgd.audit.view import Truth, gradient_rows, has_bias, limit_rows, unflat
 from cgd.errors import InputError
 
 if TYPE_CHECKING:

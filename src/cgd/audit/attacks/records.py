@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgd.audit.embedded import digit_scenario, samples
-from cgd.audit.first_layer import gradient_rows, has_bias, limit_rows
 from cgd.audit.matching import draw, match, own_records, value_range
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import observe
-from cgd.audit.view import Truth
+from cgd.audit.view import Truth, gradient_rows, has_bias, limit_rows
 from cgd.errors import InputError
 
 if TYPE_CHECKING:

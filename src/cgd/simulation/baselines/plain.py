@@ -1,4 +1,8 @@
-"""Plain gradient descent: on the pooled data of all participants (centralised), or on one participant's (local)."""
+"""Baselines by plain gradient descent: centralised (on pooled data), local (on one participant's), and federated SGD.
+
+In federated SGD all participants hold the same model, which moves by the weighted sum of all gradients. That is CGD
+with one common origin, so it is simulated by the same code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 
     from cgd.simulation.baselines.settings import BaselineSettings
     from cgd.simulation.loop import TrainingLoop
-    from cgd.simulation.population import Loss
+    from cgd.simulation.population import Loss, Mode
+    from cgd.simulation.result import SimulationResult
 
 
 def centralised(settings: BaselineSettings) -> BaselineResult:
@@ -188,3 +193,23 @@ def _digests(tasks: dict[str, TrainingTask]) -> dict[str, str]:
         digest.update(task.y.contiguous().numpy().data)
         digests[name] = digest.hexdigest()[:16]
     return digests
+
+
+def federated_sgd(
+    settings: BaselineSettings, *, secure: bool = False, mode: Mode = "towers", accept: str = ""
+) -> SimulationResult:
+    """Train one common model on the data of all participants without moving the data.
+
+    Args:
+        settings: data, model and training settings.
+        secure: sum gradients by secure aggregation, in the fixed point of the ring, so that a server sees the sum only;
+            otherwise the server sees each participant's gradient.
+        mode: "towers" or "joint" for grids with several columns, see `cgd.optim.vertical`.
+        accept: `cgd.JOINT_REVEALS_RECORDS` if the mode is "joint", see `cgd.simulate`.
+
+    Returns:
+        The result of the simulation; all participants have the same model.
+    """
+    arithmetic: Literal["float", "ring"] = "ring" if secure else "float"
+    # All participants have the same model, so evaluating one is enough.
+    return settings.simulate(mode=mode, accept=accept, sample=1, arithmetic=arithmetic, common_origin=True)

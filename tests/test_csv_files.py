@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgd.csv_writer import escape_formula, write_rows
 from cgd.experiments.organisations import split
+from cgd.files import escape_formula, write_rows
 from cgd.tabular.predict import Predictions
 
 FORMULA = "=+-@\t\r\n＝＋－＠"
