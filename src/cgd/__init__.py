@@ -97,7 +97,7 @@ _NAMES = {
     "peers": ("Peers",),
     "tabular.model": ("ConfinedModel", "load_model"),
     "secagg.fixed_point": ("FixedPoint",),
-    "secagg.secret_sharing": ("reconstruct", "split"),
+    "secagg.masking": ("reconstruct", "split"),
     "simulation.result": ("Evaluation", "History", "SimulationResult", "Spread"),
     "simulation.module_engine": ("Ring",),
     "simulation.population": ("participant_seed",),
