@@ -11,9 +11,9 @@ import random
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from support import dishonest
-from support.adversary import Adversary, Outgoing
-from support.dishonest import ADVERSARY, Simulation
+from support import summing_program
+from support.adversary import ADVERSARY, Adversary, Outgoing
+from support.dishonest import Simulation
 from support.ideal import ideal_cryptography
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def one_input(data: bytes) -> None:
     """Run one schedule; raise an `InvariantError` if an invariant does not hold."""
     stream = random.Random(0)
     with ideal_cryptography(), patch("os.urandom", stream.randbytes):
-        dishonest._identity.cache_clear()
+        summing_program._identity.cache_clear()
         try:
             run(InputRandom(data[:MAX_INPUT_BYTES]))
         finally:
-            dishonest._identity.cache_clear()
+            summing_program._identity.cache_clear()
 
 
 def run(rng: InputRandom) -> None:

@@ -49,7 +49,7 @@ from cgd.tabular.model import ConfinedModel  # noqa: E402
 from cgd.tabular.models import build  # noqa: E402
 from cgd.tabular.preprocessing import Preprocessing  # noqa: E402
 from cgd.transport.link import Datagram, DatagramKind  # noqa: E402
-from support import dishonest, runs  # noqa: E402
+from support import runs, summing_program  # noqa: E402
 from support.dishonest import Simulation  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402
 from support.tabular import DATA, REGRESSION, SCHEMA, VERTICAL_SCHEMA  # noqa: E402
@@ -91,10 +91,10 @@ class RecordedSimulation(Simulation):
 def run_simulation(sums: int) -> RecordedSimulation:
     """Run a simulation of honest members, with the same bytes every time."""
     with ideal_cryptography(), patch("os.urandom", random.Random(0).randbytes):
-        dishonest._identity.cache_clear()
+        summing_program._identity.cache_clear()
         simulation = RecordedSimulation(0, sums)
         simulation.finish()
-        dishonest._identity.cache_clear()
+        summing_program._identity.cache_clear()
     return simulation
 
 

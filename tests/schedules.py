@@ -19,8 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from support.dishonest import InvariantError, Simulation  # noqa: E402
+from support.dishonest import Simulation  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402
+from support.observations import InvariantError  # noqa: E402
 
 PROGRESS = ROOT / "results" / "schedules.json"
 BLOCK = 500

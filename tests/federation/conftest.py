@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd import Cell
+from cgd.federation.keys import Keys
 from cgd.transport import runtime
 from support.in_process import InProcessFederation, new_federation, uninterrupted_results
 from support.programs import GRID, NAMES, Training
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEVER_SECONDS = 1e9
+
+
+@pytest.fixture(scope="module")
+def keys() -> Keys:
+    return Keys.generate("hospital-a")
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,11 @@ from cgd.secagg.journal import Journal
 from cgd.secagg.key_agreement import EphemeralKey, MembershipView, derive_pair_keys
 from cgd.secagg.messages import Goodbye, Hello, JournalChunk, JournalPosition, JournalRequest, Message, RevealKey
 from cgd.secagg.statements import slot_of
-from support import dishonest
-from support.dishonest import ADVERSARY, DirectedSimulation, Program, Simulation, federation_spec, withhold
+from support import summing_program
+from support.adversary import ADVERSARY
+from support.dishonest import DirectedSimulation, Simulation, withhold
 from support.ideal import ideal_cryptography
+from support.summing_program import Program, federation_spec
 
 SCHEDULES = 150
 
@@ -70,7 +72,7 @@ def test_pair_keys_depend_on_names_keys_and_view() -> None:
     ephemerals = {name: EphemeralKey() for name in members}
     keys = {name: ephemerals[name].public for name in members}
     view = MembershipView.of(held, keys)
-    a, b = dishonest._identity("a"), dishonest._identity("b")
+    a, b = summing_program._identity("a"), summing_program._identity("b")
     mine = derive_pair_keys("a", a, ephemerals["a"], "b", held, view)
     theirs = derive_pair_keys("b", b, ephemerals["b"], "a", held, view)
     assert (mine.mask_key, mine.own_tag, mine.peer_tag) == (theirs.mask_key, theirs.peer_tag, theirs.own_tag)
@@ -354,10 +356,10 @@ def test_repeated_journal_requests_do_not_fill_the_memory() -> None:
 @pytest.mark.parametrize("honest", [2, 3, 4])
 def test_invariants_hold_in_random_schedules(honest: int) -> None:
     with ideal_cryptography():
-        dishonest._identity.cache_clear()
+        summing_program._identity.cache_clear()
         for seed in range(SCHEDULES):
             Simulation(1_000_000 * honest + seed, honest).run(400)
-    dishonest._identity.cache_clear()
+    summing_program._identity.cache_clear()
 
 
 def test_invariants_hold_with_real_cryptography() -> None:

@@ -24,8 +24,10 @@ from cgd.secagg.messages import (
 )
 from cgd.secagg.positions import PositionReport
 from cgd.secagg.statements import slot_of
-from support import dishonest
-from support.dishonest import ADVERSARY, DirectedSimulation, Program, federation_spec
+from support import summing_program
+from support.adversary import ADVERSARY
+from support.dishonest import DirectedSimulation
+from support.summing_program import Program, federation_spec
 from support.wire import spec
 
 
@@ -188,8 +190,8 @@ def test_recipient_of_a_wrong_subtotal_is_not_accused() -> None:
 
 def test_recipient_of_a_forged_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dishonest aggregator answers one member at once, and sends the other no Ready."""
-    settings = replace(spec(dishonest.SIZE), opening="aggregator", aggregator=ADVERSARY)
-    monkeypatch.setattr(dishonest, "spec", lambda _: settings)
+    settings = replace(spec(summing_program.SIZE), opening="aggregator", aggregator=ADVERSARY)
+    monkeypatch.setattr(summing_program, "spec", lambda _: settings)
     simulation = DirectedSimulation(sums=1)
     simulation.alter = lambda to, frame: None if to == "b" and isinstance(frame.message, Ready) else frame.message
     deliver = simulation.deliver
@@ -197,7 +199,7 @@ def test_recipient_of_a_forged_total_is_not_accused(monkeypatch: pytest.MonkeyPa
     def answer_at_once(sender: str, to: str, data: bytes) -> None:
         frame = from_bytes(data, sender)
         if to == ADVERSARY and sender == "a" and isinstance(frame.message, Subtotal):
-            simulation.inject("a", frame.session, Total(0, bytes(4 * dishonest.SIZE)), frame.number)
+            simulation.inject("a", frame.session, Total(0, bytes(4 * summing_program.SIZE)), frame.number)
         deliver(sender, to, data)
 
     monkeypatch.setattr(simulation, "deliver", answer_at_once)

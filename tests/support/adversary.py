@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from cgd.secagg.federation_spec import Identity
     from cgd.secagg.membership import Membership
 
+ADVERSARY = "c"
 Outgoing = tuple[str, bytes]
 
 

@@ -16,14 +16,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
-
-import numpy as np
 
 from cgd.errors import (
     CGDError,
@@ -36,214 +31,25 @@ from cgd.errors import (
     RemoteProtocolError,
     SettingsError,
 )
-from cgd.secagg import secure_sum
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.federation_spec import FederationSpec, Identity
-from cgd.secagg.journal import Journal, Step
-from cgd.secagg.masking import PairwiseMasks
-from cgd.secagg.membership import Membership
+from cgd.secagg.journal import Journal
 from cgd.secagg.statements import statement
-from support.adversary import Adversary
-from support.wire import spec
+from support.adversary import ADVERSARY, Adversary
+from support.observations import InvariantError, Observations
+from support.summing_program import Program, _identity, federation_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy.typing as npt
+    from collections.abc import Callable
 
     from cgd.secagg.group import Group
     from cgd.secagg.messages import Message
-    from cgd.secagg.secure_sum import SecureSum
 
     Alter = Callable[[str, Frame], Message | None]  # recipient, frame of the dishonest member
 
-ADVERSARY = "c"
 HONEST = ("a", "b", "d", "e")
-SIZE = 3
 MAX_ROUNDS = 200
 # These errors state only that a sum failed, or that members differ: they accuse no member.
 NO_ACCUSATION = (PeerAbortedError, PeerLeftError, SettingsError, HubError)
-
-
-class InvariantError(AssertionError):
-    """An invariant does not hold."""
-
-
-@cache
-def _identity(name: str) -> Identity:
-    return Identity(sha256(f"agreement {name}".encode()).digest(), sha256(f"signing {name}".encode()).digest())
-
-
-def federation_spec(members: tuple[str, ...], epoch: int) -> FederationSpec:
-    keys = {name: _identity(name).public for name in members}
-    return FederationSpec("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", keys)
-
-
-def addend(member: str, index: int) -> npt.NDArray[Any]:
-    words = sha256(f"addend of {member} at {index}".encode()).digest()[: 4 * SIZE]
-    return np.frombuffer(words, dtype="<u4").copy()
-
-
-@dataclass
-class Observation:
-    """The contribution of an honest member to one attempt at a sum.
-
-    Attributes:
-        member: the name of the member.
-        members: the members of the sum.
-        index: the index of the sum in the journal.
-        addend: the digest of its addend.
-        masks: the key and position of the mask shared with each peer.
-        revealed: whether it has revealed its self-mask key.
-    """
-
-    member: str
-    members: tuple[str, ...]
-    index: int
-    addend: bytes
-    masks: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    revealed: bool = False
-
-
-class Observations:
-    """The dishonest member's observations of honest members' addends; `check` proves that the addends stay hidden.
-
-    An honest member h sends in an attempt x_h ± (one mask for each peer) + (its self-mask). The self-mask is secret
-    until h reveals its key. Suppose that
-    - masks that two honest members share are known to them alone,
-    - each such mask is used by the two once, in one attempt, one of them adding and the other subtracting it, and
-    - all attempts at one sum in which all honest members revealed their keys are over the same honest members with the
-      same addends.
-    Then for any other addends with the same sum there are other masks that give the same view: a pairwise mask is
-    uniform to the dishonest member, and the pairs of one attempt connect all its honest members. `check` checks these
-    suppositions on the masks that were really added.
-    """
-
-    def __init__(self) -> None:
-        self.attempts: dict[tuple[bytes, int], dict[str, Observation]] = {}
-        self.adversary_keys: set[bytes] = set()
-        """The mask keys that the dishonest member has."""
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record every sum of honest members."""
-        add_to, start, share, reveal = (
-            PairwiseMasks.add_to,
-            secure_sum.SecureSum.start,
-            secure_sum.SecureSum._share,
-            secure_sum.SecureSum._reveal,
-        )
-        current: list[Observation] = []
-
-        def recorded_start(this: SecureSum, settings: Any, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
-            if this.me != ADVERSARY and this._masks is not None:
-                index = int(terms.split(b",")[1])
-                digest = sha256(secret.data).digest()
-                this.observation = Observation(this.me, this.members, index, digest)  # type: ignore[attr-defined]
-            start(this, settings, secret, terms)
-
-        def recorded_share(this: SecureSum) -> None:
-            observation = getattr(this, "observation", None)
-            if observation is not None:
-                attempt = this.agreement._statement_signer.slot(0), this.number
-                self.attempts.setdefault(attempt, {})[this.me] = observation
-                current[:] = [observation]
-            share(this)
-            current.clear()
-
-        def recorded_add(this: PairwiseMasks, words: npt.NDArray[Any], position: int) -> None:
-            if this._me == ADVERSARY:
-                self.adversary_keys |= set(this._keys.values())
-            if current:
-                current[0].masks = {peer: (key, position) for peer, key in this._keys.items()}
-            add_to(this, words, position)
-
-        def recorded_reveal(this: SecureSum) -> None:
-            observation = getattr(this, "observation", None)
-            if observation is not None:
-                observation.revealed = True
-            reveal(this)
-
-        with (
-            patch.object(PairwiseMasks, "add_to", recorded_add),
-            patch.object(secure_sum.SecureSum, "start", recorded_start),
-            patch.object(secure_sum.SecureSum, "_share", recorded_share),
-            patch.object(secure_sum.SecureSum, "_reveal", recorded_reveal),
-        ):
-            yield
-
-    def any_revealed(self) -> bool:
-        """Return whether an honest member has revealed its key in any attempt."""
-        return any(each.revealed for attempt in self.attempts.values() for each in attempt.values())
-
-    def check(self) -> None:
-        """Check the suppositions of the proof.
-
-        Raises:
-            InvariantError: one does not hold.
-        """
-        used: dict[tuple[bytes, int], list[tuple[tuple[bytes, int], str, str]]] = {}
-        revealed: dict[int, set[tuple[tuple[str, bytes], ...]]] = {}
-        for attempt, observations in self.attempts.items():
-            for each in observations.values():
-                if len(set(each.masks.values())) != len(each.members) - 1:
-                    raise InvariantError(f"{each.member} used one mask for two peers, or omitted one")
-                for peer, mask in each.masks.items():
-                    used.setdefault(mask, []).append((attempt, each.member, peer))
-                    if peer != ADVERSARY and mask[0] in self.adversary_keys:
-                        raise InvariantError(f"the dishonest member has the mask of {each.member} and {peer}")
-            honest = {name for each in observations.values() for name in each.members} - {ADVERSARY}
-            if honest <= observations.keys() and all(observations[name].revealed for name in honest):
-                index = next(iter(observations.values())).index
-                addends = tuple(sorted((name, observations[name].addend) for name in honest))
-                revealed.setdefault(index, set()).add(addends)
-        for mask, uses in used.items():
-            if len({attempt for attempt, _, _ in uses}) > 1 or len({frozenset(pair) for _, *pair in uses}) > 1:
-                raise InvariantError(f"the mask {mask[0].hex()} was used more than once: {uses}")
-        for index, sets in revealed.items():
-            if len(sets) > 1:
-                raise InvariantError(f"sum {index} was revealed over different honest members or addends: {sets}")
-
-
-class Program:
-    """A participant's process: a membership, and a program that requests one sum after the other."""
-
-    def __init__(self, me: str, held: FederationSpec, sums: int, journal: Journal | None = None) -> None:
-        self.me, self.sums = me, sums
-        self.membership = Membership(me, _identity(me), held, {} if journal is None else {"everyone": journal})
-        self.saved = journal.to_bytes() if journal is not None else Journal().to_bytes()
-        self.membership.on_pending_reveal = lambda _: self.save()
-        self.totals: list[bytes] = []
-        self.stopped: CGDError | None = None
-
-    @property
-    def journal(self) -> Journal:
-        return self.membership.group("everyone").journal
-
-    def save(self) -> None:
-        """Save the journal: before our key is sent, and before our program gets a total."""
-        self.saved = self.journal.to_bytes()
-
-    def advance(self) -> None:
-        group = self.membership.group("everyone")
-        pending = group.pending
-        if pending is not None and pending.fault is not None:
-            if isinstance(pending.fault, MembersChangedError | PeerAbortedError | DisagreementError):
-                group.pending = None  # the program tries again
-            else:
-                self.stopped = pending.fault
-                return
-        if pending is not None and pending.total is not None and len(self.totals) <= pending.step.number:  # type: ignore[union-attr]
-            self.save()
-            self.totals.append(pending.total.tobytes())
-            self.journal.save_state(0, len(self.totals), self.totals[-1])
-            self.membership.state_saved()
-        pending = group.pending
-        if len(self.totals) < self.sums and (pending is None or pending.done) and group.next_sum_known:
-            number = len(self.totals)
-            self.membership.start(
-                "everyone", spec(SIZE), lambda: addend(self.me, number), group.next_epoch, Step(0, number)
-            )
 
 
 class Simulation:

@@ -1,0 +1,175 @@
+"""A simulated network inside this process, on which a test can hold back frames or change them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import ClosedError
+from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.transport.base import PeerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from cgd.secagg.messages import Message, PeerId
+
+
+class HeldFrames:
+    """Frames of one sender that are held back, from the first that matches on, for each recipient."""
+
+    def __init__(self, sender: PeerId, to: Collection[PeerId], matches: Callable[[Message], bool]) -> None:
+        self.sender = sender
+        self._to = to
+        self._matches = matches
+        self.frames: list[tuple[PeerId, bytes]] = []
+
+    @property
+    def reached(self) -> set[PeerId]:
+        """The recipients for which frames are held back."""
+        return {to for to, _ in self.frames}
+
+    def take(self, to: PeerId, message: Message, data: bytes) -> bool:
+        """Hold back this frame if it is the first that matches, or a later one; return whether it was."""
+        if to not in self._to or (to not in self.reached and not self._matches(message)):
+            return False
+        self.frames.append((to, data))
+        return True
+
+
+class InMemoryNetwork:
+    """Deliver frames completely and in order; unread frames are delivered to the next process of the recipient.
+
+    Attributes:
+        connected: the connection of each participant that sends and receives; earlier ones are cut off.
+        rewrite: a function that may change a frame on its way.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.connected: dict[PeerId, Connection] = {}
+        self.rewrite: Callable[[PeerId, PeerId, Frame], Frame] = lambda _sender, _to, frame: frame
+        self._unread: defaultdict[PeerId, deque[tuple[PeerId, bytes]]] = defaultdict(deque)
+        self._holds: list[HeldFrames] = []
+
+    def connect(self, me: PeerId, contacts: Mapping[PeerId, Any], _secret: bytes, _listen: str | None) -> Connection:
+        """Return a connection; replaces `ZeroMQTransport`, and cuts off an earlier connection of this participant."""
+        with self.lock:
+            self.connected[me] = Connection(self, me, contacts)
+            return self.connected[me]
+
+    def hold(self, sender: PeerId, to: Collection[PeerId], matches: Callable[[Message], bool]) -> HeldFrames:
+        """Hold back the first matching message to each of these recipients, and all later ones."""
+        with self.lock:
+            self._holds.append(HeldFrames(sender, to, matches))
+            return self._holds[-1]
+
+    def release(self, hold: HeldFrames) -> None:
+        """Deliver the frames that are held back, unless their sender was killed."""
+        with self.lock:
+            if hold in self._holds:
+                self._holds.remove(hold)
+                for to, data in hold.frames:
+                    self._deliver(hold.sender, to, data)
+
+    def drop_held(self, sender: PeerId) -> None:
+        """Drop the frames of a killed sender that are held back."""
+        self._holds = [hold for hold in self._holds if hold.sender != sender]
+
+    def send(self, sender: PeerId, to: PeerId, data: bytes) -> None:
+        """Send a frame of the sender's present connection."""
+        frame = from_bytes(data, sender)
+        rewritten = self.rewrite(sender, to, frame)
+        data = data if rewritten is frame else to_bytes(rewritten)
+        if not any(hold.sender == sender and hold.take(to, frame.message, data) for hold in self._holds):
+            self._deliver(sender, to, data)
+
+    def next_for(self, me: PeerId) -> tuple[PeerId, bytes] | None:
+        """Return the next frame for the present connection of a participant."""
+        return self._unread[me].popleft() if self._unread[me] else None
+
+    def _deliver(self, sender: PeerId, to: PeerId, data: bytes) -> None:
+        self._unread[to].append((sender, data))
+        if to in self.connected:
+            self.connected[to].notify()
+
+
+class Connection:
+    """The transport of one process; implements `ReconnectingTransport`.
+
+    Attributes:
+        sent: the number of messages sent, by kind.
+    """
+
+    def __init__(self, network: InMemoryNetwork, me: PeerId, contacts: Mapping[PeerId, Any]) -> None:
+        self.me = me
+        self.members: tuple[PeerId, ...] = tuple(sorted(contacts))
+        self.sent: Counter[type[Message]] = Counter()
+        self._network = network
+        self._received = threading.Condition(network.lock)
+        self._woken = False
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether this is the present connection of its participant."""
+        return self._network.connected.get(self.me) is self
+
+    def send(self, to: PeerId, frame: bytes) -> bool:
+        """Send a frame; the queue is never full."""
+        with self._network.lock:
+            if self.connected:
+                self.sent[type(from_bytes(frame, self.me).message)] += 1
+                self._network.send(self.me, to, frame)
+        return True
+
+    def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+        """Return the next frame for this participant, if this is its present connection."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._network.lock:
+            while True:
+                if self._closed:
+                    raise ClosedError(f"the connection of {self.me} is closed")
+                if self.connected and (received := self._network.next_for(self.me)) is not None:
+                    return received
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if self._woken or (remaining is not None and remaining <= 0):
+                    self._woken = False
+                    return None
+                self._received.wait(remaining)
+
+    def notify(self) -> None:
+        """Wake `receive` after a frame was delivered."""
+        with self._network.lock:
+            self._received.notify_all()
+
+    def wakeup(self) -> None:
+        """Make `receive` return."""
+        with self._network.lock:
+            self._woken = True
+            self._received.notify_all()
+
+    def close(self) -> None:
+        """Disconnect; frames of this participant that are held back are dropped."""
+        with self._network.lock:
+            if self.connected:
+                del self._network.connected[self.me]
+                self._network.drop_held(self.me)
+            self._closed = True
+            self._received.notify_all()
+
+    def update(self, contacts: Mapping[PeerId, Any]) -> None:
+        """Set the members."""
+        self.members = tuple(sorted(contacts))
+
+    def status(self) -> dict[PeerId, PeerStatus]:
+        """Return the status of every peer."""
+        with self._network.lock:
+            here = set(self._network.connected) if self.connected else set()
+        return {peer: PeerStatus(peer in here, problem="away") for peer in self.members if peer != self.me}
+
+    def backlog(self, *, connected: bool) -> int:
+        """Return the number of queued frames: delivery is immediate."""
+        return 0
