@@ -11,14 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from cgd.errors import LocalProtocolError
 from cgd.secagg.certificates import PendingReveal, find_objections
-from cgd.secagg.group import Group
+from cgd.secagg.group import Group, PendingSum
 from cgd.secagg.journal import Journal
 from cgd.secagg.positions import GroupPosition
 from cgd.secagg.view_change import ViewChange
+from support.wire import spec
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "models"))
@@ -82,11 +84,12 @@ def test_objections_of_reports_are_the_same_in_model_and_code() -> None:
 
 def test_pending_reveal_restricts_members_equally_in_model_and_code() -> None:
     code: Values = {}
+    pending_sum = PendingSum(spec(1), lambda: np.zeros(1, dtype="<u4"), 1, None)
     for pending, members, present in product((0, 1), range(1, 8), range(1, 8)):
         journal = Journal()
         journal.pending_reveal = PendingReveal(INDEX, names(members), digest("attempt", 1)) if pending else None
         try:
-            Group(GROUP, names(present), journal)._check_pending_reveal()
+            Group(GROUP, names(present), journal)._check_revealed(pending_sum)
         except LocalProtocolError:
             code[pending, members, present] = False
         else:

@@ -374,8 +374,9 @@ def _check_weights(words: npt.NDArray[Any], encoding: FixedPoint, addends: int) 
     # The error of each weight is at most half a step of the ring, plus the rounding of a quotient.
     if abs(total - 1.0) > addends * (encoding.resolution / 2 + QUOTIENT_ROUNDING):
         raise WeightError(
-            f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; "
-            "in training, some member's samples are not those that were counted: call recount() on every optimiser"
+            f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; in training, some "
+            "member's samples are not those that were counted: call recount() on every optimiser, or, in a federation, "
+            "where a step is summed once, train anew under another federation name"
         )
 
 

@@ -28,7 +28,6 @@ from support import summing_program
 from support.adversary import ADVERSARY
 from support.dishonest import DirectedSimulation
 from support.summing_program import Program, federation_spec
-from support.wire import spec
 
 
 def check_equivocation_is_proved(simulation: DirectedSimulation) -> None:
@@ -190,8 +189,8 @@ def test_recipient_of_a_wrong_subtotal_is_not_accused() -> None:
 
 def test_recipient_of_a_forged_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dishonest aggregator answers one member at once, and sends the other no Ready."""
-    settings = replace(spec(summing_program.SIZE), opening="aggregator", aggregator=ADVERSARY)
-    monkeypatch.setattr(summing_program, "spec", lambda _: settings)
+    settings = replace(summing_program.gradient_spec(), opening="aggregator", aggregator=ADVERSARY)
+    monkeypatch.setattr(summing_program, "gradient_spec", lambda: settings)
     simulation = DirectedSimulation(sums=1)
     simulation.alter = lambda to, frame: None if to == "b" and isinstance(frame.message, Ready) else frame.message
     deliver = simulation.deliver

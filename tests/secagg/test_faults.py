@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cgd.errors import (
+    CGDError,
     FrameError,
     InputError,
     LocalProtocolError,
@@ -23,6 +25,7 @@ from cgd.secagg.messages import Abort, Leave, Message, Ready, Reason, RevealKey,
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.session import Session
 from cgd.secagg.states import EXPECTED, TRANSITIONS, Event, State
+from support.member_simulation import MemberSimulation
 from support.wire import Network, names, random_secrets, ring_total, sessions, spec
 
 SESSION = b"s" * 16
@@ -283,3 +286,21 @@ def test_state_tables_are_complete() -> None:
     assert all((state, Event.FAULT) in TRANSITIONS for state in EXPECTED)
     reached = {State.IDLE} | set(TRANSITIONS.values())
     assert reached == set(State)
+
+
+def test_failed_sum_is_announced_once_whatever_a_peer_sends_afterwards() -> None:
+    """c does not read its frames, so an abort for every malformed frame would fill the queue without bound."""
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    pending = simulation.start_all()
+    membership, session = simulation.programs["a"].membership, simulation.programs["a"].group.session
+    assert session is not None
+    malformed = bytearray(to_bytes(Frame(session.session, 1, RevealKey(bytes(16)))))
+    malformed[40] = 1  # the length of the body
+    for _ in range(100):
+        with suppress(CGDError):
+            membership.receive("c", bytes(malformed))
+        while membership.next_outgoing(blocked={"c"}) is not None:
+            pass
+    assert pending["a"].fault is not None
+    assert len(session._outbox) <= 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from cgd.secagg import secure_sum
+from cgd.secagg.certificates import Terms
 from cgd.secagg.masking import PairwiseMasks
 from support.adversary import ADVERSARY
 
@@ -31,7 +32,7 @@ class Observation:
     Attributes:
         member: the name of the member.
         members: the members of the sum.
-        index: the index of the sum in the journal.
+        sum: the step of a gradient sum, whatever its index in the journal; the index of any other sum.
         addend: the digest of its addend.
         masks: the key and position of the mask shared with each peer.
         revealed: whether it has revealed its self-mask key.
@@ -39,7 +40,7 @@ class Observation:
 
     member: str
     members: tuple[str, ...]
-    index: int
+    sum: tuple[str, int]
     addend: bytes
     masks: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     revealed: bool = False
@@ -77,9 +78,10 @@ class Observations:
 
         def recorded_start(this: SecureSum, settings: Any, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
             if this.me != ADVERSARY and this._masks is not None:
-                index = int(terms.split(b",")[1])
+                at = Terms.from_bytes(terms)
+                which = ("step", at.step[1]) if settings.weighted and at.step is not None else ("index", at.index)
                 digest = sha256(secret.data).digest()
-                this.observation = Observation(this.me, this.members, index, digest)  # type: ignore[attr-defined]
+                this.observation = Observation(this.me, this.members, which, digest)  # type: ignore[attr-defined]
             start(this, settings, secret, terms)
 
         def recorded_share(this: SecureSum) -> None:
@@ -123,7 +125,7 @@ class Observations:
             InvariantError: one does not hold.
         """
         used: dict[tuple[bytes, int], list[tuple[tuple[bytes, int], str, str]]] = {}
-        revealed: dict[int, set[tuple[tuple[str, bytes], ...]]] = {}
+        revealed: dict[tuple[str, int], set[tuple[tuple[str, bytes], ...]]] = {}
         for attempt, observations in self.attempts.items():
             for each in observations.values():
                 if len(set(each.masks.values())) != len(each.members) - 1:
@@ -134,12 +136,14 @@ class Observations:
                         raise InvariantError(f"the dishonest member has the mask of {each.member} and {peer}")
             honest = {name for each in observations.values() for name in each.members} - {ADVERSARY}
             if honest <= observations.keys() and all(observations[name].revealed for name in honest):
-                index = next(iter(observations.values())).index
+                which = next(iter(observations.values())).sum
                 addends = tuple(sorted((name, observations[name].addend) for name in honest))
-                revealed.setdefault(index, set()).add(addends)
+                revealed.setdefault(which, set()).add(addends)
         for mask, uses in used.items():
             if len({attempt for attempt, _, _ in uses}) > 1 or len({frozenset(pair) for _, *pair in uses}) > 1:
                 raise InvariantError(f"the mask {mask[0].hex()} was used more than once: {uses}")
-        for index, sets in revealed.items():
+        for (kind, number), sets in revealed.items():
             if len(sets) > 1:
-                raise InvariantError(f"sum {index} was revealed over different honest members or addends: {sets}")
+                raise InvariantError(
+                    f"the sum of {kind} {number} was revealed over different honest members or addends: {sets}"
+                )

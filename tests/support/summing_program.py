@@ -1,8 +1,9 @@
-"""A participant without I/O: its membership, and a program that requests one sum after the other."""
+"""A participant without I/O: its membership, and a program that requests sums as an optimiser does."""
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ from support.wire import spec
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from cgd.secagg.group import PendingSum
+    from cgd.secagg.messages import SumSpec
+
 SIZE = 3
 
 
@@ -30,13 +34,21 @@ def federation_spec(members: tuple[str, ...], epoch: int) -> FederationSpec:
     return FederationSpec("trial", epoch, members, {"everyone": members}, {"training": "x"}, "1.0", keys)
 
 
+def gradient_spec() -> SumSpec:
+    return replace(spec(SIZE - 1), weighted=True)
+
+
 def addend(member: str, index: int) -> npt.NDArray[Any]:
     words = sha256(f"addend of {member} at {index}".encode()).digest()[: 4 * SIZE]
     return np.frombuffer(words, dtype="<u4").copy()
 
 
 class Program:
-    """A participant's process: a membership, and a program that requests one sum after the other."""
+    """A participant's process: a membership, and a program that requests sums as an optimiser does.
+
+    It takes steps, each with a gradient sum; in every epoch but the first, it counts the samples before the next step.
+    After a restart it continues from the state that the members have stored.
+    """
 
     def __init__(self, me: str, held: FederationSpec, sums: int, journal: Journal | None = None) -> None:
         self.me, self.sums = me, sums
@@ -44,7 +56,10 @@ class Program:
         self.saved = journal.to_bytes() if journal is not None else Journal().to_bytes()
         self.membership.on_pending_reveal = lambda _: self.save()
         self.totals: list[bytes] = []
+        """The total of every step; empty bytes for those that only the restored state includes."""
         self.stopped: CGDError | None = None
+        self._counted_epoch = 1
+        self._restored = False
 
     @property
     def journal(self) -> Journal:
@@ -56,21 +71,47 @@ class Program:
 
     def advance(self) -> None:
         group = self.membership.group("everyone")
-        pending = group.pending
-        if pending is not None and pending.fault is not None:
-            if isinstance(pending.fault, MembersChangedError | PeerAbortedError | DisagreementError):
-                group.pending = None  # the program tries again
-            else:
-                self.stopped = pending.fault
+        if group.pending is not None and group.pending.fault is not None:
+            if not isinstance(group.pending.fault, MembersChangedError | PeerAbortedError | DisagreementError):
+                self.stopped = group.pending.fault
                 return
-        if pending is not None and pending.total is not None and len(self.totals) <= pending.step.number:  # type: ignore[union-attr]
+            group.pending = None  # the program tries again
+        if group.pending is not None and group.pending.total is not None:
+            self._take(group.pending)
+        if (group.pending is None or group.pending.done) and len(self.totals) < self.sums and group.next_sum_known:
+            if not self._restored:
+                if not group.up_to_date:
+                    return
+                self._restore()
+            self._request()
+
+    def _restore(self) -> None:
+        """Continue from the stored state, as `ConfinedOptimizer` does."""
+        self._restored, state = True, self.journal.states.get(0)
+        if state is not None:
+            self.totals = [b""] * (state.steps - 1) + [state.content[-4 * SIZE :]] * (state.steps > 0)
+            self._counted_epoch = int.from_bytes(state.content[: -4 * SIZE], "little")
+            self.membership.group("everyone").skip(0, state.steps)
+
+    def _request(self) -> None:
+        group, number = self.membership.group("everyone"), len(self.totals)
+        if number >= self.sums:
+            return
+        settings, encode = gradient_spec(), partial(addend, self.me, number)
+        if group.next_epoch != self._counted_epoch:
+            settings = spec(1 + group.next_addends)
+            encode = partial(np.ones, settings.size, dtype="<u4")
+        self.membership.start("everyone", settings, encode, group.next_epoch, Step(0, number))
+
+    def _take(self, pending: PendingSum) -> None:
+        """Take a total: that of a count, or of a step, after which the state is stored."""
+        assert pending.total is not None
+        assert pending.step is not None
+        if not pending.spec.weighted:
+            self._counted_epoch = pending.epoch
+        elif pending.step.number == len(self.totals):
             self.save()
             self.totals.append(pending.total.tobytes())
-            self.journal.save_state(0, len(self.totals), self.totals[-1])
+            content = self._counted_epoch.to_bytes(4, "little") + self.totals[-1]
+            self.journal.save_state(0, len(self.totals), content)
             self.membership.state_saved()
-        pending = group.pending
-        if len(self.totals) < self.sums and (pending is None or pending.done) and group.next_sum_known:
-            number = len(self.totals)
-            self.membership.start(
-                "everyone", spec(SIZE), lambda: addend(self.me, number), group.next_epoch, Step(0, number)
-            )

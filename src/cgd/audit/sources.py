@@ -137,7 +137,6 @@ def from_spec(
     Raises:
         InputError: the spec cannot be read, or has no such run, or one that cannot be attacked.
     """
-    from cgd.audit.sources import check
     from cgd.experiments.spec import read
 
     entries = next(iter(read(path).entries.values()))
@@ -265,8 +264,6 @@ class TracePart:
 def _spec_view(
     spec: RunSpec, scheme: Scheme, rounds: int, honest: int, data_dir: Path | None
 ) -> tuple[View, Truth, Sample]:
-    from cgd.audit.sources import observed
-
     return observed(spec, scheme, rounds=rounds, honest=honest, data_dir=data_dir)
 
 

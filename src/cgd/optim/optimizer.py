@@ -87,6 +87,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._default_peers = peers
         self._group_peers: list[Peers] = []
         self._used_weights: dict[Peers, float] = {}  # of finished sums since the samples were counted
+        self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._risk_monitor = recovery.OptimizerRecovery(), RiskMonitor()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})
@@ -137,6 +138,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                     rule.move(state["displacement"], gradient_sums[parameter], state)
                     place(parameter, state["origin"], state["displacement"])
             group["steps"] += 1
+        self._opened.clear()
         for peers, groups in self.groups_by_peers():
             self._recovery.save(peers, groups, self.state)
         return loss
@@ -221,6 +223,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                     "load the state of a confined optimiser over the same model"
                 )
         super().load_state_dict(state_dict)
+        self._opened.clear()
         with torch.no_grad():
             for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
                 own = self.state[parameter] = {key: _copy(value, parameter.device) for key, value in state.items()}
@@ -242,8 +245,14 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         return sorted(in_use, key=lambda pair: len(pair[0]))
 
     def _sum_unless_taken(self, peers: Peers, groups: list[dict[str, Any]]) -> dict[torch.Tensor, torch.Tensor]:
-        """Return the sums of this step's gradients; none if the step is part of the loaded state."""
+        """Return the sums of this step's gradients; none if the step is part of the loaded state.
+
+        If an earlier call of `step` opened this sum and then failed in another one, the opened sum is used: if it were
+        opened again, for example with another batch, the two would disclose the difference of a member's gradients.
+        """
         number = groups[0]["steps"]
+        if peers in self._opened and self._opened[peers][0] == number:
+            return self._opened[peers][1]
         if self._recovery.has_taken(peers, number):
             self._recovery.skip(peers, number + 1)
             return {}
@@ -254,7 +263,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             )
         while True:
             with suppress(MembersChangedError):  # count and weight again for the new members
-                return self._sum(peers, groups, self._recovery.step_id(peers, number))
+                self._opened[peers] = number, self._sum(peers, groups, self._recovery.step_id(peers, number))
+                return self._opened[peers][1]
 
     def _load_states(self) -> None:
         """Load the states of all groups before the first sum with any of them."""
@@ -287,7 +297,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
-            sample_count.check(peers, self.samples, groups, epoch, self.records_digest)
+            revealed = peers.recovery.may_be_revealed(step)
+            sample_count.check(peers, self.samples, groups, epoch, self.records_digest, revealed=revealed)
             self._warn_if_unconfined(parameters)
             vector = flatten_gradients(parameters)
             context = self._context(groups)

@@ -60,15 +60,26 @@ def count(
 
 
 def check(
-    peers: Peers, samples: int, groups: Sequence[dict[str, Any]], epoch: int, records_digest: bytes = b""
+    peers: Peers,
+    samples: int,
+    groups: Sequence[dict[str, Any]],
+    epoch: int,
+    records_digest: bytes = b"",
+    *,
+    revealed: bool = False,
 ) -> None:
     """Check that the count is still valid; discard it if a new epoch of a federation has begun.
+
+    If the gradient sum of this step may have been `revealed`, our samples must be those of the count before: with
+    others, the difference of two sums of one step would be that of our two gradients.
 
     Raises:
         InputError: the members, or this member's samples, are not those that were counted.
     """
     for group in groups:
         if epoch > 0 and group["epoch"] != epoch:
+            if revealed and group["epoch"] is not None:
+                check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest)
             group.update(NOT_COUNTED)
         if group["total_samples"] is None:
             continue

@@ -9,7 +9,9 @@ member from accepting a history that did not happen, and from revealing a sum tw
   certificate cannot be forged without the signature and the key of every honest member.
 - A **pending reveal** is what a member writes to its journal before it sends its self-mask key: from then on another
   member may be able to reveal this sum. Until the sum is finished, the member repeats it with the same members only:
-  with other members, the difference of the two totals would be a member's addend.
+  with other members, the difference of the two totals would be a member's addend. For the gradient sum of an optimiser
+  step this holds even if another sum, such as a new count of samples, takes its place in the journal: the journal keeps
+  the latest step that may have been revealed (`RevealedStep`), and that step is finished once or never.
 
 Several attempts at one sum may have been signed by all members, because a member withheld its key and claimed that no
 member finished the sum. The latest attempt in which an honest member revealed its key is in its pending reveal. So the
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 GENESIS = sha256(b"cgd history").digest()
 """The head of an empty history."""
+WEIGHTED = "weighted "
+"""The description of a weighted sum begins with this; if it belongs to a step, it is the step's gradient sum."""
 
 
 @dataclass(frozen=True)
@@ -211,23 +215,62 @@ class PendingReveal:
         index: the index of the sum in the journal.
         members: the members of the sum.
         attempt: the digest that all members signed, of the latest attempt.
+        step: the optimiser's slot and step, if it is the gradient sum of one.
     """
 
     index: int
     members: tuple[PeerId, ...]
     attempt: bytes
+    step: tuple[int, int] | None = None
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.index, self.members, self.attempt.hex()]
+        return [self.index, self.members, self.attempt.hex(), self.step]
 
     @classmethod
     def from_json(cls, value: Any) -> PendingReveal:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
-        index, members, attempt = value
-        if type(index) is not int or not all(isinstance(name, str) for name in members):
+        index, members, attempt, *rest = value
+        (step,) = rest or (None,)  # records of earlier versions have no step
+        if step is not None:
+            slot, number = step
+            step = (slot, number)
+        if not all(type(each) is int for each in (index, *(step or ()))):
             raise ValueError("a pending reveal is malformed")
-        return cls(index, tuple(members), bytes.fromhex(attempt))
+        return cls(index, _names(members), bytes.fromhex(attempt), step)
+
+
+@dataclass(frozen=True)
+class RevealedStep:
+    """The latest step of an optimiser whose gradient sum may have been revealed.
+
+    Attributes:
+        number: the number of the step.
+        members: the members of the sum, if it is not finished.
+        finished: whether the sum is in the journal.
+    """
+
+    number: int
+    members: tuple[PeerId, ...]
+    finished: bool
+
+    def to_json(self) -> list[Any]:
+        """Encode the record as JSON values."""
+        return [self.number, self.members, self.finished]
+
+    @classmethod
+    def from_json(cls, value: Any) -> RevealedStep:
+        """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
+        number, members, finished = value
+        if type(number) is not int or number < 0:
+            raise ValueError("a revealed step is malformed")
+        return cls(number, _names(members), bool(finished))
+
+
+def _names(value: Any) -> tuple[PeerId, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError("a list of members is malformed")
+    return tuple(value)
 
 
 def find_objections(
@@ -269,5 +312,5 @@ def find_objections(
 
 def describe_sum(spec: SumSpec) -> str:
     """Describe the values of a sum; a program that runs again must request a sum of the same description."""
-    weighted = "weighted " if spec.weighted else ""
+    weighted = WEIGHTED if spec.weighted else ""
     return f"{weighted}{spec.dtype}{list(spec.shape)} in {spec.ring_bits} bits"

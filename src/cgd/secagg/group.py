@@ -166,7 +166,7 @@ class Group:
             elif self.up_to_date and self.session is not None and self.reports is not None:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
-                self._check_pending_reveal()
+                self._check_revealed(pending)
                 self.session.start(pending.spec, pending.encode(), self._make_terms(pending, loop_step))
                 self.record_if_finished(loop_step)
         except EquivocationError:
@@ -267,18 +267,47 @@ class Group:
 
     # Sums whose key may have been revealed; see `certificates.py`.
 
-    def _check_pending_reveal(self) -> None:
-        pending = self.journal.pending_reveal
-        if pending is not None and set(pending.members) != set(self.members):
-            before, now = ", ".join(sorted(pending.members)), ", ".join(sorted(self.members))
+    def _check_revealed(self, pending: PendingSum) -> None:
+        """Check that no other total of this sum, with other members, may have been revealed or can be computed."""
+        revealed = self.journal.pending_reveal
+        if revealed is not None:
+            self._check_members(f"sum {revealed.index + 1}", revealed.members)
+        step = pending.step
+        if step is None or not pending.spec.weighted or step.slot not in self.journal.revealed_steps:
+            return
+        latest = self.journal.revealed_steps[step.slot]
+        if step.number < latest.number or (step.number == latest.number and latest.finished):
             raise LocalProtocolError(
-                f"sum {pending.index + 1} may have been revealed with the members {before}, and the members are {now} "
-                "now: revealing it again would disclose a member's addend. Let the earlier members finish this sum, or "
+                f"the gradients of step {step.number} were summed before, and the latest step is {latest.number}: "
+                "another sum of the same step would disclose differences of gradients. Continue after the latest step "
+                "(`for step in optimizer.steps(count)`), or train anew under another federation name"
+            )
+        if step.number == latest.number:
+            self._check_members(f"the gradient sum of step {step.number}", latest.members)
+
+    def _check_members(self, what: str, members: tuple[PeerId, ...]) -> None:
+        if set(members) != set(self.members):
+            before, now = ", ".join(sorted(members)), ", ".join(sorted(self.members))
+            raise LocalProtocolError(
+                f"{what} may have been revealed with the members {before}, and the members are {now} "
+                "now: revealing it again would disclose a member's addend. Let the earlier members finish it, or "
                 "train anew under another federation name"
             )
 
+    def may_be_revealed(self, step: Step) -> bool:
+        """Return whether we, or as reported another member, may have revealed the gradient sum of a step."""
+        latest = self.journal.revealed_steps.get(step.slot)
+        if latest is not None and latest.number >= step.number:
+            return True
+        positions = self.reports.positions(self.name).values() if self.reports is not None else ()
+        return any(each.length == len(self.journal) and each.pending_reveal is not None for each in positions)
+
     def _record_pending_reveal(self, attempt: bytes) -> None:
-        self.journal.pending_reveal = PendingReveal(len(self.journal), self.members, attempt)
+        pending = self.pending
+        step = None
+        if pending is not None and pending.step is not None and pending.spec.weighted:
+            step = pending.step.slot, pending.step.number
+        self.journal.set_pending_reveal(PendingReveal(len(self.journal), self.members, attempt, step))
         self.on_pending_reveal(self)
 
     def _make_terms(self, pending: PendingSum, loop_step: int) -> bytes:

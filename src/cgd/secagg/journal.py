@@ -9,7 +9,9 @@ dropped, and a restarted program skips those steps. The rules:
    member that was interrupted at the last moment may need it.
 2. The longer of two journals of a group contains the shorter one. A member that is behind copies the missing entries.
 3. Other totals (a count, a validation loss) are kept while they have at most `MAX_KEPT_BYTES` together.
-4. A hash chain links every entry to the previous one. An entry's certificate (`certificates.py`) is kept as long as its
+4. The latest step of each optimiser whose gradient sum may have been revealed is kept, with its members: it is not
+   summed with other members, and not again once it is finished.
+5. A hash chain links every entry to the previous one. An entry's certificate (`certificates.py`) is kept as long as its
    total, and that of the last entry is always kept.
 
 The content of a journal is known to all members of the group and to no one else.
@@ -27,7 +29,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import InputError, LocalProtocolError
-from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, describe_sum, extend_chain
+from cgd.secagg.certificates import (
+    GENESIS,
+    WEIGHTED,
+    Certificate,
+    PendingReveal,
+    RevealedStep,
+    describe_sum,
+    extend_chain,
+)
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.secagg.positions import StateSummary
 
@@ -36,7 +46,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.messages import Buffer, SumSpec
+    from cgd.secagg.messages import Buffer, PeerId, SumSpec
 
 FORMAT = "cgd-ledger-3"
 MAX_KEPT_BYTES = 64 << 20
@@ -122,6 +132,8 @@ class Journal:
         self.states: dict[int, OptimizerState] = {}
         self.pending_reveal: PendingReveal | None = None
         """The unfinished sum for which our self-mask key may have been sent, if any."""
+        self.revealed_steps: dict[int, RevealedStep] = {}
+        """The latest step of each optimiser, by slot, whose gradient sum may have been revealed."""
         self._kept_bytes = 0
         self._fixed: tuple[dict[int, OptimizerState], bytes] = {}, sha256(b"").digest()
 
@@ -158,8 +170,21 @@ class Journal:
     def _append_entry(self, entry: JournalEntry) -> None:
         self.entries.append(entry)
         self.heads.append(extend_chain(self.head, entry.fields))
+        if entry.step is not None and entry.description.startswith(WEIGHTED):
+            self._add_revealed_step(entry.step, (), finished=True)
         if self.pending_reveal is not None and self.pending_reveal.index < len(self):
             self.pending_reveal = None
+
+    def set_pending_reveal(self, pending_reveal: PendingReveal | None) -> None:
+        """Record that our self-mask key for a sum may be sent from now on."""
+        self.pending_reveal = pending_reveal
+        if pending_reveal is not None and pending_reveal.step is not None:
+            self._add_revealed_step(Step(*pending_reveal.step), pending_reveal.members, finished=False)
+
+    def _add_revealed_step(self, step: Step, members: tuple[PeerId, ...], *, finished: bool) -> None:
+        before = self.revealed_steps.get(step.slot)
+        if before is None or (step.number, finished) >= (before.number, before.finished):
+            self.revealed_steps[step.slot] = RevealedStep(step.number, members, finished)
 
     def total(self, index: int, spec: SumSpec) -> npt.NDArray[Any]:
         """Return the total of an entry, for a program that repeats the sum.
@@ -243,7 +268,7 @@ class Journal:
             (length,) = _LENGTH.unpack_from(view)
             row, rest = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length])), view[_LENGTH.size + length :]
             if isinstance(row, dict):
-                self.pending_reveal = None if row["mark"] is None else PendingReveal.from_json(row["mark"])
+                self.set_pending_reveal(None if row["mark"] is None else PendingReveal.from_json(row["mark"]))
                 return
             entry, rest = _entry(row, rest)
             if len(rest):
@@ -257,11 +282,16 @@ class Journal:
         """Return a copy that shares the immutable entries and states, to be serialised while this journal goes on."""
         copied = copy(self)
         copied.entries, copied.heads, copied.states = list(self.entries), list(self.heads), dict(self.states)
+        copied.revealed_steps = dict(self.revealed_steps)
         return copied
 
     def to_bytes(self) -> bytes:
         """Encode the whole journal."""
-        return self._encode(self.entries, self.pending_reveal, self.states)
+        own = {
+            "mark": self.pending_reveal and self.pending_reveal.to_json(),
+            "revealed": [[slot, *step.to_json()] for slot, step in self.revealed_steps.items()],
+        }
+        return self._encode(self.entries, self.states, own)
 
     def export_since(self, since: int, *, states: bool) -> bytes:
         """Encode the entries from index `since` on, without the totals that the states include."""
@@ -270,18 +300,17 @@ class Journal:
             entry if index == last or not self._in_state(entry) else replace(entry, words=None, certificate=None)
             for index, entry in enumerate(self.entries[since:], start=since)
         ]
-        return self._encode(entries, None, self.states if states else {})
+        return self._encode(entries, self.states if states else {}, {"mark": None})
 
     def _encode(
         self,
         entries: Sequence[JournalEntry],
-        pending_reveal: PendingReveal | None,
         states: Mapping[int, OptimizerState],
+        own: Mapping[str, Any],
     ) -> bytes:
-        """Encode a JSON header, followed by the totals and states."""
+        """Encode a JSON header, followed by the totals and states; `own` are the fields of this member alone."""
         rows = [(slot, state.steps, len(state.content), state.fixed) for slot, state in states.items()]
-        pending = pending_reveal and pending_reveal.to_json()
-        content = {"format": FORMAT, "entries": [_row(each) for each in entries], "states": rows, "mark": pending}
+        content = {"format": FORMAT, "entries": [_row(each) for each in entries], "states": rows, **own}
         header = json.dumps(content).encode()
         totals = (entry.words for entry in entries if entry.words)
         body = b"".join((_LENGTH.pack(len(header)), header, *totals, *(state.content for state in states.values())))
@@ -314,7 +343,11 @@ class Journal:
                 raise ValueError("a state is malformed")
             content, rest = bytes(rest[:size]), rest[size:]
             journal.states[slot] = OptimizerState(steps, content, bool(fixed))
-        journal.pending_reveal = None if header["mark"] is None else PendingReveal.from_json(header["mark"])
+        journal.set_pending_reveal(None if header["mark"] is None else PendingReveal.from_json(header["mark"]))
+        for slot, *step in header.get("revealed", ()):
+            if type(slot) is not int:
+                raise ValueError("a revealed step is malformed")
+            journal.revealed_steps[slot] = RevealedStep.from_json(step)
         return journal
 
     def _count_kept(self) -> None:

@@ -87,6 +87,7 @@ class Session:
         self._departed: dict[PeerId, int] = {}  # peers that left, with the last sum they finished
         self._outbox: Outbox[tuple[int, Message]] = Outbox()
         self._ended: str | None = None
+        self._last_failed = 0
 
     # Called by a driver.
 
@@ -246,8 +247,9 @@ class Session:
 
     def _fail(self, error: CGDError) -> None:
         """Apply rule 3."""
-        if self._sum is None or self._sum.state is State.FINISHED:
-            return
+        if self._sum is None or self._sum.state is State.FINISHED or self._last_failed == self.number:
+            return  # each failure is announced once, whatever a peer sends afterwards
+        self._last_failed = self.number
         revealed = self._sum.revealed
         self._sum.fail()
         if revealed:

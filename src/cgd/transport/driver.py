@@ -116,6 +116,9 @@ class Recovery(Protocol):
     def set_step(self, step: int) -> None:
         """Record the step that the program's loop is at."""
 
+    def may_be_revealed(self, step: Step) -> bool:
+        """Return whether the gradient sum of this step was attempted before, so that somebody may have its total."""
+
 
 class NoRecovery:
     """Null implementation for members that are not restarted; see `Recovery`."""
@@ -141,6 +144,10 @@ class NoRecovery:
 
     def set_step(self, step: int) -> None:
         """Do nothing."""
+
+    def may_be_revealed(self, step: Step) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
 
 
 class SessionDriver:

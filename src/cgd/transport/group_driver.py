@@ -145,3 +145,8 @@ class GroupRecovery:
         """Record the step that the program's loop is at."""
         with self._runtime.locked() as membership:
             membership.loop_step = step
+
+    def may_be_revealed(self, step: Step) -> bool:
+        """Return whether this member, or as reported another one, may have revealed the gradient sum of this step."""
+        with self._runtime.locked() as membership:
+            return membership.group(self._group).may_be_revealed(step)
