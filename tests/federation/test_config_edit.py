@@ -89,7 +89,7 @@ def test_new_file_is_not_written_if_it_exists_or_is_invalid(tmp_path: Path) -> N
     ("name", "start", "end"),
     [("ada", "# ada", "# bob came"), ("bob", "# bob", "# The south"), ("cleo", "# The south", "# The end")],
 )
-def test_removed_participant_takes_its_comments_with_it(
+def test_comments_of_a_removed_participant_are_removed(
     tmp_path: Path, name: str, start: str, end: str, ending: str
 ) -> None:
     path = write(tmp_path, EDITED.replace("\n", ending))
