@@ -65,7 +65,7 @@ def join(
         Path | None, typer.Option(help="The state folder (default: state/NAME next to the federation file).")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Stop after this number of seconds in which nothing is received (default: never).")
+        float | None, typer.Option(help="Stop after this many seconds without received data (default: never).")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
 ) -> None:

@@ -71,7 +71,7 @@ def predict(
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Stop after this number of seconds in which nothing is received (default: never).")
+        float | None, typer.Option(help="Stop after this many seconds without received data (default: never).")
     ] = None,
 ) -> None:
     """Predict the label of every record with a trained model, with probabilities.

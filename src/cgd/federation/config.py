@@ -283,7 +283,7 @@ class Federation:
         return digest_of(self.epoch, self.sections())
 
     def federation_spec(self, version: str) -> FederationSpec:
-        """Return the specification that members must share to sum under this file; `version` is the version of `cgd`."""
+        """Return the specification that members must share to sum under this file; `version` is that of `cgd`."""
         keys = {each.name: decode_public_key(each.key) for each in self.participants}
         return FederationSpec(self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys)
 
