@@ -147,7 +147,7 @@ def with_free_ports(found: Sequence[Block]) -> list[Block]:
     ]
 
 
-def run(part: str, folder: Path, say: Callable[[str], None] = print) -> None:
+def run(part: str, folder: Path, show_message: Callable[[str], None] = print) -> None:
     """Run a part of the page in a folder.
 
     Raises:
@@ -156,14 +156,16 @@ def run(part: str, folder: Path, say: Callable[[str], None] = print) -> None:
     begun = time.monotonic()
     found = with_free_ports(blocks(PAGE.read_text(encoding="utf-8"), part))
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-bin-") as shims:
-        runner = _Runner(folder, _environment(Path(shims)), say)
+        runner = _Runner(folder, _environment(Path(shims)), show_message)
         for together, group in groupby(found, key=lambda block: bool(block.terminal)):
             if together:
                 runner.at_the_same_time(list(group))
             else:
                 for block in group:
                     runner.one(block)
-    say(f"{len(found)} blocks of {part!r} ran with the output on the page, in {time.monotonic() - begun:.0f} s")
+    show_message(
+        f"{len(found)} blocks of {part!r} ran with the output on the page, in {time.monotonic() - begun:.0f} s"
+    )
 
 
 def _environment(shims: Path) -> dict[str, str]:
@@ -178,15 +180,15 @@ def _environment(shims: Path) -> dict[str, str]:
 
 
 class _Runner:
-    def __init__(self, folder: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
-        self._folder, self._environment, self._say = folder, environment, say
+    def __init__(self, folder: Path, environment: dict[str, str], show_message: Callable[[str], None]) -> None:
+        self._folder, self._environment, self._show = folder, environment, show_message
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
 
     def one(self, block: Block) -> None:
         """Run a block, and check that its output agrees with the page."""
         begun = time.monotonic()
-        self._say("\n".join(f"{'>>>' if block.language == 'python' else '$'} {line}" for line in _commands(block)))
+        self._show("\n".join(f"{'>>>' if block.language == 'python' else '$'} {line}" for line in _commands(block)))
         code, output = self._finish(block)
         if self._stopped:
             return
@@ -196,7 +198,7 @@ class _Runner:
             raise TutorialError(f"{block.code}\nshould print\n\n{block.expected}\nand printed\n\n{output}")
         where = f"{block.terminal}, " if block.terminal else ""
         seconds = f"({where}{time.monotonic() - begun:.1f} s)"
-        self._say("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))
+        self._show("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))
 
     def at_the_same_time(self, found: Sequence[Block]) -> None:
         """Run blocks in parallel terminals; if one fails, kill the others, which would wait for it forever."""

@@ -138,7 +138,7 @@ def _run(
                 if program is not None:
                     result = program(member.peers)
                 elif table is not None:
-                    result = table.run(member.peers, say=display.show_message)
+                    result = table.run(member.peers, show_message=display.show_message)
             finally:
                 interruption.program_ended = True
         except (KeyboardInterrupt, Exception) as error:

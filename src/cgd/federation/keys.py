@@ -251,7 +251,7 @@ def _reject_old_key(key: object, source: str) -> None:
 
 
 def check_key(key: object, source: str) -> None:
-    """Check a public key; `source` says in the error where to copy it from.
+    """Check a public key; `source` is the place to copy it from, for the error.
 
     Raises:
         InputError: it is not a public key.
