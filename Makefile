@@ -1,8 +1,8 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer: each makes .venv and installs what it needs.
+# `make demo` and `make test` need only Python 3.11 or newer: each creates .venv and installs the required packages.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
-# First what is locked, by its digest; then cgd itself, and torch, for which there is no one digest (requirements/lock.py).
+# First the locked packages, checked by digest; then cgd itself and torch, whose digest varies (requirements/lock.py).
 LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all: --requirement
 EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
@@ -11,55 +11,55 @@ SECONDS ?= 60
 .PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results small-results docs docs-serve audit-results lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
-help:  ## this list
+help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-demo: .venv/installed  ## five hospitals train together (half a minute); a table and a plot
+demo: .venv/installed  ## five hospitals train together; print a table and draw a plot (half a minute)
 	$(BIN)/cgd demo
 
-federation-demo: .venv/installed  ## five hospitals as five processes over sockets, one killed on the way (a minute)
+federation-demo: .venv/installed  ## five hospitals as five processes over sockets, one of which is killed and restarted (a minute)
 	$(BIN)/python examples/federation/demo.py
 
-tutorial: .venv/installed  ## follow docs/tables.md by the letter: from five CSV files to five models (a minute or two)
+tutorial: .venv/installed  ## run the commands of docs/tables.md: from five CSV files to five models (a minute or two)
 	$(BIN)/python docs/run_tutorial.py
 
-test: .venv/installed-dev  ## all tests but the slow ones
+test: .venv/installed-dev  ## run all tests except the slow ones
 	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
 
-test-slow: .venv/installed-dev  ## the tests that take minutes
+test-slow: .venv/installed-dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest --numprocesses 2 -m slow
 
-check: .venv/installed-dev  ## linter, format, types, layers
+check: .venv/installed-dev  ## check style, format, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: .venv/installed-dev  ## let the linter mend what it can
+format: .venv/installed-dev  ## fix style and format automatically
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## what sums, simulated steps, sums over sockets and large tables cost, as ratios
+bench: .venv/installed  ## measure the cost of sums, simulated steps, sums over sockets and large tables, as ratios
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/tables.py
 
-demo-results: .venv/installed  ## run the demo and keep its figures in results/demo.json
+demo-results: .venv/installed  ## run the demo and store its figures in results/demo.json
 	mkdir -p build && $(BIN)/cgd demo --json results/demo.json --plot build/demo.png
 
-leverage-results: .venv/installed  ## measure membership inference by leverage over sizes; keep the curve (half an hour)
+leverage-results: .venv/installed  ## measure membership inference by leverage against the number of records; store the curve (half an hour)
 	$(BIN)/python benchmarks/leverage.py --out results/leverage.json
 
-table-results: .venv/installed  ## models of five organisations on real tables, beside pooled and alone; keep the page
+table-results: .venv/installed  ## compare models of five organisations on real tables with pooled and local training; store the page
 	$(BIN)/python benchmarks/organisations.py --out results/tables
 
-small-results: .venv/installed-dev  ## run all experiments at the quick scale anew and keep their page in results/small
+small-results: .venv/installed-dev  ## run all experiments at the quick scale and store their page in results/small
 	rm -rf build/small && $(BIN)/cgd reproduce all --scale quick --out build/small
 	$(BIN)/cgd reproduce report --scale quick --out build/small
 	rm -rf results/small && cp -r build/small/quick results/small
 
-audit-results: .venv/installed  ## run the audit anew with five seeds, keep what it found, and put it into the threat model
+audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model
 	rm -rf build/audit results/audit
 	for seed in 0 1 2 3 4; do \
 	  $(BIN)/cgd audit --seed $$seed --out build/audit/seed-$$seed > build/audit-$$seed.txt || exit 1; \
@@ -68,28 +68,28 @@ audit-results: .venv/installed  ## run the audit anew with five seeds, keep what
 	done
 	$(BIN)/python docs/threat_table.py
 
-lock: | .venv/bin/python  ## find the versions of all packages anew, with their digests (some minutes; network)
+lock: | .venv/bin/python  ## resolve the versions of all packages and write the lock files with digests (some minutes; network)
 	$(BIN)/python requirements/lock.py
 
-schedules: .venv/installed-dev  ## run a million random schedules with a dishonest member (hours; goes on where it was)
+schedules: .venv/installed-dev  ## run a million random schedules with a dishonest member (hours; continues where it stopped)
 	$(BIN)/python tests/schedules.py
 
-soak: .venv/installed-dev  ## five processes, killed, stopped and wiped at random 150 times (ten minutes)
+soak: .venv/installed-dev  ## train in five processes that are killed, paused or lose their state, 150 times at random (ten minutes)
 	$(BIN)/python tests/soak.py
 
-mutations: .venv/installed-dev  ## take each protection of the threat model out, and see its tests fail
+mutations: .venv/installed-dev  ## remove each protection of the threat model, and check that its tests fail
 	$(BIN)/python tests/mutate.py
 
-fuzz: .venv/installed-dev  ## fuzz frames, the membership machine and files (needs atheris; SECONDS=60 each)
+fuzz: .venv/installed-dev  ## fuzz frames, the membership protocol and files (needs atheris; SECONDS=60 each)
 	$(BIN)/python fuzz/run.py --seconds $(SECONDS)
 
-model: .venv/installed-dev  ## check the model of views, marks and keys with Spin (needs spin, gcc; some minutes)
+model: .venv/installed-dev  ## check the model of the membership protocol with Spin (needs spin, gcc; some minutes)
 	$(BIN)/python models/check.py
 
-structure: .venv/installed  ## modules that a gradient, a record and an attack pass; sizes of packages; beside those of before
+structure: .venv/installed  ## list the modules that a gradient, a record and an attack pass, and the sizes of packages, now and before
 	$(BIN)/python docs/structure.py all
 
-coverage: .venv/installed-dev  ## lines and branches that `make test` runs, by package (TESTS=tests/secagg for less)
+coverage: .venv/installed-dev  ## measure the lines and branches that `make test` covers, by package (TESTS=tests/secagg for some tests)
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(BIN)/coverage run -m pytest --numprocesses 2 -m "not slow" $(TESTS)
 	$(BIN)/coverage combine --quiet
@@ -101,13 +101,13 @@ docs: .venv/installed-docs  ## build the documentation into site/
 	rm -rf docs/results && mkdir docs/results && cp -r results/paper/report.md results/paper/plots docs/results
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-docs-serve: .venv/installed-docs  ## read the documentation in a browser
+docs-serve: .venv/installed-docs  ## serve the documentation for a browser
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-report-picture: .venv/installed-dev  ## take the picture in docs/tables.md anew, from its own run (needs Chromium)
+report-picture: .venv/installed-dev  ## update the picture of the report in docs/tables.md (needs Chromium)
 	$(BIN)/python docs/run_tutorial.py --picture
 
-clean:  ## remove everything that was made here
+clean:  ## remove all generated files
 	rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis cgd-demo.png cgd-bench.png
 
 .venv/bin/python:

@@ -1,10 +1,10 @@
-"""Measure how membership inference by leverage fades with the number of records: `python benchmarks/leverage.py`.
+"""Measure how membership inference by leverage decreases with the number of records: `python benchmarks/leverage.py`.
 
 Two honest participants train with two colluders, which score known records by their leverage in the gradients of the
 first layer (`cgd.audit.attacks.membership`). For several numbers of honest records per input (the bias counts as an
 input), the AUC is averaged over seeds; each seed draws the split of the records and the origins, and the standard error
 covers these draws, not other data sets. The same scores of records that nobody trained on ("strangers") are the
-control. `results/leverage.json` keeps the curve, and `tests/audit/test_leverage.py` holds the privacy warnings to it.
+control. `results/leverage.json` has the curve; `tests/audit/test_leverage.py` compares the privacy warnings with it.
 """
 
 from __future__ import annotations

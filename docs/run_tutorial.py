@@ -51,19 +51,19 @@ DECIMAL, DIGEST, INTEGER = r"-?\d[\d,]*\.\d+", r"[0-9a-f]+", r"\d[\d,]*"
 VARYING = re.compile(rf"(…|\b[0-9a-f]{{12,}}\b|{DECIMAL}(?![\d.])|\b{INTEGER}\b)")
 MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal number
 RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
-SECONDS = 600  # for one block; a hanging one is a fault
-LINES_SHOWN = 4  # of what a block has printed, in the progress
+SECONDS = 600  # timeout of one block
+LINES_SHOWN = 4  # of the output of a block, in the progress messages
 PICTURE_SIZE = (1180, 980)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Something to run.
+    """A block of commands.
 
     Attributes:
         language: "sh" or "python".
-        code: what to run.
-        terminal: where; empty if it does not matter.
+        code: the commands.
+        terminal: the title of its terminal; empty if it has none.
         expected: the output on the page; None if the page has none.
         varies: the integers of that output that differ between runs, with the range that each may have.
     """
@@ -76,11 +76,11 @@ class Block:
 
 
 class TutorialError(Exception):
-    """The page says something else than what happens."""
+    """A command failed, or its output differs from the page."""
 
 
 def blocks(page: str, part: str) -> list[Block]:
-    """What is to be run in a part of the page."""
+    """Return the blocks of a part of the page."""
     parts = dict(PART.findall(page))
     if part not in parts:
         raise TutorialError(f"the page has no part {part!r}; it has {', '.join(parts)}")
@@ -91,7 +91,7 @@ def blocks(page: str, part: str) -> list[Block]:
         elif found and found[-1].expected is None:
             numbers = {number: (int(low), int(high)) for number, low, high in RANGE.findall(varies)}
             if missing := sorted(number for number in numbers if not re.search(rf"\b{number}\b", code)):
-                raise TutorialError(f"the output does not contain {', '.join(missing)}, said to vary:\n{code}")
+                raise TutorialError(f"the output does not contain {', '.join(missing)}, listed as varying:\n{code}")
             found[-1] = replace(found[-1], expected=code, varies=numbers)
         else:
             raise TutorialError(f"no block is above this output, or it has one already:\n{code}")
@@ -134,7 +134,7 @@ def _agree(expected: str, actual: str, varies: Mapping[str, tuple[int, int]]) ->
 
 
 def with_free_ports(found: Sequence[Block]) -> list[Block]:
-    """The same blocks with ports at which nobody listens."""
+    """Return the same blocks with ports on which no process listens."""
     named = sorted({port for block in found for port in PORT.findall(block.code)})
     free = dict(zip(named, free_ports(len(named)), strict=True))
 
@@ -147,7 +147,7 @@ def with_free_ports(found: Sequence[Block]) -> list[Block]:
     ]
 
 
-def run(part: str, folder: Path, say: Callable[[str], None] = print) -> None:
+def run(part: str, folder: Path, show_message: Callable[[str], None] = print) -> None:
     """Run a part of the page in a folder.
 
     Raises:
@@ -156,18 +156,20 @@ def run(part: str, folder: Path, say: Callable[[str], None] = print) -> None:
     begun = time.monotonic()
     found = with_free_ports(blocks(PAGE.read_text(encoding="utf-8"), part))
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-bin-") as shims:
-        runner = _Runner(folder, _environment(Path(shims)), say)
+        runner = _Runner(folder, _environment(Path(shims)), show_message)
         for together, group in groupby(found, key=lambda block: bool(block.terminal)):
             if together:
                 runner.at_the_same_time(list(group))
             else:
                 for block in group:
                     runner.one(block)
-    say(f"{len(found)} blocks of {part!r} ran as the page says, in {time.monotonic() - begun:.0f} s")
+    show_message(
+        f"{len(found)} blocks of {part!r} ran with the output on the page, in {time.monotonic() - begun:.0f} s"
+    )
 
 
 def _environment(shims: Path) -> dict[str, str]:
-    """As on a fresh computer; `cgd` is that of the Python that runs this."""
+    """Return the environment of the commands, in which `cgd` is that of the running Python."""
     command = shims / "cgd"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cgd "$@"\n')
     command.chmod(0o755)
@@ -178,15 +180,15 @@ def _environment(shims: Path) -> dict[str, str]:
 
 
 class _Runner:
-    def __init__(self, folder: Path, environment: dict[str, str], say: Callable[[str], None]) -> None:
-        self._folder, self._environment, self._say = folder, environment, say
+    def __init__(self, folder: Path, environment: dict[str, str], show_message: Callable[[str], None]) -> None:
+        self._folder, self._environment, self._show = folder, environment, show_message
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
 
     def one(self, block: Block) -> None:
-        """Run a block, and see that it did what the page says."""
+        """Run a block, and check that its output agrees with the page."""
         begun = time.monotonic()
-        self._say("\n".join(f"{'>>>' if block.language == 'python' else '$'} {line}" for line in _commands(block)))
+        self._show("\n".join(f"{'>>>' if block.language == 'python' else '$'} {line}" for line in _commands(block)))
         code, output = self._finish(block)
         if self._stopped:
             return
@@ -196,10 +198,10 @@ class _Runner:
             raise TutorialError(f"{block.code}\nshould print\n\n{block.expected}\nand printed\n\n{output}")
         where = f"{block.terminal}, " if block.terminal else ""
         seconds = f"({where}{time.monotonic() - begun:.1f} s)"
-        self._say("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))
+        self._show("\n".join(f"    {line}" for line in (*output.splitlines()[-LINES_SHOWN:], seconds)))
 
     def at_the_same_time(self, found: Sequence[Block]) -> None:
-        """Run blocks in terminals; if one fails, the others would wait for ever, and are ended."""
+        """Run blocks in parallel terminals; if one fails, kill the others, which would wait for it forever."""
         faults: list[TutorialError] = []
 
         def work(terminal: str) -> None:
@@ -225,7 +227,7 @@ class _Runner:
 
     def _finish(self, block: Block) -> tuple[int, str]:
         command = ["sh", "-e", "-c", block.code] if block.language == "sh" else [sys.executable, "-c", block.code]
-        # Errors and output go where a terminal shows them: to the same place.
+        # Standard output and standard error are one stream, as in a terminal.
         process = subprocess.Popen(  # noqa: S603 - the page's own commands
             command,
             cwd=self._folder,
@@ -238,7 +240,7 @@ class _Runner:
             start_new_session=True,
         )
         self._processes.append(process)
-        if self._stopped:  # while it was started; `_stop` did not know of it
+        if self._stopped:  # `_stop` was called while the process started
             _kill(process)
         try:
             output, _ = process.communicate(timeout=SECONDS)
@@ -255,7 +257,7 @@ class _Runner:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a block with all that it has started: they are a session of their own."""
+    """Kill a block with its child processes, which are in the same session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -290,10 +292,10 @@ def photograph(page: Path, picture: Path) -> None:
 
 
 def main() -> None:
-    """Run a part of the page, and with --picture take the picture that is in it."""
+    """Run a part of the page, and with --picture update its picture."""
     parser = argparse.ArgumentParser(description=run.__doc__, usage="%(prog)s [PART] [--picture]")
     parser.add_argument("part", nargs="?", default="tutorial")
-    parser.add_argument("--picture", action="store_true", help=f"make {PICTURE.relative_to(HERE.parent)} anew")
+    parser.add_argument("--picture", action="store_true", help=f"update {PICTURE.relative_to(HERE.parent)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-") as folder:
         try:

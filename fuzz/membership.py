@@ -34,7 +34,7 @@ class InputRandom(random.Random):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all bytes were drawn."""
+        """True if all bytes were drawn."""
         return self._at >= len(self._data)
 
     def random(self) -> float:

@@ -59,7 +59,7 @@ RUNS = (
     Run("joins-first", "the same, and the sum is the first one", f"{JOINS_AND_LEAVES} PLACE=0", HOLDS, long=True),
     Run("returns", "one comes back to two, and leaves again", JOINS_AND_LEAVES, HOLDS, long=True),
     Run("replaced", "one is replaced by another, and comes back", "N=3 KILLS=0 FIRST=5 SECOND=6 THIRD=5", HOLDS),
-    Run("no-wedge", "no pending reveal objects for ever to a finished sum", "WEDGE KILLS=1 WIPES=1", HOLDS),
+    Run("no-wedge", "no pending reveal objects forever to a finished sum", "WEDGE KILLS=1 WIPES=1", HOLDS),
     Run(
         "removed-wedge",
         "one does after a removal",
@@ -94,7 +94,7 @@ RUNS = (
     ),
     Run("no-marks", "others' pending reveals are ignored", "NO_MARK_COMPARISON GUEST_TAKEOVER WIPES=1", ONE_TOTAL),
     Run("no-comparison", "others' pending reveals of other attempts are ignored", "NO_MARK_COMPARISON WIPES=1", HOLDS),
-    Run("comparison-wedge", "the same: a pending reveal objects for ever", "NO_MARK_COMPARISON WEDGE", REACHED),
+    Run("comparison-wedge", "the same: a pending reveal objects forever", "NO_MARK_COMPARISON WEDGE", REACHED),
     Run(
         "no-own",
         "the own pending reveal of another attempt is ignored, too",
@@ -103,7 +103,7 @@ RUNS = (
         long=True,
     ),
     Run("no-gathered", "reports may differ and be old", "NO_GATHERED VIEWS=4 WIPES=1", HOLDS, long=True),
-    Run("gathered-wedge", "the same: a pending reveal objects for ever", "NO_GATHERED WEDGE", REACHED),
+    Run("gathered-wedge", "the same: a pending reveal objects forever", "NO_GATHERED WEDGE", REACHED),
     Run("all-lose-total", "all members that took part lose their state", "KILLS=0 WIPES=2", ONE_TOTAL),
     Run("all-lose-group", "the same, and one is removed", "N=3 KILLS=0 WIPES=2 FIRST=7 SECOND=3", ONE_GROUP),
 )

@@ -45,7 +45,7 @@
    PLACE  the index of the sum in the history (1); 0: it is the first, and no member has a history
 
    SWITCHES, each of which removes a rule
-   FINDING2            a member that claims to have finished the sum is believed, and may send everyone another total
+   FINDING2            a member that claims to have finished the sum is not checked, and may send everyone another total
    NO_GATHERED         a member continues with the reports that it has: others may have left the view meanwhile, and may
                        have another first report of the adversary
    LATE_TAKEOVER       a sum is accepted even if it was not claimed in a first report: also by a member that is ready to
@@ -103,12 +103,12 @@
 typedef View {
   byte epoch;
   byte members;   /* those of the epoch, a bit mask, as are: */
-  byte here;      /* who has entered it and reported */
-  byte gathered;  /* who has all reports */
+  byte here;      /* members that have entered it and reported */
+  byte gathered;  /* members that have all reports */
   byte claimed;   /* to which members the adversary first reported that it has finished the sum, if that mattered */
-  byte ready;     /* who has sent Ready */
-  byte agreed;    /* who has all Readies, and has sent Confirm */
-  byte revealed;  /* who has all Confirms, has written its mark and revealed its key */
+  byte ready;     /* members that have sent Ready */
+  byte agreed;    /* members that have all Readies, and have sent Confirm */
+  byte revealed;  /* members that have all Confirms, have written their mark and revealed their key */
   byte incarnation[N];   /* of every member in this view */
   byte length[N]; /* first reports: finished sums */
   byte head[N];   /* first reports: the attempt that finished the sum, if it is finished; index 0 is the same for all */

@@ -2,8 +2,8 @@
 
 `make lock` runs this after a change of pyproject.toml or constraints.txt. pip finds the versions, without installing
 anything; the digests are those that PyPI states for all wheels of a version, so one file serves all systems and
-versions of Python. torch, and the packages of CUDA that it brings on some machines, are left out: where a CPU build is
-at hand pip takes that, and its digest is another one.
+versions of Python. torch, and the CUDA packages that it needs on some machines, are left out: pip may install a CPU
+build, which has another digest.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from urllib.request import urlopen
 HERE = Path(__file__).parent
 PYPI = "https://pypi.org/simple"
 LINK = re.compile(r'/([^/"]+\.whl)#sha256=([0-9a-f]{64})"')
-OLDEST = (3, 11)  # of Python: what it can use, newer ones can
-BUILD = ("hatchling", "editables")  # what an editable installation needs, so that pip fetches nothing else for it
+OLDEST = (3, 11)  # of Python: newer versions can use the same packages
+BUILD = ("hatchling", "editables")  # needed for an editable installation, so that pip downloads nothing else for it
 LOCKS = {"run": ".[all]", "dev": ".[dev]", "docs": ".[all,docs]"}
 LEFT_OUT = re.compile(r"cgd|torch|triton|nvidia-.*|cuda-.*")
-HEAD = "# Written by `make lock`; what it is for is in CONTRIBUTING.md.\n"
+HEAD = "# Written by `make lock`; CONTRIBUTING.md describes its purpose.\n"
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all lock files."""
     if sys.version_info[:2] != OLDEST:
         sys.exit(
             f"the lock files are made with Python {OLDEST[0]}.{OLDEST[1]}, the oldest: make PYTHON=python3.11 lock"

@@ -1,7 +1,7 @@
-"""Take each protection out of the code, and see its test fail: `make mutations`.
+"""Remove each protection from the code, and check that its tests fail: `make mutations`.
 
-A test that passes without what it is there for shows nothing. `mutations.toml` has, for each promise of the threat
-model, the lines to change. The change is made in a copy of the package; the tests run on that copy.
+A test that passes without the protection proves nothing. `mutations.toml` has the lines to change for each promise of
+the threat model. The change is made in a copy of the package, and the tests run on that copy.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PASSED, FAILED, HUNG = 0, 1, -1  # pytest's exit codes, and ours for one that does not end
+PASSED, FAILED, HUNG = 0, 1, -1  # the exit codes of pytest, and our own code for a test that does not end
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One protection that is taken out.
+    """A change that removes one protection.
 
     Attributes:
-        promise: the promise that it belongs to.
-        what: what is missing then.
-        file: where it is.
-        before: the text to be replaced, which is there once.
-        after: what it is replaced by.
-        tests: those that must fail, each of them.
+        promise: the promise of the threat model.
+        what: a description of the change.
+        file: the file to change.
+        before: the text to replace; it occurs once.
+        after: the new text.
+        tests: the tests that must all fail.
     """
 
     promise: str
@@ -47,7 +47,7 @@ def mutations() -> list[Mutation]:
 
 
 def run(test: str, package: Path) -> int:
-    """The exit code of a test on a copy of the package."""
+    """Return the exit code of a test on a copy of the package."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     environment = {**os.environ, "PYTHONPATH": str(package)}
     with subprocess.Popen(
@@ -56,12 +56,12 @@ def run(test: str, package: Path) -> int:
         try:
             return process.wait(timeout=300)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             return HUNG
 
 
 def survives(mutation: Mutation) -> list[str]:
-    """The tests that do not fail when the protection is gone."""
+    """Return the tests that do not fail without the protection."""
     with tempfile.TemporaryDirectory(prefix="cgd-mutation-") as folder:
         package = Path(folder) / "src"
         shutil.copytree(ROOT / "src", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -81,9 +81,9 @@ def main() -> None:
         missed = survives(each)
         unnoticed += bool(missed)
         tests = len(each.tests)
-        verdict = f"NOT NOTICED by {', '.join(missed)}" if missed else f"noticed by {tests} test{'s' * (tests > 1)}"
+        verdict = f"NOT DETECTED by {', '.join(missed)}" if missed else f"detected by {tests} test{'s' * (tests > 1)}"
         print(f"{each.promise:4} {each.what}: {verdict}", flush=True)
-    print(f"{len(chosen) - unnoticed} of {len(chosen)} mutations are noticed; {len(broken)} tests fail without any")
+    print(f"{len(chosen) - unnoticed} of {len(chosen)} mutations are detected; {len(broken)} tests fail without any")
     sys.exit(bool(unnoticed or broken))
 
 

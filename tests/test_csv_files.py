@@ -1,4 +1,4 @@
-"""CSV files that go into a spreadsheet: no text of another participant is taken for a formula there."""
+"""CSV files: a spreadsheet evaluates no text of another participant as a formula."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(predictions: Predictions, delimiter: str = ",") -> list[list[str]]:
 )
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_class_that_is_a_formula_is_written_as_text(name: str, delimiter: str) -> None:
-    """Whichever delimiter the spreadsheet believes in."""
+    """For every delimiter that a spreadsheet may use."""
     made = Predictions(("=p1", "p2"), np.array([[0.9, 0.1], [0.25, 0.75]]), (name, "well"), None, ())
     for row in written(made, delimiter):
         for cell in row:

@@ -1,4 +1,4 @@
-"""What the documentation says can be run, and shows what the code does."""
+"""The documentation agrees with the code: its programs run, and the files, names and targets that it names exist."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -
     assert finished.returncode == 0, finished.stderr
 
 
-def test_the_picture_of_the_states_is_the_one_the_tables_give() -> None:
+def test_state_diagram_is_up_to_date() -> None:
     module = load_script("state_diagram")
-    assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it anew"
+    assert module.PICTURE.read_text(encoding="utf-8") == module.draw(), "run `make docs` to draw it again"
 
 
 @pytest.mark.slow
-def test_the_gradients_journey_lists_the_files_that_a_step_enters() -> None:
+def test_path_of_a_gradient_lists_the_files_that_a_step_calls() -> None:
     structure = load_script("structure")
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    section = page.partition("## A gradient's journey\n")[2].partition("\n## ")[0]
+    section = page.partition("## The path of a gradient\n")[2].partition("\n## ")[0]
     here, _, there = section.partition("Over ZeroMQ")
     in_one_process, not_there, more = (
         set(re.findall(r"(?:\w+/)*\w+\.py", text)) for text in (here, *there.partition("in addition:")[::2])
@@ -53,7 +53,7 @@ def test_the_gradients_journey_lists_the_files_that_a_step_enters() -> None:
     assert not more & in_one_process
 
 
-def test_the_modules_that_are_counted_are_those_of_the_package() -> None:
+def test_counted_modules_are_those_of_the_package() -> None:
     structure = load_script("structure")
     found = structure.modules()
     files = {path.relative_to(ROOT / "src/cgd").as_posix() for path in ROOT.glob("src/cgd/**/*.py")}
@@ -64,9 +64,9 @@ def test_the_modules_that_are_counted_are_those_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_are_valid(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        # The site's page of results is a copy of the one that is built beside the results.
+        # The site has a copy of the page of results, which is stored with the results.
         target = ROOT / "results/paper/report.md" if link == "results/report.md" else page.parent / link
         assert target.exists(), f"{page.name} links to {link}"
 
@@ -81,7 +81,7 @@ def test_make_targets_that_are_named_exist() -> None:
 
 def test_every_public_name_is_documented_and_has_a_docstring() -> None:
     listed = set(re.findall(r"^::: cgd\.(\w+)$", (ROOT / "docs/api/index.md").read_text(), flags=re.MULTILINE))
-    errors = {name for name in cgd.__all__ if name.endswith(("Error", "Warning"))}  # they are on a page of their own
+    errors = {name for name in cgd.__all__ if name.endswith(("Error", "Warning"))}  # they are on another page
     assert listed == set(cgd.__all__) - errors - {"__version__"}
     assert all(getattr(cgd, name).__doc__ for name in cgd.__all__ if name != "__version__")
 

@@ -158,7 +158,7 @@ SENTENCES = {
 
 
 def text_of(page: str) -> str:
-    """The prose of a page on one line, without code."""
+    """Return the prose of a page on one line, without code."""
     content = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     return " ".join(content.split())
 
@@ -166,7 +166,7 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize(
     ("page", "sentence"), [(page, sentence) for page, sentences in SENTENCES.items() for sentence in sentences]
 )
-def test_a_sentence_has_the_figures_of_the_kept_results(page: str, sentence: Any) -> None:
+def test_sentence_has_the_figures_of_the_stored_results(page: str, sentence: Any) -> None:
     assert sentence() in text_of(page)
 
 
@@ -205,7 +205,7 @@ def test_words_of_the_threat_model_fit_the_audits(
 
 
 @pytest.mark.slow
-def test_the_demo_gives_the_kept_results_again() -> None:
+def test_demo_gives_the_stored_results_again() -> None:
     kept, found = load("demo.json"), run(DemoSettings()).as_json()
     for old, new in zip(kept["participants"], found["participants"], strict=True):
         for kind in ("alone", "confined"):

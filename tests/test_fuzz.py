@@ -1,4 +1,4 @@
-"""The targets of the fuzzer, without the fuzzer: all inputs that are kept, and some random ones."""
+"""The targets of the fuzzer, without the fuzzer: all stored inputs, and some random ones."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 @pytest.mark.parametrize(
     ("target", "name"), [(target, path.name) for target in TARGETS for path in sorted((CORPUS / target).iterdir())]
 )
-def test_inputs_that_are_kept_crash_nothing(target: str, name: str) -> None:
+def test_stored_inputs_crash_nothing(target: str, name: str) -> None:
     TARGETS[target]((CORPUS / target / name).read_bytes())
 
 
 @pytest.mark.parametrize("target", ["frames", "files"])
 def test_examples_are_read_to_their_end(target: str) -> None:
-    """Examples that were refused at their first byte would show nothing."""
+    """An example that a reader rejects at its first byte tests nothing."""
     readers = {"frames": frames.READERS, "files": files.READERS}[target]
     found = {(CORPUS / target / path.name).read_bytes()[0] for path in (CORPUS / target).iterdir()}
     assert found == set(range(len(readers)))
     if target == "files":
         for path in (CORPUS / target).iterdir():
             if not path.name.startswith("crash-"):
-                files.READERS[path.read_bytes()[0]](path.read_bytes()[1:])  # raises nothing, a CGDError neither
+                files.READERS[path.read_bytes()[0]](path.read_bytes()[1:])  # raises no exception, not even a CGDError
 
 
 @pytest.mark.parametrize("target", TARGETS)

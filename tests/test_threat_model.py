@@ -1,4 +1,4 @@
-"""The threat model promises no more than tests show: every promise names some, and they are there."""
+"""The threat model: every promise names existing tests and has a mutation; figures and attacks are up to date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def numbered(letter: str) -> dict[str, str]:
-    """The paragraphs of the promises, or of the non-promises, by their number."""
+    """Return the paragraphs of the promises, or of the non-promises, by number."""
     return {
         found[1]: paragraph
         for paragraph in PAGE.split("\n\n")
@@ -37,13 +37,13 @@ def functions(path: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_they_are_numbered_without_a_gap() -> None:
+def test_promises_are_numbered_without_gaps() -> None:
     assert list(PROMISES) == [f"P{number}" for number in range(1, len(PROMISES) + 1)]
     assert list(NON_PROMISES) == [f"N{number}" for number in range(1, len(NON_PROMISES) + 1)]
 
 
 @pytest.mark.parametrize("number", PROMISES)
-def test_every_promise_names_tests_that_are_there_and_is_shown_by_taking_the_protection_out(number: str) -> None:
+def test_every_promise_names_tests_and_has_a_mutation(number: str) -> None:
     named = TEST.findall(PROMISES[number])
     assert named
     shown = [each for each in mutations() if each.promise == number]
@@ -52,23 +52,23 @@ def test_every_promise_names_tests_that_are_there_and_is_shown_by_taking_the_pro
         assert set(each.tests) <= {f"{path}::{name}" for path, name in named}
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     for path, name in TEST.findall(PAGE):
         assert name in functions(path), f"{path}::{name}"
 
 
-def test_every_attack_that_is_named_is_there_and_every_attack_is_named() -> None:
+def test_named_attacks_are_those_of_the_registry() -> None:
     assert {each.id for each in ATTACKS} == set(re.findall(r"[Aa]ttack:? `(\w+)`", PAGE))
 
 
 @pytest.mark.parametrize("mutation", mutations(), ids=lambda each: f"{each.promise}: {each.what}")
 def test_every_mutation_fits_the_code(mutation: Mutation) -> None:
-    """That the tests then fail takes minutes: `make mutations`."""
+    """`make mutations` checks that the tests fail, which takes minutes."""
     assert (ROOT / mutation.file).read_text().count(mutation.before) == 1
     assert mutation.promise in PROMISES
 
 
-def test_the_figures_on_the_page_are_those_of_the_audit_that_is_kept() -> None:
+def test_figures_on_the_page_are_those_of_the_stored_audits() -> None:
     made = load_script("threat_table")
     audits = made.audits()
     assert [each.seed for each in audits] == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""docs/tables.md, followed by the letter: `make tutorial` as a test."""
+"""The commands of docs/tables.md run and print what the page shows: `make tutorial` as a test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_part_of_the_page_runs_and_prints_the_output_shown(
 ) -> None:
     progress: list[str] = []
     tutorial.run(part, tmp_path, progress.append)
-    assert "ran as the page says" in progress[-1]
+    assert "ran with the output on the page" in progress[-1]
     for name in participants:
         assert (tmp_path / "runs" / name / "report.html").exists()
 
@@ -82,7 +82,7 @@ def page(tutorial: ModuleType, text: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         ("```sh\necho 4\n```\n\n<!-- varies: 5 (1-9) -->\n\n```text\n4\n```", "does not contain 5"),
     ],
 )
-def test_a_page_that_says_something_else_is_found_out(
+def test_page_that_differs_from_the_output_is_rejected(
     tutorial: ModuleType, text: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page(tutorial, text, monkeypatch, tmp_path)
@@ -107,7 +107,7 @@ def test_terminals_run_at_the_same_time_and_one_terminal_in_order(
     assert not (folder / "127.0.0.1:7001").exists()  # with another port
 
 
-def test_every_part_of_the_page_can_be_taken_apart(tutorial: ModuleType) -> None:
+def test_every_part_of_the_page_is_parsed(tutorial: ModuleType) -> None:
     text = tutorial.PAGE.read_text()
     for part in ("tutorial", "columns"):
         assert len(tutorial.blocks(text, part)) > 5

@@ -107,7 +107,7 @@ class MembersChangedError(ProtocolError):
 
 
 class DisagreementError(ProtocolError):
-    """Members hold different totals or histories: a member added wrongly or lied, and it is unknown which."""
+    """Members hold different totals or histories: a member added or reported wrongly; which one is not known."""
 
 
 class RemoteProtocolError(ProtocolError):

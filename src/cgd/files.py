@@ -52,7 +52,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         line = _QUOTED.sub("q", written)
         *before, last = line.split("=")
         header = _HEADER.match(line)
-        # A key stands before an equals sign, in an inline table after a comma; a line without either is a key too.
+        # A key precedes an equals sign, or follows a comma in an inline table; a line without either is a key, too.
         keys = [each.rpartition(",")[2] for each in (before or [last])] + ([header[1]] if header else [])
         if any(key.count(".") >= MAX_KEY_PARTS for key in keys):
             raise ValueError(f"line {number} has a key of more than {MAX_KEY_PARTS} parts")

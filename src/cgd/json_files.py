@@ -121,7 +121,7 @@ def _parse_integer(digits: str) -> int:
 
 
 def _describe(message: str, content: Any, prefix: str) -> str:
-    """Return msgspec's message with the place first and the value that stands there."""
+    """Return msgspec's message with the place first, and the value at that place."""
     found = _PLACE.fullmatch(message)
     fact, path = (found[1], found[2]) if found else (message, "")
     place = f"{prefix}.{path}".strip(".")

@@ -394,7 +394,8 @@ def _check_precision(array: npt.NDArray[Any], weight: float, fixed_point: FixedP
     needed = MIN_PRECISION * float(np.sqrt(np.count_nonzero(array) / 12)) * fixed_point.resolution
     if norm * weight < needed <= norm / addends:
         raise InputError(
-            f"our weight in this sum is {weight:.3g}, which leaves nothing of our values in {fixed_point.ring_bits} "
-            "bits: the total would be the other members' alone, and reveal it. In training, some member's number of "
-            "samples is not true, or ours is too small beside it: find out whose, or let every member use ring_bits=64"
+            f"our weight in this sum is {weight:.3g}, so small that all our values round to zero in "
+            f"{fixed_point.ring_bits} bits: the total would contain the other members' values alone, and reveal them. "
+            "In training, a member reported a wrong number of samples, or ours is too small in comparison: find out "
+            "which, or let every member use ring_bits=64"
         )

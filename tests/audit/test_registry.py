@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cgd.audit.results import AttackResult
 
 PARTS = [each for each in embedded().parts if isinstance(each, DemonstrationPart)]
-# The kept audits have those of the other schemes (tests/test_threat_model.py), and test_ideal_simulator.py has those of
-# the simulator.
+# The stored audits have those of the other schemes (tests/test_threat_model.py), and test_ideal_simulator.py has those
+# of the simulator.
 CONTROLS = [
     each
     for each in PARTS

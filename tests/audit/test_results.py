@@ -43,8 +43,8 @@ def test_written_audit_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
-def test_kept_audit_is_written_with_the_same_bytes(kept: Path) -> None:
-    """Their pictures are not kept, so the files that they name have no content."""
+def test_stored_audit_is_written_with_the_same_bytes(kept: Path) -> None:
+    """Pictures are not stored in the repository, so their addresses are used as their content."""
     stored = (kept / results.FILE).read_bytes()
     audit = results.load(kept).map_pictures(lambda _, path: results.to_data_uri(path.encode()))
     files = results.to_files(audit)

@@ -113,7 +113,7 @@ def test_single_trace_gives_the_worst_case_for_its_owner(rehearsal: Path) -> Non
 
 
 def contains_words(frames: list[bytes], words: np.ndarray[Any, Any]) -> bool:
-    """Whether a frame contains four consecutive words of an addend."""
+    """Return whether a frame contains four consecutive words of an addend."""
     content = words.tobytes()
     pieces = [content[start : start + 16] for start in range(0, len(content) - 15, 4)]
     return any(piece in frame for frame in frames for piece in pieces if any(piece))

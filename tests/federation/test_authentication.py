@@ -132,7 +132,7 @@ def test_unlisted_key_is_rejected(federation: JoinableFederation, caplog: pytest
     stranger = f"key {mallory[:40]} at ::ffff:127.0.0.1 is not in the federation file"
     expect_line(caplog, f"refused a connection from an unknown client ({stranger})")
     # The impostor listens at the address of ada, so bob connects to it too, and finds another key than ada's.
-    closed = "it closed the connection in the handshake: it has another key than our file says, or is not cgd"
+    closed = "it closed the connection in the handshake: it has another key than in our file, or is not cgd"
     expect(bob, "ada", "missing", f"{closed} ({federation.address('ada')})")
     expect_line(
         caplog, "refused a handshake from an unknown client (it does not use CURVE, or expects another key than ours)"
@@ -148,7 +148,7 @@ def test_listed_key_under_another_name_is_rejected(
     path = federation.other_file((cleo, federation.public_key("spare")), (ada, cleo))
     impostor = federation.join("ada", path, "cleo")
     expect(impostor, "bob", "missing", "your key is that of cleo, and you say that you are ada")
-    expect_line(caplog, "refused a false name from cleo (it says that it is 'ada', and its key is that of cleo)")
+    expect_line(caplog, "refused a false name from cleo (it reports the name 'ada', and its key is that of cleo)")
     assert reported(bob, "cleo")[0] == "missing"
 
 

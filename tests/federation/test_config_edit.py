@@ -44,24 +44,24 @@ address = "tcp://bob.example:7001"
 
 {block(3, "dan")}"""
 NEW = f"""\
-# The federation file. Every participant holds the same, and they compare it before they sum.
+# The federation file. All participants hold the same file, and compare it before they sum.
 name = "five"
-epoch = 1  # goes up by one with every change
+epoch = 1  # increases by one with every change
 
 [training]
 steps = 200
 lr = 0.5
-mu = 0.0  # above 0, the step size shrinks
+mu = 0.0  # above 0: the step size decreases
 bound = 16.0  # the largest magnitude of a gradient coordinate
 ring_bits = 32  # or 64
 masking = "pairwise"  # or "uniform"
 opening = "mesh"  # "mesh", "aggregator" or "hub"
-aggregator = ""  # the participant that adds up, if there is one
-minimum = 3  # no sum has fewer members than this
+aggregator = ""  # the member that adds, if opening is "aggregator"
+minimum = 3  # the minimum number of members of a sum
 optimizer = "sgd"  # "sgd" or "adam"
 momentum = 0.0
-validate_every = 10  # with tables: steps between two looks at the validation loss
-patience = 5  # with tables: stop after so many looks without a better one; 0 never does
+validate_every = 10  # with tables: the number of steps between two evaluations of the validation loss
+patience = 5  # with tables: stop after this number of evaluations without a lower loss; 0: never
 
 {BLOCKS}"""
 
@@ -89,7 +89,7 @@ def test_new_file_is_not_written_if_it_exists_or_is_invalid(tmp_path: Path) -> N
     ("name", "start", "end"),
     [("ada", "# ada", "# bob came"), ("bob", "# bob", "# The south"), ("cleo", "# The south", "# The end")],
 )
-def test_removed_participant_takes_its_comments_with_it(
+def test_comments_of_a_removed_participant_are_removed(
     tmp_path: Path, name: str, start: str, end: str, ending: str
 ) -> None:
     path = write(tmp_path, EDITED.replace("\n", ending))

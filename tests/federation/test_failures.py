@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def test_early_decline_reaches_peers_that_start_later(federation: InProcessFederation) -> None:
+def test_early_abort_reaches_peers_that_start_later(federation: InProcessFederation) -> None:
     def declining(process: MemberProcess) -> float:
         process.peers.abort_sum()
         process.at_step(0)
@@ -111,7 +111,7 @@ def test_inconsistent_total_is_reported_to_all_members(federation: InProcessFede
         federation.wait_until(lambda: Confirm in federation["bob"].connection.sent and hold.reached)
         federation.network.release(hold)
     for name, error in federation.errors().items():
-        assert isinstance(error, DisagreementError), error  # it cannot be told which member lied
+        assert isinstance(error, DisagreementError), error  # which member deviated is not known
         differ = "ada, bob" if name == "cleo" else "cleo"
         assert str(error).startswith(f"the masked total of sum 1 differs between this member and {differ}: ")
 

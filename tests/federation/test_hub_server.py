@@ -192,8 +192,8 @@ def test_members_may_adopt_a_new_epoch_before_the_hub(
     federation.joined.pop("bob").peers.close()
 
     def all_deposited() -> bool:
-        tallies = list(hub.hub._aggregator._sums.values())
-        return any(len(givers) == 3 for tally in tallies for _, givers in tally.slices.values())
+        partial_sums = hub.hub._aggregator._sums.values()
+        return any(len(members) == 3 for each in list(partial_sums) for _, members in each.slices.values())
 
     def catch_up() -> None:
         eventually(all_deposited)

@@ -85,7 +85,7 @@ def test_private_file_has_mode_0600_for_every_umask(tmp_path: Path, keys: Keys, 
 def test_private_file_describes_itself(tmp_path: Path, keys: Keys) -> None:
     text = keys.save(tmp_path)[0].read_text()
     assert text.startswith("# The private keys of hospital-a.")
-    assert "with this file alone, a participant that has lost everything else\n# recovers." in text
+    assert "with this file alone, a participant that has lost everything\n# else can recover." in text
     assert tomllib.loads(text) == {
         "name": "hospital-a",
         "public": keys.public,
@@ -96,7 +96,7 @@ def test_private_file_describes_itself(tmp_path: Path, keys: Keys) -> None:
 
 def test_public_file_is_a_participant_without_an_address(tmp_path: Path, keys: Keys) -> None:
     text = keys.save(tmp_path)[1].read_text()
-    assert text.startswith("# The public key of hospital-a, no secret.")
+    assert text.startswith("# The public key of hospital-a, which is not secret.")
     assert tomllib.loads(text) == {"participants": [{"name": "hospital-a", "key": keys.public}]}
     assert keys.secret.decode() not in text
     assert keys.seed.hex() not in text

@@ -143,7 +143,7 @@ def test_joint_row_predicts_like_one_network() -> None:
         assert torch.allclose(result.outputs(Cell(1, 2), x), full_model(x), atol=1e-5)
 
 
-def test_mu_shrinks_the_step_size() -> None:
+def test_mu_decreases_the_step_size() -> None:
     fixed, shrinking = (run(steps=40, mu=mu, hold=10) for mu in (0.0, 0.001))
     assert fixed.history.training_loss[:12] == shrinking.history.training_loss[:12]
     assert fixed.history.training_loss[-1] < shrinking.history.training_loss[-1]

@@ -64,7 +64,7 @@ class Adversary:
         self.rate = rng.choice([0.0, 0.02, 0.1, 0.3])
         """The fraction of sent messages that it replaces."""
         self.withholds = rng.random() < 0.5
-        """Whether it often withholds its self-mask keys."""
+        """True if it often withholds its self-mask keys."""
         self.view = b""
         self._received: deque[tuple[str, bytes]] = deque(maxlen=40)
         self._sent: deque[Outgoing] = deque(maxlen=40)

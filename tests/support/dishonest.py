@@ -89,7 +89,7 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        """Whether all honest programs have all their sums, or have stopped."""
+        """True if all honest programs have all their sums, or have stopped."""
         programs = [self.programs[me] for me in self.honest]
         return all(len(each.totals) == self.sums or each.stopped is not None for each in programs)
 

@@ -114,7 +114,7 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether this is the present connection of its participant."""
+        """True if this is the present connection of its participant."""
         return self._network.connected.get(self.me) is self
 
     def send(self, to: PeerId, frame: bytes) -> bool:

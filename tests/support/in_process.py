@@ -87,12 +87,12 @@ class MemberProcess:
 
     @property
     def finished(self) -> bool:
-        """Whether the program has ended."""
+        """True if the program has ended."""
         return not self._thread.is_alive()
 
     @property
     def running(self) -> bool:
-        """Whether its runtime runs: it was not killed and has not failed."""
+        """True if its runtime runs: it was not killed and has not failed."""
         return self.member.runtime._thread.is_alive()
 
     def journal(self, group: str = "everyone") -> Journal:

@@ -63,7 +63,7 @@ class Program:
         self.membership = Membership(me, identity(me), held, {} if journal is None else {"everyone": journal})
         self.totals: list[bytes] = []
         self.idle = False
-        """Whether the program requests no sums by itself."""
+        """True if the program requests no sums by itself."""
 
     @property
     def group(self) -> Group:

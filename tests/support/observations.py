@@ -1,4 +1,4 @@
-"""What the dishonest member observes of honest members' addends, and a check that the addends stay hidden."""
+"""The dishonest member's observations of honest members' addends, and a check that the addends stay hidden."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_row_of_another_length_late_in_a_file_is_located(tmp_path: Path, monkeyp
     [
         HEADER + '1,A,yes\n2,"B,no\n3,C,yes\n',
         HEADER.replace("ward", "note,ward") + '1,,A,yes\n2,"B,C,no\n3,,C,yes\n',
-        # The last column is not read, and Arrow would not say a word.
+        # The last column is not read, and Arrow would report no error.
         HEADER.replace("\n", ",note\n") + '1,A,yes,\n2,B,no,"\n3,C,yes,\n',
     ],
 )

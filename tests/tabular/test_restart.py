@@ -144,7 +144,7 @@ class RunProgram:
         settings = TabularSettings.from_federation(federation, name)
         folder = RunFolder(self.folder / name, federation, name)
         run = TabularRun(federation, name, settings, records(table(30, len(name))), folder)
-        return run.run(process.peers, say=self.output.append)
+        return run.run(process.peers, show_message=self.output.append)
 
 
 def run_all(path: Path, state: Path, folder: Path, *, orderly: bool = False) -> list[str]:

@@ -198,7 +198,7 @@ def test_saving_is_retried_while_the_disk_is_full(tmp_path: Path, monkeypatch: p
         data = write_csv(tmp_path / f"{name}.csv", table(20, 1))
         run = TabularRun.prepare(federation, name, data, tmp_path / "runs" / name)
         before = run.folder.finished_run()
-        run.run(peers, say=output.append)
+        run.run(peers, show_message=output.append)
         return before is None and run.folder.finished_run() is not None
 
     monkeypatch.setattr(os, "replace", full)

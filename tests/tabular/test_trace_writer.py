@@ -46,8 +46,8 @@ class Killed(BaseException):
     """Simulates the end of a process."""
 
 
-class DyingTraceWriter(TraceWriter):
-    """Dies after the sum of step 7 is opened, before it is written."""
+class KilledTraceWriter(TraceWriter):
+    """Simulates a kill after the sum of step 7 is opened, before it is written."""
 
     def after_sum(self, addend: Any, total: Any) -> None:
         if addend.weight is not None and addend.step.number == 7:
@@ -129,7 +129,7 @@ def test_recorded_run_has_the_same_bits_and_loses_at_most_one_total_when_killed(
     def work(name: str) -> tuple[torch.Tensor, Traffic]:
         if name == "bob":
             with pytest.raises(Killed):
-                take_part(path, name, "recorded", DyingTraceWriter(folder / name, name, "trial"))
+                take_part(path, name, "recorded", KilledTraceWriter(folder / name, name, "trial"))
             shutil.rmtree(path.parent / "recorded-state" / name)
         return take_part(path, name, "recorded", TraceWriter(folder / name, name, "trial"))
 

@@ -66,7 +66,7 @@ def test_limits_of_the_range_are_accepted(value: float) -> None:
         (np.nextafter(MAX_VALUE, np.inf), RangeError, "beyond the bound"),
     ],
 )
-def test_value_out_of_range_declines_the_sum(value: float, kind: type, message: str) -> None:
+def test_value_out_of_range_aborts_the_sum(value: float, kind: type, message: str) -> None:
     def attempt(peers: Peers, own: float) -> str:
         try:
             wide_sum(peers, np.array([1.0, own]), "test")

@@ -74,7 +74,7 @@ def test_peer_cannot_make_us_connect_to_another_machine(
         with pytest.raises(TimeoutError):
             other.accept()
     assert a.rejections.counts["c", "a new address"] == 1
-    line = f"refused a new address from c (it says that it is at {address}, and its connection comes from"
+    line = f"refused a new address from c (it reports the address {address}, and its connection comes from"
     assert line in caplog.text
 
 

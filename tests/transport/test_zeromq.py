@@ -77,7 +77,7 @@ def test_listed_key_with_the_name_of_another_participant_is_rejected(
     impostor = network.open("b", forged, network.pairs["c"][1])
     eventually(lambda: impostor.status()["a"].problem == "your key is that of c, and you say that you are b")
     assert not connected(impostor, "a")
-    assert "refused a false name from c (it says that it is 'b', and its key is that of c)" in caplog.text
+    assert "refused a false name from c (it reports the name 'b', and its key is that of c)" in caplog.text
     b.send("a", b"from b")
     assert a.receive(20) == ("b", b"from b")
     assert impostor.send("a", b"from the impostor")
@@ -147,7 +147,7 @@ def test_peer_with_another_key_than_listed_is_reported_on_both_sides(
     public, secret = zmq.curve_keypair()
     a = network.open("a")
     network.open("b", network.contacts | {"b": Contact(network.contacts["b"].address, public)}, secret)
-    reason = "it closed the connection in the handshake: it has another key than our file says, or is not cgd"
+    reason = "it closed the connection in the handshake: it has another key than in our file, or is not cgd"
     eventually(lambda: a.status()["b"].problem == f"{reason} ({network.contacts['b'].address})")
     line = "refused a handshake from an unknown client (it does not use CURVE, or expects another"
     eventually(lambda: line in caplog.text)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIN_CORRELATION = 0.99
 MAX_IMAGES = 8
-"""Records in a picture: more would be too small on a telephone."""
+"""Records in a picture: more would be too small on a phone."""
 IMAGE_PIXELS = 96
 """The approximate width of one record in a picture."""
 

@@ -1,9 +1,9 @@
 """Run the parts of an audit in a few processes, each with one thread.
 
-A part that raises, or whose process dies, is a failed part; the others go on. An interrupt (Ctrl-C) keeps the finished
-parts. The pool has a pipe to every worker, which gets one part at a time and is replaced if it dies. Pools of libraries
-share a queue: when a process dies, `concurrent.futures` gives up all waiting tasks, and `pebble` 5.2 blocks if the
-process was just receiving one.
+A part that raises, or whose process is killed, is a failed part; the others continue. An interrupt (Ctrl-C) keeps the
+finished parts. The pool has a pipe to every worker, which gets one part at a time and is replaced if it is killed.
+Pools of libraries share a queue: when a process is killed, `concurrent.futures` gives up all waiting tasks, and
+`pebble` 5.2 blocks if the process was just receiving one.
 """
 
 from __future__ import annotations

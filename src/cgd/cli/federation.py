@@ -82,7 +82,7 @@ def new(
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The sections [data] and [model], as `cgd schema` suggests them."),
+        typer.Option(metavar="FILE", help="The sections `data` and `model`, as `cgd schema` suggests them."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="The number of steps (default: 200; with tables 300).")] = None,
     lr: Annotated[float | None, typer.Option(help="The step size (default: 0.5; with tables 0.01, for Adam).")] = None,

@@ -65,7 +65,7 @@ def join(
         Path | None, typer.Option(help="The state folder (default: state/NAME next to the federation file).")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Give up after so many seconds in which nothing is received (default: never).")
+        float | None, typer.Option(help="Stop after this many seconds without received data (default: never).")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
 ) -> None:
@@ -138,7 +138,7 @@ def _run(
                 if program is not None:
                     result = program(member.peers)
                 elif table is not None:
-                    result = table.run(member.peers, say=display.show_message)
+                    result = table.run(member.peers, show_message=display.show_message)
             finally:
                 interruption.program_ended = True
         except (KeyboardInterrupt, Exception) as error:

@@ -25,7 +25,7 @@ def schema(
     data: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file with records.")],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
 ) -> None:
-    """Suggest the sections [data] and [model] of a federation file from a file with records; review them before use.
+    """Suggest the sections `data` and `model` of a federation file from a file with records; review them before use.
 
     They contain names and types of columns, and the classes of the label, but no other values.
     """
@@ -71,12 +71,12 @@ def predict(
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Give up after so many seconds in which nothing is received (default: never).")
+        float | None, typer.Option(help="Stop after this many seconds without received data (default: never).")
     ] = None,
 ) -> None:
     """Predict the label of every record with a trained model, with probabilities.
 
-    With vertically split columns, every model has seen some of the columns. The members of a row then run this command
+    With vertically split columns, every model uses some of the columns only. The members of a row then run this command
     at the same time, on the same records, and learn a secure sum of their models' outputs.
     """
     from cgd.tabular.model import load_model

@@ -43,7 +43,7 @@ class RunSpec:
         steps: number of steps, the paper's T.
         lr: step size, the paper's α.
         mu: the paper's μ of the step size; 0 for a fixed step size.
-        hold: number of steps with a fixed step size before it shrinks.
+        hold: number of steps with a fixed step size before it decreases.
         seed: seed of the split of the data and of the origins.
         sample: number of participants to evaluate (in `local`: to train).
         evaluations: number of evaluations during the run.

@@ -195,7 +195,7 @@ class Federation:
         """Read a federation file.
 
         Raises:
-            InputError: it cannot be read or used; the message says where, and what to do.
+            InputError: it cannot be read or used; the message names the place and the remedy.
         """
         return cls.parse(read_text(Path(path)), Path(path))
 
@@ -283,7 +283,7 @@ class Federation:
         return digest_of(self.epoch, self.sections())
 
     def federation_spec(self, version: str) -> FederationSpec:
-        """Return what members must have in common to sum under this file; `version` is the version of `cgd`."""
+        """Return the specification that members must share to sum under this file; `version` is that of `cgd`."""
         keys = {each.name: decode_public_key(each.key) for each in self.participants}
         return FederationSpec(self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys)
 

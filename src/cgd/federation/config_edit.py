@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     Body = list[tuple[Key | None, Item]]
 
 # The text of a new file is part of the stored format, which tests/golden.json pins.
-HEADER = "# The federation file. Every participant holds the same, and they compare it before they sum."
+HEADER = "# The federation file. All participants hold the same file, and compare it before they sum."
 COMMENTS = {
-    "epoch": "goes up by one with every change",
-    "mu": "above 0, the step size shrinks",
+    "epoch": "increases by one with every change",
+    "mu": "above 0: the step size decreases",
     "bound": "the largest magnitude of a gradient coordinate",
     "ring_bits": "or 64",
     "masking": 'or "uniform"',
     "opening": '"mesh", "aggregator" or "hub"',
-    "aggregator": "the participant that adds up, if there is one",
-    "minimum": "no sum has fewer members than this",
+    "aggregator": 'the member that adds, if opening is "aggregator"',
+    "minimum": "the minimum number of members of a sum",
     "optimizer": '"sgd" or "adam"',
-    "validate_every": "with tables: steps between two looks at the validation loss",
-    "patience": "with tables: stop after so many looks without a better one; 0 never does",
+    "validate_every": "with tables: the number of steps between two evaluations of the validation loss",
+    "patience": "with tables: stop after this number of evaluations without a lower loss; 0: never",
     "cell": "row and column",
 }
 

@@ -41,16 +41,16 @@ OLD_KEY = (
 GIVE_KEY = "give the NAME.pub that `cgd keygen` wrote"
 # The texts of both files are part of the stored format, which tests/golden.json pins.
 PRIVATE_FILE = """\
-# The private keys of {name}. Whoever has this file can speak for {name} and draw the origins of its models.
-# Show it to nobody, and keep a copy in a safe place: with this file alone, a participant that has lost everything else
-# recovers.
+# The private keys of {name}. Anybody who has this file can impersonate {name} and draw the origins of its models.
+# Do not show it to anybody. Keep a copy in a safe place: with this file alone, a participant that has lost everything
+# else can recover.
 name = "{name}"
 public = "{public}"
 secret = "{secret}"
 seed = "{seed}"
 """
 PUBLIC_FILE = """\
-# The public key of {name}, no secret. Paste it into the federation file and add its address there.
+# The public key of {name}, which is not secret. Paste it into the federation file, and add the address there.
 [[participants]]
 name = "{name}"
 key = "{public}"
@@ -251,7 +251,7 @@ def _reject_old_key(key: object, source: str) -> None:
 
 
 def check_key(key: object, source: str) -> None:
-    """Check a public key; `source` says in the error where to copy it from.
+    """Check a public key; `source` is the place to copy it from, for the error.
 
     Raises:
         InputError: it is not a public key.

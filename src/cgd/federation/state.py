@@ -164,7 +164,7 @@ class StateFolder:
             journal: the serialised journal.
 
         Returns:
-            Whether it was saved; if not, a warning was logged.
+            True if it was saved; if not, a warning was logged.
         """
         try:
             with self._save_lock:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.messages import Buffer, PeerId, SumSpec
 
-FORMAT = "cgd-ledger-3"
+FORMAT = "cgd-ledger-3"  # in stored bytes, so it keeps its old name
 MAX_KEPT_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
 
@@ -279,7 +279,7 @@ class Journal:
         self._count_kept()
 
     def snapshot(self) -> Journal:
-        """Return a copy that shares the immutable entries and states, to be serialised while this journal goes on."""
+        """Return a copy that shares the immutable entries and states, to be serialised while this journal grows."""
         copied = copy(self)
         copied.entries, copied.heads, copied.states = list(self.entries), list(self.heads), dict(self.states)
         copied.revealed_steps = dict(self.revealed_steps)

@@ -10,7 +10,7 @@ each of the T checks fails with probability 1/2 whatever the others do, and all 
 an error in a single top bit, which random ring elements instead of bits would miss half of the time. The masks hide b:
 the tags are uniform to the third party.
 
-The bits are shifted, not drawn anew, for each tag (a Toeplitz matrix), so a vector of d elements takes d of them. The
+The bits are shifted, not drawn again, for each tag (a Toeplitz matrix), so a vector of d elements takes d of them. The
 sums are matrix products of doubles that hold integers below 2⁵³, and so are exact.
 """
 

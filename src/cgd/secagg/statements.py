@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # groups are among them; older sums are finished.
 MAX_SLOTS = 256
 MAX_REPORTED_SLOTS = 8
+# "standing" is the kind of position reports. It is part of the signed bytes, so it keeps its old name.
 COMPARABLE_KINDS = ("standing", "ready", "confirm")
 """The kinds that evidence may be about. A hello is signed as well, but a process sends another one in a new epoch."""
 VERIFIED_ON_DISPUTE = ("ready",)

@@ -96,7 +96,7 @@ def simulate(
             gradients, so it makes no difference there.
         rule: update rule, as a function of the step size: `SGDRule`, `AdamRule`, or a partial of these.
         mu: the paper's μ of the step size, see `InverseSquareLR`; 0 for a fixed step size.
-        hold: number of steps with a fixed step size before it shrinks.
+        hold: number of steps with a fixed step size before it decreases.
         seed: seed of all origins, see `participant_seed`.
         common_origin: start all participants from the same weights, as in federated SGD, without confinement.
         arithmetic: "float", or "ring" for the bits of the real protocol.

@@ -55,7 +55,7 @@ def learn_categories(peers: Peers, own: Mapping[str, Mapping[str, int]], context
         The categories by column, sorted, with their total numbers of records.
 
     Raises:
-        InputError: a category is too long (the sum is declined to the other members), or there are too many in total
+        InputError: a category is too long (the sum is aborted for all members), or there are too many in total
             (all members raise this).
         ProtocolError: the table cannot be decoded: a member entered inconsistent cells.
     """

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.training import TrainingResult
 
-    Say = Callable[[str], None]
+    ShowMessage = Callable[[str], None]
 
 
 EVERYONE = "every participant"
@@ -186,14 +186,14 @@ class TabularRun:
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
         return cls(federation, participant, settings, records, run_folder, data.name, notes, delta, trace_writer)
 
-    def run(self, peers: Peers, say: Say = lambda _: None) -> AnyRun:
+    def run(self, peers: Peers, show_message: ShowMessage = lambda _: None) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
 
         If an earlier process has finished the run, take part for members that must catch up, and change no file.
 
         Args:
             peers: the members.
-            say: called with progress messages.
+            show_message: called with progress messages.
 
         Raises:
             CGDError: see `train`.
@@ -206,12 +206,12 @@ class TabularRun:
             nonlocal replaying
             replaying = False
             if replayed:
-                say(f"steps 1 to {replayed} of {steps} were taken before the restart and are replayed")
+                show_message(f"steps 1 to {replayed} of {steps} were taken before the restart and are replayed")
 
         def on_evaluation(evaluation: EvalRecord) -> None:
             history.append(self.folder.add(evaluation) if finished is None else evaluation)
             if not replaying:
-                say(_progress(evaluation, steps))
+                show_message(_progress(evaluation, steps))
 
         trained = train(
             peers,
@@ -225,17 +225,17 @@ class TabularRun:
         model = ConfinedModel.from_training(trained, self.settings, self._provenance())
         end = f"{'stopped early' if trained.steps < steps else 'done'} after step {trained.steps}"
         if finished is None:
-            say(f"{end}; saving")
-            _retry(lambda: model.save(self.folder.path), say)
-            _retry(self.folder.history.complete, say)
+            show_message(f"{end}; saving")
+            _retry(lambda: model.save(self.folder.path), show_message)
+            _retry(self.folder.history.complete, show_message)
         scores = _score(model, trained, peers)
         if finished is not None:
-            say(f"{end}; the run was finished before, and {self.folder.path} is not changed")
+            show_message(f"{end}; the run was finished before, and {self.folder.path} is not changed")
             return finished
         content = self._content(trained, history, scores, peers)
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()
-        _retry(lambda: write_private(self.folder.path / FILE, text), say)
-        _retry(lambda: write_report(self.folder.path), say)
+        _retry(lambda: write_private(self.folder.path / FILE, text), show_message)
+        _retry(lambda: write_report(self.folder.path), show_message)
         return load_run(self.folder.path)
 
     def _provenance(self) -> dict[str, Any]:
@@ -289,14 +289,14 @@ class TabularRun:
         }
 
 
-def _retry(write: Callable[[], object], say: Say) -> None:
+def _retry(write: Callable[[], object], show_message: ShowMessage) -> None:
     """Write until it succeeds: after a failure, all members would have to train again."""
     while True:
         try:
             write()
             return
         except InputError as error:
-            say(f"{error}; retrying every {RETRY_SECONDS:g} s")
+            show_message(f"{error}; retrying every {RETRY_SECONDS:g} s")
             time.sleep(RETRY_SECONDS)
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from cgd.tabular.training import EncodedDataset, TrainingResult
     from cgd.transport.tap import Addend
 
+# Names in the files, such as "kept_x" (validation records) and "told" (metadata of an addend), are part of this format.
 FORMAT = "cgd-recording-1"
 FILE, DATA, STEPS, FRAMES = "recording.json", "data.safetensors", "steps", "frames"
 _FRAME = struct.Struct("<HQ")  # lengths of the sender's name and of the frame, which follow

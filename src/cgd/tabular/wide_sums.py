@@ -41,8 +41,8 @@ def exact_sum(
         context: as for `Peers.sum`.
 
     Raises:
-        InputError: a value is NaN, or there are no values. The sum is declined to the other members.
-        RangeError: a value is infinite or beyond 2¹⁹¹. The sum is declined to the other members.
+        InputError: a value is NaN, or there are no values. The sum is aborted for all members.
+        RangeError: a value is infinite or beyond 2¹⁹¹. The sum is aborted for all members.
     """
     try:
         digits = np.array([_digits(value, index) for index, value in enumerate(values)], dtype=np.int64)
@@ -60,8 +60,8 @@ def wide_sum(
 
     Examples:
         >>> import cgd, numpy as np
-        >>> with cgd.local_peers(3) as colony:
-        ...     totals = colony.run(lambda peers, x: wide_sum(peers, np.array([x]), "x"), [1e20, 2.5, -1e20])
+        >>> with cgd.local_peers(3) as members:
+        ...     totals = members.run(lambda peers, x: wide_sum(peers, np.array([x]), "x"), [1e20, 2.5, -1e20])
         >>> totals[0]
         array([2.5])
     """

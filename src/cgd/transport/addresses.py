@@ -59,7 +59,7 @@ def new_address(claimed: str, listed: str, source: str) -> str:
     source_ip = _canonical_ip(source)
     if _is_ip(host) and host != source_ip:
         raise InputError(
-            f"it says that it is at {claimed}, and its connection comes from {source_ip}; if it has moved there, put "
+            f"it reports the address {claimed}, and its connection comes from {source_ip}; if it has moved there, put "
             "that address into the federation file"
         )
     return f"tcp://[{source_ip}]:{port}" if ":" in source_ip else f"tcp://{source_ip}:{port}"

@@ -181,9 +181,9 @@ class HandshakeMonitor:
 # The reasons for a failed connection attempt, by the event that ZeroMQ reports; the address is appended.
 CONNECT_FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refuses our key: our key is not in its federation file",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not use CURVE, or has another key than our file says",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not use CURVE, or has another key than in our file",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
-        "it closed the connection in the handshake: it has another key than our file says, or is not cgd"
+        "it closed the connection in the handshake: it has another key than in our file, or is not cgd"
     ),
     zmq.EVENT_CLOSED: "nobody answers there",
     zmq.EVENT_CONNECT_RETRIED: "its address is not known here: no such host, or no name service",

@@ -12,7 +12,7 @@ processes agree on a session by Noise_KK_25519_AESGCM_SHA256 (`secagg/noise.py`)
    our second message offers is used from its first transport message on, which only the peer can create, and only now.
    Until then the earlier sessions stay in use, and messages that do not decrypt under an offered session are stale.
 4. Messages of an unknown session are for an earlier process of ours, or from an earlier process of the peer. They are
-   stale, which is nobody's fault. A hub that alters the name of a session has the effect of losing the message.
+   stale, which is not a fault. A hub that alters the name of a session has the effect of losing the message.
 5. Messages are numbered. A message whose number is not above the last one of its connection was repeated or reordered.
    A gap means that messages were lost, and a few losses are no fault: connections are lost, and links retransmit.
    Continued losses are a fault. Losses do not count while we, or the sender, had to reconnect.

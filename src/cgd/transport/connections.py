@@ -178,7 +178,7 @@ class Connection:
             self.dealer.connect(address)
             self.dealer.disconnect(self.address)
         except zmq.ZMQError as error:
-            self.problem = f"it says that it is at {address!r}: {_reason(error)}"
+            self.problem = f"it reports the address {address!r}: {_reason(error)}"
             return
         self.address = address
 

@@ -122,7 +122,7 @@ class HubClient(Route):
             self._queue.popleft()
 
     def on_data(self, datagram: Datagram, reply_to: bytes) -> Buffer | None:
-        """Process a datagram of the participant; remember its previous connection if this one replaces it."""
+        """Process a datagram of the participant; store its previous connection if this one replaces it."""
         before = self.inbound.reply_to
         frame = super().on_data(datagram, reply_to)
         if before is not None and self.inbound.reply_to != before:

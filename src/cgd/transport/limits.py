@@ -118,7 +118,7 @@ class ConnectionLimits:
         self._add(descriptor, peer, lambda _, other: other[1] == port)
 
     def on_closed(self, descriptor: int) -> None:
-        """Forget a connection."""
+        """Remove a closed connection."""
         self._connections.pop(descriptor, None)
 
     def on_message(self, message: Message, peer: PeerId | None) -> None:

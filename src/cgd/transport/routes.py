@@ -116,7 +116,7 @@ class Route(ABC):
     def _on_hello(self, datagram: Datagram, reply_to: bytes, now: float) -> Datagram:
         claimed, _, address = bytes(datagram.body[:MAX_HELLO_BYTES]).decode(errors="replace").partition("\0")
         if claimed != self.peer:
-            detail = f"it says that it is {claimed!r}, and its key is that of {self.peer}"
+            detail = f"it reports the name {claimed!r}, and its key is that of {self.peer}"
             self._rejections.add(self.peer, "a false name", detail)
             reason = f"your key is that of {self.peer}, and you say that you are {claimed}"
             return Datagram(DatagramKind.REJECTED, self._incarnation, datagram.sender, 0, reason.encode())

@@ -3,7 +3,7 @@
 With cross-entropy, the gradient of the last layer's biases is the sum of (probabilities − labels) over the samples. The
 honest participants' part of it, times n, is the predicted minus the actual count of each class. An untrained model
 predicts about the same for every sample, so the coalition uses the predictions for its own samples. In FedSGD it has
-the model; in CGD it draws models with random origins, which say the less, the larger the origins are.
+the model; in CGD it draws models with random origins, which are less informative for larger origins.
 
 An active colluder makes the predictions certain. It adds vectors to its addend that lower the biases of the hidden
 units until no unit is activated, and raise one bias of the last layer, in all models alike. All models then predict
