@@ -29,6 +29,7 @@ from cgd.errors import (
 from cgd.peers import SumSettings, _check_weights
 from cgd.secagg.codec import from_bytes
 from cgd.secagg.messages import MASKINGS, Subtotal
+from cgd.transport import driver
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, TamperingTransport, custom_peers
 from support.wire import MEMBER_OPENINGS
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.local import LocalPeers
-    from cgd.secagg.messages import Masking, Opening
+    from cgd.secagg.messages import Buffer, Masking, Opening
     from cgd.transport.base import Transport
 
 
@@ -210,8 +211,19 @@ def test_invalid_frame_raises_an_error_with_its_sender_at_once(change: Callable[
 
 
 def test_timeout_names_the_silent_member() -> None:
+    ended = threading.Semaphore(0)
+
+    def work(peers: Peers) -> None:
+        if peers.me == "c":  # silent until both others have ended
+            assert all(ended.acquire(timeout=60) for _ in range(2))
+            return
+        try:
+            peers.sum(np.ones(1))
+        finally:
+            ended.release()
+
     with local_peers(MEMBERS, timeout=0.2) as members:
-        results = outcomes(members, lambda peers: time.sleep(2) if peers.me == "c" else peers.sum(np.ones(1)))
+        results = outcomes(members, work)
     timeouts = [error for error in results[:2] if isinstance(error, PeerTimeoutError)]
     assert timeouts
     assert all(error.peers == {"c"} for error in timeouts)
@@ -269,15 +281,54 @@ def test_second_sum_at_the_same_time_raises() -> None:
         assert isinstance(errors[0], ClosedError)
 
 
-def test_timeout_restarts_with_every_frame() -> None:
-    """The sum takes five seconds with a timeout of four."""
+class SimulatedClock(threading.local):
+    """Replaces the module `time`: each thread has a clock, which advances only by `sleep`."""
 
-    def work(peers: Peers) -> float:
-        time.sleep({"a": 0.0, "b": 2.5, "c": 5.0}[peers.me])
-        return float(peers.sum(np.ones(1))[0])
+    now = 0.0
 
-    with local_peers(MEMBERS, timeout=4) as members:
-        assert members.run(work) == [3.0] * 3
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SlowTransport(TamperingTransport):
+    """A transport on which every frame takes some seconds of a simulated clock."""
+
+    def __init__(self, inner: Transport, clock: SimulatedClock, seconds: float) -> None:
+        super().__init__(inner, lambda frame: frame)
+        self._clock, self._seconds = clock, seconds
+
+    def receive(self, timeout: float | None) -> tuple[str, Buffer] | None:
+        if timeout is not None and timeout < self._seconds:
+            self._clock.sleep(timeout)
+            return None
+        received = super().receive(60)
+        self._clock.sleep(self._seconds)
+        return received
+
+
+@pytest.mark.parametrize(("seconds", "in_time"), [(2.5, True), (3.9, True), (4.1, False)])
+def test_timeout_restarts_with_every_frame(seconds: float, in_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a timeout of four seconds, a sum may take longer, but no frame may."""
+    clock = SimulatedClock()
+    monkeypatch.setattr(driver, "time", clock)
+
+    def work(peers: Peers) -> tuple[Any, float]:
+        try:
+            return float(peers.sum(np.ones(1))[0]), clock.now
+        except PeerTimeoutError as error:
+            return error, clock.now
+
+    transports = [SlowTransport(each, clock, seconds) for each in connect(MEMBERS)]
+    with custom_peers(transports, [SumSettings()] * 3, timeout=4) as members:
+        results = members.run(work)
+    if in_time:
+        assert [total for total, _ in results] == [3.0] * 3
+        assert min(taken for _, taken in results) > 4
+    else:
+        assert all(isinstance(error, PeerTimeoutError) and taken == 4 for error, taken in results)
 
 
 def test_abort_sum_fails_the_sum_at_every_member_and_the_next_sum_works() -> None:

@@ -18,6 +18,7 @@ from cgd.federation.keys import Keys
 from support.federations import NAMES, ProcessFederation, uninterrupted_bits
 from support.ports import free_port
 from support.proxy import UnreliableProxy
+from support.transports import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,8 +176,7 @@ def test_interrupted_participant_stops_cleanly_and_continues_after_a_restart(
     assert federation.processes["ada"].wait(30) == 130
     assert "interrupted; the same command continues from here" in federation.output("ada")
     assert "Traceback" not in federation.output("ada")
-    time.sleep(1)
-    assert "ada is left" in federation.output("bob")
+    eventually(lambda: "ada is left" in federation.output("bob"))
     federation.start("ada")
     assert set(federation.wait().values()) == {0}
     assert set(federation.bits().values()) == {uninterrupted_bits(federation.folder, NAMES, STEPS)}

@@ -119,7 +119,15 @@ def test_interrupt_stops_cleanly_at_every_place(tmp_path: Path, place: str) -> N
 
 
 def test_second_interrupt_ends_the_process_immediately(tmp_path: Path) -> None:
-    ended = interrupted(tmp_path, "twice", "press(); time.sleep(0.2); press()\nwhile True: sum(range(1000))")
+    program = """
+        press()
+        while not any(each.name == "cgd-stop" for each in threading.enumerate()):  # until the first has been noticed
+            time.sleep(0.01)
+        press()
+        while True:
+            sum(range(1000))
+        """
+    ended = interrupted(tmp_path, "twice", program)
     assert ended.returncode == 130
     lines = [line for line in ended.stderr.splitlines() if " is missing" not in line]
     assert lines == ["cgd: interrupted again and ended immediately; the same command continues from here"]

@@ -1,4 +1,4 @@
-"""The count of samples: wrong, overflowing and outdated counts are rejected, and no number of samples is sent."""
+"""The count of samples: wrong, overflowing and outdated counts are rejected."""
 
 from __future__ import annotations
 
@@ -189,25 +189,3 @@ def test_wrong_count_is_detected_by_all_members() -> None:
     errors = resume(3, forged, [4, 10, 4], recount=False)
     assert all("WeightError: the members' weights sum to 1.5 instead of 1" in str(each) for each in errors)
     assert float(displacements[0][0]) == -1.0
-
-
-def test_number_of_samples_is_not_sent() -> None:
-    """Neither the context of a sum nor the commitments contain it; commitments to equal numbers differ."""
-    contexts: list[str] = []
-    commitments: list[list[int]] = []
-
-    def work(peers: Peers) -> None:
-        parameter = nn.Parameter(torch.zeros(1))
-        optimizer = cgd.ConfinedSGD([parameter], 0.5, peers=peers, samples=98765)
-        contexts.append(optimizer._context(optimizer.param_groups))
-        parameter.grad = torch.ones(1)
-        optimizer.step()
-        contexts.append(optimizer._context(optimizer.param_groups))
-        commitments.append(optimizer.param_groups[0]["pledges"])
-
-    with cgd.local_peers(3) as members:
-        members.run(work)
-    assert len(contexts) == 6
-    assert all("98765" not in text for text in contexts)
-    assert commitments[0] == commitments[1] == commitments[2]
-    assert len({*commitments[0], 98765}) == 4

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.secagg.messages import Masking, Opening
+    from support.hubs import Participant
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +106,10 @@ def expected_totals(count: int) -> list[bytes]:
         return members.run(work)[0]
 
 
+def found_no_hub(participant: Participant) -> bool:
+    return participant.transport.status()[HUB].problem.startswith("nobody answers there")
+
+
 def slow_addend(name: str, number: int) -> npt.NDArray[Any]:
     time.sleep(0.02)
     return random_addend(name, number)
@@ -121,7 +126,7 @@ def test_kills_at_random_moments_change_no_total(dialers: tuple[str, ...], openi
         programs = {name: RestartableProgram(federation, name, count, slow_addend) for name in MEMBERS}
         for program in programs.values():
             program.start()
-        time.sleep(0.3)  # the hub is not running at the start
+        eventually(lambda: all(map(found_no_hub, federation.participants.values())))  # it is not running at the start
         federation.start_hub()
         for _ in range(8):
             time.sleep(rng.uniform(0, 0.5))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from cgd import FixedPoint
 from cgd.peers import SumSettings
@@ -23,6 +22,7 @@ from cgd.transport import link
 from cgd.transport.link import DatagramKind
 from support.hubs import EVERYONE, HubFederation
 from support.transports import MEMBERS
+from support.uniformity import p_values
 from support.wire import pair_keys, ring_total
 
 if TYPE_CHECKING:
@@ -98,12 +98,6 @@ def encoded_gradients() -> dict[str, Words]:
 def pieces(words: Words) -> list[bytes]:
     """Return some sequences of three neighbouring words; each occurs by chance with probability 2^-96."""
     return [words[i : i + 3].tobytes() for i in range(0, len(words) - 3, 97)]
-
-
-def p_values(words: Words) -> list[float]:
-    """Return the p-values of chi-squared tests of the upper and the lower four bits for uniformity."""
-    counts = [np.bincount(part, minlength=16) for part in (words >> 28, words & 15)]
-    return [float(stats.chisquare(each).pvalue) for each in counts]
 
 
 @pytest.mark.parametrize("masking", MASKINGS)

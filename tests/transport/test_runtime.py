@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -25,11 +24,13 @@ from support.identities import identity, public_keys
 from support.transports import MEMBERS, connected, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
+    from cgd.secagg.messages import Buffer
     from cgd.transport.zeromq import ZeroMQTransport
     from support.transports import ZeroMQNetwork
 
+TURNS = 5
 SPEC = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "x"}, "1.0", public_keys(MEMBERS))
 
 
@@ -91,10 +92,30 @@ def test_unexpected_error_in_the_handling_of_a_frame_is_logged_and_the_frame_dro
 # Frames of a listed peer, or of a process with its key.
 
 
+class CountingMembership(Membership):
+    """A membership that counts the frames that it has processed, by sender, and the runtime's turns."""
+
+    def __init__(self) -> None:
+        super().__init__("a", identity("a"), SPEC)
+        self.processed: Counter[str] = Counter()
+        self.turns = 0
+
+    def receive(self, sender: str, data: Buffer) -> None:
+        try:
+            super().receive(sender, data)
+        finally:
+            self.processed[sender] += 1
+
+    def next_outgoing(self, blocked: Collection[str] = ()) -> tuple[str, bytes] | None:
+        outgoing = super().next_outgoing(blocked)
+        self.turns += outgoing is None
+        return outgoing
+
+
 @contextmanager
 def running(network: ZeroMQNetwork) -> Iterator[tuple[FederationRuntime, ZeroMQTransport, ZeroMQTransport]]:
     """Run participant a; the test sends the frames of b and c."""
-    runtime = FederationRuntime(network.open("a"), Membership("a", identity("a"), SPEC))
+    runtime = FederationRuntime(network.open("a"), CountingMembership())
     b, c = network.open("b"), network.open("c")
     try:
         eventually(lambda: connected(b, "a") and connected(c, "a"))
@@ -118,6 +139,15 @@ def is_running(runtime: FederationRuntime) -> bool:
         return runtime._thread.is_alive()
 
 
+def wait_until_processed(runtime: FederationRuntime, sender: str, frames: int) -> None:
+    """Wait until these frames are processed, and for some turns of the runtime after them."""
+    membership = runtime.membership
+    assert isinstance(membership, CountingMembership)
+    eventually(lambda: membership.processed[sender] == frames)
+    turns = membership.turns + TURNS
+    eventually(lambda: membership.turns >= turns)
+
+
 @pytest.mark.slow
 def test_backlog_of_invalid_frames_does_not_stop_the_runtime(
     network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -136,14 +166,15 @@ def test_backlog_of_invalid_frames_does_not_stop_the_runtime(
 
 @pytest.mark.slow
 def test_invalid_ephemeral_key_does_not_stop_the_runtime(
-    network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
+    network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(runtime_module, "POLL_SECONDS", 0.01)  # for short turns
     with running(network) as (runtime, b, c):
         b.send("a", hello("b", os.urandom(32)))
         eventually(lambda: has_hello(runtime, "b"))
         c.send("a", hello("c", bytes(32)))
-        time.sleep(1)
+        wait_until_processed(runtime, "c", 1)
         assert is_running(runtime)
         c.send("a", hello("c", os.urandom(32)))
         eventually(lambda: runtime.membership.view != bytes(16), 5)
@@ -151,16 +182,17 @@ def test_invalid_ephemeral_key_does_not_stop_the_runtime(
 
 @pytest.mark.slow
 def test_reuse_of_an_earlier_ephemeral_key_does_not_stop_the_runtime(
-    network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
+    network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(runtime_module, "POLL_SECONDS", 0.01)  # for short turns
     with running(network) as (runtime, b, c):
         b.send("a", hello("b", os.urandom(32)))
         eventually(lambda: has_hello(runtime, "b"))
         keys = os.urandom(32), os.urandom(32)
         for key in (*keys, keys[0]):
             c.send("a", hello("c", key))
-        time.sleep(1)
+        wait_until_processed(runtime, "c", 3)
         assert is_running(runtime)
         c.send("a", hello("c", os.urandom(32)))
         eventually(lambda: not runtime.membership.problems(), 5)
