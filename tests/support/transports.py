@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -63,6 +63,18 @@ def custom_peers(transports: Sequence[Transport], settings: list[SumSettings], t
         Peers(SessionDriver(transport, Session(me, MEMBERS, session, keys[me]), timeout), own)
         for me, transport, own in zip(MEMBERS, transports, settings, strict=True)
     )
+
+
+def outcomes(members: LocalPeers, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return the result or the error of every member."""
+
+    def attempt(peers: Peers, *own: Any) -> Any:
+        try:
+            return function(peers, *own)
+        except Exception as error:
+            return error
+
+    return members.run(attempt, *arguments)
 
 
 class ZeroMQNetwork:
