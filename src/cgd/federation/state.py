@@ -1,8 +1,12 @@
 """The state folder of a participant: the journals of its groups, as snapshots and segments of appended entries.
 
-A participant can recover its journals from any running member, so these files are needed only if all members of a group
-crash at the same time. Entries are written to the operating system before the program continues, so they survive a
-crash of the process; snapshots are flushed to the disk, so a power failure loses a few seconds of entries at most.
+A participant can recover finished sums and states from any running member, so for these, the files are needed only if
+all members of a group crash at the same time. Its pending reveal (a "mark" in the files) is its own record and cannot
+be recovered from others: if it is lost, only the pending reveals of the other members prevent a revealed sum from being
+repeated with other members. Entries are written to the operating system before the program continues, and pending
+reveals before our key is sent, so they survive a crash of the process; snapshots are flushed to the disk, so a power
+failure loses a few seconds of both at most. On a full disk neither is written: a warning is logged, and the next
+snapshot contains everything.
 
 Files are opened without following symbolic links and with mode 0600 (`open_private`), so this module does not use
 `cgd.files.write_file`, whose temporary files have random names and would be left behind after a crash.

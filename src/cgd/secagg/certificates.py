@@ -11,7 +11,9 @@ member from accepting a history that did not happen, and from revealing a sum tw
   member may be able to reveal this sum. Until the sum is finished, the member repeats it with the same members only:
   with other members, the difference of the two totals would be a member's addend. For the gradient sum of an optimiser
   step this holds even if another sum, such as a new count of samples, takes its place in the journal: the journal keeps
-  the latest step that may have been revealed (`RevealedStep`), and that step is finished once or never.
+  the latest step that may have been revealed (`RevealedStep`), and that step is finished once or never. No other member
+  can restore a lost pending reveal. With a full disk it cannot be stored: the member logs a warning and sends its key,
+  and the rule depends on the pending reveals of the other honest members (P18 of the threat model).
 
 Several attempts at one sum may have been signed by all members, because a member withheld its key and claimed that no
 member finished the sum. The latest attempt in which an honest member revealed its key is in its pending reveal. So the

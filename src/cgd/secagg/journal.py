@@ -14,7 +14,9 @@ dropped, and a restarted program skips those steps. The rules:
 5. A hash chain links every entry to the previous one. An entry's certificate (`certificates.py`) is kept as long as its
    total, and that of the last entry is always kept.
 
-The content of a journal is known to all members of the group and to no one else.
+The entries and states of a journal are known to all members of the group and to no one else. The pending reveal ("mark"
+in stored bytes) and the revealed steps are this member's own, and are not part of what it sends to members that are
+behind.
 """
 
 from __future__ import annotations

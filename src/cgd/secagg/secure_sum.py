@@ -22,6 +22,9 @@ The rules:
    commitment in its `Ready`. A member that has all keys has the total. As long as one member keeps its key, no member
    can read the total, and the sum can be aborted and repeated. A dishonest member may collect all keys and withhold its
    own; the others then finish the sum in the next view, by its certificate, or repeat it with the same members.
+   `on_reveal`, which records the pending reveal, may be called while our last `Confirm` is pulled, so the record may be
+   written before that `Confirm` has left. A member finishes when it has the keys of all others; its own key may not
+   have left then.
 6. Every slice and every other message of a peer counts once; a duplicate has no effect. A message that an honest peer
    could not have sent yet is an error that names the peer.
 
