@@ -28,6 +28,18 @@ from cgd.errors import InputError
 
 Demonstration = Callable[[Scheme, int], list[AttackResult]]
 OnView = Callable[[View, Truth, Sample], list[AttackResult]]
+"""Runs an attack on any view, given the view, the truth and fresh records.
+
+It raises InputError if the attack does not apply to the view; the audit then reports "not measured" with the reason.
+The view may be of any scheme, and of a recorded run. There,
+
+- `View.loss` may be weighted by class; the gradient of the last biases is then not predicted minus actual labels;
+- `Colluder.sample_count`, its part of n, may differ from the number of its samples in the view;
+- an addend is the mean gradient of a participant's samples, times n_l/n: times `View.samples`, it is their sum.
+
+The setting of a result is `view.describe()`. Unless the attack has `on_changing_members`, the view ends before the
+first change of members, and the models of the truth are those after its last round.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +47,7 @@ class Attack:
     """An attack.
 
     Attributes:
-        id: its short name, which is also the name of its module.
+        id: its short name, an identifier, which is also the name of its module.
         title: its name.
         question: the question of a privacy officer that it answers.
         about: how it works.
@@ -43,8 +55,7 @@ class Attack:
         remedy: what helps against it.
         demonstrate: runs it on embedded data, given the scheme and the seed.
         control: runs its controls, given the scheme and the seed.
-        on_view: run it on any view, given the view, the truth and fresh records, as far as they apply; empty if it
-            needs a scenario of its own.
+        on_view: functions that run it on any view (`OnView`); empty if it needs a scenario of its own.
         on_changing_members: true if `on_view` uses the rounds after a change of members.
         schemes: the schemes that it is demonstrated on.
         control_schemes: the schemes of its controls; those of the demonstrations if empty.
@@ -297,8 +308,11 @@ def attacks_on_views() -> tuple[Attack, ...]:
 
 
 def _before_change(view: View, truth: Truth) -> tuple[View, Truth]:
-    """Return the rounds before the first change of members, and the truth about their members."""
+    """Return the rounds before the first change of members, and the truth about their members after these rounds."""
     changes = (number for number in range(1, len(view.rounds)) if not view.same_members(number))
+    end = view.final_displacement
     view = view.until(next(changes, len(view.rounds)))
     x, y, models = ({name: values[name] for name in view.honest} for values in (truth.x, truth.y, truth.models))
-    return view, Truth(x, y, models)
+    # All models move alike, so these are the models after the last remaining round, up to rounding.
+    moved = view.final_displacement - end
+    return view, Truth(x, y, {name: weights + moved for name, weights in models.items()})
