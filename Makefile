@@ -59,13 +59,14 @@ small-results: .venv/installed-dev  ## run all experiments at the quick scale an
 	$(BIN)/cgd reproduce report --scale quick --out build/small
 	rm -rf results/small && cp -r build/small/quick results/small
 
-audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model
-	rm -rf build/audit results/audit
+audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (ten minutes)
+	rm -rf build/audit && mkdir -p build/audit/results
 	for seed in 0 1 2 3 4; do \
-	  $(BIN)/cgd audit --seed $$seed --out build/audit/seed-$$seed > build/audit-$$seed.txt || exit 1; \
-	  mkdir -p results/audit/seed-$$seed; \
-	  install -m 644 build/audit/seed-$$seed/audit.json results/audit/seed-$$seed/audit.json; \
+	  $(BIN)/cgd audit --seed $$seed --out build/audit/seed-$$seed > build/audit/seed-$$seed.txt || exit 1; \
+	  mkdir build/audit/results/seed-$$seed || exit 1; \
+	  install -m 644 build/audit/seed-$$seed/audit.json build/audit/results/seed-$$seed/audit.json || exit 1; \
 	done
+	rm -rf results/audit && mv build/audit/results results/audit
 	$(BIN)/python docs/threat_table.py
 
 lock: | .venv/bin/python  ## resolve the versions of all packages and write the lock files with digests (some minutes; network)

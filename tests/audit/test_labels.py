@@ -11,10 +11,16 @@ import torch
 from torch import nn
 
 from cgd.audit.attacks import labels
+from cgd.audit.registry import get
+from cgd.audit.results import Inapplicable
 from cgd.audit.schemes import observe
+from cgd.audit.trace_view import view_of
 from cgd.errors import InputError
+from support.traces import COALITION, SETTINGS, load_all, run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cgd.audit.view import Scheme
 
 
@@ -110,3 +116,22 @@ def test_model_without_a_final_linear_layer_is_rejected() -> None:
     view, _ = observe(replace(labels.scenario(), build_model=build), "secure")
     with pytest.raises(InputError, match="ends with a torch.nn.Linear"):
         labels.label_counts(view)
+
+
+def test_recorded_run_with_class_weights_is_not_measured(tmp_path: Path) -> None:
+    """The gradient of a weighted loss is not predicted minus actual labels."""
+    run(SETTINGS["class weights"], tmp_path)
+    [found] = get("labels").run_on(*view_of(load_all(tmp_path), COALITION))
+    assert isinstance(found, Inapplicable)
+    assert "weighted by class" in found.why
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_addend_of_more_samples_than_the_view_has_does_not_matter(seed: int) -> None:
+    """As in the view of a single trace, in which the others have a few samples, and addends of many more."""
+    view, truth = observe(labels.scenario(biases=False, seed=seed), "secure")
+    few = {
+        name: replace(each, x=each.x[::5], y=each.y[::5], samples=each.sample_count)
+        for name, each in view.coalition.items()
+    }
+    assert labels.count_labels(replace(view, coalition=few), truth).value < 0.05

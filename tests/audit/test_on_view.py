@@ -88,6 +88,26 @@ def test_other_attacks_use_the_rounds_before_members_change(name: str) -> None:
     assert get(name).run_on(view, later, fresh) == get(name).run_on(*short, fresh)
 
 
+def test_models_of_the_truth_are_those_before_members_change() -> None:
+    """Minus the displacement after these rounds, they are the origins."""
+    scenario, fresh = membership.scenario(3, 6, hidden=16, seed=1)
+    view, truth = observe(replace(scenario, dropouts={4: ("colluder-2",)}), "cgd")
+    seen: list[tuple[View, Truth]] = []
+
+    def see(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
+        seen.append((view, truth))
+        return []
+
+    replace(get("labels"), on_view=(see,)).run_on(view, truth, fresh)
+    [(cut, known)] = seen
+    assert len(cut.rounds) == 4
+    for name, model in known.models.items():
+        origin = truth.models[name] - view.final_displacement
+        # Sums of a few numbers below 1, in single precision.
+        assert torch.allclose(model - cut.final_displacement, origin, rtol=0, atol=1e-6)
+        assert not torch.allclose(truth.models[name] - cut.final_displacement, origin, rtol=0, atol=1e-3)
+
+
 def test_change_of_n_counts_as_a_change_of_members() -> None:
     """As in the view of a single trace, in which all others are one colluder."""
     view, truth = observe(dropout.scenario(), "cgd")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pickle
+import re
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cgd.audit import attacks
+from cgd.audit import attacks, results
 from cgd.audit.registry import ATTACKS, get
 from cgd.audit.sources import DemonstrationPart, embedded
+from cgd.audit.verdicts import METRICS
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from cgd.audit.results import AttackResult
 
+ROOT = Path(__file__).parents[2]
 PARTS = [each for each in embedded().parts if isinstance(each, DemonstrationPart)]
 # The stored audits have those of the other schemes (tests/test_threat_model.py), and test_ideal_simulator.py has those
 # of the simulator.
@@ -39,6 +43,7 @@ def test_control_has_the_known_outcome(part: DemonstrationPart) -> None:
         assert each.control
         assert each.scheme == part.scheme
         assert each.succeeds == each.must_succeed, each
+        assert each.metric in METRICS
 
 
 @pytest.mark.parametrize("attack", ["gram", "membership", "records", "joint"])
@@ -69,6 +74,18 @@ def test_modules_are_named_by_the_ids() -> None:
     for attack in ATTACKS:
         assert attack.demonstrate.__module__ == f"{attacks.__name__}.{attack.id}"
         assert all(each.__module__ == attack.demonstrate.__module__ for each in (attack.control, *attack.on_view))
+
+
+def test_metrics_of_stored_results_are_known() -> None:
+    audits = [results.load(folder) for folder in (ROOT / "results" / "audit").iterdir()]
+    assert audits
+    assert {each.metric for audit in audits for attack in audit.attacks for each in attack.findings} <= set(METRICS)
+
+
+def test_metrics_are_documented() -> None:
+    _, _, page = (ROOT / "docs" / "audit.md").read_text().partition("| Metric | Meaning |\n|---|---|\n")
+    table, _, _ = page.partition("\n\n")
+    assert set(re.findall(r"^\| (.+?) \|", table, flags=re.MULTILINE)) == set(METRICS)
 
 
 def test_parts_can_be_pickled() -> None:

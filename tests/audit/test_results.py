@@ -116,7 +116,8 @@ def test_other_file_is_rejected(content: bytes, message: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content["attacks"][0].update(id='x" onclick="'), "other characters"),
+        (lambda content: content["attacks"][0].update(id='x" onclick="'), "must be an identifier"),
+        (lambda content: content["attacks"][0].update(id="two-words"), "must be an identifier"),
         (lambda content: content["attacks"][1].update(id="moments"), "two attacks"),
         (
             lambda content: content["attacks"][1]["findings"][0]["pictures"].update(real="pictures/../../secret.png"),

@@ -30,8 +30,16 @@ END = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
 def attack(name: str) -> Attack:
-    texts = ("Do the others learn anything?", "They look closely.", "they learn something", "Add noise.")
-    return Attack(name, f"Attack {name}", *texts, gram.attacks, gram.controls)
+    return Attack(
+        id=name,
+        title=f"Attack {name}",
+        question="Do the others learn anything?",
+        about="They look closely.",
+        rule="they learn something",
+        remedy="Add noise.",
+        demonstrate=gram.attacks,
+        control=gram.controls,
+    )
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ PICTURES = "pictures"
 REMEDY = "run cgd audit again"
 
 _NON_FINITE = {"infinite": math.inf, "minus infinite": -math.inf, "not a number": math.nan}
-_ID = re.compile(r"[a-z0-9][a-z0-9-]*")
-_PICTURE = re.compile(rf"{PICTURES}/[a-z0-9][a-z0-9-]*\.png")
+_ID = re.compile(r"[a-z][a-z0-9_]*")
+_PICTURE = re.compile(rf"{PICTURES}/[a-z][a-z0-9_-]*\.png")
 _DATA_URI = "data:image/png;base64,"
 _ADDRESS = re.compile(rf"{_PICTURE.pattern}|{_DATA_URI}[A-Za-z0-9+/=]*")
 _PNG_HEADER = b"\x89PNG\r\n"
@@ -55,7 +55,7 @@ class AttackResult:
         succeeds: true if the value is clearly better than chance, by the rule of the attack.
         setting: the setting in a few words, such as "2 × 4 records".
         detail: further figures, in a sentence.
-        control: true if this is a control: a setting with a known outcome.
+        control: true if this is a control: a setting with a known outcome. The audit sets it, not the attack.
         undecided: true if the value is better than chance, but there are too few records to be sure.
         must_succeed: the known outcome of a control. An attack must fail where there is nothing to find, and must
             succeed where a protection was removed.
@@ -117,7 +117,7 @@ class AttackFindings:
     """One attack in an audit: its texts from the registry, and its results.
 
     Attributes:
-        id: the id of the attack.
+        id: the id of the attack, an identifier: its module has the same name.
         title: its name.
         question: the question that it answers.
         about: how it works.
@@ -138,7 +138,7 @@ class AttackFindings:
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
-            raise ValueError(f"the id of an attack is {self.id!r}; it has other characters than a-z, 0-9 and -")
+            raise ValueError(f"the id of an attack is {self.id!r}; it must be an identifier of a-z, 0-9 and _")
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,11 @@ class View:
         return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum
 
     def only(self, numbers: Sequence[int]) -> View:
-        """Return the view of these rounds, at least one, in their order."""
+        """Return the view of these rounds, at least one, in their order.
+
+        Its `final_displacement` is D after the last of them, but a `Truth` still has the models after the whole run:
+        subtract the `final_displacement` of the whole view from these to get origins.
+        """
         coalition = {
             name: replace(each, addends=tuple(each.addends[number] for number in numbers))
             for name, each in self.coalition.items()
@@ -158,7 +162,7 @@ class View:
         return replace(self, rounds=tuple(self.rounds[number] for number in numbers), coalition=coalition, final=final)
 
     def until(self, rounds: int) -> View:
-        """Return the view of the first rounds."""
+        """Return the view of the first rounds; see `only` for the models of the `Truth`."""
         return self.only(range(min(rounds, len(self.rounds))))
 
     def honest_sum(self, number: int) -> torch.Tensor:
@@ -174,7 +178,8 @@ class Truth:
     Attributes:
         x: their samples by name.
         y: their labels by name.
-        models: the weights of their final models, flat, by name.
+        models: the weights of their models after the last round of the view that came with this truth, flat, by name.
+            Minus `View.final_displacement` of that view, and not of a part of it, they are the origins.
     """
 
     x: Mapping[str, torch.Tensor]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
 from cgd.audit.embedded import participants, samples
 from cgd.audit.results import AttackResult
@@ -52,7 +53,8 @@ def label_counts(view: View) -> torch.Tensor:
     The less certain the predictions of their models are, the nearer is the estimate to equal classes.
 
     Raises:
-        InputError: the labels are not classes, or the model does not end with a fully-connected layer.
+        InputError: the labels are not classes, the loss is not the cross-entropy without class weights, or the model
+            does not end with a fully-connected layer.
     """
     guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
     counts, variance = min((_estimate(view, number) for number in (0, len(view.rounds) - 1)), key=lambda each: each[1])
@@ -125,6 +127,11 @@ def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
 def _classes(view: View) -> int:
     if any(each.y.is_floating_point() for each in view.coalition.values()):
         raise InputError("the labels are numbers, not classes; there is nothing to count")
+    if view.loss is not functional.cross_entropy:
+        raise InputError(
+            "the loss is weighted by class, or is not the cross-entropy; this attack needs the cross-entropy without "
+            "class weights, because its gradient is predicted minus actual labels"
+        )
     return len(list(view.build_model().parameters())[-1])
 
 
@@ -142,9 +149,22 @@ def _activation(view: View, number: int) -> float:
     """Return the average factor of (probabilities − labels) in the gradient: 1 with biases and without clipping."""
     if list(view.build_model().parameters())[-1].ndim == 1:
         return _clipping_factor(view, number)
-    actual = torch.cat([_per_class(view, each.addends[number]) for each in view.coalition.values()])
+    actual = torch.cat([_per_class(view, _addend(view, each, number)) for each in view.coalition.values()])
     expected = torch.cat([_difference(view, each, number) for each in view.coalition.values()])
     return float(actual @ expected / (expected @ expected))
+
+
+def _addend(view: View, colluder: Colluder, number: int) -> torch.Tensor:
+    """Return a colluder's addend, computed from its samples in the view if the real one is of more samples."""
+    if colluder.sample_count == len(colluder.y):
+        return colluder.addends[number]
+    model = view.build_model()
+
+    def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return view.loss(functional_call(model, given, (colluder.x,)), colluder.y)
+
+    gradient = flat(grad(value)(unflat(colluder.origin + view.rounds[number].displacement, model)))
+    return len(colluder.y) / view.samples * gradient
 
 
 def _clipping_factor(view: View, number: int) -> float:
