@@ -33,7 +33,7 @@ from cgd.transport.receiver import MAX_MESSAGES_PER_TURN, Receiver
 from cgd.transport.routes import DirectRoute, HubRoute, RelayedRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.base import PeerStatus
@@ -244,8 +244,10 @@ class ZeroMQTransport:
                         self._wakeup_recv.recv(4096)
                 with self.rejections.catch_errors(UNKNOWN_CLIENT):
                     self._check_connections(ready)
-                with self._notifying_receiver():
-                    self._read_all(ready)
+                self._read_all(ready)
+                with self._changed:
+                    if self._inbox:  # once for all frames; some of them may have been read meanwhile
+                        self._changed.notify()
             self._send_all()
         except Exception:
             log.exception("the network of %s stopped", self.me, extra={"event": "failed"})
@@ -302,15 +304,6 @@ class ZeroMQTransport:
                 return max(MIN_PAUSE_SECONDS, route.outbound.idle_seconds(time.monotonic()))
             route.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
-
-    @contextlib.contextmanager
-    def _notifying_receiver(self) -> Iterator[None]:
-        """Notify the thread that waits for a frame, once for all that have arrived."""
-        before = len(self._inbox)
-        yield
-        with self._changed:
-            if len(self._inbox) > before:
-                self._changed.notify()
 
     def _on_hub_fault(self, fault: HubError) -> None:
         """Log that the hub has tampered with messages, and let `receive` raise it."""
