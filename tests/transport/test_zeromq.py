@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from cgd.transport import connections, link
+from cgd.transport import connections, link, zeromq
 from cgd.transport.connections import Contact
 from cgd.transport.link import Datagram, DatagramKind
 from support.ports import free_port
@@ -262,6 +262,18 @@ def test_frame_that_arrives_while_another_is_read_ends_a_blocked_receive(network
     started = time.monotonic()
     assert a.receive(60) == ("b", b"second")
     assert time.monotonic() - started < 30
+
+
+def test_close_stops_waiting_for_a_peer_that_is_not_reached(
+    network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq, "CLOSE_SECONDS", 0.2)
+    a = network.open("a")
+    assert a.send("b", b"nobody receives this")
+    closing = threading.Thread(target=a.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
 
 
 def test_datagram_numbers_beyond_the_range_are_rejected(
