@@ -11,7 +11,6 @@ import pytest
 
 from cgd import Peers, local_peers
 from cgd.errors import ClosedError, LocalProtocolError, PeerLeftError, PeerTimeoutError
-from cgd.peers import SumSettings
 from cgd.transport import driver
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, TamperingTransport, custom_peers, outcomes
@@ -134,7 +133,7 @@ def test_timeout_restarts_with_every_frame(seconds: float, in_time: bool, monkey
             return error, clock.now
 
     transports = [SlowTransport(each, clock, seconds) for each in connect(MEMBERS)]
-    with custom_peers(transports, [SumSettings()] * 3, timeout=4) as members:
+    with custom_peers(transports, timeout=4) as members:
         results = members.run(work)
     if in_time:
         assert [total for total, _ in results] == [3.0] * 3

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from cgd import ConfinedAdam, ConfinedSGD, FixedPoint, confine
 from cgd.optim.recovery import TensorWriter, common_state
-from cgd.peers import SumSettings
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, TamperingTransport, custom_peers
 
@@ -52,7 +51,7 @@ def test_origin_weights_and_gradients_are_not_sent(kind: type[ConfinedSGD | Conf
         stored.append(TensorWriter().to_bytes(common_state(parameters, optimizer.state, [1, 0])))
 
     transports: list[Transport] = [TamperingTransport(transport, record) for transport in connect(MEMBERS)]
-    with custom_peers(transports, [SumSettings()] * len(MEMBERS)) as members:
+    with custom_peers(transports) as members:
         members.run(train, range(len(MEMBERS)))
     assert len(secrets) == len(MEMBERS) * (3 * STEPS + 1)
     assert len(set(stored)) == 1  # the stored state is the same at every member

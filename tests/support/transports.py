@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from cgd import LocalPeers, Peers
+from cgd.peers import SumSettings
 from cgd.secagg.session import Session
 from cgd.transport.connections import Contact
 from cgd.transport.driver import SessionDriver
@@ -19,7 +20,6 @@ from support.wire import pair_keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cgd.peers import SumSettings
     from cgd.secagg.messages import Buffer
     from cgd.transport.base import Transport
 
@@ -55,13 +55,16 @@ class TamperingTransport:
         self._inner.close()
 
 
-def custom_peers(transports: Sequence[Transport], settings: list[SumSettings], timeout: float = 5.0) -> LocalPeers:
-    """Return three members with these transports and settings."""
-    keys = pair_keys(MEMBERS)
+def custom_peers(
+    transports: Sequence[Transport], settings: Sequence[SumSettings] | None = None, timeout: float = 5.0
+) -> LocalPeers:
+    """Return members with these connected transports, and with these settings instead of the default ones."""
+    members = transports[0].members
+    keys = pair_keys(members)
     session = os.urandom(16)
     return LocalPeers(
-        Peers(SessionDriver(transport, Session(me, MEMBERS, session, keys[me]), timeout), own)
-        for me, transport, own in zip(MEMBERS, transports, settings, strict=True)
+        Peers(SessionDriver(each, Session(each.me, members, session, keys[each.me]), timeout), own)
+        for each, own in zip(transports, settings or [SumSettings()] * len(transports), strict=True)
     )
 
 

@@ -6,22 +6,25 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import zmq
 
 from cgd.errors import ClosedError, MembershipError
 from cgd.transport import memory
+from cgd.transport.base import MAX_FRAME_BYTES
 from cgd.transport.connections import Contact
 from cgd.transport.tap import TappedReconnectingTransport, TappedTransport
 from cgd.transport.zeromq import ZeroMQTransport
 from support.ports import free_port
+from support.transports import custom_peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cgd.transport.base import Transport
 
-MEMBERS = ("a", "b", "c")
+MEMBERS = ("c", "a", "b")  # not sorted
 
 
 def connect_sockets(members: Sequence[str]) -> list[ZeroMQTransport]:
@@ -57,7 +60,7 @@ def transports(request: pytest.FixtureRequest) -> Iterator[dict[str, Transport]]
 def test_transport_has_the_names_of_its_members(transports: dict[str, Transport]) -> None:
     for name, transport in transports.items():
         assert transport.me == name
-        assert transport.members == MEMBERS
+        assert transport.members == ("a", "b", "c")
 
 
 def test_frames_are_delivered_whole_with_their_sender(transports: dict[str, Transport]) -> None:
@@ -67,6 +70,18 @@ def test_frames_are_delivered_whole_with_their_sender(transports: dict[str, Tran
     received = {transports["b"].receive(5), transports["b"].receive(5)}
     assert received == {("a", b"from a"), ("c", b"")}
     assert transports["c"].receive(5) == ("a", bytes(1_000_000))
+
+
+def test_received_frame_cannot_be_changed(transports: dict[str, Transport]) -> None:
+    assert transports["a"].send("b", b"from a")
+    received = transports["b"].receive(5)
+    assert received is not None
+    assert memoryview(received[1]).readonly
+
+
+def test_empty_queue_accepts_the_largest_frame(transports: dict[str, Transport]) -> None:
+    assert transports["a"].send("b", bytes(MAX_FRAME_BYTES))
+    assert transports["b"].receive(5) == ("a", bytes(MAX_FRAME_BYTES))
 
 
 def test_frames_of_one_sender_keep_their_order(transports: dict[str, Transport]) -> None:
@@ -126,7 +141,39 @@ def test_close_ends_a_blocked_receive_and_later_calls_raise(transports: dict[str
     assert transports["b"].send("a", b"dropped")
 
 
+def test_frame_that_was_sent_before_close_is_delivered(transports: dict[str, Transport]) -> None:
+    assert transports["a"].send("b", bytes(1_000_000))
+    transports["a"].close()
+    assert transports["b"].receive(5) == ("a", bytes(1_000_000))
+
+
+def test_frame_that_is_sent_after_close_is_dropped(transports: dict[str, Transport]) -> None:
+    assert transports["a"].send("b", b"before")
+    transports["a"].close()
+    assert transports["a"].send("b", b"after")
+    assert transports["b"].receive(5) == ("a", b"before")
+    assert transports["b"].receive(0.2) is None
+
+
+def test_frames_of_a_closed_peer_are_received_after_frames_to_it_were_dropped(
+    transports: dict[str, Transport],
+) -> None:
+    frames = [bytes([i]) * 100_000 for i in range(10)]
+    assert all(transports["a"].send("b", frame) for frame in frames)
+    transports["a"].close()
+    for _ in range(20):
+        assert transports["b"].send("a", b"dropped")
+        time.sleep(0.01)
+    assert [transports["b"].receive(5) for _ in frames] == [("a", frame) for frame in frames]
+
+
 def test_send_to_a_name_that_is_not_a_peer_raises(transports: dict[str, Transport]) -> None:
     for name in ("x", "a"):
         with pytest.raises(MembershipError, match=f"{name} is not a peer"):
             transports["a"].send(name, b"")
+
+
+def test_members_sum_over_the_transport(transports: dict[str, Transport]) -> None:
+    with custom_peers(list(transports.values()), timeout=60) as members:
+        totals = members.run(lambda peers, number: peers.sum(np.full(100_000, number)), [1.0, 2.0, 3.0])
+    assert all(np.array_equal(total, np.full(100_000, 6.0)) for total in totals)

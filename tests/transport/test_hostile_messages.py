@@ -24,6 +24,7 @@ from cgd.peers import Peers, SumSettings
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.membership import Membership
 from cgd.transport import link
+from cgd.transport.base import MAX_FRAME_BYTES
 from cgd.transport.group_driver import GroupDriver
 from cgd.transport.link import Datagram, DatagramKind
 from cgd.transport.runtime import FederationRuntime
@@ -300,8 +301,8 @@ class Attacker:
         self.send_as_c("replayed", self.replayed(times(16_000)))
         self.send_as_c("many parts", self.many_parts(times(2_000), 40))
         self.send_as_c("many parts", self.many_parts(4, 20_000))
-        self.send_as_c("oversized", self.oversized(times(40), link.MAX_FRAME_BYTES))
-        for message in self.oversized(8, 2 * link.MAX_FRAME_BYTES):  # the connection is closed after each
+        self.send_as_c("oversized", self.oversized(times(40), MAX_FRAME_BYTES))
+        for message in self.oversized(8, 2 * MAX_FRAME_BYTES):  # the connection is closed after each
             self.send_as_c("dropped", iter([message]), wait=False)
         self.send_garbage(times(5_600))
         self.connect_unlisted(times(400))

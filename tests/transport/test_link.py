@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgd.transport import link
+from cgd.transport.base import MAX_FRAME_BYTES
 from cgd.transport.link import Datagram, DatagramError, DatagramKind, InboundLink, OutboundLink
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def test_link_recovers_when_the_receiver_has_created_a_new_route() -> None:
         (bytes(40), "not a datagram of cgd"),
         (b"CGDL\x09" + bytes(40), "version 9 of the link"),
         (b"CGDL\x01\x63" + bytes(40), "unknown kind 99"),
-        (b"CGDL\x01\x02" + bytes(link.MAX_FRAME_BYTES + 40), "oversized"),
+        (b"CGDL\x01\x02" + bytes(MAX_FRAME_BYTES + 40), "oversized"),
     ],
 )
 def test_invalid_datagram_raises_an_error_with_the_reason(data: bytes, message: str) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zmq
 
-from cgd.transport import connections, link
+from cgd.transport import connections, link, zeromq
 from cgd.transport.connections import Contact
 from cgd.transport.link import Datagram, DatagramKind
 from support.ports import free_port
 from support.transports import connected, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from support.transports import ZeroMQNetwork
 
 pytestmark = pytest.mark.slow
@@ -236,6 +238,42 @@ def test_unread_frames_of_a_killed_process_do_not_block_its_successor(network: Z
             assert time.monotonic() < deadline, "the window stays full"
             read += a.receive(0.1) is not None
     eventually(lambda: a.receive(0.0) is not None or not after.backlog(connected=False))
+
+
+def test_frame_that_arrives_while_another_is_read_ends_a_blocked_receive(network: ZeroMQNetwork) -> None:
+    a, b = network.open("a"), network.open("b")
+    assert b.send("a", b"first")
+    eventually(lambda: len(a._inbox) == 1)
+    reading, consumed = threading.Event(), threading.Event()
+    read_all = a._read_all
+
+    def read_after_the_consumer(ready: Mapping[Any, int]) -> None:
+        if a._router in ready:
+            reading.set()
+            consumed.wait(20)
+            time.sleep(0.1)  # now `receive` is blocked
+        read_all(ready)
+
+    a._read_all = read_after_the_consumer  # type: ignore[method-assign]
+    assert b.send("a", b"second")
+    assert reading.wait(20)
+    assert a.receive(5) == ("b", b"first")
+    consumed.set()
+    started = time.monotonic()
+    assert a.receive(60) == ("b", b"second")
+    assert time.monotonic() - started < 30
+
+
+def test_close_stops_waiting_for_a_peer_that_is_not_reached(
+    network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq, "CLOSE_SECONDS", 0.2)
+    a = network.open("a")
+    assert a.send("b", b"nobody receives this")
+    closing = threading.Thread(target=a.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
 
 
 def test_datagram_numbers_beyond_the_range_are_rejected(

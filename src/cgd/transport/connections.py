@@ -15,8 +15,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from cgd.errors import InputError, TransportError
-from cgd.transport import link
 from cgd.transport.auth import CONNECT_FAILURES, CONNECTION_LOST, DOMAIN, NOT_CGD
+from cgd.transport.base import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -359,7 +359,7 @@ def port_of(router: Socket) -> int:
 
 def _prepare(each: Socket) -> None:
     each.linger = LINGER_MILLISECONDS
-    each.maxmsgsize = 2 * link.MAX_FRAME_BYTES
+    each.maxmsgsize = 2 * MAX_FRAME_BYTES
     each.rcvhwm = each.sndhwm = MAX_QUEUED_MESSAGES
     each.heartbeat_ivl = HEARTBEAT_MILLISECONDS
     each.heartbeat_timeout = 3 * HEARTBEAT_MILLISECONDS

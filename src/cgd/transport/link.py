@@ -37,6 +37,8 @@ from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING
 
+from cgd.transport.base import MAX_FRAME_BYTES
+
 if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer
 
@@ -45,7 +47,6 @@ VERSION = 1
 INCARNATION_BYTES = 8
 NO_INCARNATION = bytes(INCARNATION_BYTES)
 WINDOW_BYTES = 8 << 20
-MAX_FRAME_BYTES = 4 << 20
 MAX_UNREAD_FRAMES = 1 << 16
 MAX_DATAGRAM_NUMBER = 2**63
 MAX_REASON_BYTES = 500
@@ -160,6 +161,11 @@ class OutboundLink:
         return len(self._frames)
 
     @property
+    def has_unsent_frames(self) -> bool:
+        """True if a frame was not sent yet."""
+        return self._next_number - self._first_number < len(self._frames)
+
+    @property
     def established(self) -> bool:
         """True if the other side has accepted the link."""
         return self._peer != NO_INCARNATION
@@ -192,7 +198,7 @@ class OutboundLink:
 
     def idle_seconds(self, now: float) -> float:
         """Return the seconds until the next datagram is due, if nothing is received meanwhile."""
-        if self.established and self._next_number - self._first_number < len(self._frames):
+        if self.established and self.has_unsent_frames:
             return 0.0
         pause = HELLO_SECONDS if not self.established else BUSY_PING_SECONDS if self._frames else IDLE_PING_SECONDS
         return max(0.0, self._last_sent + pause - now)

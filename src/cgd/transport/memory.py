@@ -27,6 +27,11 @@ class Inbox:
         self._woken = False
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
     def put(self, sender: PeerId, frame: bytes) -> bool:
         """Append a frame; return False if the inbox is full. An empty inbox accepts a frame of any size."""
         with self._changed:
@@ -78,7 +83,7 @@ class MemoryTransport:
         """Put a frame into a peer's inbox; see `Transport.send`."""
         if to not in self._inboxes or to == self.me:
             raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
-        return self._inboxes[to].put(self.me, frame)
+        return self._inboxes[self.me].closed or self._inboxes[to].put(self.me, frame)
 
     def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
         """Take the next frame from this member's inbox; see `Transport.receive`."""
@@ -89,7 +94,7 @@ class MemoryTransport:
         self._inboxes[self.me].wakeup()
 
     def close(self) -> None:
-        """Close this member's inbox."""
+        """Close this member's inbox; the frames that it has sent are in the inboxes of its peers."""
         self._inboxes[self.me].close()
 
 

@@ -68,6 +68,10 @@ class Route(ABC):
     def outbound_problem(self, now: float) -> str:
         """Return the reason if the peer cannot be reached."""
 
+    @abstractmethod
+    def is_lost(self) -> bool:
+        """Return whether there was a connection to the peer, and there is none now."""
+
     def inbound_problem(self) -> str:
         """Return the reason if the peer can be reached and nothing is received from it."""
         return "nothing is received from it"
@@ -177,6 +181,10 @@ class DirectRoute(Route):
         """Return the problem of our connection."""
         return self.connection.problem
 
+    def is_lost(self) -> bool:
+        """Return whether our connection is lost."""
+        return self.outbound.established and not self.connection.connected
+
     def inbound_problem(self) -> str:
         """Return that the peer's connection to us is missing."""
         return f"nothing is received from it; if this lasts it cannot reach us at {self._address}: is our port open?"
@@ -230,6 +238,10 @@ class HubRoute(Route):
     def outbound_problem(self, now: float) -> str:  # noqa: ARG002
         """Return the problem of our connection."""
         return self.connection.problem
+
+    def is_lost(self) -> bool:
+        """Return whether our connection is lost."""
+        return self.outbound.established and not self.connection.connected
 
     def close(self) -> None:
         """Close our connection."""
@@ -316,6 +328,10 @@ class RelayedRoute(Route):
         super().on_ack(datagram, reply_to)
         if self.outbound.established and not established:
             self._process = reply_to
+
+    def is_lost(self) -> bool:
+        """Return whether our connection to the hub is lost, or the peer is not connected to the hub."""
+        return self.absent or self._hub.is_lost()
 
     def outbound_problem(self, now: float) -> str:
         """Return whether the problem is at the hub or behind it."""

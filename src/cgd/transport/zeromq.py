@@ -26,6 +26,7 @@ from cgd.secagg.messages import HUB
 from cgd.transport import link
 from cgd.transport.addresses import listening_address
 from cgd.transport.auth import UNKNOWN_CLIENT, HandshakeMonitor, RejectionLog, ZapAuthenticator
+from cgd.transport.base import CLOSE_SECONDS, MAX_FRAME_BYTES
 from cgd.transport.channel import ChannelFactory
 from cgd.transport.connections import Connection, HubConnection, listening_socket, port_of
 from cgd.transport.limits import SECONDS_BETWEEN_CHECKS, ConnectionLimits
@@ -33,7 +34,7 @@ from cgd.transport.receiver import MAX_MESSAGES_PER_TURN, Receiver
 from cgd.transport.routes import DirectRoute, HubRoute, RelayedRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.base import PeerStatus
@@ -100,8 +101,8 @@ class ZeroMQTransport:
 
     def send(self, to: PeerId, frame: bytes) -> bool:
         """Put a frame into the link to a peer; return False if its window is full."""
-        if len(frame) > link.MAX_FRAME_BYTES:
-            raise InputError(f"a frame has {len(frame)} bytes; the limit over the network is {link.MAX_FRAME_BYTES}")
+        if len(frame) > MAX_FRAME_BYTES:
+            raise InputError(f"a frame has {len(frame)} bytes; the limit over the network is {MAX_FRAME_BYTES}")
         with self._changed:
             if to not in self._routes:
                 raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
@@ -137,7 +138,7 @@ class ZeroMQTransport:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the sockets; messages in their queues are sent for a short time."""
+        """Send the frames in the links for at most `CLOSE_SECONDS`, then close the sockets."""
         with self._changed:
             already, self._closed = self._closed, True
             self._inbox.clear()
@@ -237,16 +238,8 @@ class ZeroMQTransport:
             while not self._closed:
                 self._apply_update()
                 self._asleep = True  # from here on, a thread that adds a frame wakes this one
-                pause = self._send_all()
-                ready = dict(self._poller.poll(int(1000 * pause)))
-                with contextlib.suppress(BlockingIOError):
-                    while self._wakeup_recv in ready or self._wakeup_recv.fileno() in ready:
-                        self._wakeup_recv.recv(4096)
-                with self.rejections.catch_errors(UNKNOWN_CLIENT):
-                    self._check_connections(ready)
-                with self._notifying_receiver():
-                    self._read_all(ready)
-            self._send_all()
+                self._poll(self._send_all())
+            self._send_remaining()
         except Exception:
             log.exception("the network of %s stopped", self.me, extra={"event": "failed"})
             with self._changed:
@@ -254,6 +247,29 @@ class ZeroMQTransport:
                 self._changed.notify_all()
         finally:
             self._release()
+
+    def _poll(self, seconds: float) -> None:
+        """Wait until a socket has messages, at most some seconds, and process them."""
+        ready = dict(self._poller.poll(int(1000 * seconds)))
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup_recv in ready or self._wakeup_recv.fileno() in ready:
+                self._wakeup_recv.recv(4096)
+        with self.rejections.catch_errors(UNKNOWN_CLIENT):
+            self._check_connections(ready)
+        self._read_all(ready)
+        with self._changed:
+            if self._inbox:  # once for all frames; some of them may have been read meanwhile
+                self._changed.notify()
+
+    def _send_remaining(self) -> None:
+        """Send the frames that were accepted before this transport was closed, except to peers that have gone."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while True:
+            pause = self._send_all()
+            unsent = [each for each in self._routes.values() if each.outbound.has_unsent_frames and not each.is_lost()]
+            if not unsent or time.monotonic() >= deadline:
+                return
+            self._poll(pause)
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         """Read from every socket that has messages."""
@@ -302,15 +318,6 @@ class ZeroMQTransport:
                 return max(MIN_PAUSE_SECONDS, route.outbound.idle_seconds(time.monotonic()))
             route.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
-
-    @contextlib.contextmanager
-    def _notifying_receiver(self) -> Iterator[None]:
-        """Notify the thread that waits for a frame, once for all that have arrived."""
-        before = len(self._inbox)
-        yield
-        with self._changed:
-            if len(self._inbox) > before:
-                self._changed.notify()
 
     def _on_hub_fault(self, fault: HubError) -> None:
         """Log that the hub has tampered with messages, and let `receive` raise it."""
