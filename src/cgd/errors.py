@@ -16,7 +16,7 @@
     │       ├── EquivocationError         it signed different statements for different members: it is dishonest
     │       ├── PeerAbortedError          it aborted this sum and sent a reason
     │       ├── PeerLeftError             it left the session
-    │       └── HubError                  the hub altered, swapped, repeated or lost messages, or added wrongly
+    │       └── HubError                  the hub sent what it may not send, or added wrongly
     └── TransportError
         ├── PeerTimeoutError              nothing was received from `.peers` in time
         └── ClosedError                   this side's connection is closed
@@ -154,10 +154,11 @@ class PeerLeftError(RemoteProtocolError):
 
 
 class HubError(RemoteProtocolError):
-    """The hub altered, swapped, repeated, reordered or lost messages, or added wrongly.
+    """The hub sent what it may not send, or added wrongly.
 
-    Relayed messages are authenticated end to end and summed values carry MACs, so the fault is detected before a total
-    is revealed.
+    Summed values carry MACs, so a wrong total is detected before anything is revealed. Relayed messages are
+    authenticated end to end. If one was altered, swapped, repeated or lost, its sender may have caused it as well as
+    the hub, so it raises no error: it is logged and sent again.
     """
 
     def __init__(self, what: str) -> None:

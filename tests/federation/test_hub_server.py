@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cgd import Cell
-from cgd.errors import HubError, InputError, PeerTimeoutError, TransportError
+from cgd.errors import HubError, InputError, PeerAbortedError, PeerTimeoutError, TransportError
 from cgd.federation import Federation, HubSite, Keys, Participant, Training, config_edit, member
 from cgd.federation import hub_server as module
 from cgd.federation.hub_server import FederationHub
@@ -290,7 +290,7 @@ def test_hub_with_a_wrong_key_or_file_does_not_start(federation: HubFederation, 
         FederationHub(other / "federation.toml")
 
 
-def test_dishonest_hub_stops_the_program_and_peers_are_notified(
+def test_hub_that_repeats_messages_is_shown_in_the_status(
     federation: HubFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = federation.hub()
@@ -305,8 +305,27 @@ def test_dishonest_hub_stops_the_program_and_peers_are_notified(
             relay(client, to, payload)
 
     monkeypatch.setattr(hub.hub, "_relay", repeat)
-    with pytest.raises(HubError, match="the hub: repeated or reordered messages from bob"):
-        federation.joined["ada"].peers.sum(np.array([1.0]))
+    assert federation.sum_all() == {3.0}
+    note = "here: messages that the hub relayed from it were altered, repeated or lost, by the hub or by itself"
+    eventually(lambda: notes(federation.joined["ada"])["bob"] == note)
+
+
+def test_hub_that_adds_wrongly_stops_the_program_and_peers_are_notified(
+    federation: HubFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = federation.hub()
+    for name in NAMES:
+        federation.join(name)
+    assert federation.sum_all() == {3.0}
+    add = hub.hub._aggregator.receive
+
+    def add_wrongly(sender: str, frame: Any) -> Any:
+        finished = add(sender, frame)
+        return finished and (finished[0], finished[1][:-1] + bytes([finished[1][-1] ^ 0x80]))
+
+    monkeypatch.setattr(hub.hub._aggregator, "receive", add_wrongly)
+    with pytest.raises((HubError, PeerAbortedError), match="the hub"):
+        federation.sum_all()
     federation.joined["ada"].peers.close()
     eventually(lambda: notes(federation.joined["bob"])["ada"].startswith("left: its program stopped"))
 

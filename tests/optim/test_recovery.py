@@ -126,9 +126,9 @@ def test_restored_state_has_the_same_bits_and_the_origins_of_the_new_process(kin
     [
         (b"", "is not the state of an optimiser"),
         (safetensors.torch.save({"0.displacement": torch.zeros(2)}), "is not the state of an optimiser"),
-        (safetensors.torch.save({"counts": torch.zeros(2, dtype=torch.int64)}), "is not the state of an optimiser"),
+        (safetensors.torch.save({"counts": torch.zeros(5, dtype=torch.int64)}), "is not the state of an optimiser"),
         (
-            safetensors.torch.save({"counts": torch.zeros(2, dtype=torch.int64), "0.displacement": torch.zeros(3)}),
+            safetensors.torch.save({"counts": torch.zeros(5, dtype=torch.int64), "0.displacement": torch.zeros(3)}),
             r"of shapes \[\(3,\)\] and this model has \[\(2,\)\]",
         ),
     ],
@@ -139,6 +139,63 @@ def test_restore_rejects_a_state_that_does_not_fit(content: bytes, message: str)
     with pytest.raises(InputError, match=message):
         restore(content, [parameter], states)
     assert states[parameter].keys() == {"origin"}
+
+
+# A state that a dishonest member has forged.
+
+VALID = {"counts": torch.tensor([9, 1, 5, 6, 7]), "0.displacement": torch.zeros(4)}
+MOMENTS = {"0.mean": torch.zeros(4), "0.square": torch.zeros(4)}
+POWERS = {"0.powers": torch.full((2,), 0.5, dtype=torch.float64)}
+
+
+def restore_over_one_parameter(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Restore a state over one parameter of four zeros with an origin of ones; return the parameter's state."""
+    parameter = nn.Parameter(torch.zeros(4))
+    states: dict[torch.Tensor, dict[str, Any]] = {parameter: {"origin": torch.ones(4)}}
+    try:
+        restore(safetensors.torch.save(tensors), [parameter], states)
+    finally:
+        assert torch.equal(states[parameter]["origin"], torch.ones(4))
+    return states[parameter]
+
+
+def test_stored_state_cannot_set_the_origin() -> None:
+    with pytest.raises(InputError, match="no update rule stores 'displacement', 'origin'"):
+        restore_over_one_parameter(VALID | {"0.origin": torch.full((4,), 0.5)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"counts": torch.tensor(9)}, "the count of the samples is missing or malformed"),
+        ({"counts": torch.tensor([9])}, "the count of the samples is missing or malformed"),
+        ({"counts": torch.tensor([9, 1])}, "the count of the samples is missing or malformed"),
+        ({"counts": torch.tensor([[9, 1, 5]])}, "the count of the samples is missing or malformed"),
+        ({"counts": torch.tensor([9.5, 1.0, 5.0])}, "the count of the samples is missing or malformed"),
+        ({"1.displacement": torch.zeros(4)}, "'1.displacement' belongs to no parameter"),
+        ({"-1.displacement": torch.zeros(4)}, "'-1.displacement' belongs to no parameter"),
+        ({"9" * 5000: torch.zeros(4)}, "is not the state of an optimiser: '9{199}; restore a state folder"),
+        ({"": torch.zeros(4)}, "'' belongs to no parameter"),
+        ({"0": torch.zeros(4)}, "no update rule stores '', 'displacement'"),
+        ({"0.displacement": torch.zeros(4, dtype=torch.float64)}, "displacement has the type torch.float64"),
+        ({"0.momentum_buffer": torch.zeros(3)}, r"momentum_buffer has the type torch.float32, the shape \(3,\)"),
+        ({"0.momentum_buffer": torch.zeros(4, dtype=torch.int64)}, "momentum_buffer has the type torch.int64"),
+        ({"0.mean": torch.zeros(4)}, "no update rule stores 'displacement', 'mean'"),
+        (MOMENTS | {"0.powers": torch.zeros(2)}, "powers has the type torch.float32"),
+        (MOMENTS | {"0.powers": torch.zeros(3, dtype=torch.float64)}, r"powers has .* the shape \(3,\)"),
+        (MOMENTS | {"0.powers": torch.full((2,), 1 / 0.9, dtype=torch.float64)}, "powers has .* or wrong values"),
+        (MOMENTS | {"0.powers": torch.full((2,), torch.nan, dtype=torch.float64)}, "powers has .* or wrong values"),
+    ],
+)
+def test_restore_rejects_a_malformed_state(changed: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        restore_over_one_parameter(VALID | changed)
+
+
+@pytest.mark.parametrize("added", [{}, {"0.momentum_buffer": torch.ones(4)}, MOMENTS | POWERS])
+def test_restore_accepts_the_states_of_all_update_rules(added: dict[str, torch.Tensor]) -> None:
+    restored = restore_over_one_parameter(VALID | added)
+    assert restored.keys() == {"origin", "displacement", *(name.partition(".")[2] for name in added)}
 
 
 # A program that moves its weights, and the thread that serves its peers.

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 import cgd
 from cgd.errors import CGDError, InputError, PeerAbortedError, WeightError
+from cgd.secagg.journal import OptimizerState
+from cgd.transport.driver import NoRecovery
 
 if TYPE_CHECKING:
     from cgd.peers import Peers
@@ -49,6 +52,55 @@ def test_count_that_rounds_a_small_members_gradient_to_zero_is_rejected_before_s
     assert isinstance(large, PeerAbortedError | InputError)
     assert isinstance(dishonest, PeerAbortedError | InputError)
     assert not displacements
+
+
+class StoredState(NoRecovery):
+    """Recovery from a state that another member has stored, with a forged number of samples."""
+
+    def __init__(self, total_samples: int) -> None:
+        counts = torch.tensor([total_samples, 0, 0, 0, 0])
+        self.state = OptimizerState(1, safetensors.torch.save({"counts": counts, "0.displacement": torch.zeros(4)}))
+
+    def load(self, slot: int) -> OptimizerState | None:
+        return self.state
+
+
+def errors_after_restoring(total_samples: int, samples: list[int], gradients: list[float]) -> list[CGDError | None]:
+    """Let three members restore the same state and take two steps with these gradients; return their errors."""
+
+    def work(peers: Peers, own: int, gradient: float) -> CGDError | None:
+        peers.recovery = StoredState(total_samples)
+        training = ScriptedGradients(peers, own)
+        training.step(0.0)  # it is part of the stored state
+        try:
+            training.step(gradient)
+            training.step(1e-7)
+        except CGDError as error:
+            return error
+        return None
+
+    with cgd.local_peers(3) as members:
+        return members.run(work, samples, gradients)
+
+
+def test_restored_count_that_rounds_a_small_members_gradient_to_zero_is_rejected_before_sharing() -> None:
+    """The third member, which has stored the state, claims nearly all samples."""
+    total = 10**9
+    small, *others = errors_after_restoring(total, [1, 1000, total - 1001], [0.7, 0.3, 0.0])
+    assert isinstance(small, InputError)
+    assert "leaves nothing of our values in 32 bits" in str(small)
+    assert all(isinstance(error, PeerAbortedError | InputError) for error in others)
+
+
+def test_gradient_of_a_small_member_may_vanish_once_its_restored_weight_was_accepted() -> None:
+    assert errors_after_restoring(436, [6, 230, 200], [1.0, 1.0, 1.0]) == [None] * 3
+
+
+@pytest.mark.parametrize("total", [-5, 0, 1, 431])
+def test_restored_count_below_our_own_samples_is_rejected(total: int) -> None:
+    errors = errors_after_restoring(total, [430, 430, 430], [1.0, 1.0, 1.0])
+    assert any(isinstance(error, WeightError) for error in errors)
+    assert all(isinstance(error, WeightError | PeerAbortedError) for error in errors)
 
 
 def test_count_that_overflows_is_rejected() -> None:

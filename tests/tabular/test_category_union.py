@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from cgd.tabular import category_union
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy.typing as npt
 
 Own = dict[str, dict[str, int]]
 COLUMNS = ("ward", "diagnosis")
@@ -76,7 +77,7 @@ def test_members_retry_with_a_larger_table_if_decoding_fails(monkeypatch: pytest
     original = category_union._part_cells
 
     def small(total: int, attempt: int) -> int:
-        return original(total // 8, attempt)
+        return original(total // 3, attempt)
 
     monkeypatch.setattr(category_union, "_part_cells", small)
     sums = []
@@ -132,7 +133,46 @@ def test_inconsistent_table_raises_protocol_error_at_all_members() -> None:
     with cgd.local_peers(3) as group:
         cheated, *others = group.run(learn, [True, False, False])
     assert cheated == "cheated"
-    assert all("could not be decoded in 8 attempts" in each for each in others)
+    assert all("could not be decoded in 3 attempts" in each for each in others)
+    assert all("list the categories in the schema" in each for each in others)
+    assert not any("participant" in each for each in others)  # it names nobody
+
+
+class UndecodableSums:
+    """The sums of a member with one category and of a dishonest one, which enters that it has `claimed` categories."""
+
+    def __init__(self, claimed: int) -> None:
+        self.claimed = claimed
+        self.table_bytes: list[int] = []
+
+    def sum(self, values: npt.NDArray[np.int64], context: str) -> npt.NDArray[np.int64]:
+        if context.endswith("size"):
+            return values + self.claimed
+        self.table_bytes.append(values.nbytes)
+        return values
+
+
+@pytest.mark.parametrize("claimed", [0, 1000, category_union.MAX_ENTRIES // 2, category_union.MAX_ENTRIES - 1])
+def test_tables_that_cannot_be_decoded_have_a_bounded_size(claimed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(category_union, "_peel", lambda *_: None)
+    sums = UndecodableSums(claimed)
+    with pytest.raises(ProtocolError, match="could not be decoded"):
+        category_union.learn_categories(cast("Peers", sums), {"ward": {"a": 1}}, "test")
+    assert len(sums.table_bytes) == category_union.ATTEMPTS
+    assert max(sums.table_bytes) <= category_union.MAX_TABLE_BYTES
+
+
+def test_first_table_of_the_largest_number_of_categories_is_large_enough() -> None:
+    part = category_union._part_cells(category_union.MAX_ENTRIES, 0)
+    assert part < category_union.MAX_PART_CELLS
+    assert category_union.PARTS * part > category_union.MAX_ENTRIES * 1.4
+
+
+def test_attempts_with_tables_of_the_same_size_use_other_cells() -> None:
+    """Beyond the limit of the size only the hashes change, so another attempt may succeed."""
+    key = category_union._key((0, "a"))
+    places = [category_union._row(key, category_union.MAX_PART_CELLS, f"test {attempt}")[1] for attempt in range(3)]
+    assert len({tuple(each) for each in places}) == 3
 
 
 def test_too_long_category_is_refused_before_anything_is_sent() -> None:

@@ -1,4 +1,4 @@
-"""End-to-end encrypted messages: only the peer can read them, and tampering by the hub is detected."""
+"""End-to-end encrypted messages: only the peer can read them, and tampering with them is detected."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from cgd.errors import HubError
-from cgd.transport.channel import HEADER_BYTES, Channel, ChannelFactory, IncompatibleError, PacketKind
+from cgd.transport.channel import HEADER_BYTES, Channel, ChannelFactory, IncompatibleError, PacketKind, RelayError
 from support.channels import PAIRS, PUBLIC, SECRET, Ends, complete_handshake, new_process
 
 
@@ -60,7 +59,7 @@ def test_any_altered_byte_is_detected(data: st.DataObject, kind: PacketKind) -> 
         return
     # The version and the fingerprint may be those of an honest participant with another program or file.
     incompatible = place == 4 or 8 <= place < 16
-    with pytest.raises(IncompatibleError if incompatible else HubError):
+    with pytest.raises(IncompatibleError if incompatible else RelayError):
         into.open(bytes(sealed), 1)
     assert into.open(message, 1).stale is False  # the unaltered message is accepted after it
 
@@ -68,17 +67,19 @@ def test_any_altered_byte_is_detected(data: st.DataObject, kind: PacketKind) -> 
 def test_messages_with_an_altered_session_count_as_lost() -> None:
     ends = Ends()
     ends.into.open(ends.seal(), 1)
-    with pytest.raises(HubError, match="loses messages from a: [0-9]+ so far, and it continues"):
-        for _ in range(1000):
-            sealed = ends.seal()
-            assert ends.into.open(sealed[:16] + bytes(8) + sealed[24:], 1).stale
-            ends.into.open(ends.seal(), 1)
+    reported = []
+    for _ in range(1000):
+        sealed = ends.seal()
+        assert ends.into.open(sealed[:16] + bytes(8) + sealed[24:], 1).stale
+        reported.append(ends.into.open(ends.seal(), 1).losses)
+    assert ends.into.lost == 1000
+    assert 0 < len([losses for losses in reported if losses]) < 10
 
 
 @given(st.integers(0, 140), st.sampled_from(PacketKind))
 def test_truncated_message_is_detected(length: int, kind: PacketKind) -> None:
     into, message = undelivered(Ends(), kind)
-    with pytest.raises(HubError, match="altered a message from"):
+    with pytest.raises(RelayError):
         into.open(message[: min(length, len(message) - 1)], 1)
 
 
@@ -92,11 +93,11 @@ def test_swapped_senders_and_recipients_are_detected() -> None:
         return channel.start_handshake() if handshake else channel.seal(SECRET, recipient.process, 1) or b""
 
     for handshake in (True, False):
-        with pytest.raises(HubError, match="swapped messages: it relayed a message from c to b as one from a to us"):
+        with pytest.raises(RelayError, match="it is encrypted as one from c to b"):
             b.with_peer("a").open(message(c, b, handshake), 1)
-        with pytest.raises(HubError, match="swapped messages: .* from a to c as one from a to us"):
+        with pytest.raises(RelayError, match="it is encrypted as one from a to c"):
             b.with_peer("a").open(message(a, c, handshake), 1)
-    with pytest.raises(HubError, match="swapped messages: .* from b to a as one from a to us"):
+    with pytest.raises(RelayError, match="it is encrypted as one from b to a"):
         b.with_peer("a").open(b.with_peer("a").start_handshake(), 1)
 
 
@@ -107,7 +108,7 @@ def test_repeated_message_is_detected_even_after_a_reconnection() -> None:
     for each in (first, second, later):
         ends.into.open(each, 1)
     for each in (first, second, later):
-        with pytest.raises(HubError, match="repeated or reordered messages from a"):
+        with pytest.raises(RelayError, match="it is not newer than the last one"):
             ends.into.open(each, 1)
 
 
@@ -115,7 +116,7 @@ def test_reordered_messages_are_detected() -> None:
     ends = Ends()
     first, second = ends.seal(), ends.seal()
     ends.into.open(second, 1)
-    with pytest.raises(HubError, match="repeated or reordered messages from a"):
+    with pytest.raises(RelayError, match="it is not newer than the last one"):
         ends.into.open(first, 1)
 
 
@@ -123,7 +124,7 @@ def test_reordered_messages_are_detected() -> None:
 def test_repeated_handshake_message_is_detected_and_the_session_continues(which: int) -> None:
     ends = Ends()
     ends.into.open(ends.seal(), 1)
-    with pytest.raises(HubError, match="repeated or reordered messages from"):
+    with pytest.raises(RelayError, match="it is not newer than the last one"):
         (ends.into, ends.out)[which].open(ends.handshake[which], 1)
     assert ends.into.open(ends.seal(), 1).content == SECRET
     assert ends.into.process == ends.a.process
@@ -140,7 +141,7 @@ def test_message_of_another_version_is_incompatible() -> None:
 def test_message_without_the_participants_secret_key_is_detected() -> None:
     """The hub knows all public keys, the fingerprints and all messages, but not the secret of the two participants."""
     forger = ChannelFactory("a", zmq.curve_keypair()[1], PUBLIC)
-    with pytest.raises(HubError, match="altered a message from a: its authentication tag is wrong"):
+    with pytest.raises(RelayError, match="its authentication tag is wrong"):
         new_process("b").with_peer("a").open(forger.with_peer("b").start_handshake(), 1)
 
 

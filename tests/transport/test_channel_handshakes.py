@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from zmq.utils import z85
 
-from cgd.errors import HubError, InputError
+from cgd.errors import InputError
 from cgd.secagg.noise import SymmetricState, agree
 from cgd.transport.channel import (
     HEADER_BYTES,
@@ -17,6 +17,7 @@ from cgd.transport.channel import (
     MAX_UNANSWERED_HELLOS,
     IncompatibleError,
     PacketKind,
+    RelayError,
 )
 from support.channels import PAIRS, PUBLIC, SECRET, Ends, complete_handshake, new_process
 
@@ -134,7 +135,7 @@ def test_attacker_with_our_secret_key_cannot_answer_a_handshake_as_another_parti
         header = (
             first[:5] + bytes([PacketKind.SECOND]) + first[6:8] + into._inbound_fingerprint + first[16:HEADER_BYTES]
         )
-        with pytest.raises(HubError, match="its authentication tag is wrong"):
+        with pytest.raises(RelayError, match="its authentication tag is wrong"):
             into.open(header + public + state.encrypt_and_hash(b"impostor"), 1)
     assert into.process == b""
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     ParameterGroup = dict[str, Any]
 
 
+# What an update rule may store for a parameter between steps, beside the origin and the displacement: tensors of the
+# displacement's shape and type, and "powers", two numbers in [0, 1]. A stored state with anything else is rejected.
+RULE_STATES = (frozenset[str](), frozenset({"momentum_buffer"}), frozenset({"mean", "square", "powers"}))
 # A context has at most 255 bytes, of which the digest takes 64.
 MAX_OPTIONS_CHARACTERS = 130
 

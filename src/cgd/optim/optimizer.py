@@ -86,7 +86,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self.records_digest, self.replayed = b"", False
         self._default_peers = peers
         self._group_peers: list[Peers] = []
-        self._used_weights: dict[Peers, float] = {}  # of finished sums since the samples were counted
+        self._used_weights: dict[Peers, float] = {}  # of finished sums since a count or a restored state
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._risk_monitor = recovery.OptimizerRecovery(), RiskMonitor()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
@@ -290,6 +290,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 place(parameter, states[parameter]["origin"], states[parameter]["displacement"])
         for group in groups:
             group.update(samples=self.samples, members=list(peers.members), **counted)
+        self._used_weights[peers] = 0.0  # the members may have forged the count: check the weight in the next sum
         return stored.steps
 
     def _sum(self, peers: Peers, groups: list[dict[str, Any]], step: Step) -> dict[torch.Tensor, torch.Tensor]:
@@ -311,7 +312,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 sample_count.check(peers, self.samples, groups, epoch, self.records_digest)
         self._risk_monitor.before_sum(peers, groups[0], self.samples, parameters)
         weight = self.samples / groups[0]["total_samples"]
-        new = self._used_weights.get(peers, weight) != weight  # a weight of a restored state was used before
+        new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before
         self.replayed = self.replayed and peers.recovery.is_replay()
         try:
             total = peers.sum(vector, weight=weight, new_weight=new, context=context, step=step, epoch=epoch)

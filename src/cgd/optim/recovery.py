@@ -3,6 +3,9 @@
 The state is what all members have in common: the displacement, the update rule's buffers (momentum), and how the
 samples were counted. The private origin is not part of it: a participant draws that again from its seed.
 
+A participant that has lost its own copy gets the state from the others, who may be dishonest. So its content is
+checked: only the names, shapes and types that an update rule stores are accepted, and never an origin.
+
 Early stopping restores the model of an earlier step. `BestCheckpoint` stores the displacement of that step with the
 members, like an optimiser's state: a participant that was killed, or has lost everything except its key file, ends with
 the same model.
@@ -19,7 +22,7 @@ import safetensors.torch
 import torch
 
 from cgd.errors import InputError
-from cgd.optim.displacement import place, trainable
+from cgd.optim.displacement import RULE_STATES, place, trainable, working_dtype
 from cgd.secagg.journal import Step
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 
 _COUNTS = "counts"
+MAX_REASON_CHARACTERS = 200  # it may quote names of the file
+MIN_COUNTS = 3  # the total, the epoch, and a commitment of each member
 
 
 class OptimizerRecovery:
@@ -149,27 +154,62 @@ def restore(
     Raises:
         InputError: it is not the state of an optimiser over these parameters.
     """
-    try:
-        tensors = safetensors.torch.load(content)
-        total_samples, epoch, *commitments = tensors.pop(_COUNTS).tolist()
-        found: list[dict[str, Any]] = [{} for _ in parameters]
-        for name, tensor in tensors.items():
-            place, key = name.split(".", 1)
-            found[int(place)][key] = tensor
-        shapes = [(tuple(each["displacement"].shape), each["displacement"].dtype) for each in found]
-    except (safetensors.SafetensorError, KeyError, IndexError, ValueError) as error:
-        raise InputError(f"the members' stored state is not the state of an optimiser: {error}") from None
-    ours = [(tuple(state[each]["origin"].shape), state[each]["origin"].dtype) for each in parameters]
+    tensors = _load_tensors(content)
+    counts = tensors.pop(_COUNTS, torch.empty(0))
+    by_index: dict[str, dict[str, torch.Tensor]] = {str(index): {} for index in range(len(parameters))}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        if index not in by_index:
+            raise _not_a_state(f"{name!r} belongs to no parameter")
+        by_index[index][key] = tensor
+    found = list(by_index.values())
+    if counts.dtype != torch.int64 or counts.dim() != 1 or len(counts) < MIN_COUNTS:
+        raise _not_a_state("the count of the samples is missing or malformed")
+    if not all("displacement" in each for each in found):
+        raise _not_a_state("a displacement is missing")
+    shapes = [tuple(each["displacement"].shape) for each in found]
+    ours = [tuple(each.shape) for each in parameters]
     if shapes != ours:
         raise InputError(
-            f"the members train parameters of shapes {[shape for shape, _ in shapes]} and this model has "
-            f"{[shape for shape, _ in ours]}; build the model that was trained before"
+            f"the members train parameters of shapes {shapes} and this model has {ours}; build the model that was "
+            "trained before"
         )
     for parameter, each in zip(parameters, found, strict=True):
+        _check_layout(parameter, each)
+    for parameter, each in zip(parameters, found, strict=True):
         for key, tensor in each.items():
-            tuple_like = tensor.dtype == torch.float64 and key == "powers"
-            state[parameter][key] = tuple(tensor.tolist()) if tuple_like else tensor.to(parameter.device)
+            state[parameter][key] = tuple(tensor.tolist()) if key == "powers" else tensor.to(parameter.device)
+    total_samples, epoch, *commitments = counts.tolist()
     return {"total_samples": total_samples, "epoch": epoch, "pledges": commitments}
+
+
+def _check_layout(parameter: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> None:
+    """Check the names, shapes and types of one parameter's stored tensors."""
+    if stored.keys() - {"displacement"} not in RULE_STATES:  # an origin, above all, is not accepted
+        raise _not_a_state(f"no update rule stores {', '.join(sorted(map(repr, stored)))}")
+    for key, tensor in stored.items():
+        if key == "powers":
+            fits = (
+                tensor.dtype == torch.float64 and tensor.shape == (2,) and bool(((tensor >= 0) & (tensor <= 1)).all())
+            )
+        else:
+            fits = tensor.dtype == working_dtype(parameter) and tensor.shape == parameter.shape
+        if not fits:
+            raise _not_a_state(f"{key} has the type {tensor.dtype}, the shape {tuple(tensor.shape)}, or wrong values")
+
+
+def _load_tensors(content: bytes) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:  # or a type torch does not have
+        raise _not_a_state(str(error)) from None
+
+
+def _not_a_state(reason: str) -> InputError:
+    return InputError(
+        f"the members' stored state is not the state of an optimiser: {reason[:MAX_REASON_CHARACTERS]}; "
+        "restore a state folder of this training, or start a new one"
+    )
 
 
 class BestCheckpoint:
@@ -232,10 +272,11 @@ class BestCheckpoint:
             place(parameter, self._optimizer.state[parameter]["origin"], displacement)
 
     def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
-        tensors = safetensors.torch.load(content)
+        tensors = _load_tensors(content)
         for number, parameter in enumerate(parameters):
             displacement = tensors.get(str(number))
-            if displacement is None or displacement.shape != parameter.shape:
+            expected = parameter.shape, working_dtype(parameter)
+            if displacement is None or (displacement.shape, displacement.dtype) != expected:
                 raise InputError(
                     "the best checkpoint that the members have stored does not fit this model; build the model that "
                     "was trained before"

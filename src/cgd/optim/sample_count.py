@@ -50,11 +50,7 @@ def count(
     place = members.index(peers.me) if len(members) == addends else 0
     addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest)
     total, *commitments = peers.sum(addend, step=step, epoch=epoch).tolist()
-    if total < samples + addends - 1:
-        raise WeightError(
-            f"the {addends} members have {total} samples in total, but this member alone has {samples}: a member "
-            "entered a value that is not a number of samples, so no step is taken"
-        )
+    _check_total(total, samples, addends)
     counted = {"total_samples": total, "epoch": epoch, "pledges": commitments}
     return {"samples": samples, "members": list(members), **counted}
 
@@ -75,6 +71,7 @@ def check(
 
     Raises:
         InputError: the members, or this member's samples, are not those that were counted.
+        WeightError: the total is not a number of samples.
     """
     for group in groups:
         if epoch > 0 and group["epoch"] != epoch:
@@ -88,6 +85,7 @@ def check(
                 f"samples is {samples} and was {group['samples']} when n was counted: the weights would not "
                 "sum to one; give samples= as it was, or call recount() at every member"
             )
+        _check_total(group["total_samples"], samples, len(group["pledges"]))  # a restored one may be forged
         if epoch > 0:
             check_commitment(peers, samples, group["pledges"], epoch, records_digest)
         if epoch == 0 and group["members"] != list(peers.members):
@@ -96,6 +94,14 @@ def check(
                 "repeating a step with other members would reveal a member's gradient. If the step after the last "
                 "finished one is next, call recount() at every member; otherwise start a new training"
             )
+
+
+def _check_total(total: int, samples: int, addends: int) -> None:
+    if total < samples + addends - 1:
+        raise WeightError(
+            f"the {addends} members have {total} samples in total, but this member alone has {samples}: a member "
+            "entered a value that is not a number of samples, so no step is taken"
+        )
 
 
 def check_commitment(

@@ -4,8 +4,9 @@ Sets cannot be summed, but an invertible Bloom lookup table can. Every member wr
 cells, chosen by a hash of the category: its number of records, its bytes times that number, and a checksum times that
 number. The tables are added by a secure sum. A cell of the total with a single category is decodable: its bytes divided
 by its count are the category, as the checksum confirms. Removing it from its other cells makes further cells decodable,
-until the table is empty (peeling). If cells remain, all members see it alike and repeat with a larger table and other
-hashes. The first table is large enough to make that rare.
+until the table is empty (peeling). If cells remain, all members see it alike and repeat with other hashes, and with a
+larger table up to `MAX_TABLE_BYTES`. The first table is large enough to make that rare. A member that enters
+inconsistent cells can prevent the decoding. Nobody sees who did it, so after `ATTEMPTS` tables all members stop.
 
 Disclosed to every member: all categories that occur anywhere, with their total numbers of records, even a single one;
 and, before that, the sum of the members' numbers of distinct categories. If that is too much, list the categories in
@@ -33,14 +34,17 @@ if TYPE_CHECKING:
 
 PARTS = 3  # every entry has a cell in each; peeling works up to about 0.8 entries per cell
 MIN_PART_CELLS = 64  # with fewer cells, a small number of entries would collide too often
-ATTEMPTS = 8
-MAX_ENTRIES = 1 << 18  # a table of 100 MB
+ATTEMPTS = 3  # less than one first table in 500 fails, and a larger one even more rarely
+MAX_ENTRIES = 1 << 18  # a table of 107 MB
+# One table. The members' numbers of categories are not proved, so this bounds the memory whatever a member enters.
+MAX_TABLE_BYTES = 128 << 20
 # A limb times a count stays below 2⁶³ for counts up to 2³⁸, over all columns and members.
 LIMB_BYTES = 3
 KEY_BYTES = 2 + 1 + MAX_CATEGORY_BYTES  # column, length, text
 LIMBS = -(-KEY_BYTES // LIMB_BYTES)
 CHECK_LIMBS = 2
 WIDTH = 1 + LIMBS + CHECK_LIMBS
+MAX_PART_CELLS = MAX_TABLE_BYTES // (PARTS * WIDTH * np.dtype(np.int64).itemsize)
 
 
 def learn_categories(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> dict[str, dict[str, int]]:
@@ -82,8 +86,8 @@ def learn_categories(peers: Peers, own: Mapping[str, Mapping[str, int]], context
                 totals[columns[column]][text] = count
             return totals
     raise ProtocolError(
-        f"the members' categories could not be decoded in {ATTEMPTS} attempts: a member enters inconsistent data; "
-        "list the categories in the federation file"
+        f"the members' categories could not be decoded in {ATTEMPTS} attempts: a member enters inconsistent data, and "
+        "the sums do not show which; list the categories in the schema of the federation file"
     )
 
 
@@ -99,8 +103,8 @@ def _entries(own: Sequence[Mapping[str, int]]) -> dict[Entry, int]:
 
 
 def _part_cells(total: int, attempt: int) -> int:
-    """Return the number of cells of a part."""
-    return (MIN_PART_CELLS + total // 2) << attempt
+    """Return the number of cells of a part: twice as many in each attempt, up to the limit."""
+    return min((MIN_PART_CELLS + total // 2) << attempt, MAX_PART_CELLS)
 
 
 def _table(entries: Mapping[Entry, int], part: int, salt: str) -> npt.NDArray[np.int64]:

@@ -46,7 +46,13 @@ class RejectionLog:
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
 
     def add(
-        self, sender: str, kind: str, detail: str = "", level: int = logging.WARNING, error: Exception | None = None
+        self,
+        sender: str,
+        kind: str,
+        detail: str = "",
+        level: int = logging.WARNING,
+        error: Exception | None = None,
+        event: str = "refused",
     ) -> None:
         """Record a rejection. There are few senders and kinds, so the memory stays small.
 
@@ -56,6 +62,7 @@ class RejectionLog:
             detail: the reason in this case.
             level: the level of the line in the log.
             error: the exception that cgd raised; the line gets its traceback.
+            event: "refused", or "missed" for messages that did not arrive.
         """
         key = sender, kind
         self.counts[key] = self.counts.get(key, 0) + 1
@@ -69,8 +76,8 @@ class RejectionLog:
         reason = f" ({detail})" if detail else ""
         log.log(
             level,
-            "refused %s from %s%s%s", kind, sender, reason, times,
-            extra={"event": "refused", "peer": sender, "what": kind, "count": self.counts[key]},
+            "%s %s from %s%s%s", event, kind, sender, reason, times,
+            extra={"event": event, "peer": sender, "what": kind, "count": self.counts[key]},
             exc_info=error,
         )  # fmt: skip
 

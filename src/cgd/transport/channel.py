@@ -1,4 +1,4 @@
-"""End-to-end encryption of messages that the hub relays, and detection of tampering by the hub.
+"""End-to-end encryption of messages that the hub relays, and detection of tampering with them.
 
 Both ends have CURVE keys, which are X25519 keys, and know each other's public key from the federation file. Two
 processes agree on a session by Noise_KK_25519_AESGCM_SHA256 (`secagg/noise.py`). The rules:
@@ -15,9 +15,12 @@ processes agree on a session by Noise_KK_25519_AESGCM_SHA256 (`secagg/noise.py`)
    stale, which is not a fault. A hub that alters the name of a session has the effect of losing the message.
 5. Messages are numbered. A message whose number is not above the last one of its connection was repeated or reordered.
    A gap means that messages were lost, and a few losses are no fault: connections are lost, and links retransmit.
-   Continued losses are a fault. Losses do not count while we, or the sender, had to reconnect.
+   Continued losses are reported. Losses do not count while we, or the sender, had to reconnect.
 6. The header has a fingerprint of both names and public keys. If it is not ours, the message was encrypted for another
    participant, or under another federation file than ours, which is the sender's fault or ours and not the hub's.
+7. A message that is altered, swapped, repeated or reordered has the effect of a lost one. The hub can cause that, and
+   so can the sender: it can send any bytes, and choose its numbers. So it proves no fault of the hub, and ends no
+   program.
 
     offset  bytes  field
     0       4      "CGDS"
@@ -48,7 +51,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from zmq.utils import z85
 
-from cgd.errors import HubError, InputError
+from cgd.errors import InputError
 from cgd.secagg.noise import KEY_BYTES, Handshake, agree, nonce
 
 if TYPE_CHECKING:
@@ -73,8 +76,8 @@ MAX_ANSWERED_HANDSHAKES = 1024
 MAX_UNANSWERED_HELLOS = 4
 MAX_CONNECTIONS = 64
 # The penalty of a gap is the number of lost messages, up to a maximum. A message without a gap reduces the total by
-# LOSS_CREDIT. Above MAX_LOSS_PENALTY it is a fault. So a lasting loss of a tenth or one long gap is tolerated, a
-# lasting loss of half of the messages is not.
+# LOSS_CREDIT. Above MAX_LOSS_PENALTY it is reported. So a lasting loss of a tenth or one long gap is not reported, a
+# lasting loss of half of the messages is.
 MAX_GAP_PENALTY = 16
 LOSS_CREDIT = 0.25
 MAX_LOSS_PENALTY = 256
@@ -94,6 +97,18 @@ class IncompatibleError(ValueError):
     """A message was encrypted under other keys than those of our federation file, or by another version."""
 
 
+class RelayError(ValueError):
+    """A relayed message is not what the peer sent to us, or not the next one; the hub or the peer has caused it.
+
+    Attributes:
+        kind: what it is, for the log.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
 class SequenceError(ValueError):
     """The sequence number of a message is not above the last one."""
 
@@ -107,12 +122,14 @@ class Opened:
         content: the decrypted content; None for a handshake or a stale packet.
         answer: the packet to send back at once; None if there is none.
         stale: True if it belongs to an unknown session or to a connection that was replaced.
+        losses: the number of messages lost so far, if losses continue; else 0.
     """
 
     process: bytes = NO_PROCESS
     content: bytes | None = None
     answer: bytes | None = None
     stale: bool = False
+    losses: int = 0
 
 
 class ChannelSession:
@@ -165,10 +182,10 @@ class ChannelSession:
         if number <= last:
             raise SequenceError
         self._last[sent_by] = number
+        if len(self._last) > MAX_CONNECTIONS:
+            del self._last[min(self._last)]  # further messages of that connection are late, whatever their numbers
         if sent_by < latest:
             return None
-        if len(self._last) > MAX_CONNECTIONS:
-            del self._last[min(self._last)]
         same_connection, self._received_by = not first and connection == self._received_by, connection
         return number - last - 1 if same_connection else 0
 
@@ -271,7 +288,7 @@ class Channel:
         """Open a packet that the hub has relayed as one of the peer; it came by our connection `connection`.
 
         Raises:
-            HubError: the hub altered, swapped, repeated or reordered it, or loses too many.
+            RelayError: the hub or the peer altered, swapped, repeated or reordered it.
             IncompatibleError: it was encrypted under another federation file, or by another version.
         """
         header, body = bytes(sealed[:HEADER_BYTES]), bytes(sealed[HEADER_BYTES:])
@@ -295,7 +312,9 @@ class Channel:
             self._use(session)
         late = self._check_sequence(session, sequence, connection)
         self._unanswered_hellos = 0
-        return Opened(session.process, stale=True) if late else Opened(session.process, content)
+        if late:
+            return Opened(session.process, stale=True)
+        return Opened(session.process, content, losses=self._continued_losses())
 
     def _answer_handshake(self, name: bytes, body: bytes) -> Opened:
         """Answer a first message; see rule 3."""
@@ -350,9 +369,7 @@ class Channel:
             pair = self._factory.find_pair(fingerprint)
             if pair is None:
                 raise IncompatibleError("it encrypts its messages with other keys than our federation file has")
-            raise HubError(
-                f"swapped messages: it relayed a message from {pair[0]} to {pair[1]} as one from {self._peer} to us"
-            )
+            raise RelayError("a swapped message", f"it is encrypted as one from {pair[0]} to {pair[1]}")
         if kind not in list(PacketKind) or zero or (sequence and kind != PacketKind.TRANSPORT):
             raise self._altered("its header is not what the sender wrote")
         return PacketKind(kind), name, sequence
@@ -367,16 +384,20 @@ class Channel:
             return True
         self.lost += lost
         self._loss_penalty = max(0.0, self._loss_penalty + min(lost, MAX_GAP_PENALTY) - LOSS_CREDIT)
-        if self._loss_penalty > MAX_LOSS_PENALTY:
-            self._loss_penalty = 0.0
-            raise HubError(f"loses messages from {self._peer}: {self.lost} so far, and it continues")
         return False
 
-    def _altered(self, how: str) -> HubError:
-        return HubError(f"altered a message from {self._peer}: {how}")
+    def _continued_losses(self) -> int:
+        """Return the number of lost messages if losses continue, and begin a new measurement; else 0."""
+        if self._loss_penalty <= MAX_LOSS_PENALTY:
+            return 0
+        self._loss_penalty = 0.0
+        return self.lost
 
-    def _repeated(self) -> HubError:
-        return HubError(f"repeated or reordered messages from {self._peer}: one came that is older than the last")
+    def _altered(self, how: str) -> RelayError:
+        return RelayError("an altered message", how)
+
+    def _repeated(self) -> RelayError:
+        return RelayError("a repeated or reordered message", "it is not newer than the last one")
 
 
 def _header(kind: PacketKind, fingerprint: bytes, name: bytes, sequence: int = 0) -> bytes:

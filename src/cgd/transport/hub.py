@@ -104,6 +104,10 @@ class HubClient(Route):
         """Send by the connection that the participant has made."""
         return self._hub.send(self, reply_to, HUB_NAME, datagram.to_bytes())
 
+    def is_lost(self) -> bool:
+        """Return whether the participant is not connected."""
+        return not self.can_send()
+
     def outbound_problem(self, now: float) -> str:  # noqa: ARG002
         """Return that it is not connected."""
         return "not connected"

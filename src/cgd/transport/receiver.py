@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from cgd.errors import HubError
 from cgd.secagg.messages import HUB
 from cgd.transport import link
 from cgd.transport.auth import FORMER_PARTICIPANT
@@ -21,7 +20,7 @@ from cgd.transport.routes import HUB_NAME, DirectRoute, HubRoute, RelayedRoute, 
 if TYPE_CHECKING:
     import threading
     from collections import deque
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.auth import RejectionLog, ZapAuthenticator
@@ -44,7 +43,6 @@ class Receiver:
         limits: counts the messages.
         rejections: logs rejected messages.
         incarnation: the incarnation of this process.
-        on_hub_fault: called with the error if the hub has tampered with messages.
     """
 
     def __init__(
@@ -56,12 +54,10 @@ class Receiver:
         limits: ConnectionLimits,
         rejections: RejectionLog,
         incarnation: bytes,
-        on_hub_fault: Callable[[HubError], None],
     ) -> None:
         self._routes, self._inbox, self._changed = routes, inbox, changed
         self._authenticator, self._limits, self._rejections = authenticator, limits, rejections
         self._incarnation = incarnation
-        self._on_hub_fault = on_hub_fault
 
     def read_router(self, router: Socket) -> None:
         """Read messages from the connections that peers have made."""
@@ -139,11 +135,7 @@ class Receiver:
             return
         reply_to = b""
         if isinstance(route, RelayedRoute):
-            try:
-                opened = route.open(content)
-            except HubError as error:
-                self._on_hub_fault(error)
-                return
+            opened = route.open(content)
             if opened is None:
                 return
             reply_to, content = opened[0], memoryview(opened[1])

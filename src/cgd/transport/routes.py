@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import zmq
@@ -18,7 +20,7 @@ from cgd.errors import InputError
 from cgd.transport import link
 from cgd.transport.addresses import new_address
 from cgd.transport.base import PeerStatus
-from cgd.transport.channel import NO_PROCESS, IncompatibleError
+from cgd.transport.channel import NO_PROCESS, IncompatibleError, RelayError
 from cgd.transport.link import Datagram, DatagramKind, InboundLink, OutboundLink
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from cgd.transport.connections import Connection, HubConnection, Socket
 
 MAX_HELLO_BYTES = 1024
+# For so long the status shows that relayed messages were refused or lost. Its text has no count: each change is logged.
+DISTURBED_SECONDS = 60.0
 HUB_NAME = b""  # the name of the hub in messages that it sends or receives itself
 
 
@@ -269,6 +273,7 @@ class RelayedRoute(Route):
         self.absent = False
         self._hub = hub
         self._process = NO_PROCESS  # the process of the peer that has accepted our link
+        self._disturbed_at = -inf  # the time of the last altered, swapped, repeated or missing message
 
     def can_send(self) -> bool:
         """Return whether the hub accepts a message from us."""
@@ -292,8 +297,7 @@ class RelayedRoute(Route):
     def open(self, payload: Buffer) -> tuple[bytes, bytes] | None:
         """Decrypt a relayed message; return the sending process and the datagram, or None if there is none.
 
-        Raises:
-            HubError: the hub has tampered with it.
+        A message with which the hub or the peer has tampered is dropped and logged. The links send it again.
         """
         self.absent = not payload
         if self.absent:
@@ -304,7 +308,15 @@ class RelayedRoute(Route):
             self.incompatibility = str(error)
             self._rejections.add(self.peer, "an incompatible message", str(error))
             return None
+        except RelayError as error:
+            self._disturbed_at = time.monotonic()
+            self._rejections.add(self.peer, error.kind, f"{error}; the hub or {self.peer} has caused it")
+            return None
         self.incompatibility = ""
+        if opened.losses:
+            self._disturbed_at = time.monotonic()
+            detail = f"{opened.losses} so far, and it continues; the hub or {self.peer} causes it"
+            self._rejections.add(self.peer, "messages", detail, event="missed")
         if opened.answer is not None:
             self._send(opened.answer)
         elif opened.stale:
@@ -333,6 +345,16 @@ class RelayedRoute(Route):
         """Return whether our connection to the hub is lost, or the peer is not connected to the hub."""
         return self.absent or self._hub.is_lost()
 
+    def status(self, now: float) -> PeerStatus:
+        """Return the connection status of the peer, and whether relayed messages were refused or lost lately."""
+        status = super().status(now)
+        return status if status.problem else replace(status, problem=self._disturbance(now))
+
+    def _disturbance(self, now: float) -> str:
+        if now - self._disturbed_at > DISTURBED_SECONDS:
+            return ""
+        return "messages that the hub relayed from it were altered, repeated or lost, by the hub or by itself"
+
     def outbound_problem(self, now: float) -> str:
         """Return whether the problem is at the hub or behind it."""
         hub = self._hub.status(now)
@@ -342,6 +364,8 @@ class RelayedRoute(Route):
             return self.incompatibility
         if self.absent:
             return "it is not connected to the hub"
+        if disturbance := self._disturbance(now):
+            return disturbance
         return "no answer through the hub: it has just started, or the hub does not relay our messages"
 
     def inbound_problem(self) -> str:

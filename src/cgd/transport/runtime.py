@@ -19,7 +19,6 @@ from cgd.errors import (
     CGDError,
     ClosedError,
     DisagreementError,
-    HubError,
     InputError,
     LocalProtocolError,
     MembershipError,
@@ -57,7 +56,7 @@ class PeerReport:
     Attributes:
         name: the name of the peer, or of the hub.
         state: "here", "done", "left", "missing" or "refused".
-        note: the reason if it is not here.
+        note: the reason if it is not here, or what is wrong with the connection.
         latency: the round-trip time in seconds, if known.
     """
 
@@ -163,7 +162,7 @@ class FederationRuntime:
             elif peer in problems:
                 reports.append(PeerReport(peer, "refused", problems[peer], link.latency))
             else:
-                reports.append(PeerReport(peer, "here", "", link.latency))
+                reports.append(PeerReport(peer, "here", link.problem, link.latency))
         if (link := links.get(HUB)) is not None:
             reports.append(PeerReport(HUB, "here" if link.connected else "missing", link.problem, link.latency))
         return reports
@@ -244,7 +243,7 @@ class FederationRuntime:
 
     def _warn_about_missing_peers(self) -> None:
         """Log a warning, which is printed even if the user displays no status table."""
-        missing = [report for report in self.report() if report.state in ("missing", "refused", "left")]
+        missing = [each for each in self.report() if each.state in ("missing", "refused", "left") or each.note]
         if missing:
             names = "; ".join(f"{report.name}: {report.note or report.state}" for report in missing)
             log.warning("%s waits for %s", self.me, names, extra={"event": "waiting"})
@@ -309,7 +308,7 @@ class FederationRuntime:
     def _receive(self, seconds: float) -> tuple[PeerId, Buffer] | None:
         try:
             return self.transport.receive(seconds)
-        except (HubError, InputError) as error:  # or a recording fails; the thread must still send our Goodbye
+        except InputError as error:  # a recording fails; the thread must still send our Goodbye
             self.fail(error)
             return None
 

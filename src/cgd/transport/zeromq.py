@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from cgd.errors import ClosedError, HubError, InputError, MembershipError
+from cgd.errors import ClosedError, InputError, MembershipError
 from cgd.secagg.messages import HUB
 from cgd.transport import link
 from cgd.transport.addresses import listening_address
@@ -72,7 +72,6 @@ class ZeroMQTransport:
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Route, Buffer, int]] = deque()  # with the sender's generation
         self._acks: deque[tuple[Route, bytes, Datagram]] = deque()
-        self._hub_fault: HubError | None = None
         self._woken = False
         self._closed = False
         self._asleep = False
@@ -112,14 +111,11 @@ class ZeroMQTransport:
         return True
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
-        """Return the next frame and its sender; raise HubError once if the hub has tampered with messages."""
+        """Return the next frame and its sender; None after `timeout` seconds without a frame, or after `wakeup`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed or self._hub_fault, timeout)
+            self._changed.wait_for(lambda: self._inbox or self._woken or self._closed, timeout)
             if self._closed:
                 raise ClosedError("this member's connection is closed; make new peers for further sums")
-            if self._hub_fault is not None:
-                fault, self._hub_fault = self._hub_fault, None
-                raise fault
             if not self._inbox:
                 self._woken = False
                 return None
@@ -173,7 +169,7 @@ class ZeroMQTransport:
         self._authenticator = ZapAuthenticator(self._context, self._names(), self.rejections)
         self._receiver = Receiver(
             *(self._routes, self._inbox, self._changed, self._authenticator, self._limits, self.rejections),
-            *(self._incarnation, self._on_hub_fault),
+            self._incarnation,
         )
         address = self._contacts[self.me].address
         listening: list[Any] = [self._authenticator.socket, self._wakeup_recv]
@@ -318,13 +314,6 @@ class ZeroMQTransport:
                 return max(MIN_PAUSE_SECONDS, route.outbound.idle_seconds(time.monotonic()))
             route.send_data(datagram)
         return SECONDS_BETWEEN_CHECKS
-
-    def _on_hub_fault(self, fault: HubError) -> None:
-        """Log that the hub has tampered with messages, and let `receive` raise it."""
-        log.error("%s", fault, extra={"event": "hub", "peer": HUB})
-        with self._changed:
-            self._hub_fault = fault
-            self._changed.notify_all()
 
     def _wake_io_thread(self) -> None:
         """Wake the thread that owns the sockets, unless it is awake."""
