@@ -88,7 +88,7 @@ def test_restored_count_that_rounds_a_small_members_gradient_to_zero_is_rejected
     total = 10**9
     small, *others = errors_after_restoring(total, [1, 1000, total - 1001], [0.7, 0.3, 0.0])
     assert isinstance(small, InputError)
-    assert "leaves nothing of our values in 32 bits" in str(small)
+    assert "all our values round to zero in 32 bits" in str(small)
     assert all(isinstance(error, PeerAbortedError | InputError) for error in others)
 
 
