@@ -12,17 +12,19 @@ import cgd
 from cgd import Cell
 from cgd.errors import CGDError, LocalProtocolError, WeightError
 from cgd.federation import config_edit, member
+from cgd.federation.state import StateFolder
 from cgd.optim import sample_count
 from cgd.optim.sample_count import SampleCountMismatchError
+from cgd.secagg.journal import Journal
 from cgd.secagg.messages import Ready, RevealKey
 from support.in_process import InProcessFederation, new_federation
 from support.programs import GRID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from cgd.secagg.journal import Journal
+    from cgd.secagg.messages import Buffer
     from support.in_process import MemberProcess
 
 DISHONEST = "cleo"
@@ -99,6 +101,27 @@ def test_revealed_step_is_finished_with_the_same_members_after_a_new_count(tmp_p
             federation[name].resume()
         federation.wait_until(lambda: all(each.finished for each in federation))
         assert [each.error for each in federation] == [None] * 4
+
+
+def test_record_that_could_not_be_written_is_saved_with_the_next_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the key is revealed, and no further sum is finished."""
+    append = StateFolder.append
+
+    def append_unless_a_mark(self: StateFolder, group: str, place: int, entry: Sequence[Buffer]) -> bool:
+        return b'"mark"' not in bytes(entry[1]) and append(self, group, place, entry)
+
+    def saved(name: str) -> Journal:
+        (snapshot,) = federation.folder(name).glob("*.ledger")
+        return Journal.from_bytes(snapshot.read_bytes())
+
+    monkeypatch.setattr(StateFolder, "append", append_unless_a_mark)
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        open_second_step_alone(federation)
+        federation.wait_until(lambda: all(list(federation.folder(name).glob("*.ledger")) for name in HONEST))
+        federation.wait_until(lambda: all(0 in saved(name).revealed_steps for name in HONEST))
+        federation.wait_until(lambda: all(saved(name).revealed_steps[0].number == 1 for name in HONEST))
 
 
 def test_member_with_other_samples_is_stopped_before_a_revealed_step(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import cgd
-from cgd.errors import CGDError, InputError, PeerTimeoutError, RangeError
+from cgd.errors import CGDError, InputError, LocalProtocolError, PeerTimeoutError, RangeError
 
 app = typer.Typer(
     help="Federated learning in which no participant shares its data or its model.",
@@ -59,6 +59,12 @@ def main() -> None:
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
         typer.echo(f"cgd: {printable(error)}", err=True)
-        # A value out of range is a failure of the training, not bad input of the command.
-        kinds = ((RangeError, FAILED), (InputError, BAD_INPUT), (PeerTimeoutError, PEER_MISSING))
+        # A value out of range is a failure of the training, not bad input of the command. A program that is out of
+        # order, or a training that must not continue, ends in the same way at every restart, as bad input does.
+        kinds = (
+            (RangeError, FAILED),
+            (InputError, BAD_INPUT),
+            (LocalProtocolError, BAD_INPUT),
+            (PeerTimeoutError, PEER_MISSING),
+        )
         sys.exit(next((code for kind, code in kinds if isinstance(error, kind)), FAILED))

@@ -119,21 +119,23 @@ class StateFolder:
             _warn_damaged(path, error)
             return Journal()
 
-    def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
-        """Append an entry to a group's journal; `entry` is a sequence of buffers."""
+    def append(self, group: str, place: int, entry: Sequence[Buffer]) -> bool:
+        """Append an entry, a sequence of buffers, to a group's journal; return False if it could not be written."""
         if group in self._failed:  # entries after a missing one cannot be read; the next snapshot contains them
-            return
+            return False
         try:
-            if group not in self._open_segments:
+            if group in self._open_segments:
+                self._open_segments[group].writelines((entry_header(place, entry), *entry))
+                self._open_segments[group].flush()
+            else:
                 self._open_segments[group] = self._create_segment(group, place, entry)
-                return
-            self._open_segments[group].writelines((entry_header(place, entry), *entry))
-            self._open_segments[group].flush()
         except OSError as error:
             self._warn_not_saved(error)
             self._failed.add(group)
             with suppress(OSError):
                 self._unfinished(group, place).unlink(missing_ok=True)
+            return False
+        return True
 
     def _create_segment(self, group: str, place: int, entry: Sequence[Buffer]) -> BinaryIO:
         """Create a segment with its first entry, atomically: an existing one may hold a pending reveal that counts."""

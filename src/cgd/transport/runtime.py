@@ -69,8 +69,8 @@ class PeerReport:
 class JournalStore(Protocol):
     """Storage for journals that survives the process."""
 
-    def append(self, group: str, place: int, entry: Sequence[Buffer]) -> None:
-        """Append an entry, given in pieces, to a group's journal."""
+    def append(self, group: str, place: int, entry: Sequence[Buffer]) -> bool:
+        """Append an entry, given in pieces, to a group's journal; return whether that succeeded."""
 
     def rotate(self, group: str) -> None:
         """Start a new segment: `save` will be called for the journal as it is now, later entries follow it."""
@@ -268,8 +268,9 @@ class FederationRuntime:
     def _persist_pending_reveal(self, group: Group) -> None:
         """Store that this member is about to reveal its self-mask key, after all entries before that."""
         self.persist_new_entries(group.name)
-        if self._store is not None:
-            self._store.append(group.name, len(group.journal), group.journal.pending_reveal_record())
+        record = group.journal.pending_reveal_record()
+        if self._store is not None and not self._store.append(group.name, len(group.journal), record):
+            self._saved[group.name] = -1, 0.0  # save a snapshot as soon as possible, although no entry was added
 
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
