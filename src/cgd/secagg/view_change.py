@@ -11,7 +11,8 @@ The rules:
    states. The others wait for it: before it has caught up, a dishonest member may be the only one ahead.
 3. A transferred journal must be proved (`journal_transfer.py`), and no report may object to it
    (`certificates.find_objections`). Its length must have been claimed in a first report: later reports only show which
-   members have caught up. So all members know whether entries are transferred in this view, or the next sum is run.
+   members have caught up, and a group that has finished a sum in this view is reported as before. So all members know
+   whether entries are transferred in this view, or the next sum is run.
 4. A member that claims a history that is not ours, or sends an invalid journal, is named; in this view nothing is
    summed with it.
 """
@@ -157,14 +158,22 @@ class ViewChange:
             for name, group in self._groups.items()
         }
 
+    def _has_summed(self, group: Group) -> bool:
+        """Return whether a sum was finished in this view: no member is behind, even if one claimed to be."""
+        return len(group.journal) > self.reports.max_length[group.name]
+
     def _is_ahead(self, group: Group) -> bool:
-        """Return whether a member is behind us; reports are not renewed after a sum was finished in this view."""
-        if group.name in self._level or len(group.journal) > self.reports.max_length[group.name]:
+        """Return whether a member is behind us."""
+        if group.name in self._level or self._has_summed(group):
             return False
         return any(position.length < len(group.journal) for position in self.reports.positions(group.name).values())
 
     def _report_again(self) -> None:
-        latest, positions = self.reports.latest[self._me], self._positions(states=True)
+        latest = self.reports.latest[self._me]
+        positions = {
+            name: latest.groups[name] if self._has_summed(self._groups[name]) else position
+            for name, position in self._positions(states=True).items()
+        }
         if positions == latest.groups:
             return
         report = PositionReport(self.reports.view, latest.number + 1, positions)
