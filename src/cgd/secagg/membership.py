@@ -100,6 +100,7 @@ class Membership:
         self._hellos = HelloExchange(me, identity)
         self._journals = dict(journals or {})
         self._groups: dict[str, Group] = {}
+        self._absent_groups: dict[str, Group] = {}  # of earlier epochs: a group that returns continues its journal
         self._departures = Departures(self._groups)
         self._view: MembershipView | None = None
         self._views: set[bytes] = set()
@@ -126,17 +127,16 @@ class Membership:
             check_members(self.me, members)
         self.federation_spec = federation_spec
         self.others = tuple(sorted(set(federation_spec.members) - {self.me}))
+        self._leave_view()
         for name in self._groups.keys() - groups.keys():
-            del self._groups[name]
+            self._absent_groups[name] = self._groups.pop(name)
         for name, members in groups.items():
             if name not in self._groups:
-                journal = self._journals.get(name, Journal())  # one without entries may have a pending reveal
-                self._groups[name] = Group(name, members, journal, lambda group: self.on_pending_reveal(group))
+                self._groups[name] = self._make_group(name, members)
             self._groups[name].members, self._groups[name].epoch = members, federation_spec.epoch
             self._groups[name].left = self._departures.own is not None
         self._equivocations = {peer: error for peer, error in self._equivocations.items() if peer in self.others}
         self._hellos.adopt(federation_spec)
-        self._leave_view()
         for peer in self.others:
             self._send_hello(peer)
         try:
@@ -145,6 +145,12 @@ class Membership:
             self._record_equivocation(error)
         except RemoteProtocolError:
             pass  # an early report is malformed: its sender is waited for
+
+    def _make_group(self, name: str, members: tuple[PeerId, ...]) -> Group:
+        if name in self._absent_groups:
+            return self._absent_groups.pop(name)
+        journal = self._journals.get(name, Journal())  # one without entries may have a pending reveal
+        return Group(name, members, journal, lambda group: self.on_pending_reveal(group))
 
     @property
     def groups(self) -> tuple[str, ...]:
