@@ -244,8 +244,15 @@ class ViewChange:
         if valid:
             source = valid[0]
             self._requested.add((source, group.name))
-            transfer = JournalTransfer(source, group, ahead[source], self._federation_spec, states=states)
-            group.journal_transfer = transfer
+            claimed = ahead[source]
+            group.journal_transfer = JournalTransfer(
+                source,
+                group,
+                claimed,
+                self._federation_spec,
+                states=states,
+                holders=[peer for peer, position in ahead.items() if position.head == claimed.head],
+            )
             self._send(source, JournalRequest(group.name, len(group.journal), states))
 
     def _unproven_claims(self, group: Group, positions: Mapping[PeerId, GroupPosition]) -> dict[PeerId, str]:
@@ -307,6 +314,8 @@ class ViewChange:
     def _apply_if_accepted(self, group: Group) -> None:
         """Extend our journal by a complete transfer if no report objects to it."""
         transfer = group.journal_transfer
+        if transfer is not None and transfer.refusal is not None:
+            self._objections[group.name] = {transfer.source: transfer.refusal}
         if transfer is None or transfer.journal is None:
             return
         own = group.position(bytes(32), states=False)
@@ -322,9 +331,6 @@ class ViewChange:
         objections = find_objections(index, attempt, claimed.head, own, positions, signers)
         if self._me in transfer.members and own.length == index and own.pending_reveal not in (None, attempt):
             objections[transfer.source] = "finished the last sum by another attempt than this member's"
-        supporting = {peer for peer, position in positions.items() if position.head == claimed.head} | signers
-        if not supporting - {transfer.source}:
-            objections[transfer.source] = "is the only present member that signed its history"
         if own.length and self._me not in signers:
             # It was summed without us: then every other member must have signed it or hold it.
             objections |= {
