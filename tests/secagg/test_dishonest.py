@@ -8,10 +8,20 @@ from hashlib import sha256
 import pytest
 
 from cgd.errors import LocalProtocolError, PeerLeftError
-from cgd.secagg.codec import Frame, hello_content, to_bytes
-from cgd.secagg.journal import Journal
+from cgd.secagg.certificates import Certificate, Terms, describe_sum
+from cgd.secagg.codec import Frame, hello_content, spec_bytes, to_bytes
+from cgd.secagg.journal import Journal, JournalEntry
 from cgd.secagg.key_agreement import EphemeralKey, MembershipView, derive_pair_keys
-from cgd.secagg.messages import Goodbye, Hello, JournalChunk, JournalPosition, JournalRequest, Message, RevealKey
+from cgd.secagg.messages import (
+    Goodbye,
+    Hello,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
+    Message,
+    RevealKey,
+    SumSpec,
+)
 from cgd.secagg.statements import slot_of
 from support import summing_program
 from support.adversary import ADVERSARY
@@ -322,6 +332,53 @@ def test_ready_after_goodbye_is_rejected() -> None:
 
 
 # Denial of service.
+
+
+HUGE = SumSpec((1 << 38,), "float32", 32, 20, "pairwise", "mesh")
+
+
+def append_huge_sum(simulation: DirectedSimulation, journal: Journal) -> None:
+    """Append a sum of 1 TiB of an earlier epoch, signed by the dishonest member and two invented ones."""
+    terms = Terms(1, len(journal), journal.head, 0, None, bytes(32)).to_bytes()
+    keys = {name: bytes(16) for name in (ADVERSARY, "x", "y")}
+    draft = Certificate(bytes(32), 1, spec_bytes(HUGE), terms, bytes(32), keys, {})
+    signature = simulation.sign("confirm", slot_of(bytes(32), "everyone", 1), draft.attempt)
+    certificate = replace(draft, signatures=dict.fromkeys(keys, signature))
+    fields = describe_sum(HUGE), 1, 0, None, 4 * HUGE.size, 3, draft.attempt, memoryview(bytes(8)), certificate
+    journal._append_entry(JournalEntry(*fields))
+
+
+def test_history_signed_by_its_source_alone_occupies_no_memory() -> None:
+    simulation = DirectedSimulation(sums=1)
+    simulation.settle()
+    simulation.federation_spec = federation_spec(simulation.federation_spec.members, 2)
+    for me in simulation.honest:
+        simulation.programs[me].membership.adopt(simulation.federation_spec)
+    journal = simulation.saved_journal(ADVERSARY)
+    append_huge_sum(simulation, journal)
+    sent: list[JournalChunk] = []
+
+    def announce_whole_size(_: str, frame: Frame) -> Message:
+        message = frame.message
+        if not isinstance(message, JournalChunk):
+            return message
+        sent.append(replace(message, size=len(message.words) - 8 + 4 * HUGE.size))
+        return sent[-1]
+
+    simulation.alter = announce_whole_size
+    simulation.restart(ADVERSARY, journal, sums=2)
+    simulation.settle()
+    for number in range(8):
+        start = len(sent[0].words) + number * (1 << 20)
+        simulation.inject("a", simulation.view[:16], JournalChunk(start, "everyone", sent[0].size, bytes(1 << 20)))
+    simulation.settle()
+    for me in simulation.honest:
+        transfer = simulation.group(me).journal_transfer
+        assert transfer is not None
+        assert not transfer._received
+        assert len(simulation.programs[me].journal) == 1
+        suspected = simulation.programs[me].membership.suspected()
+        assert suspected == {ADVERSARY: "is the only present member that signed its history"}
 
 
 def test_early_report_does_not_prevent_the_adoption_of_a_new_epoch() -> None:

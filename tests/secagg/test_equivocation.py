@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from hashlib import sha256
+from unittest.mock import patch
 
 import pytest
 
 from cgd.errors import EquivocationError, RemoteProtocolError
 from cgd.secagg.certificates import Terms
-from cgd.secagg.codec import Frame, from_bytes, hello_content, ready_content
+from cgd.secagg.codec import Frame, from_bytes, hello_content, ready_content, to_bytes
+from cgd.secagg.federation_spec import PublicKeys
 from cgd.secagg.messages import (
     NO_SIGNATURE,
     Confirm,
@@ -27,6 +29,7 @@ from cgd.secagg.statements import slot_of
 from support import summing_program
 from support.adversary import ADVERSARY
 from support.dishonest import DirectedSimulation
+from support.member_simulation import MemberSimulation
 from support.summing_program import Program, federation_spec
 
 
@@ -144,6 +147,49 @@ def test_different_ephemeral_keys_are_attributed_by_all() -> None:
 
 
 # Honest members are not accused.
+
+
+def restarted_members() -> tuple[MemberSimulation, JournalPosition]:
+    """Return members of which a does not know b's earlier process, and a report that shows this process to a."""
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    old = simulation.programs["c"].membership.hello("b")
+    assert old is not None
+    for me in "ba":
+        simulation.kill(me, keep=True)
+        assert simulation.exchange() == []
+    return simulation, JournalPosition(b"[]", bytes(64), hellos=(("b", old.ephemeral, old.signature),))
+
+
+def test_earlier_process_of_an_honest_member_is_no_accusation() -> None:
+    """c shows it as if it had left the view, and continues in the view."""
+    simulation, report = restarted_members()
+    a = simulation.programs["a"].membership
+    for number in range(2):
+        a.receive("c", to_bytes(Frame(b"no view has this", 0, report)))
+        assert a.suspected().keys() == ({"b"} if number == 0 else set())  # c is not believed twice
+        pending = simulation.start_all(number)
+        assert simulation.exchange() == []
+        assert all(each.total is not None for each in pending.values())
+        assert a.suspected() == {}
+
+
+def test_reason_of_a_suspicion_names_the_member_that_caused_it() -> None:
+    """While c is silent, it cannot be known whether b or c is dishonest."""
+    simulation, report = restarted_members()
+    a = simulation.programs["a"].membership
+    a.receive("c", to_bytes(Frame(b"no view has this", 0, report)))
+    reason = "it sent c another ephemeral key than this member: it was restarted just now, or one of the two is"
+    assert a.suspected()["b"].startswith(reason)
+
+
+def test_one_hello_of_each_member_is_verified_in_a_report() -> None:
+    simulation, report = restarted_members()
+    hellos = tuple((name, os.urandom(32), bytes(64)) for name in "bd" for _ in range(1000))
+    data = to_bytes(Frame(b"no view has this", 0, replace(report, hellos=hellos)))
+    with patch.object(PublicKeys, "verify", autospec=True, return_value=False) as verify:
+        simulation.programs["a"].membership.receive("c", data)
+    assert verify.call_count == 2
 
 
 def test_forged_evidence_proves_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -31,12 +32,20 @@ GROUP = "everyone"
 journal_of = partial(numbered_journal, spec(SIZE))
 
 
-def transfer_of(journal: Journal, own: Journal | None = None, states: bool = True, **claimed: Any) -> JournalTransfer:
-    """Make the transfer of the entries that `journal` has in addition to `own`."""
-    group = Group(GROUP, MEMBERS, own or Journal())
-    federation_spec = FederationSpec("trial", 1, MEMBERS, {GROUP: MEMBERS}, {}, "1.0", public_keys(MEMBERS))
+def transfer_of(
+    journal: Journal,
+    own: Journal | None = None,
+    states: bool = True,
+    epoch: int = 1,
+    holders: tuple[str, ...] = ("b",),
+    **claimed: Any,
+) -> JournalTransfer:
+    """Make the transfer from b of the entries that `journal` has in addition to `own`."""
+    group = Group(GROUP, MEMBERS, Journal() if own is None else own)
+    federation_spec = FederationSpec("trial", epoch, MEMBERS, {GROUP: MEMBERS}, {}, "1.0", public_keys(MEMBERS))
     position = GroupPosition(len(journal), journal.head, None, bytes(32), journal.state_summaries())
-    return JournalTransfer("b", group, replace(position, **claimed), federation_spec, states=states)
+    claim = replace(position, **claimed)
+    return JournalTransfer("b", group, claim, federation_spec, states=states, holders=holders)
 
 
 def send(transfer: JournalTransfer, content: bytes, size: int | None = None, chunk_bytes: int = 100) -> None:
@@ -52,8 +61,7 @@ def journal_with_states(count: int) -> Journal:
     return journal
 
 
-@pytest.mark.parametrize("since", [0, 2])
-@pytest.mark.parametrize("states", [True, False])
+@pytest.mark.parametrize(("since", "states"), [(0, True), (2, True), (2, False)])
 def test_journal_is_received_in_chunks_of_any_size(since: int, states: bool) -> None:
     journal, own = journal_with_states(4), journal_of(since, MEMBERS, steps=True)
     content = journal.export_since(since, states=states)
@@ -98,8 +106,8 @@ def drop_certificate(index: int, header: dict[str, Any]) -> None:
     header["entries"][index][2] = None
 
 
-def drop_total(header: dict[str, Any]) -> None:
-    header["entries"][-1][1] = False
+def drop_total(index: int, header: dict[str, Any]) -> None:
+    header["entries"][index][1] = False
 
 
 def drop_entry(header: dict[str, Any]) -> None:
@@ -138,7 +146,7 @@ def drop_states(header: dict[str, Any]) -> None:
         (partial(change_field, 1, 7), "a sum is not the one that was signed|do not lead from our history"),
         (partial(drop_certificate, -1), "has no certificate"),
         (partial(drop_certificate, -2), "has no certificate"),
-        (drop_total, "its last sum has no proof"),
+        (partial(drop_total, -1), "its last sum has no proof"),
         (swap_certificates, "a sum is not the one that was signed"),
         (drop_signer, "a sum is not the one that was signed"),
         (forge_signature, "the signature of c is invalid"),
@@ -193,7 +201,114 @@ def test_last_sum_must_be_signed_by_all_present_members() -> None:
         send(transfer_of(fewer), fewer.export_since(0, states=True))
 
 
+@pytest.mark.parametrize(("own_epochs", "epochs"), [([], [0]), ([], [2, 1]), ([2], [1])])
+def test_sum_of_an_earlier_epoch_than_the_one_before_is_rejected(own_epochs: list[int], epochs: list[int]) -> None:
+    own, journal = Journal(), Journal()
+    for number, epoch in enumerate(own_epochs + epochs):
+        for each in (own, journal) if number < len(own_epochs) else (journal,):
+            append_certified(each, spec(SIZE), numbered_total(SIZE, number), MEMBERS, epoch)
+    earlier = epochs[-1]
+    with pytest.raises(InputError, match=f"a sum is of epoch {earlier}, but epoch {earlier + 1} had begun"):
+        send(transfer_of(journal, own, epoch=3), journal.export_since(len(own), states=True))
+
+
+def test_total_is_missing_only_if_a_state_includes_it() -> None:
+    """Otherwise our program could never run again from this journal."""
+    journal = journal_of(3, MEMBERS, steps=True)
+    content = journal.export_since(0, states=True)
+    at = int.from_bytes(content[32:40], "little") + 40
+    shorter = content[:at] + content[at + 4 * SIZE :]
+    without_first = rewrite_header(shorter, partial(drop_total, 0))
+    with pytest.raises(InputError, match="a total is missing that no state includes"):
+        send(transfer_of(journal), without_first)
+    own = Journal()
+    own.save_state(0, 1, b"our state")
+    transfer = transfer_of(journal, own)
+    send(transfer, without_first)
+    assert transfer.journal is not None
+
+
+def test_old_total_that_is_no_step_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every member drops the oldest ones if they have too many bytes together."""
+    for module in ("journal", "journal_transfer"):
+        monkeypatch.setattr(f"cgd.secagg.{module}.MAX_KEPT_BYTES", 2 * 4 * SIZE)
+    journal = journal_of(4, MEMBERS)
+    assert [entry.words is None for entry in journal.entries] == [True, True, False, False]
+    transfer = transfer_of(journal)
+    send(transfer, journal.export_since(0, states=True))
+    assert transfer.journal is not None
+    monkeypatch.setattr("cgd.secagg.journal_transfer.MAX_KEPT_BYTES", 3 * 4 * SIZE)
+    with pytest.raises(InputError, match="a total is missing that no state includes"):
+        send(transfer_of(journal), journal.export_since(0, states=True))
+
+
+# A history that one member alone has.
+
+
+@pytest.mark.parametrize(("members", "holders"), [(("b", "x", "y"), ("b", "c")), (("b", "c", "x"), ("b",))])
+def test_history_of_an_earlier_epoch_is_accepted_if_another_member_signed_or_holds_it(
+    members: tuple[str, ...], holders: tuple[str, ...]
+) -> None:
+    journal = journal_of(2, members)
+    transfer = transfer_of(journal, epoch=2, holders=holders)
+    send(transfer, journal.export_since(0, states=True))
+    assert transfer.refusal is None
+    assert transfer.journal is not None
+
+
+def test_history_that_the_source_alone_signed_is_refused_by_its_header() -> None:
+    """Its other members, x and y, may be invented; the source may also be honest, so it is not accused."""
+    journal = journal_of(2, ("b", "x", "y"))
+    transfer = transfer_of(journal, epoch=2)
+    send(transfer, journal.export_since(0, states=True))
+    assert transfer.refusal == "is the only present member that signed its history"
+    assert transfer.journal is None
+    assert not transfer._received
+
+
 # Sizes.
+
+
+def test_states_much_larger_than_all_sums_are_rejected() -> None:
+    journal = journal_with_states(3)
+    content = journal.export_since(0, states=True)
+    states = list(journal.state_summaries())
+    states[0] = replace(states[0], size=(64 << 20) + 64 * 2 * 4 * SIZE + 1)
+    larger = rewrite_header(content, partial(change_state, 2, states[0].size))
+    transfer = transfer_of(journal)
+    transfer.claimed = replace(transfer.claimed, states=tuple(states))
+    size = len(larger) + states[0].size - len(b"a state")
+    with pytest.raises(InputError, match=f"its states have {states[0].size + 14} bytes, and its largest sum has 20"):
+        send(transfer, larger, size)
+
+
+def test_journal_of_more_than_the_absolute_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = journal_of(3, MEMBERS)
+    monkeypatch.setattr("cgd.secagg.journal_transfer.MAX_CONTENT_BYTES", 3 * 4 * SIZE - 1)
+    with pytest.raises(InputError, match="it has 60 bytes; at most 59 are accepted"):
+        send(transfer_of(journal), journal.export_since(0, states=True))
+
+
+@pytest.mark.parametrize(
+    ("holders", "length", "refusal"),
+    [
+        (("b",), 33 << 20, "a list of sums of 33 MiB; at most 32 MiB are accepted from one member alone"),
+        (("b", "c"), 129 << 20, "a list of sums of 129 MiB; at most 128 MiB are accepted$"),
+        (("b", "c"), 33 << 20, None),
+    ],
+)
+def test_long_list_of_sums_is_accepted_only_if_two_members_report_it(
+    holders: tuple[str, ...], length: int, refusal: str | None
+) -> None:
+    """An honest member may have as many sums, so it is not accused."""
+    transfer = transfer_of(journal_of(1, MEMBERS), holders=holders, length=1_000_000)
+    send(transfer, bytes(32) + length.to_bytes(8, "little") + bytes(100), 1 << 60)
+    if refusal is None:
+        assert transfer.refusal is None
+        assert len(transfer._received) == 140
+    else:
+        assert re.search(refusal, transfer.refusal or "")
+        assert not transfer._received
 
 
 def test_journal_longer_than_its_entries_is_rejected() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cgd.errors import InputError, LocalProtocolError, MembersChangedError, RemoteProtocolError, SettingsError
 from cgd.secagg import hello as hello_module
+from cgd.secagg.certificates import PendingReveal
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.journal import Step
 from cgd.secagg.membership import Membership
@@ -189,6 +190,20 @@ def test_new_member_gets_the_journal() -> None:
     simulation.run()
     for program in simulation.programs.values():
         assert program.totals == [expected_total(0), expected_total(1), expected_total(2, five)]
+
+
+def test_group_that_was_absent_in_an_epoch_continues_its_journal() -> None:
+    """Its key may have been sent for a sum that was not finished."""
+    members, groups = ("a", "b", "c"), ("everyone", "row-0")
+    membership = Membership("a", identity("a"), federation_spec(groups=dict.fromkeys(groups, MEMBERS)))
+    row = membership.group("row-0")
+    row.journal.pending_reveal, row.next_index = PendingReveal(0, MEMBERS, bytes(32)), 1
+    membership.adopt(federation_spec(members, 2))
+    assert membership.groups == ("everyone",)
+    membership.adopt(federation_spec(members, 3, groups=dict.fromkeys(groups, members)))
+    row = membership.group("row-0")
+    assert row.journal.pending_reveal == PendingReveal(0, MEMBERS, bytes(32))
+    assert (row.next_index, row.members, row.epoch) == (1, members, 3)
 
 
 def test_epoch_must_increase_and_have_enough_members() -> None:

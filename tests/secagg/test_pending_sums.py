@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cgd.errors import LocalProtocolError, PeerAbortedError
-from cgd.secagg.messages import Reason, RevealKey
+from cgd.secagg.codec import from_bytes
+from cgd.secagg.messages import Goodbye, Ready, Reason, RevealKey
 from support.member_simulation import SIZE, MemberSimulation, addend, expected_total, totals_of
 from support.wire import spec
 
@@ -115,3 +116,32 @@ def test_other_sum_cannot_start_while_an_abandoned_one_runs() -> None:
     program.group.abandon()
     with pytest.raises(LocalProtocolError, match="a sum is still running"):
         program.membership.start("everyone", spec(SIZE + 1), lambda: addend("a", 0), 1)
+
+
+def test_abandoned_sum_is_not_started_again_after_the_goodbye() -> None:
+    """Others would name this member: no Ready may follow a Goodbye."""
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    program = simulation.programs["b"]
+    program.start(0)
+    simulation.exchange()
+    program.group.abandon()
+    program.membership.send_goodbye(True)
+    simulation.exchange()
+    simulation.kill("c", keep=True)
+    assert simulation.exchange() == []
+    assert program.group.up_to_date
+
+
+def test_goodbye_does_not_overtake_a_ready() -> None:
+    """c did not read, so the Ready of an abandoned sum has not been sent to it."""
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    program = simulation.programs["b"]
+    program.start(0)
+    program.group.abandon()
+    program.membership.send_goodbye(True)
+    while program.membership.next_outgoing(blocked={"c"}) is not None:
+        pass
+    sent = [from_bytes(data, "b").message for _, data in iter(program.membership.next_outgoing, None)]
+    assert [type(each) for each in sent] == [Ready, Goodbye]

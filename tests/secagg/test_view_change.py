@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cgd.errors import RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.secagg.journal import Journal, Step
+from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello, JournalChunk, JournalPosition, JournalRequest, Message
-from cgd.secagg.positions import PositionReport
+from cgd.secagg.positions import GroupPosition, PositionReport
 from cgd.secagg.statements import slot_of, statement
+from support.histories import append_certified
 from support.identities import identity
 from support.member_simulation import (
     MEMBERS,
+    SIZE,
     MemberSimulation,
+    addend,
     expected_total,
     federation_spec,
     make_journal,
     totals_of,
 )
+from support.wire import spec
 
 INVALID = b"not a journal".center(100)
 
@@ -199,3 +207,53 @@ def test_repeated_restarts_of_a_member_do_not_fill_the_memory() -> None:
             pass
     waiting = [from_bytes(data, "a").message for to, data in iter(membership.next_outgoing, None) if to == "b"]
     assert [type(each) for each in waiting] == [Hello, JournalPosition, JournalChunk]
+
+
+# Honest members are not accused.
+
+
+COLUMN = ("a", "b", "c")
+GROUPS = {"everyone": MEMBERS, "column-0": COLUMN}
+
+
+def two_sums(group: str) -> Journal:
+    journal = Journal()
+    for number in range(2):
+        total = np.frombuffer(expected_total(number, GROUPS[group]), dtype="<u4").copy()
+        append_certified(journal, spec(SIZE), total, GROUPS[group], group=group)
+    return journal
+
+
+def claim_one_sum(membership: Membership, name: str) -> None:
+    """Make a member report that it lacks the second sum of a group."""
+    group = membership.group(name)
+    position = group.position
+
+    def claim(commitment: bytes, *, states: bool) -> GroupPosition:
+        return replace(position(commitment, states=states), length=1, head=group.journal.heads[1])
+
+    group.position = claim  # type: ignore[method-assign]
+
+
+def test_report_for_one_group_does_not_claim_a_sum_that_another_group_has_finished_since() -> None:
+    """c claims to be behind in two groups, and sums with one of them; b then reports again for the other one."""
+    simulation = MemberSimulation.idle(groups=GROUPS)
+    for me, program in simulation.programs.items():
+        journals = {name: two_sums(name) for name, members in GROUPS.items() if me in members}
+        program.membership = Membership(me, identity(me), simulation.federation_spec, journals)
+    for name in GROUPS:
+        claim_one_sum(simulation.programs["c"].membership, name)
+    assert simulation.exchange() == []
+    pending = {}
+    for me in COLUMN:
+        membership = simulation.programs[me].membership
+        membership.group("column-0").next_index = 2
+        pending[me] = membership.start("column-0", spec(SIZE), partial(addend, me, 2), 1, Step(0, 2))
+    assert simulation.exchange() == []
+    assert totals_of(pending) == {expected_total(2, COLUMN)}
+    b = simulation.programs["b"].membership
+    b.group("everyone").journal.save_state(0, 3, b"state")
+    b.state_saved()
+    assert simulation.exchange() == []
+    for me in "abd":
+        assert simulation.programs[me].membership.suspected() == {}

@@ -82,6 +82,7 @@ class Group:
         journal_transfer: the transfer of missing entries from a peer, if we requested one.
         invalid_sources: the peers whose journal transfer was invalid.
         refusal: the reason why our program cannot take part in its next sum, until it can be sent.
+        left: whether we have sent our goodbye: no sum is started any more, not even an abandoned one.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Group:
     journal_transfer: JournalTransfer | None = None
     invalid_sources: set[PeerId] = field(default_factory=set)
     refusal: Reason | None = None
+    left: bool = False
 
     @property
     def next_in_journal(self) -> bool:
@@ -163,7 +165,7 @@ class Group:
             if self.next_in_journal:
                 pending.total = self.journal.total(self.next_index, pending.spec)
                 self.next_index += not pending.abandoned
-            elif self.up_to_date and self.session is not None and self.reports is not None:
+            elif self.up_to_date and self.session is not None and self.reports is not None and not self.left:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
                 self._check_revealed(pending)
@@ -334,6 +336,8 @@ class Departures:
 
     def make_goodbye(self, done: bool) -> Goodbye:
         """Make our goodbye; if our program is done, it contains the final digests of our journals."""
+        for group in self._groups.values():
+            group.left = True
         self.own = Goodbye(done, self._ends() if done else ())
         return self.own
 

@@ -31,15 +31,17 @@ class HelloExchange:
     Attributes:
         ephemeral: the ephemeral key of this incarnation.
         received: the latest hello of each peer.
-        suspected: the peers that sent other members another ephemeral key than us, with the possible reasons.
+        suspicions: the peers that sent other members another ephemeral key than us, with the possible reasons, by the
+            member that showed us the other key.
     """
 
     def __init__(self, me: PeerId, identity: Identity) -> None:
         self.ephemeral = EphemeralKey()
         self.received: dict[PeerId, Hello] = {}
-        self.suspected: dict[PeerId, str] = {}
+        self.suspicions: dict[PeerId, dict[PeerId, str]] = {}
         self._me, self._identity = me, identity
         self._retired: set[tuple[PeerId, bytes]] = set()  # ephemeral keys of peers' earlier incarnations
+        self._contradicted: set[PeerId] = set()  # members that caused suspicions and stayed in our view
 
     def adopt(self, federation_spec: FederationSpec) -> None:
         """Use this federation spec from now on."""
@@ -99,16 +101,40 @@ class HelloExchange:
         return tuple((peer, hello.ephemeral, hello.signature) for peer, hello in sorted(self.received.items()))
 
     def compare_keys(self, sender: PeerId, signed_keys: Iterable[tuple[PeerId, bytes, bytes]]) -> None:
-        """Compare the ephemeral keys that a peer received with those that we received."""
-        for peer, ephemeral, signature in signed_keys:
+        """Compare the ephemeral keys that a peer received with those that we received.
+
+        A signed key may be that of an earlier process, which the peer shows to harm the signer; see `withdraw`.
+        """
+        if sender in self._contradicted:
+            return
+        one_per_peer = {peer: (ephemeral, signature) for peer, ephemeral, signature in signed_keys}
+        for peer, (ephemeral, signature) in one_per_peer.items():
             hello = self.received.get(peer)
             if hello is None or peer == sender or hello.ephemeral == ephemeral or (peer, ephemeral) in self._retired:
                 continue
             if self._is_signed(peer, replace(hello, ephemeral=ephemeral, signature=signature)):
-                self.suspected[peer] = (
-                    f"it sent {sender} another ephemeral key than this member: it was restarted just now, or is "
-                    "dishonest"
+                self.suspicions.setdefault(sender, {})[peer] = (
+                    f"it sent {sender} another ephemeral key than this member: it was restarted just now, or one of "
+                    "the two is dishonest"
                 )
+
+    @property
+    def suspected(self) -> dict[PeerId, str]:
+        """The peers that sent other members another ephemeral key than us, as these show, and the possible reasons."""
+        return {peer: reason for suspicions in self.suspicions.values() for peer, reason in suspicions.items()}
+
+    def withdraw(self, sender: PeerId) -> None:
+        """Drop the suspicions that a peer caused: it sent a message of our view, so it received the same keys as we.
+
+        An honest member that received another key has left our view, and does not return to it.
+        """
+        del self.suspicions[sender]
+        self._contradicted.add(sender)
+
+    def leave_view(self) -> None:
+        """Drop all suspicions: they are about the keys of one view."""
+        self.suspicions.clear()
+        self._contradicted.clear()
 
     def _is_signed(self, peer: PeerId, hello: Hello) -> bool:
         return self._federation_spec.keys[peer].verify(_signed_bytes(hello), hello.signature)

@@ -100,6 +100,7 @@ class Membership:
         self._hellos = HelloExchange(me, identity)
         self._journals = dict(journals or {})
         self._groups: dict[str, Group] = {}
+        self._absent_groups: dict[str, Group] = {}  # of earlier epochs: a group that returns continues its journal
         self._departures = Departures(self._groups)
         self._view: MembershipView | None = None
         self._views: set[bytes] = set()
@@ -107,6 +108,7 @@ class Membership:
         self._equivocations: dict[PeerId, EquivocationError] = {}
         self._early: dict[PeerId, deque[EarlyReport]] = {}
         self._outbox: Outbox[Frame] = Outbox()
+        self._goodbyes: Outbox[Frame] = Outbox()  # sent last: no Ready of ours may follow our Goodbye
         self.adopt(federation_spec)
 
     # Called by a driver.
@@ -125,16 +127,16 @@ class Membership:
             check_members(self.me, members)
         self.federation_spec = federation_spec
         self.others = tuple(sorted(set(federation_spec.members) - {self.me}))
+        self._leave_view()
         for name in self._groups.keys() - groups.keys():
-            del self._groups[name]
+            self._absent_groups[name] = self._groups.pop(name)
         for name, members in groups.items():
             if name not in self._groups:
-                journal = self._journals.get(name, Journal())  # one without entries may have a pending reveal
-                self._groups[name] = Group(name, members, journal, lambda group: self.on_pending_reveal(group))
+                self._groups[name] = self._make_group(name, members)
             self._groups[name].members, self._groups[name].epoch = members, federation_spec.epoch
+            self._groups[name].left = self._departures.own is not None
         self._equivocations = {peer: error for peer, error in self._equivocations.items() if peer in self.others}
         self._hellos.adopt(federation_spec)
-        self._leave_view()
         for peer in self.others:
             self._send_hello(peer)
         try:
@@ -143,6 +145,12 @@ class Membership:
             self._record_equivocation(error)
         except RemoteProtocolError:
             pass  # an early report is malformed: its sender is waited for
+
+    def _make_group(self, name: str, members: tuple[PeerId, ...]) -> Group:
+        if name in self._absent_groups:
+            return self._absent_groups.pop(name)
+        journal = self._journals.get(name, Journal())  # one without entries may have a pending reveal
+        return Group(name, members, journal, lambda group: self.on_pending_reveal(group))
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -183,7 +191,9 @@ class Membership:
 
     def send_goodbye(self, done: bool) -> None:
         """Announce to all members that our program is done, or was stopped."""
-        self._send_to_all(self._departures.make_goodbye(done))
+        goodbye = self._departures.make_goodbye(done)
+        for peer in self.others:
+            self._put_goodbye(peer, goodbye)
 
     def hello(self, peer: PeerId) -> Hello | None:
         """Return the latest hello of a peer, if there is one."""
@@ -260,6 +270,8 @@ class Membership:
             if group.session is not None and (outgoing := group.session.next_outgoing(blocked)) is not None:
                 group.record_if_finished(self.loop_step)  # this message may finish the sum
                 return outgoing
+        if (waiting := self._goodbyes.pop(blocked)) is not None:
+            return waiting[0], to_bytes(waiting[1])
         return None
 
     # Received frames.
@@ -272,6 +284,8 @@ class Membership:
                     raise RemoteProtocolError(sender, "is not a member of this group")
                 if self.left(sender) is not None and kind_of_frame(data) is Ready:
                     raise RemoteProtocolError(sender, "sent Ready for another sum after its Goodbye")
+                if sender in self._hellos.suspicions:
+                    self._hellos.withdraw(sender)
                 group.receive(sender, data, self.loop_step)
                 return
         frame = from_bytes(data, sender)
@@ -291,6 +305,8 @@ class Membership:
 
     def _receive_message(self, sender: PeerId, frame: Frame) -> None:
         view_change = self._view_change if frame.session == self.view else None
+        if view_change is not None and sender in self._hellos.suspicions:
+            self._hellos.withdraw(sender)
         match frame.message:
             case Hello():
                 self._receive_hello(sender, frame.message)
@@ -312,13 +328,16 @@ class Membership:
         if hello.knows != self._hellos.ephemeral.public:
             self._send_hello(sender)
             if self._departures.own is not None:
-                self._outbox.discard(lambda to, frame: to == sender and isinstance(frame.message, Goodbye))
-                self._outbox.put(sender, Frame(NO_VIEW, 0, self._departures.own))
+                self._put_goodbye(sender, self._departures.own)
         self._form_view()
 
     def _send_hello(self, peer: PeerId) -> None:
         self._outbox.discard(lambda to, frame: to == peer and isinstance(frame.message, Hello))  # it is superseded
         self._outbox.put(peer, Frame(NO_VIEW, 0, self._hellos.make_hello(peer)))
+
+    def _put_goodbye(self, peer: PeerId, goodbye: Goodbye) -> None:
+        self._goodbyes.discard(lambda to, _: to == peer)  # it is superseded
+        self._goodbyes.put(peer, Frame(NO_VIEW, 0, goodbye))
 
     def _form_view(self) -> None:
         if self.problems():
@@ -357,7 +376,7 @@ class Membership:
 
     def _leave_view(self) -> None:
         self._view = self._view_change = None
-        self._hellos.suspected.clear()
+        self._hellos.leave_view()
         self._outbox.discard(lambda _, frame: frame.session != NO_VIEW)  # frames of the old view are useless
         for group in self._groups.values():
             group.leave_view()

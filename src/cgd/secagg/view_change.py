@@ -11,7 +11,8 @@ The rules:
    states. The others wait for it: before it has caught up, a dishonest member may be the only one ahead.
 3. A transferred journal must be proved (`journal_transfer.py`), and no report may object to it
    (`certificates.find_objections`). Its length must have been claimed in a first report: later reports only show which
-   members have caught up. So all members know whether entries are transferred in this view, or the next sum is run.
+   members have caught up, and a group that has finished a sum in this view is reported as before. So all members know
+   whether entries are transferred in this view, or the next sum is run.
 4. A member that claims a history that is not ours, or sends an invalid journal, is named; in this view nothing is
    summed with it.
 """
@@ -157,14 +158,22 @@ class ViewChange:
             for name, group in self._groups.items()
         }
 
+    def _has_summed(self, group: Group) -> bool:
+        """Return whether a sum was finished in this view: no member is behind, even if one claimed to be."""
+        return len(group.journal) > self.reports.max_length[group.name]
+
     def _is_ahead(self, group: Group) -> bool:
-        """Return whether a member is behind us; reports are not renewed after a sum was finished in this view."""
-        if group.name in self._level or len(group.journal) > self.reports.max_length[group.name]:
+        """Return whether a member is behind us."""
+        if group.name in self._level or self._has_summed(group):
             return False
         return any(position.length < len(group.journal) for position in self.reports.positions(group.name).values())
 
     def _report_again(self) -> None:
-        latest, positions = self.reports.latest[self._me], self._positions(states=True)
+        latest = self.reports.latest[self._me]
+        positions = {
+            name: latest.groups[name] if self._has_summed(self._groups[name]) else position
+            for name, position in self._positions(states=True).items()
+        }
         if positions == latest.groups:
             return
         report = PositionReport(self.reports.view, latest.number + 1, positions)
@@ -235,8 +244,15 @@ class ViewChange:
         if valid:
             source = valid[0]
             self._requested.add((source, group.name))
-            transfer = JournalTransfer(source, group, ahead[source], self._federation_spec, states=states)
-            group.journal_transfer = transfer
+            claimed = ahead[source]
+            group.journal_transfer = JournalTransfer(
+                source,
+                group,
+                claimed,
+                self._federation_spec,
+                states=states,
+                holders=[peer for peer, position in ahead.items() if position.head == claimed.head],
+            )
             self._send(source, JournalRequest(group.name, len(group.journal), states))
 
     def _unproven_claims(self, group: Group, positions: Mapping[PeerId, GroupPosition]) -> dict[PeerId, str]:
@@ -298,6 +314,8 @@ class ViewChange:
     def _apply_if_accepted(self, group: Group) -> None:
         """Extend our journal by a complete transfer if no report objects to it."""
         transfer = group.journal_transfer
+        if transfer is not None and transfer.refusal is not None:
+            self._objections[group.name] = {transfer.source: transfer.refusal}
         if transfer is None or transfer.journal is None:
             return
         own = group.position(bytes(32), states=False)
@@ -313,9 +331,6 @@ class ViewChange:
         objections = find_objections(index, attempt, claimed.head, own, positions, signers)
         if self._me in transfer.members and own.length == index and own.pending_reveal not in (None, attempt):
             objections[transfer.source] = "finished the last sum by another attempt than this member's"
-        supporting = {peer for peer, position in positions.items() if position.head == claimed.head} | signers
-        if not supporting - {transfer.source}:
-            objections[transfer.source] = "is the only present member that signed its history"
         if own.length and self._me not in signers:
             # It was summed without us: then every other member must have signed it or hold it.
             objections |= {
