@@ -17,6 +17,7 @@ from cgd.optim import sample_count
 from cgd.optim.sample_count import SampleCountMismatchError
 from cgd.secagg.journal import Journal
 from cgd.secagg.messages import Ready, RevealKey
+from cgd.transport import runtime
 from support.in_process import InProcessFederation, new_federation
 from support.programs import GRID
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.secagg.messages import Buffer
+    from support.in_memory_network import HeldFrames
     from support.in_process import MemberProcess
 
 DISHONEST = "cleo"
@@ -63,10 +65,15 @@ def begin_epoch_2_with_the_same_members(path: Path) -> None:
     path.write_text(text.replace("epoch = 1", "epoch = 2").replace("127.0.0.1:7003", "127.0.0.1:7103"))
 
 
+def withhold_third_key(federation: InProcessFederation) -> HeldFrames:
+    """Hold back the dishonest member's key for the second step; those for the count and the first step are sent."""
+    sent = itertools.count()
+    return federation.network.hold(DISHONEST, HONEST, lambda m: isinstance(m, RevealKey) and next(sent) >= 6)
+
+
 def open_second_step_alone(federation: InProcessFederation) -> None:
     """Let the dishonest member alone open the second step, deny it, and lose its state; then begin a new epoch."""
-    sent = itertools.count()  # its keys for the count and the first step are delivered
-    hold = federation.network.hold(DISHONEST, HONEST, lambda m: isinstance(m, RevealKey) and next(sent) >= 6)
+    hold = withhold_third_key(federation)
     federation.start_all(take_two_steps, pause_at=2)
     federation.wait_until(lambda: len(federation[DISHONEST].journal()) == 3)
     assert all(federation[name].journal().pending_reveal is not None for name in HONEST)
@@ -117,11 +124,17 @@ def test_record_that_could_not_be_written_is_saved_with_the_next_snapshot(
         return Journal.from_bytes(snapshot.read_bytes())
 
     monkeypatch.setattr(StateFolder, "append", append_unless_a_mark)
+    monkeypatch.setattr(runtime, "SAVE_SECONDS", 0.05)
     with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
-        open_second_step_alone(federation)
+        withhold_third_key(federation)
+        federation.start_all(take_two_steps, pause_at=1)
         federation.wait_until(lambda: all(list(federation.folder(name).glob("*.ledger")) for name in HONEST))
-        federation.wait_until(lambda: all(0 in saved(name).revealed_steps for name in HONEST))
+        federation.wait_until(lambda: all(len(saved(name)) == 2 for name in HONEST))  # the count and the first step
+        for process in federation:
+            process.resume()
+        federation.wait_until(lambda: len(federation[DISHONEST].journal()) == 3)
         federation.wait_until(lambda: all(saved(name).revealed_steps[0].number == 1 for name in HONEST))
+        assert all(len(saved(name)) == 2 for name in HONEST)
 
 
 def test_member_with_other_samples_is_stopped_before_a_revealed_step(tmp_path: Path) -> None:
@@ -169,8 +182,8 @@ def test_step_with_wrong_weights_is_not_opened_again(tmp_path: Path, monkeypatch
         federation.start_all(retry_after_wrong_weights, pause_at=1)
         for process in federation:
             process.wait_for_step(1)
-        config_edit.remove_participant(federation.path, "dan")
         federation.kill("dan")
+        config_edit.remove_participant(federation.path, "dan")
         federation.wait_until(lambda: all(each.member.federation.epoch == 2 for each in federation))
         for process in federation:
             process.resume()
