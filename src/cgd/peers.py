@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
     from cgd.transport.driver import Driver, Recovery, Traffic
     from cgd.transport.tap import Observer
 

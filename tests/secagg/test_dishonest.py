@@ -10,7 +10,8 @@ import pytest
 from cgd.errors import LocalProtocolError, PeerLeftError
 from cgd.secagg.certificates import Certificate, Terms, describe_sum
 from cgd.secagg.codec import Frame, hello_content, spec_bytes, to_bytes
-from cgd.secagg.journal import Journal, JournalEntry
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import JournalEntry
 from cgd.secagg.key_agreement import EphemeralKey, MembershipView, derive_pair_keys
 from cgd.secagg.messages import (
     Goodbye,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cgd.peers import Peers
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
 
 # The result of a count, as a parameter group stores it. The commitments are called "pledges" in stored states.
 NOT_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None, "epoch": None, "pledges": None}

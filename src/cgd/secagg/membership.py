@@ -32,7 +32,7 @@ from cgd.errors import EquivocationError, LocalProtocolError, RemoteProtocolErro
 from cgd.secagg.codec import Frame, from_bytes, kind_of_frame, session_of, to_bytes
 from cgd.secagg.group import Departures, Group, PendingSum
 from cgd.secagg.hello import HelloExchange
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
 from cgd.secagg.key_agreement import MembershipView
 from cgd.secagg.messages import (
     HUB,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.secagg.federation_spec import FederationSpec, Identity
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Buffer, Message, PeerId, SumSpec
 
     EarlyReport = tuple[bytes, JournalPosition | PositionsGathered]
