@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Reason, SumSpec
     from cgd.transport.base import Transport
     from cgd.transport.tap import FrameSink

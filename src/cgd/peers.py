@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
     from cgd.transport.driver import Driver, Recovery, Traffic
     from cgd.transport.tap import Observer
 
@@ -72,22 +72,19 @@ class Peers:
     """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
     `cgd.local_peers` creates them in one process, `cgd.join` over a network. Use an instance from one thread; its sums
-    run one after the other. Closing notifies the peers, so that they do not wait for a member that has left.
+    run one after the other. Closing notifies the peers, so that they do not wait for a member that has left. The other
+    arguments are the attributes of the same names.
 
     Args:
         driver: runs the protocol.
         settings: the settings of the sums.
-        recovery: the recovery store of these members; by default nothing is stored.
-        seed: 32 secret bytes of this participant; random if not given.
-        groups: the smaller groups that this participant sums with.
-        training: the training settings of the federation file.
 
     Attributes:
         groups: in a grid, the peers of this participant's `"column"` (and `"row"`, if that has three members or more).
         training: in a federation, the settings of its file: `peers.training["lr"]`.
-        seed: 32 secret bytes, for `cgd.confine`. In a federation they are derived from the participant's key file, so
-            the same origin can be drawn again after everything else was lost.
-        recovery: stores the optimisers' states, so that a restarted member can continue.
+        seed: 32 secret bytes, for `cgd.confine`; random by default. In a federation they are derived from the
+            participant's key file, so the same origin can be drawn again after everything else was lost.
+        recovery: stores the optimisers' states, so that a restarted member can continue; by default it stores nothing.
         observer: receives the addend and the total of every sum, for a recording; None by default.
     """
 
@@ -383,9 +380,8 @@ def _check_weights(words: npt.NDArray[Any], encoding: FixedPoint, addends: int) 
 def _check_precision(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoint, addends: int) -> None:
     """Reject a weight with which all our values round to zero: the total would show the other members' values alone.
 
-    A member can report any number of samples, and so make all other weights small. If ours rounds to nothing and that
-    of one other member does not, all members can read that member's values in the total. Later sums with an accepted
-    weight are not checked: near a minimum, a small member's gradient may round to zero although all counts are true.
+    A member can report any number of samples, and so make all other weights small. Later sums with an accepted weight
+    are not checked: near a minimum, a small member's gradient may round to zero although all counts are true.
 
     Raises:
         InputError: the weight is too small for these values, and an equal share would not be.

@@ -15,7 +15,8 @@ from cgd.audit.attacks import dropout
 from cgd.audit.schemes import observe
 from cgd.errors import InputError, LocalProtocolError, MembersChangedError
 from cgd.secagg.federation_spec import FederationSpec
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
 from support.identities import identity, public_keys
 from support.wire import spec

@@ -24,7 +24,7 @@ from cgd.optim import sample_count
 from cgd.peers import Peers, SumSettings
 from cgd.secagg import secure_sum, session
 from cgd.secagg.codec import from_bytes
-from cgd.secagg.journal import Step
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.masking import PairwiseMasks, remove_self_masks
 from cgd.secagg.messages import RevealKey, Subtotal
 from cgd.secagg.secure_sum import SecureSum

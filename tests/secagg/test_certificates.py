@@ -12,7 +12,8 @@ import pytest
 
 from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, Terms, extend_chain, find_objections
 from cgd.secagg.codec import spec_bytes
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.positions import GroupPosition
 from support.histories import append_certified, numbered_journal, numbered_total
 from support.identities import public_keys

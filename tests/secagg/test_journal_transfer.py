@@ -14,7 +14,8 @@ import pytest
 from cgd.errors import InputError
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.group import Group
-from cgd.secagg.journal import FORMAT, Journal, Step
+from cgd.secagg.journal import FORMAT, Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.journal_transfer import JournalTransfer
 from cgd.secagg.messages import JournalChunk
 from cgd.secagg.positions import GroupPosition

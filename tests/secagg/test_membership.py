@@ -14,7 +14,7 @@ from cgd.errors import InputError, LocalProtocolError, MembersChangedError, Remo
 from cgd.secagg import hello as hello_module
 from cgd.secagg.certificates import PendingReveal
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.journal import Step
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
 from cgd.secagg.messages import HUB, Abort, Hello, JournalRequest, Reason, RevealKey
 from support.identities import identity

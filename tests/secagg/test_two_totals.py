@@ -14,7 +14,8 @@ import numpy as np
 from cgd.errors import ProtocolError
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.federation_spec import FederationSpec
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Confirm, JournalChunk, JournalPosition, Message, Ready, RevealKey
 from cgd.secagg.positions import GroupPosition, PositionReport

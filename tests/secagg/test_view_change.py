@@ -12,7 +12,8 @@ import pytest
 
 from cgd.errors import RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello, JournalChunk, JournalPosition, JournalRequest, Message
 from cgd.secagg.positions import GroupPosition, PositionReport

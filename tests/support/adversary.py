@@ -14,7 +14,8 @@ import numpy as np
 from cgd.errors import FrameError
 from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.codec import KINDS, Frame, from_bytes, hello_content, ready_content, to_bytes
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.masking import add_self_mask
 from cgd.secagg.messages import (
     NO_SIGNATURE,

@@ -26,7 +26,8 @@ from cgd.optim.recovery import TensorWriter, common_state
 from cgd.optim.sample_count import _commitment
 from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.codec import KINDS, Frame, to_bytes
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.key_agreement import EphemeralKey, MembershipView, derive_group_key, derive_pair_keys
 from cgd.secagg.mac import LinearMac
 from cgd.secagg.masking import PairwiseMasks, add_self_mask

@@ -9,7 +9,8 @@ import numpy as np
 
 from cgd.secagg.certificates import Certificate, Terms, attempt_digest
 from cgd.secagg.codec import spec_bytes
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.masking import add_self_mask
 from cgd.secagg.statements import slot_of, statement
 from support.identities import identity

@@ -14,7 +14,8 @@ from cgd.errors import MembersChangedError, RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.hub_aggregator import HubAggregator
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
 from cgd.secagg.messages import HUB, ResendRequest
 from support.histories import certified_journal

@@ -11,7 +11,8 @@ import numpy as np
 
 from cgd.errors import CGDError, DisagreementError, MembersChangedError, PeerAbortedError
 from cgd.secagg.federation_spec import FederationSpec, Identity
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
 from support.wire import spec
 

@@ -7,7 +7,8 @@ import random
 import pytest
 import zmq
 
-from cgd.transport.channel import _NUMBERS_PER_CONNECTION, MAX_CONNECTIONS, ChannelSession, IncompatibleError
+from cgd.transport.channel import IncompatibleError
+from cgd.transport.channel_session import _NUMBERS_PER_CONNECTION, MAX_CONNECTIONS, ChannelSession
 from support.channels import PUBLIC, SECRET, Ends, new_process
 
 

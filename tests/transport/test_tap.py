@@ -10,7 +10,7 @@ import pytest
 import cgd
 from cgd.errors import InputError, RangeError
 from cgd.secagg.codec import from_bytes
-from cgd.secagg.journal import Step
+from cgd.secagg.journal_entry import Step
 
 if TYPE_CHECKING:
     import numpy.typing as npt

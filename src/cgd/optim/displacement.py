@@ -24,7 +24,7 @@ import torch
 from cgd.errors import InputError, RangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     ParameterState = dict[str, Any]
     ParameterGroup = dict[str, Any]
@@ -53,6 +53,15 @@ def _flatten(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(parameter.numel(), dtype=dtype)
     gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
     return gradient.detach().reshape(-1).to("cpu", dtype)
+
+
+def split_sum(total: torch.Tensor, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
+    """Return the part of each parameter in a sum of such vectors, of its shape and on its device."""
+    pieces = torch.split(total, [each.numel() for each in parameters])
+    return {
+        each: piece.reshape(each.shape).to(each.device, working_dtype(each))
+        for each, piece in zip(parameters, pieces, strict=True)
+    }
 
 
 def step_context(
@@ -188,6 +197,53 @@ def initial_state(parameter: torch.Tensor) -> ParameterState:
     """Return the state of a parameter before its first step: its value becomes the origin."""
     origin = parameter.detach().to(working_dtype(parameter), copy=True)
     return {"origin": origin, "displacement": torch.zeros_like(origin)}
+
+
+def flatten_displacements(
+    parameters: Sequence[torch.Tensor], states: Mapping[torch.Tensor, ParameterState]
+) -> torch.Tensor:
+    """Return the displacements of all parameters as one vector; zeros for those that have not moved."""
+    parts = [
+        states[parameter]["displacement"].reshape(-1).cpu()
+        if parameter in states
+        else torch.zeros(parameter.numel(), dtype=working_dtype(parameter))
+        for parameter in parameters
+    ]
+    return torch.cat(parts)
+
+
+def check_options(group: ParameterGroup, needed: Set[str], kind: str) -> None:
+    """Check that a saved parameter group has all options of this kind of optimiser.
+
+    Raises:
+        InputError: an option is missing.
+    """
+    if missing := needed - group.keys():
+        raise InputError(
+            f"the state has no {', '.join(sorted(missing))}: it is not that of a {kind}; "
+            "load it into the kind of optimiser it was saved from"
+        )
+
+
+def check_state(state: Mapping[str, Any], parameter: torch.Tensor) -> None:
+    """Check that a saved state fits a parameter.
+
+    Raises:
+        InputError: it has no displacement of the parameter's shape.
+    """
+    if "displacement" not in state or state["displacement"].shape != parameter.shape:
+        raise InputError(
+            f"the state does not fit a parameter of shape {tuple(parameter.shape)}; "
+            "load the state of a confined optimiser over the same model"
+        )
+
+
+def copy_state(state: Mapping[str, Any], device: torch.device) -> ParameterState:
+    """Return a copy of a parameter's state whose tensors are on this device, of the same types as before."""
+    return {
+        key: value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
+        for key, value in state.items()
+    }
 
 
 def place(parameter: torch.Tensor, origin: torch.Tensor, displacement: torch.Tensor) -> None:

@@ -8,54 +8,44 @@ gradient of the mean loss over all samples, and `lr` has its usual meaning for a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from cgd.errors import CGDError, InputError, MembersChangedError, RangeError
+from cgd.errors import InputError, MembersChangedError, RangeError
 from cgd.optim import recovery, sample_count
 from cgd.optim.displacement import (
     AdamRule,
     SGDRule,
+    check_options,
+    check_state,
+    copy_state,
+    flatten_displacements,
     flatten_gradients,
     initial_state,
     locate_range_error,
     place,
     reject_weight_decay,
+    split_sum,
     step_context,
     trainable,
-    working_dtype,
 )
 from cgd.optim.origin import warn_if_unconfined
 from cgd.optim.privacy_warnings import RiskMonitor
-from cgd.optim.sample_count import NOT_COUNTED, SampleCountMismatchError
+from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.optim.optimizer import ParamsT
 
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
-    from cgd.secagg.journal import Step
-
-
-@contextmanager
-def abort_on_error(all_peers: Iterable[Peers]) -> Iterator[None]:
-    """Abort the next sum with each of these peers if the block raises, so that no peer waits for this member."""
-    try:
-        yield
-    except SampleCountMismatchError:  # the members wait: this participant may restart with the right samples
-        raise
-    except BaseException:
-        for peers in all_peers:
-            with suppress(CGDError):  # a closed connection: the members know
-                peers.abort_sum()
-        raise
+    from cgd.secagg.journal_entry import Step
 
 
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
@@ -177,13 +167,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     def displacement(self) -> torch.Tensor:
         """Return the displacement of all trainable parameters as one vector: the same bits at every member."""
-        parts = [
-            self.state[parameter]["displacement"].reshape(-1).cpu()
-            if parameter in self.state
-            else torch.zeros(parameter.numel(), dtype=working_dtype(parameter))
-            for parameter in trainable(*self.param_groups)
-        ]
-        return torch.cat(parts)
+        return flatten_displacements(trainable(*self.param_groups), self.state)
 
     @property
     def privacy_warnings(self) -> tuple[PrivacyWarning, ...]:
@@ -207,26 +191,18 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         normalisation, are not parameters; save `model.state_dict()` too.
         """
         for group in state_dict["param_groups"]:
-            if missing := {*self._options, *NOT_COUNTED, "steps"} - group.keys():
-                raise InputError(
-                    f"the state has no {', '.join(sorted(missing))}: it is not that of a {type(self).__name__}; "
-                    "load it into the kind of optimiser it was saved from"
-                )
+            check_options(group, {*self._options, *NOT_COUNTED, "steps"}, type(self).__name__)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         ours = chain.from_iterable(group["params"] for group in self.param_groups)
         states = state_dict["state"]
         pairs = [(states[i], parameter) for i, parameter in zip(saved, ours, strict=False) if i in states]
         for state, parameter in pairs:
-            if "displacement" not in state or state["displacement"].shape != parameter.shape:
-                raise InputError(
-                    f"the state does not fit a parameter of shape {tuple(parameter.shape)}; "
-                    "load the state of a confined optimiser over the same model"
-                )
+            check_state(state, parameter)
         super().load_state_dict(state_dict)
         self._opened.clear()
         with torch.no_grad():
             for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
-                own = self.state[parameter] = {key: _copy(value, parameter.device) for key, value in state.items()}
+                own = self.state[parameter] = copy_state(state, parameter.device)
                 place(parameter, own["origin"], own["displacement"])
 
     def __getstate__(self) -> NoReturn:
@@ -320,11 +296,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             raise locate_range_error(error, self.param_groups, parameters) from None
         self._used_weights[peers] = weight
         self._risk_monitor.after_sum(peers, groups[0], parameters, vector, total)
-        pieces = torch.split(total, [each.numel() for each in parameters])
-        return {
-            each: piece.reshape(each.shape).to(each.device, working_dtype(each))
-            for each, piece in zip(parameters, pieces, strict=True)
-        }
+        return split_sum(total, parameters)
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
         return step_context(type(self).__name__, self._options, groups, self.state)
@@ -416,7 +388,3 @@ class ConfinedAdam(ConfinedOptimizer):
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         first, second = group["betas"]
         return AdamRule(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
-
-
-def _copy(value: Any, device: torch.device) -> Any:
-    return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value

@@ -23,7 +23,7 @@ import torch
 
 from cgd.errors import InputError
 from cgd.optim.displacement import RULE_STATES, place, trainable, working_dtype
-from cgd.secagg.journal import Step
+from cgd.secagg.journal_entry import Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,17 +10,18 @@ commitments, but only its owner can recompute one. A restarted member checks its
 from __future__ import annotations
 
 import hmac
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import InputError, WeightError
+from cgd.errors import CGDError, InputError, WeightError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from cgd.peers import Peers
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
 
 # The result of a count, as a parameter group stores it. The commitments are called "pledges" in stored states.
 NOT_COUNTED: dict[str, Any] = {"samples": None, "total_samples": None, "members": None, "epoch": None, "pledges": None}
@@ -32,6 +33,20 @@ class SampleCountMismatchError(InputError):
 
     The other members keep waiting for it: it may restart with the right ones.
     """
+
+
+@contextmanager
+def abort_on_error(all_peers: Iterable[Peers]) -> Iterator[None]:
+    """Abort the next sum with each of these peers if the block raises, so that no peer waits for this member."""
+    try:
+        yield
+    except SampleCountMismatchError:  # the members wait: this participant may restart with the right samples
+        raise
+    except BaseException:
+        for peers in all_peers:
+            with suppress(CGDError):  # a closed connection: the members know
+                peers.abort_sum()
+        raise
 
 
 def count(

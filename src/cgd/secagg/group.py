@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import Journal, Step
+    from cgd.secagg.journal import Journal
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.journal_transfer import JournalTransfer
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.secagg.positions import PositionReports

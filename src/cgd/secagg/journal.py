@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import struct
 from copy import copy
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from cgd.secagg.certificates import (
     extend_chain,
 )
 from cgd.secagg.fixed_point import WORD_TYPES
+from cgd.secagg.journal_entry import JournalEntry, Step
 from cgd.secagg.positions import StateSummary
 
 if TYPE_CHECKING:
@@ -53,47 +54,6 @@ if TYPE_CHECKING:
 FORMAT = "cgd-ledger-3"  # in stored bytes, so it keeps its old name
 MAX_KEPT_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of an optimiser; `slot` identifies the optimiser in the program."""
-
-    slot: int
-    number: int
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """One finished sum.
-
-    Attributes:
-        description: the description of the summed values.
-        epoch: the epoch of the sum.
-        loop_step: the step of the program's loop.
-        step: the optimiser step whose state will include the sum, if any.
-        size: the size of the total in bytes.
-        addends: the number of members.
-        attempt: the digest of the attempt that finished the sum; see `certificates.attempt_digest`.
-        words: the total, if it is kept.
-        certificate: the proof of the total, if it is kept.
-    """
-
-    description: str
-    epoch: int
-    loop_step: int
-    step: Step | None
-    size: int
-    addends: int
-    attempt: bytes
-    words: Buffer | None = None
-    certificate: Certificate | None = None
-
-    @property
-    def fields(self) -> list[Any]:
-        """The fields that the hash chain covers."""
-        step = self.step and list(astuple(self.step))
-        return [self.description, self.epoch, self.loop_step, step, self.size, self.addends, self.attempt.hex()]
 
 
 @dataclass(frozen=True, eq=False)

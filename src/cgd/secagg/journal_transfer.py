@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
-    from cgd.secagg.journal import JournalEntry
+    from cgd.secagg.journal_entry import JournalEntry
     from cgd.secagg.messages import JournalChunk, PeerId
     from cgd.secagg.positions import GroupPosition, StateSummary
 

@@ -1,26 +1,15 @@
 """Membership: the members of a federation, their views and epochs, and how a restarted member catches up.
 
-A session ends with the processes of its members; the membership survives restarts. The rules:
+No I/O here: frames in by `receive`, frames out by `next_outgoing`. The rules:
 
-1. Every process generates an ephemeral key when it starts and sends it to all members (`Hello`), with its federation
-   spec: the federation, the epoch, the digest of every section of the file. When the hellos of all members have arrived
-   and their specs agree, the members form a *view*. The spec and all ephemeral keys identify it, so a restart of any
-   member starts a new view.
-2. A view has one session for each group of members that sums. Its pair keys are derived from the ephemeral keys, so no
-   mask is used twice. A sum that was running in an older view is aborted and repeated in the new one, unless a member
-   has finished it (rule 3); if a key may have been revealed, it is repeated with the same members only (rule 4).
-3. First every member reports its journal position (`JournalPosition`): the number and the history of its finished sums.
-   Reports are signed and the same for all members; their digests are compared before anything else
-   (`PositionsGathered`). If a member finished a sum that we did not, we copy it from that member's journal
-   (`JournalRequest`, `JournalChunk`) if there is a proof (`certificates.py`), and do not repeat it, whatever members it
-   had. A group's journal is sent to its members only. `view_change.py` implements this rule.
-4. A new epoch (other members, or other settings) starts when all members of the new file have adopted it; epochs only
-   increase. A sum that has to be repeated with other members is returned to the caller, which must compute its weight
-   again; it is rejected if it may have been revealed with the earlier members.
-5. A member that signed different statements for different members is dishonest (`statements.py`). Nothing is summed
-   with it any more.
-
-No I/O here: frames in by `receive`, frames out by `next_outgoing`.
+1. Every process sends a new ephemeral key and its federation spec to all members (`hello.py`). When all hellos have
+   arrived and the specs agree, the members form a *view*. A restart of any member starts a new view.
+2. A view has one session for each group that sums, with new pair keys, so no mask is used twice. A sum that was running
+   in an older view is repeated, unless a member has finished it.
+3. First the members compare their journals, and those that are behind catch up (`view_change.py`).
+4. A new epoch starts when all members of the new file have adopted it; epochs only increase. A sum that has to be
+   repeated with other members is weighted again, or rejected if it may have been revealed with the earlier ones.
+5. A member that signed different statements (`statements.py`) is dishonest: nothing is summed with it any more.
 """
 
 from __future__ import annotations
@@ -32,7 +21,7 @@ from cgd.errors import EquivocationError, LocalProtocolError, RemoteProtocolErro
 from cgd.secagg.codec import Frame, from_bytes, kind_of_frame, session_of, to_bytes
 from cgd.secagg.group import Departures, Group, PendingSum
 from cgd.secagg.hello import HelloExchange
-from cgd.secagg.journal import Journal, Step
+from cgd.secagg.journal import Journal
 from cgd.secagg.key_agreement import MembershipView
 from cgd.secagg.messages import (
     HUB,
@@ -59,6 +48,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.secagg.federation_spec import FederationSpec, Identity
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Buffer, Message, PeerId, SumSpec
 
     EarlyReport = tuple[bytes, JournalPosition | PositionsGathered]
@@ -73,14 +63,12 @@ class Membership:
     Args:
         me: the name of this member.
         identity: its keys.
-        federation_spec: the federation spec.
+        federation_spec: the present federation spec.
         journals: the saved journals, by group; none in the first run, or if they were lost.
 
     Attributes:
-        federation_spec: the present federation spec.
         others: the names of all other members.
-        on_pending_reveal: called when the pending reveal of a group's journal has changed, to save it before anything
-            is sent.
+        on_pending_reveal: called when the pending reveal of a group has changed, to save it before anything is sent.
         loop_step: the step of our program's loop.
     """
 
@@ -110,8 +98,6 @@ class Membership:
         self._outbox: Outbox[Frame] = Outbox()
         self._goodbyes: Outbox[Frame] = Outbox()  # sent last: no Ready of ours may follow our Goodbye
         self.adopt(federation_spec)
-
-    # Called by a driver.
 
     def adopt(self, federation_spec: FederationSpec) -> None:
         """Use this federation spec from now on.
@@ -164,10 +150,7 @@ class Membership:
     def start(
         self, group: str, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None = None
     ) -> PendingSum:
-        """Start our program's next sum with this group; `encode` returns our addend, computed again at each call.
-
-        `epoch` is the value of `Group.next_epoch` when the addend was weighted.
-        """
+        """Start our program's next sum with this group; `epoch` was `Group.next_epoch` when the addend was weighted."""
         pending = PendingSum(spec, encode, epoch, step)
         try:
             pending = self._groups[group].start(pending, self.loop_step)

@@ -46,13 +46,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from zmq.utils import z85
 
 from cgd.errors import InputError
-from cgd.secagg.noise import KEY_BYTES, Handshake, agree, nonce
+from cgd.secagg.noise import KEY_BYTES, Handshake, agree
+from cgd.transport.channel_session import ChannelSession, SequenceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +65,6 @@ _MAGIC = b"CGDS"
 _HEADER = struct.Struct("<4sBBH8s8sQ")
 HEADER_BYTES = _HEADER.size
 _SESSION_NAME_BYTES = 8
-_NUMBERS_PER_CONNECTION = 1 << 40
 # More than two honest processes need. Dropping a handshake or a session costs a new handshake.
 MAX_HANDSHAKES = 8
 MAX_SESSIONS = 8
@@ -74,7 +72,6 @@ MAX_SESSIONS = 8
 MAX_ANSWERED_HANDSHAKES = 1024
 # After so many HELLOs without a message from the peer, a new session is started.
 MAX_UNANSWERED_HELLOS = 4
-MAX_CONNECTIONS = 64
 # The penalty of a gap is the number of lost messages, up to a maximum. A message without a gap reduces the total by
 # LOSS_CREDIT. Above MAX_LOSS_PENALTY it is reported. So a lasting loss of a tenth or one long gap is not reported, a
 # lasting loss of half of the messages is.
@@ -109,10 +106,6 @@ class RelayError(ValueError):
         self.kind = kind
 
 
-class SequenceError(ValueError):
-    """The sequence number of a message is not above the last one."""
-
-
 @dataclass(frozen=True)
 class Opened:
     """The result of opening a packet.
@@ -130,64 +123,6 @@ class Opened:
     answer: bytes | None = None
     stale: bool = False
     losses: int = 0
-
-
-class ChannelSession:
-    """Both directions between our process and one process of the peer, under the keys of one handshake.
-
-    Args:
-        name: the name of the session.
-        process: the process of the peer.
-        keys: the keys for encryption and for decryption.
-    """
-
-    def __init__(self, name: bytes, process: bytes, keys: tuple[bytes, bytes]) -> None:
-        self.name, self.process = name, process
-        self._encryption, self._decryption = (AESGCM(key) for key in keys)
-        self._sent = (0, 0)  # our connection, and the number of messages sent by it
-        self._last: dict[int, int] = {}  # the number of the peer's last message, by its connection to the hub
-        self._received_by = 0  # our connection by which that message came
-
-    def next_sequence(self, connection: int) -> int:
-        """Return the sequence number of the next message on our connection; each is unique."""
-        number = self._sent[1] if self._sent[0] == connection else 0
-        self._sent = connection, number + 1
-        return connection * _NUMBERS_PER_CONNECTION + number
-
-    def encrypt(self, sequence: int, content: bytes, header: bytes) -> bytes:
-        """Encrypt a transport message."""
-        return self._encryption.encrypt(nonce(sequence), content, header)
-
-    def decrypt(self, sequence: int, body: Buffer, header: bytes) -> bytes:
-        """Decrypt a transport message.
-
-        Raises:
-            ValueError: it was not created by the peer.
-        """
-        try:
-            return self._decryption.decrypt(nonce(sequence), body, header)
-        except InvalidTag:
-            raise ValueError("the authentication tag is wrong") from None
-
-    def check_sequence(self, sequence: int, connection: int) -> int | None:
-        """Record a message that came by our connection `connection`; return the number of messages lost before it.
-
-        Return None if it is late: the sender has replaced the connection by which it sent it.
-
-        Raises:
-            SequenceError: its number is not above the last one of its connection.
-        """
-        sent_by, number = divmod(sequence, _NUMBERS_PER_CONNECTION)
-        first, latest, last = not self._last, max(self._last, default=0), self._last.get(sent_by, -1)
-        if number <= last:
-            raise SequenceError
-        self._last[sent_by] = number
-        if len(self._last) > MAX_CONNECTIONS:
-            del self._last[min(self._last)]  # further messages of that connection are late, whatever their numbers
-        if sent_by < latest:
-            return None
-        same_connection, self._received_by = not first and connection == self._received_by, connection
-        return number - last - 1 if same_connection else 0
 
 
 class ChannelFactory:

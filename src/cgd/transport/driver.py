@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import OptimizerState, Step
+    from cgd.secagg.journal import OptimizerState
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.secagg.session import Session
     from cgd.transport.base import Transport

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import OptimizerState, Step
+    from cgd.secagg.journal import OptimizerState
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import PeerId, Reason, SumSpec
     from cgd.transport.runtime import FederationRuntime
 

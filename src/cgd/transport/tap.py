@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.journal import Step
+    from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.base import PeerStatus, ReconnectingTransport, Transport
 
