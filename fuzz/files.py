@@ -165,7 +165,7 @@ def read_state(data: bytes) -> None:
     if snapshot:
         write("state/trial+everyone.ledger", with_digest(snapshot))
     write("state/trial+everyone.0.entries", entries)
-    for each in StateFolder(state, "trial").load(["everyone"]).values():
+    for each in StateFolder(state, "trial").load().values():
         use(each)
 
 

@@ -228,6 +228,9 @@ class _SoloDriver:
     def abort_sum(self, reason: Reason) -> None:  # noqa: ARG002
         self.number += 1
 
+    def repeat_sum(self) -> None:
+        """Do nothing."""
+
     def close(self, *, done: bool) -> None:  # noqa: ARG002
         self._closed = True
 

@@ -264,11 +264,15 @@ class Peers:
             total = self._driver.run_sum(spec, encode, epoch, step)
             if weight is not None:
                 _check_weights(total[-1:], _weight_encoding(spec, addends), addends)
-            decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
-            decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
-            if self.observer is not None and addend is not None:
-                self.observer.after_sum(addend, decoded)
-            result: Array = _from_numpy(decoded, values)
+            try:
+                decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
+                decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
+                if self.observer is not None and addend is not None:
+                    self.observer.after_sum(addend, decoded)
+                result: Array = _from_numpy(decoded, values)
+            except BaseException:  # an interrupt, or a recording that fails: the caller may request the sum again
+                self._driver.repeat_sum()
+                raise
             return result
 
     def _observe_addend(

@@ -139,4 +139,4 @@ def test_interrupt_while_a_total_is_saved_loses_nothing(
         ada.peers.sum(np.array([1]))
     assert [ada.peers.sum(np.array([k])).item() for k in (1, 2, 3)] == [3, 6, 9]
     federation.kill("ada")
-    assert len(StateFolder(federation.folder("ada"), FEDERATION).load([EVERYONE])[EVERYONE]) == 3
+    assert len(StateFolder(federation.folder("ada"), FEDERATION).load()[EVERYONE]) == 3

@@ -137,7 +137,7 @@ def test_all_members_killed_at_once_recover_from_their_state_folders(
     federation.kill(*NAMES)
     assert [snapshot_steps(federation, name, EVERYONE) for name in NAMES] == [2, None, None]
     for name in NAMES:
-        assert len(StateFolder(federation.folder(name), FEDERATION).load([EVERYONE])[EVERYONE]) == made
+        assert len(StateFolder(federation.folder(name), FEDERATION).load()[EVERYONE]) == made
     federation.start_all(program)
     assert federation.results() == uninterrupted
 
@@ -157,7 +157,7 @@ def test_recovered_journal_is_saved_in_the_state_folder(
     made = len(federation["cleo"].journal())
     federation.kill("cleo")
     federation.kill("ada", "bob", lose_state=True)
-    assert len(StateFolder(federation.folder("cleo"), FEDERATION).load([EVERYONE])[EVERYONE]) == made
+    assert len(StateFolder(federation.folder("cleo"), FEDERATION).load()[EVERYONE]) == made
     federation.start_all(Training())
     assert federation.results() == uninterrupted
 
@@ -175,7 +175,7 @@ def test_total_that_one_killed_member_had_opened_is_not_summed_again(federation:
 
 
 def saved_journal(federation: InProcessFederation, name: str) -> Journal:
-    return StateFolder(federation.folder(name), FEDERATION).load([EVERYONE])[EVERYONE]
+    return StateFolder(federation.folder(name), FEDERATION).load()[EVERYONE]
 
 
 def test_pending_reveal_of_the_first_sum_survives_a_kill(federation: InProcessFederation) -> None:

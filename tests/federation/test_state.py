@@ -36,7 +36,7 @@ def append(state: StateFolder, journal: Journal, *places: int) -> None:
 
 def load_totals(folder: Path) -> list[int]:
     """Return the totals that a new process finds."""
-    journal = StateFolder(folder, FEDERATION).load([EVERYONE]).get(EVERYONE, Journal())
+    journal = StateFolder(folder, FEDERATION).load().get(EVERYONE, Journal())
     return [int(journal.total(place, spec(2))[0]) for place in range(len(journal))]
 
 
@@ -177,7 +177,7 @@ def test_symbolic_link_in_place_of_a_file_is_not_followed(tmp_path: Path, name: 
     (folder / name).symlink_to(target)
     with pytest.raises(InputError, match=r"is a symbolic link, which is not followed; remove it"):
         lock(folder)
-        StateFolder(folder, FEDERATION).load([EVERYONE])
+        StateFolder(folder, FEDERATION).load()
     assert target.read_text() == "not ours to touch"
 
 
@@ -212,7 +212,7 @@ def test_federations_with_similar_names_do_not_share_files(tmp_path: Path) -> No
         state.close()
 
     def lengths() -> list[int]:
-        return [len(StateFolder(tmp_path, name).load([EVERYONE])[EVERYONE]) for name in names]
+        return [len(StateFolder(tmp_path, name).load()[EVERYONE]) for name in names]
 
     assert lengths() == [1, 2, 3, 4, 5, 6, 7]
     states[0].save(EVERYONE, 99, make_journal(1).to_bytes())
@@ -226,7 +226,8 @@ def test_groups_with_similar_names_do_not_share_files(tmp_path: Path) -> None:
         for place in range(count):
             state.append(group, place, make_journal(count).entry_record(place))
     state.close()
-    assert [len(journal) for journal in StateFolder(tmp_path, FEDERATION).load(groups).values()] == [1, 2, 3, 4]
+    loaded = StateFolder(tmp_path, FEDERATION).load()
+    assert [len(loaded[group]) for group in groups] == [1, 2, 3, 4]
 
 
 def test_damaged_entry_ends_the_replay_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -203,7 +203,7 @@ class ProcessFederation:
 
     def sums(self, name: str) -> int:
         """Return the number of finished sums in a participant's state folder."""
-        journals = StateFolder(self.folder / "state" / name, "trial").load(["everyone"])
+        journals = StateFolder(self.folder / "state" / name, "trial").load()
         return len(journals.get("everyone", ()))
 
     def bits(self) -> dict[str, str]:

@@ -144,7 +144,7 @@ KINDS = {
     "data set": Kind(("idx",), lambda folder: idx.parse((folder / "idx").read_bytes(), folder / "idx")),
     "state": Kind(
         ("trial+everyone.ledger", "trial+everyone.2.entries"),
-        lambda folder: StateFolder(folder, "trial").load(["everyone"]),
+        lambda folder: StateFolder(folder, "trial").load(),
     ),
 }
 

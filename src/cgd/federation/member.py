@@ -96,7 +96,7 @@ class FederationMember:
         self.state = StateFolder(folder, self.federation.name)
         self.state.lock()
         try:
-            journals = self.state.load(self.groups)
+            journals = self.state.load()
             self._check_epoch(journals)
             membership = Membership(
                 self.me, self.keys.identity, self.federation.federation_spec(cgd.__version__), journals

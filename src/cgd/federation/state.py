@@ -33,7 +33,7 @@ from cgd.errors import InputError
 from cgd.secagg.journal import Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from cgd.secagg.messages import Buffer
@@ -86,14 +86,16 @@ class StateFolder:
                 "this one another folder (state=, --state)"
             ) from None
 
-    def load(self, groups: Iterable[str]) -> dict[str, Journal]:
+    def load(self) -> dict[str, Journal]:
         """Return the saved journals by group, without damaged parts, which are recovered from the peers.
+
+        A group that is not part of the federation file may return in a later epoch, and its pending reveal counts.
 
         Raises:
             InputError: a file cannot be read, or is a symbolic link.
         """
         journals = {}
-        for group in groups:
+        for group in self._saved_groups():
             journal = self._load_snapshot(group)
             for start, segment in self._segments_of(group):
                 if start > len(journal):
@@ -194,6 +196,12 @@ class StateFolder:
             self.rotate(group)
         if self._lock is not None:
             self._lock.close()
+
+    def _saved_groups(self) -> list[str]:
+        prefix = f"{self._federation}+"
+        names = (path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ()
+        files = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        return sorted({name.partition(".")[0] for name in files if name.endswith((".ledger", ".entries"))})
 
     def _snapshot(self, group: str) -> Path:
         # Names of federations and groups have no plus, and groups no dot, so no two of them share a file.

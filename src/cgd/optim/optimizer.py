@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -181,8 +182,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         last finished step, never from an earlier one: if a step is repeated with other members, the difference of the
         two sums reveals a member's gradient.
         """
-        for group in self.param_groups:
-            group.update(NOT_COUNTED)
+        for group in self.param_groups:  # the former commitments are kept: see `sample_count.check`
+            group.update({**NOT_COUNTED, "epoch": group["epoch"], "pledges": group["pledges"]})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned: the parameters become its origin + displacement.
@@ -274,18 +275,21 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
-            revealed = peers.recovery.may_be_revealed(step)
-            sample_count.check(peers, self.samples, groups, epoch, self.records_digest, revealed=revealed)
+            revealed, took_part = peers.recovery.may_be_revealed(step), peers.recovery.took_part()
+            check = partial(sample_count.check, peers, self.samples, groups, epoch, self.records_digest)
+            check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
             vector = flatten_gradients(parameters)
             context = self._context(groups)
         if groups[0]["total_samples"] is None:
-            counted = sample_count.count(peers, self.samples, step, epoch, addends, self.records_digest)
+            counted = sample_count.count(
+                peers, self.samples, step, epoch, addends, self.records_digest, took_part=took_part
+            )
             for group in groups:
                 group.update(counted)
             self._used_weights[peers] = 0.0
             with abort_on_error([peers]):  # a replayed count may be that of an earlier process
-                sample_count.check(peers, self.samples, groups, epoch, self.records_digest)
+                check(took_part=took_part)
         self._risk_monitor.before_sum(peers, groups[0], self.samples, parameters)
         weight = self.samples / groups[0]["total_samples"]
         new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before

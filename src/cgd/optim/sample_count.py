@@ -50,9 +50,18 @@ def abort_on_error(all_peers: Iterable[Peers]) -> Iterator[None]:
 
 
 def count(
-    peers: Peers, samples: int, step: Step, epoch: int, addends: int, records_digest: bytes = b""
+    peers: Peers,
+    samples: int,
+    step: Step,
+    epoch: int,
+    addends: int,
+    records_digest: bytes = b"",
+    *,
+    took_part: bool = True,
 ) -> dict[str, Any]:
     """Count the samples of all members of an epoch; commit also to the content of ours if there is a digest of it.
+
+    If it is a replayed count in which this member did not take part, the total need not fit our samples.
 
     Raises:
         MembersChangedError: the epoch is over.
@@ -65,7 +74,8 @@ def count(
     place = members.index(peers.me) if len(members) == addends else 0
     addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest)
     total, *commitments = peers.sum(addend, step=step, epoch=epoch).tolist()
-    _check_total(total, samples, addends)
+    if took_part:
+        _check_total(total, samples, addends)
     counted = {"total_samples": total, "epoch": epoch, "pledges": commitments}
     return {"samples": samples, "members": list(members), **counted}
 
@@ -78,22 +88,24 @@ def check(
     records_digest: bytes = b"",
     *,
     revealed: bool = False,
+    took_part: bool = True,
 ) -> None:
     """Check that the count is still valid; discard it if a new epoch of a federation has begun.
 
-    If the gradient sum of this step may have been `revealed`, our samples must be those of the count before: with
-    others, the difference of two sums of one step would be that of our two gradients.
+    If the gradient sum of this step may have been `revealed`, our samples must be those of the count before, also after
+    `recount`: with others, the difference of two sums of one step would be that of our two gradients. A member that
+    replays a sum in which it did not take part was not counted for it.
 
     Raises:
         InputError: the members, or this member's samples, are not those that were counted.
         WeightError: the total is not a number of samples.
     """
     for group in groups:
+        if epoch > 0 and revealed and took_part and group["epoch"] is not None:
+            check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest)
         if epoch > 0 and group["epoch"] != epoch:
-            if revealed and group["epoch"] is not None:
-                check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest)
             group.update(NOT_COUNTED)
-        if group["total_samples"] is None:
+        if group["total_samples"] is None or not took_part:
             continue
         if group["samples"] != samples:
             raise InputError(

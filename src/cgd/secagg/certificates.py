@@ -150,20 +150,26 @@ class Certificate:
         commitments = [sha256(key).digest() for _, key in sorted(self.keys.items())]
         return attempt_digest(self.masked_digest, self.spec, self.terms, commitments)
 
-    def signers(self, group: str, keys: Mapping[PeerId, PublicKeys]) -> frozenset[PeerId]:
-        """Verify the signatures of all members whose public keys are known, and return these members.
+    def signers(self, group: str, keys: Mapping[PeerId, PublicKeys], *, all_valid: bool = True) -> frozenset[PeerId]:
+        """Verify the signatures of all members whose public keys are known, and return the members that signed.
+
+        Args:
+            group: the name of the group.
+            keys: the members' public keys.
+            all_valid: whether one invalid signature makes the certificate invalid. In a certificate of an earlier epoch
+                it may be the signature of a member that has another key now: then that member has not signed.
 
         Raises:
-            ValueError: a signature is missing or invalid.
+            ValueError: a signature is missing, or invalid although all must be valid.
         """
         if self.keys.keys() != self.signatures.keys():
             raise ValueError("the certificate lacks keys or signatures")
         signed = statement("confirm", slot_of(self.view, group, self.number), sha256(self.attempt).digest())
         known = [name for name in self.signatures if name in keys]
-        for name in known:
-            if not keys[name].verify(signed, self.signatures[name]):
-                raise ValueError(f"the signature of {name} is invalid")
-        return frozenset(known)
+        valid = frozenset(name for name in known if keys[name].verify(signed, self.signatures[name]))
+        if all_valid and (invalid := sorted(set(known) - valid)):
+            raise ValueError(f"the signature of {invalid[0]} is invalid")
+        return valid
 
     def verify_entry(self, head: bytes | None, fields: Sequence[Any]) -> None:
         """Check that this certificate is about the entry with these fields, after this head if it is given.
@@ -218,28 +224,30 @@ class PendingReveal:
         members: the members of the sum.
         attempt: the digest that all members signed, of the latest attempt.
         step: the optimiser's slot and step, if it is the gradient sum of one.
+        keys: the digest of each member's public keys; another key holder under the same name is another member.
     """
 
     index: int
     members: tuple[PeerId, ...]
     attempt: bytes
     step: tuple[int, int] | None = None
+    keys: tuple[str, ...] = ()
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.index, self.members, self.attempt.hex(), self.step]
+        return [self.index, self.members, self.attempt.hex(), self.step, self.keys]
 
     @classmethod
     def from_json(cls, value: Any) -> PendingReveal:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
         index, members, attempt, *rest = value
-        (step,) = rest or (None,)  # records of earlier versions have no step
+        step, keys = rest or (None, ())  # records of earlier versions have neither
         if step is not None:
             slot, number = step
             step = (slot, number)
         if not all(type(each) is int for each in (index, *(step or ()))):
             raise ValueError("a pending reveal is malformed")
-        return cls(index, _names(members), bytes.fromhex(attempt), step)
+        return cls(index, _names(members), bytes.fromhex(attempt), step, _names(keys))
 
 
 @dataclass(frozen=True)
@@ -249,24 +257,26 @@ class RevealedStep:
     Attributes:
         number: the number of the step.
         members: the members of the sum, if it is not finished.
+        keys: the digest of each member's public keys.
         finished: whether the sum is in the journal.
     """
 
     number: int
     members: tuple[PeerId, ...]
+    keys: tuple[str, ...]
     finished: bool
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.number, self.members, self.finished]
+        return [self.number, self.members, self.keys, self.finished]
 
     @classmethod
     def from_json(cls, value: Any) -> RevealedStep:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
-        number, members, finished = value
+        number, members, keys, finished = value
         if type(number) is not int or number < 0:
             raise ValueError("a revealed step is malformed")
-        return cls(number, _names(members), bool(finished))
+        return cls(number, _names(members), _names(keys), bool(finished))
 
 
 def _names(value: Any) -> tuple[PeerId, ...]:

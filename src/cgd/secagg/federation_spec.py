@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
@@ -29,6 +30,11 @@ class PublicKeys:
 
     agreement: bytes
     signing: bytes
+
+    @property
+    def digest(self) -> str:
+        """A digest of both keys, as text."""
+        return sha256(self.agreement + self.signing).hexdigest()
 
     def verify(self, statement: bytes, signature: bytes) -> bool:
         """Return whether the owner of these keys signed this statement."""

@@ -1,7 +1,4 @@
-"""A group of members that sum together in a federation: its journal, and its session in the present view.
-
-`Departures` holds the goodbyes of programs that are done or were stopped, and compares their final digests.
-"""
+"""A group of members that sum together in a federation: its journal, and its session in the present view."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from cgd.errors import (
     EquivocationError,
     LocalProtocolError,
     MembersChangedError,
-    PeerLeftError,
+    MembershipError,
     ProtocolError,
 )
-from cgd.secagg.certificates import PendingReveal, Terms
+from cgd.secagg.certificates import PendingReveal, RevealedStep, Terms
 from cgd.secagg.key_agreement import derive_group_key
-from cgd.secagg.messages import SESSION_BYTES, Goodbye
+from cgd.secagg.messages import SESSION_BYTES
 from cgd.secagg.positions import GroupPosition
 from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
@@ -73,6 +70,7 @@ class Group:
         name: the name of the group.
         members: the names of its members.
         journal: the finished sums.
+        key_digests: a digest of each member's public keys.
         on_pending_reveal: called when the journal's pending reveal has changed, to save it before anything is sent.
         epoch: the present epoch.
         next_index: the journal index of our program's next sum.
@@ -90,6 +88,7 @@ class Group:
     members: tuple[PeerId, ...]
     journal: Journal
     on_pending_reveal: Callable[[Group], None] = lambda _: None
+    key_digests: dict[PeerId, str] = field(default_factory=dict)
     epoch: int = 0
     next_index: int = 0
     up_to_date: bool = False
@@ -215,6 +214,11 @@ class Group:
         if self.pending is not None and not self.pending.done:
             self.pending.fault = error
 
+    def end_pending(self, epoch: int) -> None:
+        """End the sum that our program waits for: the group is not part of this epoch."""
+        if self.pending is not None and not self.pending.done:
+            self.pending.fault = absent_group(self.name, epoch)
+
     def refuse(self, reason: Reason) -> None:
         """Abort our program's next sum, and announce it to the other members unless the sum is in the journal."""
         self.refusal = reason
@@ -274,7 +278,7 @@ class Group:
         """Check that no other total of this sum, with other members, may have been revealed or can be computed."""
         revealed = self.journal.pending_reveal
         if revealed is not None:
-            self._check_members(f"sum {revealed.index + 1}", revealed.members)
+            self._check_members(f"sum {revealed.index + 1}", revealed)
         step = pending.step
         if step is None or not pending.spec.weighted or step.slot not in self.journal.revealed_steps:
             return
@@ -286,15 +290,21 @@ class Group:
                 "(`for step in optimizer.steps(count)`), or train anew under another federation name"
             )
         if step.number == latest.number:
-            self._check_members(f"the gradient sum of step {step.number}", latest.members)
+            self._check_members(f"the gradient sum of step {step.number}", latest)
 
-    def _check_members(self, what: str, members: tuple[PeerId, ...]) -> None:
-        if set(members) != set(self.members):
-            before, now = ", ".join(sorted(members)), ", ".join(sorted(self.members))
+    def _check_members(self, what: str, revealed: PendingReveal | RevealedStep) -> None:
+        before, now = ", ".join(sorted(revealed.members)), ", ".join(sorted(self.members))
+        if before != now:
             raise LocalProtocolError(
                 f"{what} may have been revealed with the members {before}, and the members are {now} "
                 "now: revealing it again would disclose a member's addend. Let the earlier members finish it, or "
                 "train anew under another federation name"
+            )
+        if revealed.keys and set(revealed.keys) != set(self.key_digests.values()):
+            raise LocalProtocolError(
+                f"{what} may have been revealed with the members {before}, and one of them has another key now: "
+                "revealing it again would disclose a member's addend. Let the earlier members finish it with their "
+                "former keys, or train anew under another federation name"
             )
 
     def may_be_revealed(self, step: Step) -> bool:
@@ -302,7 +312,8 @@ class Group:
         latest = self.journal.revealed_steps.get(step.slot)
         if latest is not None and latest.number >= step.number:
             return True
-        positions = self.reports.positions(self.name).values() if self.reports is not None else ()
+        complete = self.up_to_date and self.reports is not None  # before that, reports of some members are missing
+        positions = self.reports.positions(self.name).values() if complete and self.reports is not None else ()
         return any(each.length == len(self.journal) and each.pending_reveal is not None for each in positions)
 
     def _record_pending_reveal(self, attempt: bytes) -> None:
@@ -310,7 +321,8 @@ class Group:
         step = None
         if pending is not None and pending.step is not None and pending.spec.weighted:
             step = pending.step.slot, pending.step.number
-        self.journal.set_pending_reveal(PendingReveal(len(self.journal), self.members, attempt, step))
+        keys = tuple(sorted(self.key_digests.values()))
+        self.journal.set_pending_reveal(PendingReveal(len(self.journal), self.members, attempt, step, keys))
         self.on_pending_reveal(self)
 
     def _make_terms(self, pending: PendingSum, loop_step: int) -> bytes:
@@ -319,59 +331,8 @@ class Group:
         return Terms(self.epoch, index, head, loop_step, step, fixed_states).to_bytes()
 
 
-class Departures:
-    """The goodbyes of this member and its peers.
-
-    Args:
-        groups: the groups that we are a member of.
-
-    Attributes:
-        own: our goodbye, once our program is done or was stopped.
-        received: the goodbye of each peer that has not been restarted since.
-    """
-
-    def __init__(self, groups: Mapping[str, Group]) -> None:
-        self.own: Goodbye | None = None
-        self.received: dict[PeerId, Goodbye] = {}
-        self._groups = groups
-
-    def make_goodbye(self, done: bool) -> Goodbye:
-        """Make our goodbye; if our program is done, it contains the final digests of our journals."""
-        for group in self._groups.values():
-            group.left = True
-        self.own = Goodbye(done, self._ends() if done else ())
-        return self.own
-
-    def receive(self, sender: PeerId, goodbye: Goodbye) -> None:
-        """Record a peer's goodbye, and fail the sums that wait for it."""
-        self.received[sender] = goodbye
-        self.fail_unreachable_sums()
-
-    def is_done(self, peer: PeerId) -> bool | None:
-        """Return True if a peer's program is done, False if it was stopped, and None if it is running."""
-        return self.received[peer].done if peer in self.received else None
-
-    def differences(self) -> dict[PeerId, str]:
-        """Return the peers that are done and whose final digests differ from ours, and the differences."""
-        ours = {name: (length, digest) for name, length, digest in self._ends()}
-        found = {}
-        for peer, goodbye in self.received.items():
-            for name, length, digest in goodbye.ends if goodbye.done else ():
-                if name in ours and ours[name] != (length, digest):
-                    found[peer] = f"{length} sums of {name} with another history or state"
-        return found
-
-    def fail_unreachable_sums(self) -> None:
-        """Fail the sums that wait for the `Ready` of a peer whose program is done: it will not send one."""
-        for group in self._groups.values():
-            if group.up_to_date and group.session is not None and group.pending is not None and not group.pending.done:
-                what, missing = group.session.waiting_for
-                for peer in sorted(missing):
-                    if what == "Ready" and self.is_done(peer):
-                        text = "is done, but our program requests another sum; all programs must make the same sums"
-                        group.fail(PeerLeftError(peer, text))
-                        break
-
-    def _ends(self) -> tuple[tuple[str, int, bytes], ...]:
-        journals = [(name, group.journal) for name, group in sorted(self._groups.items())]
-        return tuple((name, len(journal), journal.final_digest()) for name, journal in journals)
+def absent_group(name: str, epoch: int) -> MembershipError:
+    """Return the error of a program that sums with a group that is not part of the present epoch."""
+    return MembershipError(
+        f"there is no group {name} in epoch {epoch}: members were removed; start a program without its sums"
+    )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.secagg.messages import Buffer, PeerId, SumSpec
+    from cgd.secagg.messages import Buffer, SumSpec
 
 FORMAT = "cgd-ledger-3"  # in stored bytes, so it keeps its old name
 MAX_KEPT_BYTES = 64 << 20
@@ -133,7 +133,7 @@ class Journal:
         self.entries.append(entry)
         self.heads.append(extend_chain(self.head, entry.fields))
         if entry.step is not None and entry.description.startswith(WEIGHTED):
-            self._add_revealed_step(entry.step, (), finished=True)
+            self._add_revealed_step(entry.step.slot, RevealedStep(entry.step.number, (), (), finished=True))
         if self.pending_reveal is not None and self.pending_reveal.index < len(self):
             self.pending_reveal = None
 
@@ -141,12 +141,14 @@ class Journal:
         """Record that our self-mask key for a sum may be sent from now on."""
         self.pending_reveal = pending_reveal
         if pending_reveal is not None and pending_reveal.step is not None:
-            self._add_revealed_step(Step(*pending_reveal.step), pending_reveal.members, finished=False)
+            slot, number = pending_reveal.step
+            step = RevealedStep(number, pending_reveal.members, pending_reveal.keys, finished=False)
+            self._add_revealed_step(slot, step)
 
-    def _add_revealed_step(self, step: Step, members: tuple[PeerId, ...], *, finished: bool) -> None:
-        before = self.revealed_steps.get(step.slot)
-        if before is None or (step.number, finished) >= (before.number, before.finished):
-            self.revealed_steps[step.slot] = RevealedStep(step.number, members, finished)
+    def _add_revealed_step(self, slot: int, step: RevealedStep) -> None:
+        before = self.revealed_steps.get(slot)
+        if before is None or (step.number, step.finished) >= (before.number, before.finished):
+            self.revealed_steps[slot] = step
 
     def total(self, index: int, spec: SumSpec) -> npt.NDArray[Any]:
         """Return the total of an entry, for a program that repeats the sum.

@@ -168,7 +168,9 @@ class JournalTransfer:
                 f"its last sum has {len(last.certificate.keys)} members; a sum has at least {MIN_MEMBERS} members"
             )
         epoch = self._federation_spec.epoch
-        self.signers = last.certificate.signers(self._group.name, self._federation_spec.keys)
+        self.signers = last.certificate.signers(
+            self._group.name, self._federation_spec.keys, all_valid=last.epoch >= epoch
+        )
         if last.epoch > epoch:  # its members may still repeat that sum, and we would not learn of it
             raise ValueError(f"its last sum is of epoch {last.epoch}, and this member is in epoch {epoch}")
         missing = set(self._group.members) - self.signers

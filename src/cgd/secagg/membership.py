@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import EquivocationError, LocalProtocolError, RemoteProtocolError
 from cgd.secagg.codec import Frame, from_bytes, kind_of_frame, session_of, to_bytes
-from cgd.secagg.group import Departures, Group, PendingSum
+from cgd.secagg.departures import Departures
+from cgd.secagg.group import Group, PendingSum, absent_group
 from cgd.secagg.hello import HelloExchange
 from cgd.secagg.journal import Journal
 from cgd.secagg.key_agreement import MembershipView
@@ -116,10 +117,12 @@ class Membership:
         self._leave_view()
         for name in self._groups.keys() - groups.keys():
             self._absent_groups[name] = self._groups.pop(name)
+            self._absent_groups[name].end_pending(federation_spec.epoch)
         for name, members in groups.items():
             if name not in self._groups:
                 self._groups[name] = self._make_group(name, members)
             self._groups[name].members, self._groups[name].epoch = members, federation_spec.epoch
+            self._groups[name].key_digests = {member: federation_spec.keys[member].digest for member in members}
             self._groups[name].left = self._departures.own is not None
         self._equivocations = {peer: error for peer, error in self._equivocations.items() if peer in self.others}
         self._hellos.adopt(federation_spec)
@@ -144,7 +147,9 @@ class Membership:
         return tuple(self._groups)
 
     def group(self, name: str) -> Group:
-        """Return one of the groups that we are a member of."""
+        """Return one of the groups that we are a member of; raise MembershipError for one of an earlier epoch."""
+        if name not in self._groups:
+            raise absent_group(name, self.federation_spec.epoch)
         return self._groups[name]
 
     def start(
@@ -153,7 +158,7 @@ class Membership:
         """Start our program's next sum with this group; `epoch` was `Group.next_epoch` when the addend was weighted."""
         pending = PendingSum(spec, encode, epoch, step)
         try:
-            pending = self._groups[group].start(pending, self.loop_step)
+            pending = self.group(group).start(pending, self.loop_step)
         except EquivocationError as error:
             self._record_equivocation(error)
         self._departures.fail_unreachable_sums()
@@ -222,7 +227,7 @@ class Membership:
 
     def waiting_for(self, group: str) -> tuple[str, frozenset[PeerId]]:
         """Return what our program's sum waits for, and the peers that have to provide it."""
-        each = self._groups[group]
+        each = self.group(group)
         if self._view_change is None:
             return "its hello", frozenset(self.problems())
         if not each.up_to_date:
@@ -370,13 +375,9 @@ class Membership:
         if isinstance(message, JournalPosition):
             self._hellos.compare_keys(sender, message.hellos)
 
-    # Dishonest members (rule 5).
-
     def _receive_evidence(self, sender: PeerId, evidence: SignedEvidence) -> None:
-        if self._view_change is not None:
-            log = self._view_change.statement_log
-        else:
-            log = StatementLog(self.me, self._identity, self.federation_spec.keys, b"", lambda _: None)
+        without_view = StatementLog(self.me, self._identity, self.federation_spec.keys, b"", lambda _: None)
+        log = without_view if self._view_change is None else self._view_change.statement_log
         log.receive_evidence(sender, evidence)
         log.send_evidence(evidence.kind, evidence.slot)
 

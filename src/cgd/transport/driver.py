@@ -83,6 +83,9 @@ class Driver(Protocol):
     def abort_sum(self, reason: Reason) -> None:
         """Abort the next sum: its other members get an error instead of waiting for this one."""
 
+    def repeat_sum(self) -> None:
+        """Return the total of the last sum again when the program requests it again, if totals are stored."""
+
     def close(self, *, done: bool) -> None:
         """Leave the group and notify its members; `done` is True if this member's program has finished."""
 
@@ -120,6 +123,9 @@ class Recovery(Protocol):
     def may_be_revealed(self, step: Step) -> bool:
         """Return whether the gradient sum of this step was attempted before, so that somebody may have its total."""
 
+    def took_part(self) -> bool:
+        """Return False if the program's next sum was finished by other members, before this one joined."""
+
 
 class NoRecovery:
     """Null implementation for members that are not restarted; see `Recovery`."""
@@ -149,6 +155,10 @@ class NoRecovery:
     def may_be_revealed(self, step: Step) -> bool:  # noqa: ARG002
         """Return False."""
         return False
+
+    def took_part(self) -> bool:
+        """Return True."""
+        return True
 
 
 class SessionDriver:
@@ -236,6 +246,9 @@ class SessionDriver:
         """Abort the next sum."""
         self._session.refuse(reason)
         self._flush()
+
+    def repeat_sum(self) -> None:
+        """Do nothing: a session stores no totals."""
 
     def close(self, *, done: bool) -> None:  # noqa: ARG002
         """Leave the session. A sum that runs in another thread fails."""

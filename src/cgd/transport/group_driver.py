@@ -95,6 +95,11 @@ class GroupDriver:
             membership.group(self._group).refuse(reason)
         self._runtime.transport.wakeup()
 
+    def repeat_sum(self) -> None:
+        """Return the total of the last sum again when the program requests it again."""
+        with self._runtime.locked() as membership:
+            membership.group(self._group).abandon()
+
     def close(self, *, done: bool) -> None:
         """Leave the federation: with `done` when all programs have finished, otherwise at once."""
         self._runtime.close(done=done)
@@ -150,4 +155,12 @@ class GroupRecovery:
     def may_be_revealed(self, step: Step) -> bool:
         """Return whether this member, or as reported another one, may have revealed the gradient sum of this step."""
         with self._runtime.locked() as membership:
+            self._runtime.wait(self._group, lambda: membership.group(self._group).up_to_date)
             return membership.group(self._group).may_be_revealed(step)
+
+    def took_part(self) -> bool:
+        """Return False if the program's next sum is in the journal, and this member was not one of its members."""
+        with self._runtime.locked() as membership:
+            group = membership.group(self._group)
+            certificate = group.journal.entries[group.next_index].certificate if group.next_in_journal else None
+            return certificate is None or self._runtime.me in certificate.keys
