@@ -71,9 +71,8 @@ class SumSettings:
 class Peers:
     """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
-    `cgd.local_peers` creates them in one process, `cgd.join` over a network. Use an instance from one thread; its sums
-    run one after the other. Closing notifies the peers, so that they do not wait for a member that has left. The other
-    arguments are the attributes of the same names.
+    `cgd.local_peers` creates them in one process, `cgd.join` over a network. Use an instance from one thread. Closing
+    notifies the peers, which then do not wait for it. The other arguments are the attributes of the same names.
 
     Args:
         driver: runs the protocol.
