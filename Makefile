@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results small-results docs docs-serve audit-results lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -54,10 +54,9 @@ leverage-results: .venv/installed  ## measure membership inference by leverage a
 table-results: .venv/installed  ## compare models of five organisations on real tables with pooled and local training; store the page
 	$(BIN)/python benchmarks/organisations.py --out results/tables
 
-small-results: .venv/installed-dev  ## run all experiments at the quick scale and store their page in results/small
-	rm -rf build/small && $(BIN)/cgd reproduce all --scale quick --out build/small
-	$(BIN)/cgd reproduce report --scale quick --out build/small
-	rm -rf results/small && cp -r build/small/quick results/small
+quick-experiments: .venv/installed  ## run all experiments at the quick scale (an hour), to check that they work; page in build/quick
+	$(BIN)/cgd reproduce all --scale quick --out build
+	$(BIN)/cgd reproduce report --scale quick --out build
 
 audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (ten minutes)
 	rm -rf build/audit && mkdir -p build/audit/results
