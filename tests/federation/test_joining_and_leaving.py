@@ -70,7 +70,6 @@ def test_member_joins_between_a_count_and_the_gradient_sum_after_it(
     federation: InProcessFederation, steps_before: int
 ) -> None:
     """The others have counted their samples without dan, and wait for cleo."""
-    others = NAMES[:3]
     text = federation.path.read_text()
     if steps_before == 0:
         replace_file(federation.path, without(text, "dan"))
@@ -86,7 +85,7 @@ def test_member_joins_between_a_count_and_the_gradient_sum_after_it(
     for process in federation:
         process.resume()
     federation.wait_until(lambda: hold.reached == {"ada", "bob"})
-    assert [len(federation[name].journal()) for name in others] == [counted] * 3
+    federation.wait_until(lambda: all(len(federation[name].journal()) == counted for name in NAMES[:3]))
     replace_file(federation.path, in_epoch(text, 3))
     federation.wait_until(lambda: all_in_epoch(federation, 3))
     federation.network.release(hold)

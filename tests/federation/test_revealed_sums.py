@@ -179,7 +179,8 @@ def test_pending_reveal_of_a_group_survives_a_restart_while_the_group_is_absent(
         for name in third_column:
             federation.start(name, idle)
         federation.wait_until(lambda: all_in_epoch(federation, 3))
-        federation.wait_until(lambda: federation["r0c0"].member.runtime.membership.group("row-0").up_to_date)
+        membership = federation["r0c0"].member.runtime.membership
+        federation.wait_until(lambda: "row-0" in membership.groups and membership.group("row-0").up_to_date)
         for restarted in (False, True):
             if restarted:
                 federation["r0c0"].stop()
