@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,47 +15,34 @@ from cgd.federation.state import StateFolder
 from cgd.optim import sample_count
 from cgd.optim.sample_count import SampleCountMismatchError
 from cgd.secagg.journal import Journal
-from cgd.secagg.messages import Ready, RevealKey
+from cgd.secagg.messages import Ready
 from cgd.transport import runtime
 from support.in_process import InProcessFederation, new_federation
 from support.programs import GRID
+from support.withheld_keys import (
+    DISHONEST,
+    HONEST,
+    NAMES,
+    SAMPLES,
+    gradient_sums,
+    make_optimizer,
+    take_two_steps,
+    train,
+    wait_until_opened_alone,
+    withhold_third_key,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cgd.secagg.messages import Buffer
-    from support.in_memory_network import HeldFrames
     from support.in_process import MemberProcess
-
-DISHONEST = "cleo"
-HONEST = ("ada", "bob", "dan")
-NAMES = ("ada", "bob", "cleo", "dan")
-SAMPLES = {"ada": 2, "bob": 3, "cleo": 1, "dan": 4}
 
 
 @pytest.fixture(autouse=True)
 def _watch_the_file_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
-
-
-def train(process: MemberProcess, steps: int, samples: Mapping[str, int] = SAMPLES) -> None:
-    peers = process.peers
-    parameter = torch.nn.Parameter(torch.zeros(4))
-    optimizer = cgd.ConfinedSGD([parameter], lr=0.5, peers=peers, samples=samples[peers.me])
-    for step in range(steps):
-        process.at_step(step)
-        parameter.grad = torch.full((4,), samples[peers.me] / 8)
-        optimizer.step()
-
-
-def take_two_steps(process: MemberProcess) -> None:
-    train(process, 2)
-
-
-def gradient_sums(journal: Journal) -> list[Any]:
-    """Return the steps whose gradient sums are in a journal."""
-    return [entry.step for entry in journal.entries if entry.description.startswith("weighted")]
 
 
 def begin_epoch_2_with_the_same_members(path: Path) -> None:
@@ -65,18 +51,11 @@ def begin_epoch_2_with_the_same_members(path: Path) -> None:
     path.write_text(text.replace("epoch = 1", "epoch = 2").replace("127.0.0.1:7003", "127.0.0.1:7103"))
 
 
-def withhold_third_key(federation: InProcessFederation) -> HeldFrames:
-    """Hold back the dishonest member's key for the second step; those for the count and the first step are sent."""
-    sent = itertools.count()
-    return federation.network.hold(DISHONEST, HONEST, lambda m: isinstance(m, RevealKey) and next(sent) >= 6)
-
-
 def open_second_step_alone(federation: InProcessFederation) -> None:
     """Let the dishonest member alone open the second step, deny it, and lose its state; then begin a new epoch."""
     hold = withhold_third_key(federation)
     federation.start_all(take_two_steps, pause_at=2)
-    federation.wait_until(lambda: len(federation[DISHONEST].journal()) == 3)
-    assert all(federation[name].journal().pending_reveal is not None for name in HONEST)
+    wait_until_opened_alone(federation)
     federation.kill(DISHONEST, lose_state=True)
     federation.network.release(hold)
     begin_epoch_2_with_the_same_members(federation.path)
@@ -158,8 +137,7 @@ def test_step_with_wrong_weights_is_not_opened_again(tmp_path: Path, monkeypatch
 
     def retry_after_wrong_weights(process: MemberProcess) -> None:
         peers = process.peers
-        parameter = torch.nn.Parameter(torch.zeros(4))
-        optimizer = cgd.ConfinedSGD([parameter], lr=0.5, peers=peers, samples=SAMPLES[peers.me])
+        parameter, optimizer = make_optimizer(peers, SAMPLES[peers.me])
         parameter.grad = torch.full((4,), SAMPLES[peers.me] / 8)
         with pytest.raises(WeightError):
             optimizer.step()
@@ -170,8 +148,8 @@ def test_step_with_wrong_weights_is_not_opened_again(tmp_path: Path, monkeypatch
     count = sample_count.count
     lies: list[int] = []
 
-    def lying_count(peers: cgd.Peers, *arguments: Any) -> dict[str, Any]:
-        counted = count(peers, *arguments)
+    def lying_count(peers: cgd.Peers, *arguments: Any, took_part: bool) -> dict[str, Any]:
+        counted = count(peers, *arguments, took_part=took_part)
         if peers.me == DISHONEST and not lies:
             lies.append(counted["total_samples"])
             counted["total_samples"] = 5
