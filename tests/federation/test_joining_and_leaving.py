@@ -256,6 +256,42 @@ def test_row_disappears_while_programs_run(tmp_path: Path, monkeypatch: pytest.M
         assert str(errors["r1c0"]).startswith("there is no group row-1 in epoch 2: members were removed")
 
 
+def test_row_disappears_while_a_program_waits_for_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's condition fails in the runtime's thread, too, which must go on."""
+
+    def sum_with_the_row(process: MemberProcess) -> None:
+        for step in range(2):
+            process.at_step(step)
+            process.peers.groups["row"].sum(np.array([1.0, 2.0]))
+
+    monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
+    path = new_grid(tmp_path, 3, 3)
+    removed = ("r0c2", "r1c2", "r2c2")
+    with InProcessFederation(path, tmp_path / "state") as federation:
+        federation.start_all(sum_with_the_row, pause_at=1)
+        for process in federation:
+            process.wait_for_step(1)
+        federation.kill(*removed)
+        others = [process.name for process in federation]
+        federation.network.hold("r0c2", others, lambda m: isinstance(m, JournalPosition))
+        for name in removed:
+            federation.start(name, sum_with_the_row)
+        federation.wait_until(lambda: federation["r0c0"].is_waiting_for("its report", "r0c2"))
+        runtime = federation["r0c0"].member.runtime
+        before = runtime._wait_condition
+        federation["r0c0"].resume()
+        federation.wait_until(lambda: runtime._wait_condition is not before)
+        federation.kill(*removed)
+        replace_file(path, without(in_epoch(path.read_text(), 2), *removed))
+        federation.wait_until(lambda: federation["r0c0"].finished)
+        assert isinstance(federation["r0c0"].error, MembershipError)
+        received = runtime.traffic.frames_received
+        federation.kill("r1c0")
+        federation.start("r1c0", sum_with_the_row)
+        federation.wait_until(lambda: runtime.traffic.frames_received > received)  # the thread goes on
+        assert runtime._failure is None
+
+
 def test_step_is_repeated_after_an_interrupt_behind_its_sum(federation: InProcessFederation) -> None:
     """As in a notebook: Ctrl-C reaches ada when it has the total, and the cell is run again."""
 

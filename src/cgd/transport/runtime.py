@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -364,8 +364,9 @@ class FederationRuntime:
 
     def _notify(self) -> None:
         """Wake the program's thread if its condition holds; waking it for every frame would be slow."""
-        if self._wait_condition():
-            self._changed.notify_all()
+        with suppress(MembershipError):  # its group is gone: the program's thread finds that out itself
+            if self._wait_condition():
+                self._changed.notify_all()
 
     def _log_state_changes(self) -> None:
         for report in self.report():
