@@ -308,12 +308,16 @@ class Group:
             )
 
     def may_be_revealed(self, step: Step) -> bool:
-        """Return whether we, or as reported another member, may have revealed the gradient sum of a step."""
+        """Return whether we, or as reported another member, may have revealed the gradient sum of a step.
+
+        Call it when our journal is up to date: before that, not all members have reported.
+        """
         latest = self.journal.revealed_steps.get(step.slot)
         if latest is not None and latest.number >= step.number:
             return True
-        complete = self.up_to_date and self.reports is not None  # before that, reports of some members are missing
-        positions = self.reports.positions(self.name).values() if complete and self.reports is not None else ()
+        if not self.up_to_date or self.reports is None:  # the reports of some members are missing
+            return False
+        positions = self.reports.positions(self.name).values()
         return any(each.length == len(self.journal) and each.pending_reveal is not None for each in positions)
 
     def _record_pending_reveal(self, attempt: bytes) -> None:
