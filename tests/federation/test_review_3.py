@@ -1,0 +1,108 @@
+"""Findings of the third review: members that return, counts, loops and records of revealed steps."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd.errors import LocalProtocolError
+from cgd.federation import member
+from cgd.optim.sample_count import SampleCountMismatchError
+from cgd.secagg.messages import JournalChunk, Ready, RevealKey
+from support.in_process import InProcessFederation, new_federation
+from support.withheld_keys import (
+    DISHONEST,
+    NAMES,
+    SAMPLES,
+    all_in_epoch,
+    gradient_sums,
+    replace_file,
+    take_two_steps,
+    train,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.secagg.codec import Frame
+    from support.in_process import MemberProcess
+
+
+@pytest.fixture(autouse=True)
+def _watch_the_file_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
+
+
+def in_epoch(text: str, epoch: int, without: str = "") -> str:
+    """Return the text of a federation file in another epoch, without one of the participants."""
+    head, *entries = text.split("[[participants]]")
+    entries = [entry for entry in entries if not without or f'"{without}"' not in entry]
+    return "[[participants]]".join([head.replace("epoch = 1", f"epoch = {epoch}"), *entries])
+
+
+def stop_before_revealed_step_without_dan(federation: InProcessFederation, dishonest: str = DISHONEST) -> None:
+    """One member alone opens the second step and denies it; all count again; dan is removed, and the others stop.
+
+    Then dan is listed again, and no process runs.
+    """
+    text, sent = federation.path.read_text(), itertools.count()
+    honest = tuple(name for name in NAMES if name != dishonest)
+    hold = federation.network.hold(dishonest, honest, lambda m: isinstance(m, RevealKey) and next(sent) >= 6)
+    federation.start_all(take_two_steps)
+    federation.wait_until(lambda: len(federation[dishonest].journal()) == 3)
+    assert all(federation[name].journal().pending_reveal is not None for name in honest)
+    federation.kill(dishonest, lose_state=True)
+    federation.network.release(hold)
+    replace_file(federation.path, in_epoch(text, 2))
+    federation.wait_until(lambda: all_in_epoch(federation, 2, *honest))
+    federation.network.hold(dishonest, honest, lambda m: isinstance(m, Ready) and m.spec.weighted)
+    federation.start(dishonest, take_two_steps)
+    federation.wait_until(lambda: all(len(federation[name].journal()) == 3 for name in honest))  # the new count
+    federation.kill(dishonest, "dan")
+    replace_file(federation.path, in_epoch(text, 3, without="dan"))
+    federation.start(dishonest, take_two_steps)
+    federation.wait_until(lambda: all(isinstance(federation[each].error, LocalProtocolError) for each in honest[:2]))
+    assert len(federation[honest[0]].journal()) == 4  # counted without dan
+    federation.kill(*federation.processes)
+    replace_file(federation.path, in_epoch(text, 4))
+
+
+def test_removed_member_is_stopped_before_a_revealed_step_with_other_samples(tmp_path: Path) -> None:
+    """Dan returns without his state and with more records. Ada, who has opened the step, sends him the journal.
+
+    She has renamed him in the certificate of a count, which nobody verifies except that of the last sum. So dan believes
+    that he took no part in that count. No report shows that the step may have been revealed.
+    """
+
+    def with_other_samples(process: MemberProcess) -> None:
+        train(process, 2, {**SAMPLES, "dan": 7})
+
+    def rename_dan(sender: str, to: str, frame: Frame) -> Frame:
+        if (sender, to) != ("ada", "dan") or not isinstance(frame.message, JournalChunk):
+            return frame
+        body = bytes(frame.message.words)[32:].replace(b'"dan": [', b'"daz": [')
+        return replace(frame, message=replace(frame.message, words=sha256(body).digest() + body))
+
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        stop_before_revealed_step_without_dan(federation, "ada")
+        federation.network.rewrite = rename_dan
+        for name in ("ada", "bob", "cleo"):
+            federation.start(name, take_two_steps)
+        federation.start("dan", with_other_samples, state=tmp_path / "empty")
+        federation.wait_until(lambda: federation["dan"].finished or len(federation["bob"].journal()) == 6)
+        assert len(gradient_sums(federation["bob"].journal())) == 1
+        assert isinstance(federation["dan"].error, SampleCountMismatchError)
+
+
+def test_revealed_step_is_finished_when_a_removed_member_returns_with_its_samples(tmp_path: Path) -> None:
+    """The way out of the operations guide: the former members, the same data, a higher epoch."""
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        stop_before_revealed_step_without_dan(federation)
+        federation.start_all(take_two_steps)
+        federation.wait_until(lambda: all(each.finished for each in federation) or federation["dan"].finished)
+        assert federation["dan"].error is None
+        assert [each.error for each in federation] == [None] * 4
