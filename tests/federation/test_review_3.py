@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from cgd.errors import LocalProtocolError
+from cgd.errors import LocalProtocolError, PeerTimeoutError
 from cgd.federation import member
+from cgd.federation.state import StateFolder
 from cgd.optim.sample_count import SampleCountMismatchError
 from cgd.secagg.messages import JournalChunk, Ready, RevealKey
+from cgd.transport import runtime
 from support.in_process import InProcessFederation, new_federation
 from support.withheld_keys import (
     DISHONEST,
@@ -20,9 +24,12 @@ from support.withheld_keys import (
     SAMPLES,
     all_in_epoch,
     gradient_sums,
+    make_optimizer,
     replace_file,
     take_two_steps,
     train,
+    wait_until_opened_alone,
+    withhold_third_key,
 )
 
 if TYPE_CHECKING:
@@ -106,3 +113,71 @@ def test_revealed_step_is_finished_when_a_removed_member_returns_with_its_sample
         federation.wait_until(lambda: all(each.finished for each in federation) or federation["dan"].finished)
         assert federation["dan"].error is None
         assert [each.error for each in federation] == [None] * 4
+
+
+def test_sum_that_ends_after_a_timeout_has_the_same_entry_at_all_members(tmp_path: Path) -> None:
+    """Cleo delays her key to bob until bob's call times out and his program starts its loop again."""
+    restarted = []
+
+    def loop_again_after_a_timeout(process: MemberProcess) -> None:
+        parameter, optimizer = make_optimizer(process.peers, SAMPLES[process.name])
+        done = False
+        while not done:
+            try:
+                for _ in optimizer.steps(3):
+                    process.at_step(1 if restarted and process.name == "bob" else 0)
+                    parameter.grad = torch.full((4,), SAMPLES[process.name] / 8)
+                    optimizer.step()
+                done = True
+            except PeerTimeoutError:
+                restarted.append(process.name)
+
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        sent = itertools.count()
+        hold = federation.network.hold(
+            DISHONEST, ("bob",), lambda m: isinstance(m, RevealKey) and next(sent) >= 2
+        )  # her keys for the count and the first step are sent
+        for name in NAMES:
+            timeout = 0.5 if name == "bob" else None
+            federation.start(name, loop_again_after_a_timeout, pause_at=1, timeout=timeout)
+        federation["bob"].wait_for_step(1)
+        federation.network.release(hold)
+        federation.wait_until(lambda: all(len(each.journal()) == 3 for each in federation))
+        assert {each.journal().heads[3] for each in federation} == {federation["ada"].journal().heads[3]}
+        federation["bob"].resume()
+        federation.results()
+
+
+def test_record_of_a_revealed_step_survives_two_crashes_with_a_count_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is the first of its segment, because a snapshot was saved just before; then ada's process is killed.
+
+    The next process records that it reveals its key in a count, in the same file, and is killed, too.
+    """
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        text = federation.path.read_text()
+        hold = withhold_third_key(federation)
+        monkeypatch.setattr(runtime, "SAVE_SECONDS", 0.05)
+        federation.start_all(take_two_steps, pause_at=1)
+        federation.wait_until(lambda: list(federation.folder("ada").glob("*.ledger")))
+        federation.wait_until(lambda: len(StateFolder(federation.folder("ada"), "trial").load()["everyone"]) == 2)
+        federation.wait_until(lambda: not list(federation.folder("ada").glob("*.entries")))
+        monkeypatch.setattr(runtime, "SAVE_SECONDS", 5.0)
+        for process in federation:
+            process.resume()
+        wait_until_opened_alone(federation)
+        federation.kill("ada", DISHONEST)
+        federation.network.release(hold)
+        saved = StateFolder(federation.folder("ada"), "trial").load()["everyone"]
+        assert saved.revealed_steps[0].number == 1
+        replace_file(federation.path, in_epoch(text, 2))
+        federation.network.hold(DISHONEST, ("ada", "bob", "dan"), lambda m: isinstance(m, Ready) and m.spec.weighted)
+        federation.start("ada", take_two_steps)
+        shutil.rmtree(federation.folder(DISHONEST))
+        federation.start(DISHONEST, take_two_steps)
+        federation.wait_until(lambda: len(federation["ada"].journal()) == 3)  # the count
+        assert federation["ada"].journal().revealed_steps[0].number == 1
+        federation.kill("ada")
+        saved = StateFolder(federation.folder("ada"), "trial").load()["everyone"]
+        assert saved.revealed_steps[0].number == 1
