@@ -6,7 +6,7 @@ import itertools
 import shutil
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ import torch
 from cgd.errors import LocalProtocolError, PeerTimeoutError
 from cgd.federation import member
 from cgd.federation.state import StateFolder
+from cgd.optim import sample_count
 from cgd.optim.sample_count import SampleCountMismatchError
 from cgd.secagg.messages import JournalChunk, Ready, RevealKey
 from cgd.transport import runtime
@@ -33,8 +34,10 @@ from support.withheld_keys import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from cgd import Peers
     from cgd.secagg.codec import Frame
     from support.in_process import MemberProcess
 
@@ -181,3 +184,53 @@ def test_record_of_a_revealed_step_survives_two_crashes_with_a_count_between(
         federation.kill("ada")
         saved = StateFolder(federation.folder("ada"), "trial").load()["everyone"]
         assert saved.revealed_steps[0].number == 1
+
+
+def openings(folder: Path, gradients: Mapping[str, float]) -> list[bytes]:
+    """Return the totals of the second step that cleo opens, if she reports other numbers of samples the second time.
+
+    She alone opens the step, denies it, and in a new epoch reports so many samples that our weights are small.
+    """
+    folder.mkdir()
+    totals = []
+    samples = {**SAMPLES, DISHONEST: 7}
+    with InProcessFederation(new_federation(folder, NAMES), folder / "state") as federation:
+
+        def take_steps(process: MemberProcess) -> None:
+            parameter, optimizer = make_optimizer(process.peers, samples[process.name])
+            for step in range(2):
+                parameter.grad = torch.full((4,), gradients.get(process.name, 0.0) * step)
+                optimizer.step()
+
+        hold = withhold_third_key(federation)
+        federation.start_all(take_steps)
+        wait_until_opened_alone(federation)
+        totals.append(bytes(federation[DISHONEST].journal().entries[2].words or b""))
+        federation.kill(DISHONEST, lose_state=True)
+        federation.network.release(hold)
+        replace_file(federation.path, in_epoch(federation.path.read_text(), 2))
+        samples[DISHONEST] = (1 << 24) - 9
+        federation.start(DISHONEST, take_steps)
+        federation.wait_until(lambda: all(federation[name].finished for name in ("ada", "bob", "dan")))
+        entries = federation["ada"].journal().entries[3:]
+        totals += [bytes(entry.words or b"") for entry in entries if entry.description.startswith("weighted")]
+    return totals
+
+
+def test_revealed_step_is_not_opened_with_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ada and bob have other gradients with the same sum: nothing that cleo opens may show the difference.
+
+    With small weights their values are rounded, each on its own, so the second total depends on more than the sum.
+    """
+    check = sample_count.check_commitment
+
+    def check_unless_dishonest(peers: Peers, *arguments: Any) -> None:
+        if peers.me != DISHONEST:
+            check(peers, *arguments)
+
+    monkeypatch.setattr(sample_count, "check_commitment", check_unless_dishonest)
+    ada, bob, small = 1.78125, 1.0, 1 / 64
+    first = openings(tmp_path / "first", {"ada": ada, "bob": bob, "dan": 1.0})
+    second = openings(tmp_path / "second", {"ada": ada + 3 * small, "bob": bob - 2 * small, "dan": 1.0})
+    assert first[0] == second[0]
+    assert first == second
