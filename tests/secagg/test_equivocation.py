@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from hashlib import sha256
@@ -251,3 +252,39 @@ def test_recipient_of_a_forged_total_is_not_accused(monkeypatch: pytest.MonkeyPa
     simulation.settle()
     for me in simulation.honest:
         assert not isinstance(simulation.programs[me].stopped, RemoteProtocolError)
+
+
+def test_different_ready_statements_are_proved_also_after_many_reports() -> None:
+    """The dishonest member sends hundreds of reports after its `Ready`, to push that out of the members' memory."""
+    simulation = DirectedSimulation()
+    flooded: set[tuple[str, int]] = set()
+    numbers = {me: itertools.count(1) for me in simulation.honest}
+
+    def send_reports(to: str) -> None:
+        first = simulation.programs[ADVERSARY].membership._view_change
+        assert first is not None
+        positions = first.reports.latest[ADVERSARY].groups
+        for number in itertools.islice(numbers[to], 300):
+            content = PositionReport(simulation.view, number, positions).to_bytes()
+            signature = simulation.sign("standing", slot_of(simulation.view, "", number), content)
+            simulation.inject(to, simulation.view[:16], JournalPosition(content, signature))
+
+    def alter(to: str, frame: Frame) -> Message | None:
+        if frame.number > 3:  # it has prevented three sums; the programs would try again without end
+            return None
+        if isinstance(frame.message, Subtotal | Confirm) and (to, frame.number) not in flooded:
+            flooded.add((to, frame.number))
+            send_reports(to)
+        if not isinstance(frame.message, Ready) or to == "a":
+            return frame.message
+        settings, commitment, terms = frame.message.spec, bytes(32), frame.message.terms
+        slot = slot_of(simulation.view, "everyone", frame.number)
+        return Ready(
+            settings, commitment, terms, simulation.sign("ready", slot, ready_content(settings, commitment, terms))
+        )
+
+    simulation.alter = alter
+    simulation.settle()
+    assert {to for to, _ in flooded} == set(simulation.honest)
+    assert not simulation.observations.any_revealed()
+    check_equivocation_is_proved(simulation)
