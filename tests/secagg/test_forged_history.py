@@ -167,3 +167,47 @@ def test_history_signed_by_its_source_alone_occupies_no_memory() -> None:
         assert len(simulation.programs[me].journal) == 1
         suspected = simulation.programs[me].membership.suspected()
         assert suspected == {ADVERSARY: "is the only present member that signed its history"}
+
+
+def test_attempt_followed_by_another_is_not_accepted_under_a_changed_name() -> None:
+    """A certificate does not prove the names of its members: with another name, b does not find itself in it.
+
+    The dishonest member has finished an attempt at the second sum alone, and denied it. The sum was repeated, and d has
+    finished it. D is removed, and a has lost its state. B revealed its key in the later attempt, so the first is void.
+    """
+    simulation = DirectedSimulation(honest=3)
+    simulation.alter = lambda _, frame: (
+        None if isinstance(frame.message, RevealKey) and frame.number == 2 else frame.message
+    )
+    simulation.settle()
+    first_attempt = simulation.saved_journal(ADVERSARY)
+    assert [len(first_attempt), *map(len, simulation.totals())] == [2, 1, 1, 1]
+    simulation.restart(ADVERSARY)
+    simulation.alter = lambda to, frame: (
+        None if isinstance(frame.message, RevealKey) and to != "d" else frame.message
+    )
+    simulation.settle()
+    assert {me: len(simulation.programs[me].journal) for me in simulation.honest} == {"a": 1, "b": 1, "d": 2}
+    finished_by_d = simulation.saved_journal("d")
+
+    def rename_b(_: str, frame: Frame) -> Message:
+        message = frame.message
+        if not isinstance(message, JournalChunk):
+            return message
+        content = bytes(message.words)[32:]
+        length = int.from_bytes(content[:8], "little")
+        header = content[8 : 8 + length].replace(b'"b": [', b'"bb": [')
+        body = len(header).to_bytes(8, "little") + header + content[8 + length :]
+        return replace(message, size=32 + len(body), words=sha256(body).digest() + body)
+
+    simulation.federation_spec = federation_spec(("a", "b", ADVERSARY), 2)
+    simulation.honest = ("a", "b")
+    simulation.replace("d", simulation.programs["d"])
+    del simulation.programs["d"]
+    simulation.alter = rename_b
+    simulation.restart("a")
+    simulation.restart(ADVERSARY, first_attempt)
+    simulation.programs["b"].membership.adopt(simulation.federation_spec)
+    simulation.settle()
+    common = min(len(simulation.programs["b"].journal), len(finished_by_d))
+    assert simulation.programs["b"].journal.heads[common] == finished_by_d.heads[common]
