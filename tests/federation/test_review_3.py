@@ -234,3 +234,36 @@ def test_revealed_step_is_not_opened_with_other_weights(tmp_path: Path, monkeypa
     second = openings(tmp_path / "second", {"ada": ada + 3 * small, "bob": bob - 2 * small, "dan": 1.0})
     assert first[0] == second[0]
     assert first == second
+
+
+def test_step_of_a_second_training_is_not_opened_without_a_member_of_the_first(tmp_path: Path) -> None:
+    """All programs train again from the same origins with a new optimiser, for example after an error; dan has left.
+
+    The first gradients are those of the first training, so the difference of the two sums would be dan's gradient.
+    """
+    sums: list[torch.Tensor] = []
+
+    def train_twice(process: MemberProcess) -> None:
+        for attempt in range(2):
+            process.at_step(attempt)
+            parameter, optimizer = make_optimizer(process.peers, SAMPLES[process.name])
+            parameter.grad = torch.full((4,), SAMPLES[process.name] / 8)
+            optimizer.step()
+            if process.name == DISHONEST:
+                sums.append(optimizer.displacement() / -0.5)
+
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        text = federation.path.read_text()
+        federation.start_all(train_twice, pause_at=1)
+        for process in federation:
+            process.wait_for_step(1)
+        federation.kill("dan")
+        replace_file(federation.path, in_epoch(text, 2, without="dan"))
+        federation.wait_until(lambda: all_in_epoch(federation, 2))
+        for process in federation:
+            process.resume()
+        federation.wait_until(lambda: all(federation[name].finished for name in ("ada", "bob")))
+        if len(sums) == 2:
+            of_dan = (10 * sums[0] - 6 * sums[1]) / SAMPLES["dan"]
+            assert not torch.allclose(of_dan, torch.full((4,), SAMPLES["dan"] / 8), atol=1e-5)
+        assert len(gradient_sums(federation["ada"].journal())) == 1
