@@ -43,7 +43,7 @@ def certify(
     for key in keys.values():
         add_self_mask(words, key)
     masked_digest = sha256(words.data).digest()
-    commitments = [sha256(key).digest() for key in keys.values()]
+    commitments = {member: sha256(key).digest() for member, key in keys.items()}
     attempt = attempt_digest(masked_digest, spec, terms.to_bytes(), commitments)
     signed = statement("confirm", slot_of(VIEW, group, number), sha256(attempt).digest())
     signatures = {member: identity(member).sign(signed) for member in keys}

@@ -140,11 +140,16 @@ class StateFolder:
         return True
 
     def _create_segment(self, group: str, place: int, entry: Sequence[Buffer]) -> BinaryIO:
-        """Create a segment with its first entry, atomically: an existing one may hold a pending reveal that counts."""
+        """Create a segment with its first entry, atomically.
+
+        A segment of an earlier process may begin at the same place: its records are kept, because a pending reveal
+        among them counts although another one follows.
+        """
         path = self._snapshot(group).with_suffix(f".{place}.entries")
+        before = _valid_records(self._read(path)) if os.path.lexists(path) else b""
         segment = self._open(self._unfinished(group, place))
         try:
-            segment.writelines((entry_header(place, entry), *entry))
+            segment.writelines((before, entry_header(place, entry), *entry))
             segment.flush()
             self._unfinished(group, place).replace(path)
         except OSError:
@@ -295,6 +300,15 @@ def _replay(data: bytes, journal: Journal) -> None:
     for place, content in _records(data):
         if place == len(journal):
             journal.add_record(content)
+
+
+def _valid_records(data: bytes) -> bytes:
+    """Return the records of a segment without a damaged or truncated end."""
+    valid = b""
+    with suppress(InputError):
+        for place, content in _records(data):
+            valid += entry_header(place, [content]) + content
+    return valid
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -69,12 +69,14 @@ def step_context(
     options: Sequence[str],
     groups: Sequence[ParameterGroup],
     states: Mapping[torch.Tensor, dict[str, Any]],
+    total_samples: int,
 ) -> str:
     """Return a description of everything that must be equal at all members for the displacements to stay equal.
 
     Members compare it before they share anything, so a different lr, a missed step or a wrong checkpoint is reported at
     once. It contains only what all members know anyway: options that a user adds to a group are not part of it.
-    `groups` are those of one sum: in a grid, the first layers of different columns have different shapes.
+    `groups` are those of one sum: in a grid, the first layers of different columns have different shapes. The number of
+    all samples is part of it: a step that may have been revealed is not repeated with other weights.
     """
     values = {key: [_canonical(group[key]) for group in groups] for key in options}
     parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
@@ -87,6 +89,7 @@ def step_context(
                 state.update(key.encode())
                 state.update(_to_bytes(value))
     text = f"{kind} with " + ", ".join(f"{key} {' '.join(each)}" for key, each in values.items())
+    text += f", {total_samples} samples"
     everything = hashlib.sha256(text.encode() + model.digest() + state.digest()).hexdigest()
     excerpt = text if len(text) <= MAX_OPTIONS_CHARACTERS else f"{text[:MAX_OPTIONS_CHARACTERS]}…"
     # The short digests show a reader which part differs; the comparison rests on the full digest at the end.

@@ -280,7 +280,6 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
             vector = flatten_gradients(parameters)
-            context = self._context(groups)
         if groups[0]["total_samples"] is None:
             counted = sample_count.count(
                 peers, self.samples, step, epoch, addends, self.records_digest, took_part=took_part
@@ -291,6 +290,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             with abort_on_error([peers]):  # a replayed count may be that of an earlier process
                 check(took_part=took_part)
         self._risk_monitor.before_sum(peers, groups[0], self.samples, parameters)
+        context = self._context(groups)
         weight = self.samples / groups[0]["total_samples"]
         new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before
         self.replayed = self.replayed and peers.recovery.is_replay()
@@ -303,7 +303,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         return split_sum(total, parameters)
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
-        return step_context(type(self).__name__, self._options, groups, self.state)
+        return step_context(type(self).__name__, self._options, groups, self.state, groups[0]["total_samples"])
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
         warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)

@@ -57,7 +57,7 @@ class SumAgreement:
     def make_confirm(self, masked_digest: bytes) -> Confirm:
         """Make our `Confirm`, given the digest of the masked total."""
         own, self._masked_digest = self.readies[self._me], masked_digest
-        commitments = [self.readies[name].commitment for name in self._members]
+        commitments = {name: self.readies[name].commitment for name in self._members}
         digest = attempt_digest(masked_digest, own.spec, own.terms, commitments)
         self.confirms[self._me] = Confirm(digest, self._statement_signer.sign("confirm", self._number, digest))
         return self.confirms[self._me]

@@ -103,17 +103,26 @@ class Terms:
         return [text for name, text in descriptions.items() if getattr(self, name) != getattr(other, name)]
 
 
-def attempt_digest(masked_digest: bytes, spec: SumSpec | bytes, terms: bytes, commitments: Sequence[bytes]) -> bytes:
+def spec_digest(spec: SumSpec) -> str:
+    """Return a digest of a sum's settings, including its context."""
+    return sha256(spec_bytes(spec)).hexdigest()
+
+
+def attempt_digest(
+    masked_digest: bytes, spec: SumSpec | bytes, terms: bytes, commitments: Mapping[PeerId, bytes]
+) -> bytes:
     """Return the digest that identifies an attempt at a sum; all members sign it before they reveal their keys.
 
     Args:
         masked_digest: the digest of the masked total.
         spec: the settings of the sum, encoded or not.
         terms: the terms of the sum, encoded.
-        commitments: the commitments to the self-mask keys, in the order of the members' names.
+        commitments: the members' commitments to their self-mask keys. The names are part of the digest: otherwise a
+            certificate could be presented with another name in place of a member's.
     """
     encoded = spec if isinstance(spec, bytes) else spec_bytes(spec)
-    parts = (sha256(encoded).digest(), sha256(terms).digest(), masked_digest, *commitments)
+    members = [sha256(name.encode()).digest() + commitment for name, commitment in sorted(commitments.items())]
+    parts = (sha256(encoded).digest(), sha256(terms).digest(), masked_digest, *members)
     return sha256(b"cgd opening" + b"".join(parts)).digest()
 
 
@@ -147,7 +156,7 @@ class Certificate:
     @property
     def attempt(self) -> bytes:
         """The digest that the members signed; it identifies this attempt at the sum."""
-        commitments = [sha256(key).digest() for _, key in sorted(self.keys.items())]
+        commitments = {name: sha256(key).digest() for name, key in self.keys.items()}
         return attempt_digest(self.masked_digest, self.spec, self.terms, commitments)
 
     def signers(self, group: str, keys: Mapping[PeerId, PublicKeys], *, all_valid: bool = True) -> frozenset[PeerId]:
@@ -225,6 +234,7 @@ class PendingReveal:
         attempt: the digest that all members signed, of the latest attempt.
         step: the optimiser's slot and step, if it is the gradient sum of one.
         keys: the digest of each member's public keys; another key holder under the same name is another member.
+        spec: the digest of its settings, if it is the gradient sum of a step.
     """
 
     index: int
@@ -232,22 +242,23 @@ class PendingReveal:
     attempt: bytes
     step: tuple[int, int] | None = None
     keys: tuple[str, ...] = ()
+    spec: str = ""
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.index, self.members, self.attempt.hex(), self.step, self.keys]
+        return [self.index, self.members, self.attempt.hex(), self.step, self.keys, self.spec]
 
     @classmethod
     def from_json(cls, value: Any) -> PendingReveal:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
         index, members, attempt, *rest = value
-        step, keys = rest or (None, ())  # records of earlier versions have neither
+        step, keys, spec = (*rest, *(None, (), "")[len(rest) :])  # records of earlier versions have fewer
         if step is not None:
             slot, number = step
             step = (slot, number)
         if not all(type(each) is int for each in (index, *(step or ()))):
             raise ValueError("a pending reveal is malformed")
-        return cls(index, _names(members), bytes.fromhex(attempt), step, _names(keys))
+        return cls(index, _names(members), bytes.fromhex(attempt), step, _names(keys), str(spec))
 
 
 @dataclass(frozen=True)
@@ -256,27 +267,29 @@ class RevealedStep:
 
     Attributes:
         number: the number of the step.
-        members: the members of the sum, if it is not finished.
-        keys: the digest of each member's public keys.
+        members: the members of the sum; none if they are not known.
+        keys: the digest of each member's public keys, if they are known.
         finished: whether the sum is in the journal.
+        spec: the digest of its settings, if it is not finished.
     """
 
     number: int
     members: tuple[PeerId, ...]
     keys: tuple[str, ...]
     finished: bool
+    spec: str = ""
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.number, self.members, self.keys, self.finished]
+        return [self.number, self.members, self.keys, self.finished, self.spec]
 
     @classmethod
     def from_json(cls, value: Any) -> RevealedStep:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
-        number, members, keys, finished = value
+        number, members, keys, finished, *spec = value  # records of earlier versions have no digest of the settings
         if type(number) is not int or number < 0:
             raise ValueError("a revealed step is malformed")
-        return cls(number, _names(members), _names(keys), bool(finished))
+        return cls(number, _names(members), _names(keys), bool(finished), *map(str, spec[:1]))
 
 
 def _names(value: Any) -> tuple[PeerId, ...]:

@@ -14,7 +14,7 @@ from cgd.errors import (
     MembershipError,
     ProtocolError,
 )
-from cgd.secagg.certificates import PendingReveal, RevealedStep, Terms
+from cgd.secagg.certificates import PendingReveal, RevealedStep, Terms, spec_digest
 from cgd.secagg.key_agreement import derive_group_key
 from cgd.secagg.messages import SESSION_BYTES
 from cgd.secagg.positions import GroupPosition
@@ -43,6 +43,7 @@ class PendingSum:
         encode: returns our addend, computed again at each call.
         epoch: the epoch for whose members the addend is weighted.
         step: the optimiser step that it belongs to, if any.
+        loop_step: the step of our program's loop at which it was requested.
         total: the total, once the sum is finished.
         abandoned: whether our program stopped waiting for it.
         fault: the error, if the sum failed.
@@ -52,9 +53,15 @@ class PendingSum:
     encode: Callable[[], npt.NDArray[Any]]
     epoch: int
     step: Step | None
+    loop_step: int = 0
     total: npt.NDArray[Any] | None = None
     abandoned: bool = False
     fault: CGDError | None = None
+
+    @property
+    def gradient_step(self) -> Step | None:
+        """The step whose gradients it sums, if any."""
+        return self.step if self.spec.weighted else None
 
     @property
     def done(self) -> bool:
@@ -131,7 +138,7 @@ class Group:
             self.journal.state_summaries() if states else None,
         )
 
-    def start(self, pending: PendingSum, loop_step: int) -> PendingSum:
+    def start(self, pending: PendingSum) -> PendingSum:
         """Start our program's next sum; if it abandoned a sum, continue that one."""
         before = self.pending
         if before is not None and not before.done:
@@ -140,7 +147,7 @@ class Group:
             before.abandoned = False
             return before
         self.pending, self.refusal = pending, None
-        self.run(loop_step)
+        self.run()
         return pending
 
     def abandon(self) -> None:
@@ -154,7 +161,7 @@ class Group:
         words = pending.encode()
         pending.encode, pending.abandoned = words.copy, True
 
-    def run(self, loop_step: int) -> None:
+    def run(self) -> None:
         """Run the sum that our program waits for, or take its total from the journal."""
         if self.refusal is not None:
             self.refuse(self.refusal)
@@ -169,14 +176,14 @@ class Group:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
                 self._check_revealed(pending)
-                self.session.start(pending.spec, pending.encode(), self._make_terms(pending, loop_step))
-                self.record_if_finished(loop_step)
+                self.session.start(pending.spec, pending.encode(), self._make_terms(pending))
+                self.record_if_finished()
         except EquivocationError:
             raise
         except CGDError as error:
             pending.fault = error
 
-    def receive(self, sender: PeerId, data: Buffer, loop_step: int) -> None:
+    def receive(self, sender: PeerId, data: Buffer) -> None:
         """Process a frame of the session."""
         assert self.session is not None  # noqa: S101 - for the type checker
         try:
@@ -187,9 +194,9 @@ class Group:
             if self.pending is None or self.pending.done:
                 raise
             self.pending.fault = error
-        self.record_if_finished(loop_step)
+        self.record_if_finished()
 
-    def record_if_finished(self, loop_step: int) -> None:
+    def record_if_finished(self) -> None:
         """Append the running sum to the journal if it is finished."""
         pending, session = self.pending, self.session
         if pending is None or pending.done or session is None or self.reports is None or not self.up_to_date:
@@ -202,8 +209,11 @@ class Group:
             return
         certificate = session.certificate(self.reports.view)
         self.journal.append(
-            pending.spec, session.total, self.epoch, loop_step, pending.step, len(self.members), certificate
+            pending.spec, session.total, self.epoch, pending.loop_step, pending.step, len(self.members), certificate
         )
+        if (step := pending.gradient_step) is not None:
+            finished = RevealedStep(step.number, self.members, self._sorted_keys, finished=True)
+            self.journal.add_revealed_step(step.slot, finished)
         pending.total = session.total
         self.next_index += not pending.abandoned
 
@@ -240,12 +250,12 @@ class Group:
         while self.next_in_journal and self.journal.entries[self.next_index].loop_step < loop_step:
             self.next_index += 1
 
-    def apply_transfer(self, journal_transfer: JournalTransfer, loop_step: int) -> None:
+    def apply_transfer(self, journal_transfer: JournalTransfer) -> None:
         """Extend the journal by a complete transfer, and continue."""
         assert journal_transfer.journal is not None  # noqa: S101 - for the type checker
         self.journal.extend(journal_transfer.journal, states=journal_transfer.states)
         self.journal_transfer = None
-        self.run(loop_step)
+        self.run()
 
     def enter_view(
         self,
@@ -275,22 +285,41 @@ class Group:
     # Sums whose key may have been revealed; see `certificates.py`.
 
     def _check_revealed(self, pending: PendingSum) -> None:
-        """Check that no other total of this sum, with other members, may have been revealed or can be computed."""
+        """Check that no other total of this sum may have been revealed or can be computed."""
         revealed = self.journal.pending_reveal
         if revealed is not None:
             self._check_members(f"sum {revealed.index + 1}", revealed)
-        step = pending.step
-        if step is None or not pending.spec.weighted or step.slot not in self.journal.revealed_steps:
+        step = pending.gradient_step
+        if step is None:
             return
-        latest = self.journal.revealed_steps[step.slot]
-        if step.number < latest.number or (step.number == latest.number and latest.finished):
+        latest = self.journal.revealed_steps.get(step.slot)
+        if latest is None:
+            self._check_second_training()
+        elif step.number < latest.number or (step.number == latest.number and latest.finished):
             raise LocalProtocolError(
                 f"the gradients of step {step.number} were summed before, and the latest step is {latest.number}: "
                 "another sum of the same step would disclose differences of gradients. Continue after the latest step "
                 "(`for step in optimizer.steps(count)`), or train anew under another federation name"
             )
-        if step.number == latest.number:
+        elif step.number == latest.number:
             self._check_members(f"the gradient sum of step {step.number}", latest)
+            if latest.spec and latest.spec != spec_digest(pending.spec):
+                raise LocalProtocolError(
+                    f"the gradient sum of step {step.number} may have been revealed, with another number of samples or "
+                    "other settings of the training: another sum would disclose differences of gradients. Restart with "
+                    "the former data and settings, or train anew under another federation name"
+                )
+
+    def _check_second_training(self) -> None:
+        """Check that a new optimiser's first sum cannot repeat one of an earlier optimiser with other members."""
+        for slot, latest in self.journal.revealed_steps.items():
+            changed = latest.members != self.members or (latest.keys and latest.keys != self._sorted_keys)
+            if latest.members and changed:  # they are not known of sums that other members have sent us
+                raise LocalProtocolError(
+                    f"the members have changed since optimiser {slot} took its steps. If another optimiser trains from "
+                    "the same origin, the difference of their sums discloses a member's gradient. Use one optimiser for "
+                    "the whole training, or train anew under another federation name"
+                )
 
     def _check_members(self, what: str, revealed: PendingReveal | RevealedStep) -> None:
         before, now = ", ".join(sorted(revealed.members)), ", ".join(sorted(self.members))
@@ -311,9 +340,15 @@ class Group:
         """Return whether we, or as reported another member, may have revealed the gradient sum of a step.
 
         Call it when our journal is up to date: before that, not all members have reported.
+
+        Raises:
+            LocalProtocolError: the sum was revealed with other members. So nothing is counted for them, and the earlier
+                members can still finish the step.
         """
         latest = self.journal.revealed_steps.get(step.slot)
         if latest is not None and latest.number >= step.number:
+            if latest.number == step.number and not latest.finished and not self.next_in_journal:
+                self._check_members(f"the gradient sum of step {step.number}", latest)
             return True
         if not self.up_to_date or self.reports is None:  # the reports of some members are missing
             return False
@@ -322,17 +357,21 @@ class Group:
 
     def _record_pending_reveal(self, attempt: bytes) -> None:
         pending = self.pending
-        step = None
-        if pending is not None and pending.step is not None and pending.spec.weighted:
-            step = pending.step.slot, pending.step.number
-        keys = tuple(sorted(self.key_digests.values()))
-        self.journal.set_pending_reveal(PendingReveal(len(self.journal), self.members, attempt, step, keys))
+        step, spec = None, ""
+        if pending is not None and pending.gradient_step is not None:
+            step, spec = (pending.gradient_step.slot, pending.gradient_step.number), spec_digest(pending.spec)
+        reveal = PendingReveal(len(self.journal), self.members, attempt, step, self._sorted_keys, spec)
+        self.journal.set_pending_reveal(reveal)
         self.on_pending_reveal(self)
 
-    def _make_terms(self, pending: PendingSum, loop_step: int) -> bytes:
+    @property
+    def _sorted_keys(self) -> tuple[str, ...]:
+        return tuple(sorted(self.key_digests.values()))
+
+    def _make_terms(self, pending: PendingSum) -> bytes:
         step = None if pending.step is None else (pending.step.slot, pending.step.number)
         index, head, fixed_states = len(self.journal), self.journal.head, self.journal.fixed_states_digest()
-        return Terms(self.epoch, index, head, loop_step, step, fixed_states).to_bytes()
+        return Terms(self.epoch, index, head, pending.loop_step, step, fixed_states).to_bytes()
 
 
 def absent_group(name: str, epoch: int) -> MembershipError:

@@ -133,7 +133,8 @@ class Journal:
         self.entries.append(entry)
         self.heads.append(extend_chain(self.head, entry.fields))
         if entry.step is not None and entry.description.startswith(WEIGHTED):
-            self._add_revealed_step(entry.step.slot, RevealedStep(entry.step.number, (), (), finished=True))
+            members = tuple(sorted(entry.certificate.keys)) if entry.certificate is not None else ()
+            self.add_revealed_step(entry.step.slot, RevealedStep(entry.step.number, members, (), finished=True))
         if self.pending_reveal is not None and self.pending_reveal.index < len(self):
             self.pending_reveal = None
 
@@ -142,10 +143,11 @@ class Journal:
         self.pending_reveal = pending_reveal
         if pending_reveal is not None and pending_reveal.step is not None:
             slot, number = pending_reveal.step
-            step = RevealedStep(number, pending_reveal.members, pending_reveal.keys, finished=False)
-            self._add_revealed_step(slot, step)
+            members, keys, spec = pending_reveal.members, pending_reveal.keys, pending_reveal.spec
+            self.add_revealed_step(slot, RevealedStep(number, members, keys, finished=False, spec=spec))
 
-    def _add_revealed_step(self, slot: int, step: RevealedStep) -> None:
+    def add_revealed_step(self, slot: int, step: RevealedStep) -> None:
+        """Record the latest step of an optimiser whose gradient sum may have been revealed."""
         before = self.revealed_steps.get(slot)
         if before is None or (step.number, step.finished) >= (before.number, before.finished):
             self.revealed_steps[slot] = step

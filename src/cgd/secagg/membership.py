@@ -156,9 +156,9 @@ class Membership:
         self, group: str, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None = None
     ) -> PendingSum:
         """Start our program's next sum with this group; `epoch` was `Group.next_epoch` when the addend was weighted."""
-        pending = PendingSum(spec, encode, epoch, step)
+        pending = PendingSum(spec, encode, epoch, step, self.loop_step)
         try:
-            pending = self.group(group).start(pending, self.loop_step)
+            pending = self.group(group).start(pending)
         except EquivocationError as error:
             self._record_equivocation(error)
         self._departures.fail_unreachable_sums()
@@ -256,7 +256,7 @@ class Membership:
             return waiting[0], to_bytes(waiting[1])
         for group in self._groups.values():
             if group.session is not None and (outgoing := group.session.next_outgoing(blocked)) is not None:
-                group.record_if_finished(self.loop_step)  # this message may finish the sum
+                group.record_if_finished()  # this message may finish the sum
                 return outgoing
         if (waiting := self._goodbyes.pop(blocked)) is not None:
             return waiting[0], to_bytes(waiting[1])
@@ -274,7 +274,7 @@ class Membership:
                     raise RemoteProtocolError(sender, "sent Ready for another sum after its Goodbye")
                 if sender in self._hellos.suspicions:
                     self._hellos.withdraw(sender)
-                group.receive(sender, data, self.loop_step)
+                group.receive(sender, data)
                 return
         frame = from_bytes(data, sender)
         if sender == HUB:
@@ -347,7 +347,6 @@ class Membership:
             self._groups,
             send=lambda to, message: self._outbox.put(to, Frame(self.view, 0, message)),
             send_evidence=self._send_to_all,
-            loop_step=lambda: self.loop_step,
         )
         view_change.start(self._hellos.signed_keys())
         faults = []

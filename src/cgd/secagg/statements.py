@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     Kind = Literal["hello", "standing", "ready", "confirm"]
     Slots = OrderedDict[tuple[str, bytes], dict[PeerId, "SignedStatement"]]
 
-# Slots kept in memory: of the statements that we received, and of the evidence of each member. The latest sums of all
-# groups are among them; older sums are finished.
+# Slots kept in memory: of the statements of each kind that we received, and of the evidence of each member. The latest
+# sums of all groups are among them, because statements of another kind do not displace them; older sums are finished.
 MAX_SLOTS = 256
 MAX_REPORTED_SLOTS = 8
 # "standing" is the kind of position reports. It is part of the signed bytes, so it keeps its old name.
-COMPARABLE_KINDS = ("standing", "ready", "confirm")
+KINDS = ("hello", "standing", "ready", "confirm")
+COMPARABLE_KINDS = KINDS[1:]
 """The kinds that evidence may be about. A hello is signed as well, but a process sends another one in a new epoch."""
 VERIFIED_ON_DISPUTE = ("ready",)
 """The kinds whose signatures are verified only in a dispute, which halves the cost of signatures. Every `Confirm`
@@ -78,7 +79,7 @@ class StatementLog:
     ) -> None:
         self.me, self.view = me, view
         self._identity, self._keys, self._send = identity, keys, send
-        self._received: Slots = OrderedDict()
+        self._received: dict[str, Slots] = {kind: OrderedDict() for kind in KINDS}
         self._reported: dict[PeerId, Slots] = {}
         self._disputed: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
@@ -86,7 +87,7 @@ class StatementLog:
         """Sign and record our own statement."""
         digest = sha256(content).digest()
         signature = self._identity.sign(statement(kind, slot, digest))
-        _entry(self._received, kind, slot, MAX_SLOTS)[self.me] = SignedStatement(digest, signature)
+        _entry(self._received[kind], kind, slot, MAX_SLOTS)[self.me] = SignedStatement(digest, signature)
         return signature
 
     def receive(self, sender: PeerId, kind: Kind, slot: bytes, content: bytes, signature: bytes) -> None:
@@ -99,7 +100,7 @@ class StatementLog:
         received = SignedStatement(sha256(content).digest(), signature)
         if kind not in VERIFIED_ON_DISPUTE:
             self._verify(sender, kind, slot, received)
-        first = _entry(self._received, kind, slot, MAX_SLOTS).setdefault(sender, received)
+        first = _entry(self._received[kind], kind, slot, MAX_SLOTS).setdefault(sender, received)
         for other in (received, *self._reports_of(sender, kind, slot)):
             if other.content != first.content:
                 self._verify(sender, kind, slot, first)
@@ -112,12 +113,12 @@ class StatementLog:
         Raises:
             RemoteProtocolError: a statement that we received is not signed by its sender.
         """
-        if (kind, slot) in self._disputed or (kind, slot) not in self._received:
+        if (kind, slot) in self._disputed or (kind, slot) not in self._received[kind]:
             return
         self._disputed[kind, slot] = None
         if len(self._disputed) > MAX_SLOTS:
             self._disputed.popitem(last=False)
-        received = sorted(self._received[kind, slot].items())
+        received = sorted(self._received[kind][kind, slot].items())
         signed = [(name, each) for name, each in received if self._has_signed(name, kind, slot, each)]
         self._send(SignedEvidence(kind, slot, tuple((name, each.content, each.signature) for name, each in signed)))
         for name, each in received:
@@ -135,7 +136,7 @@ class StatementLog:
             raise RemoteProtocolError(sender, f"sent evidence of the kind {kind!r}, which is not compared")
         if len(evidence.statements) > 2 * len(self._keys):
             raise RemoteProtocolError(sender, f"sent {len(evidence.statements)} statements about one slot")
-        ours = self._received.get((kind, slot), {})
+        ours = self._received[kind].get((kind, slot), {})
         reported = _entry(self._reported.setdefault(sender, OrderedDict()), kind, slot, MAX_REPORTED_SLOTS)
         for name, content, signature in evidence.statements:
             signed = SignedStatement(content, signature)

@@ -57,7 +57,6 @@ class ViewChange:
         groups: the groups that we are a member of.
         send: sends a message of this view to a peer.
         send_evidence: sends evidence to all members.
-        loop_step: returns the step of our program's loop.
 
     Attributes:
         statement_log: the signed statements of the view.
@@ -74,10 +73,9 @@ class ViewChange:
         groups: Mapping[str, Group],
         send: Callable[[PeerId, Message], None],
         send_evidence: Callable[[SignedEvidence], None],
-        loop_step: Callable[[], int],
     ) -> None:
         self._me, self._federation_spec, self._groups = me, federation_spec, groups
-        self._send, self._loop_step = send, loop_step
+        self._send = send
         self._others = [peer for peer in federation_spec.members if peer != me]
         pair_keys = {
             peer: derive_pair_keys(me, identity, ephemeral, peer, federation_spec, view) for peer in self._others
@@ -231,7 +229,7 @@ class ViewChange:
             self._level.add(group.name)
         if not group.up_to_date:
             group.up_to_date = True
-            group.run(self._loop_step())
+            group.run()
 
     def _request_entries(self, group: Group, positions: Mapping[PeerId, GroupPosition], longest: int) -> None:
         """Request the missing entries from one of the members that are ahead of us."""
@@ -321,7 +319,7 @@ class ViewChange:
         own = group.position(bytes(32), states=False)
         self._objections[group.name] = self._find_objections(group, transfer, own)
         if not self._objections[group.name]:
-            group.apply_transfer(transfer, self._loop_step())
+            group.apply_transfer(transfer)
             self._report_again()
             self._catch_up(group)
 

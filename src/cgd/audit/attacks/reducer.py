@@ -84,7 +84,8 @@ class MaliciousReducer:
         masked = hashlib.sha256()
         for member, words in sorted(self._parts.items()):
             masked.update(_flip_bit(words) if member == ATTACKER else words)
-        own, commitments = self._readies[ATTACKER], [ready.commitment for _, ready in sorted(self._readies.items())]
+        own = self._readies[ATTACKER]
+        commitments = {name: ready.commitment for name, ready in self._readies.items()}
         return attempt_digest(masked.digest(), own.spec, own.terms, commitments)
 
 
