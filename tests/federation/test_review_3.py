@@ -8,10 +8,12 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
-from cgd.errors import LocalProtocolError, PeerTimeoutError
+from cgd import Peers
+from cgd.errors import LocalProtocolError, PeerTimeoutError, WeightError
 from cgd.federation import member
 from cgd.federation.state import StateFolder
 from cgd.optim import sample_count
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cgd import Peers
     from cgd.secagg.codec import Frame
     from support.in_process import MemberProcess
 
@@ -267,3 +268,37 @@ def test_step_of_a_second_training_is_not_opened_without_a_member_of_the_first(t
             of_dan = (10 * sums[0] - 6 * sums[1]) / SAMPLES["dan"]
             assert not torch.allclose(of_dan, torch.full((4,), SAMPLES["dan"] / 8), atol=1e-5)
         assert len(gradient_sums(federation["ada"].journal())) == 1
+
+
+@pytest.mark.parametrize("lie", ["total", "commitments"])
+def test_training_continues_after_a_member_that_spoiled_a_count_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """All programs reject the count and end. No gradient was summed after it, and the next epoch counts again."""
+    plain_sum = Peers.sum
+    lying = []
+
+    def lying_sum(self: Peers, values: Any, **options: Any) -> Any:
+        if lying and self.me == DISHONEST and isinstance(values, np.ndarray):
+            values = values + (np.arange(len(values)) == 0) * -1000 if lie == "total" else values + 1
+        return plain_sum(self, values, **options)
+
+    monkeypatch.setattr(Peers, "sum", lying_sum)
+    honest = tuple(name for name in NAMES if name != DISHONEST)
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        text = federation.path.read_text()
+        federation.start_all(take_two_steps, pause_at=1)
+        for process in federation:
+            process.wait_for_step(1)
+        lying.append(True)
+        replace_file(federation.path, in_epoch(text, 2))
+        federation.wait_until(lambda: all_in_epoch(federation, 2))
+        for process in federation:
+            process.resume()
+        errors = federation.errors(*honest)
+        assert all(isinstance(error, WeightError | SampleCountMismatchError) for error in errors.values())
+        federation.kill(*federation.processes)
+        replace_file(federation.path, in_epoch(text, 3, without=DISHONEST))
+        for name in honest:
+            federation.start(name, take_two_steps)
+        assert federation.errors() == dict.fromkeys(honest)
