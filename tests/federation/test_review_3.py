@@ -8,15 +8,21 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
-from cgd.errors import LocalProtocolError, PeerTimeoutError
+from cgd import Peers
+from cgd.errors import LocalProtocolError, PeerTimeoutError, WeightError
 from cgd.federation import member
 from cgd.federation.state import StateFolder
 from cgd.optim import sample_count
 from cgd.optim.sample_count import SampleCountMismatchError
-from cgd.secagg.messages import JournalChunk, Ready, RevealKey
+from cgd.secagg.codec import Frame, to_bytes
+from cgd.secagg.key_agreement import MembershipView, derive_pair_keys
+from cgd.secagg.messages import JournalChunk, JournalPosition, Ready, RevealKey
+from cgd.secagg.positions import PositionReport
+from cgd.secagg.statements import slot_of, statement
 from cgd.transport import runtime
 from support.in_process import InProcessFederation, new_federation
 from support.withheld_keys import (
@@ -37,8 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cgd import Peers
-    from cgd.secagg.codec import Frame
     from support.in_process import MemberProcess
 
 
@@ -84,7 +88,7 @@ def stop_before_revealed_step_without_dan(federation: InProcessFederation, disho
 def test_removed_member_is_stopped_before_a_revealed_step_with_other_samples(tmp_path: Path) -> None:
     """Dan returns without his state and with more records. Ada, who has opened the step, sends him the journal.
 
-    She has renamed him in the certificate of a count, which nobody verifies except that of the last sum. So dan believes
+    She has renamed him in the certificate of a count: only that of the last sum is verified. So dan believes
     that he took no part in that count. No report shows that the step may have been revealed.
     """
 
@@ -267,3 +271,76 @@ def test_step_of_a_second_training_is_not_opened_without_a_member_of_the_first(t
             of_dan = (10 * sums[0] - 6 * sums[1]) / SAMPLES["dan"]
             assert not torch.allclose(of_dan, torch.full((4,), SAMPLES["dan"] / 8), atol=1e-5)
         assert len(gradient_sums(federation["ada"].journal())) == 1
+
+
+@pytest.mark.parametrize("lie", ["total", "commitments"])
+def test_training_continues_after_a_member_that_spoiled_a_count_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """All programs reject the count and end. No gradient was summed after it, and the next epoch counts again."""
+    plain_sum = Peers.sum
+    lying = []
+
+    def lying_sum(self: Peers, values: Any, **options: Any) -> Any:
+        if lying and self.me == DISHONEST and isinstance(values, np.ndarray):
+            values = values + (np.arange(len(values)) == 0) * -1000 if lie == "total" else values + 1
+        return plain_sum(self, values, **options)
+
+    monkeypatch.setattr(Peers, "sum", lying_sum)
+    honest = tuple(name for name in NAMES if name != DISHONEST)
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        text = federation.path.read_text()
+        federation.start_all(take_two_steps, pause_at=1)
+        for process in federation:
+            process.wait_for_step(1)
+        lying.append(True)
+        replace_file(federation.path, in_epoch(text, 2))
+        federation.wait_until(lambda: all_in_epoch(federation, 2))
+        for process in federation:
+            process.resume()
+        errors = federation.errors(*honest)
+        assert all(isinstance(error, WeightError | SampleCountMismatchError) for error in errors.values())
+        federation.kill(*federation.processes)
+        replace_file(federation.path, in_epoch(text, 3, without=DISHONEST))
+        for name in honest:
+            federation.start(name, take_two_steps)
+        assert federation.errors() == dict.fromkeys(honest)
+
+
+def test_early_report_without_contribution_does_not_end_the_watcher_of_the_file(tmp_path: Path) -> None:
+    """Cleo sends ada a report of the view that ada will form with her next file. It commits to no contribution.
+
+    Then cleo is removed, and ada must notice it.
+    """
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        text = federation.path.read_text()
+        file_of_ada = tmp_path / "file_of_ada.toml"
+        file_of_ada.write_text(text)
+        for name in NAMES:
+            path = file_of_ada if name == "ada" else None
+            federation.start(name, take_two_steps, pause_at=1, path=path)
+        for process in federation:
+            process.wait_for_step(1)
+        replace_file(federation.path, in_epoch(text, 2))
+        federation.wait_until(lambda: all_in_epoch(federation, 2, "bob", "cleo", "dan"))
+        memberships = {process.name: process.member.runtime.membership for process in federation}
+        spec = memberships["cleo"].federation_spec
+        view = MembershipView.of(spec, {name: each._hellos.ephemeral.public for name, each in memberships.items()})
+        cleo, identity = memberships["cleo"], federation["cleo"].member.keys.identity
+        keys = derive_pair_keys("cleo", identity, cleo._hellos.ephemeral, "ada", spec, view)
+        position = federation["cleo"].member.runtime.membership.group("everyone").position(b"", states=False)
+        position = replace(position, commitment=sha256(b"").digest())
+        content = PositionReport(view.digest, 0, {"everyone": position}).to_bytes()
+        signature = identity.sign(statement("standing", slot_of(view.digest), sha256(content).digest()))
+        report = JournalPosition(content, signature, keys.own_tag)
+        with federation.network.lock:
+            federation.network.send("cleo", "ada", to_bytes(Frame(view.digest[:16], 0, report)))
+        ada = memberships["ada"]
+        federation.wait_until(lambda: all(getattr(ada.hello(peer), "epoch", 0) == 2 for peer in ada.others))
+        federation.wait_until(lambda: any(session == view.digest[:16] for session, _ in ada._early.get("cleo", ())))
+        replace_file(file_of_ada, in_epoch(text, 2))
+        federation.wait_until(lambda: ada.federation_spec.epoch == 2)
+        federation.kill("cleo")
+        for path in (file_of_ada, federation.path):
+            replace_file(path, in_epoch(text, 3, without="cleo"))
+        federation.wait_until(lambda: all_in_epoch(federation, 3, "ada", "bob", "dan"))

@@ -95,3 +95,25 @@ def test_sent_bytes_do_not_depend_on_the_size_of_a_number() -> None:
         large = group.run(traffic, [1e50] * 3)
     assert small == large
     assert small[0] > 8 * DIGITS
+
+
+def test_opened_digits_show_nothing_but_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two members are honest; whether one of them has a negative number does not follow from their sum."""
+    opened: list[np.ndarray] = []
+    plain_sum = Peers.sum
+
+    def recorded_sum(self: Peers, values: np.ndarray, **options: str) -> np.ndarray:
+        total = plain_sum(self, values, **options)
+        if self.me == self.members[-1]:
+            opened.append(total)
+        return total
+
+    monkeypatch.setattr(Peers, "sum", recorded_sum)
+    carries = []
+    for honest in ([0.5, 0.5], [-0.5, 1.5]):
+        opened.clear()
+        for _ in range(8):
+            assert all(total.tolist() == [1.0] for total in summed([[honest[0]], [honest[1]], [0.0], [0.0]]))
+        place = FRACTION_BITS // 32 - 1  # the digit of the first 32 bits after the point
+        carries.append({int(total[0, place]) >> 32 for total in opened})
+    assert carries[0] & carries[1] or len(carries[0]) > 1
