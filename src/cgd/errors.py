@@ -9,6 +9,8 @@
     │   ├── LocalProtocolError            this side called the protocol out of order
     │   ├── WeightError                   the members' weights do not sum to one
     │   ├── MembersChangedError           a new epoch began during a sum: compute the weight again
+    │   ├── RevealError                   a charge or record that must come before our key could not be made
+    │   ├── IntegrityError                a total is larger than honest members can produce
     │   ├── DisagreementError             members hold different totals or histories; the cause cannot be attributed
     │   └── RemoteProtocolError           a member violated the protocol; `.peer` names it
     │       ├── FrameError                its bytes are not a frame of this protocol
@@ -104,6 +106,14 @@ class MembersChangedError(ProtocolError):
             f"epoch {now} began during a sum of epoch {before}; the members are {', '.join(self.members)} now: "
             "weight the values for them and sum again"
         )
+
+
+class RevealError(ProtocolError):
+    """What must be recorded before our self-mask key leaves could not be recorded: the key was not sent."""
+
+
+class IntegrityError(ProtocolError):
+    """A private total is larger than honest members can produce: some member added more than it may."""
 
 
 class DisagreementError(ProtocolError):

@@ -218,12 +218,15 @@ class _SoloDriver:
         encode: Callable[[], npt.NDArray[Any]],
         epoch: int,  # noqa: ARG002
         step: Step | None,  # noqa: ARG002
+        before_reveal: Callable[[], None],
     ) -> npt.NDArray[Any]:
         if self._closed:
             raise ClosedError(f"the connection of {self.me} is closed; make new peers for further sums")
         self.number += 1
         self.traffic.sums += 1
-        return encode()
+        addend = encode()
+        before_reveal()
+        return addend
 
     def abort_sum(self, reason: Reason) -> None:  # noqa: ARG002
         self.number += 1

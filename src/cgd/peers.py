@@ -260,7 +260,7 @@ class Peers:
             def encode() -> npt.NDArray[Any]:  # again after the first call: the protocol modifies the words in place
                 return encoded.pop() if encoded else _encode(array, fixed_point, spec, weight, addends)
 
-            total = self._driver.run_sum(spec, encode, epoch, step)
+            total = self._driver.run_sum(spec, encode, epoch, step, lambda: None)
             if weight is not None:
                 _check_weights(total[-1:], _weight_encoding(spec, addends), addends)
             try:

@@ -12,7 +12,6 @@ from cgd import Cell
 from cgd.errors import CGDError, LocalProtocolError, WeightError
 from cgd.federation import config_edit, member
 from cgd.federation.state import StateFolder
-from cgd.optim import sample_count
 from cgd.optim.sample_count import SampleCountMismatchError
 from cgd.secagg.journal import Journal
 from cgd.secagg.messages import Ready
@@ -145,17 +144,16 @@ def test_step_with_wrong_weights_is_not_opened_again(tmp_path: Path, monkeypatch
         process.at_step(1)
         optimizer.step()
 
-    count = sample_count.count
-    lies: list[int] = []
+    plain_sum = cgd.Peers.sum
+    lies: list[float] = []
 
-    def lying_count(peers: cgd.Peers, *arguments: Any, took_part: bool) -> dict[str, Any]:
-        counted = count(peers, *arguments, took_part=took_part)
-        if peers.me == DISHONEST and not lies:
-            lies.append(counted["total_samples"])
-            counted["total_samples"] = 5
-        return counted
+    def lying_sum(self: cgd.Peers, values: Any, weight: float | None = None, **options: Any) -> Any:
+        if self.me == DISHONEST and weight is not None and not lies:
+            lies.append(weight)
+            weight /= 2
+        return plain_sum(self, values, weight=weight, **options)
 
-    monkeypatch.setattr(sample_count, "count", lying_count)
+    monkeypatch.setattr(cgd.Peers, "sum", lying_sum)
     with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
         federation.start_all(retry_after_wrong_weights, pause_at=1)
         for process in federation:

@@ -183,9 +183,7 @@ def test_attempt_followed_by_another_is_not_accepted_under_a_changed_name() -> N
     first_attempt = simulation.saved_journal(ADVERSARY)
     assert [len(first_attempt), *map(len, simulation.totals())] == [2, 1, 1, 1]
     simulation.restart(ADVERSARY)
-    simulation.alter = lambda to, frame: (
-        None if isinstance(frame.message, RevealKey) and to != "d" else frame.message
-    )
+    simulation.alter = lambda to, frame: None if isinstance(frame.message, RevealKey) and to != "d" else frame.message
     simulation.settle()
     assert {me: len(simulation.programs[me].journal) for me in simulation.honest} == {"a": 1, "b": 1, "d": 2}
     finished_by_d = simulation.saved_journal("d")

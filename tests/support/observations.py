@@ -76,13 +76,13 @@ class Observations:
         )
         current: list[Observation] = []
 
-        def recorded_start(this: SecureSum, settings: Any, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
+        def recorded_start(this: SecureSum, settings: Any, secret: npt.NDArray[Any], terms: bytes, *hooks: Any) -> None:
             if this.me != ADVERSARY and this._masks is not None:
                 at = Terms.from_bytes(terms)
                 which = ("step", at.step[1]) if settings.weighted and at.step is not None else ("index", at.index)
                 digest = sha256(secret.data).digest()
                 this.observation = Observation(this.me, this.members, which, digest)  # type: ignore[attr-defined]
-            start(this, settings, secret, terms)
+            start(this, settings, secret, terms, *hooks)
 
         def recorded_share(this: SecureSum) -> None:
             observation = getattr(this, "observation", None)

@@ -163,9 +163,12 @@ class FederationMember:
                 self._adopt(Federation.load(self.path))
             except MembershipError as error:
                 self.runtime.fail(error)
-            except CGDError as error:  # the thread must survive any error, to read the next version
+            except CGDError as error:
                 self._file_rejected = True
                 log.warning("the changed federation file is not used: %s", error, extra={"event": "file"})
+            except Exception:  # the thread must survive any error, to read the next version
+                self._file_rejected = True
+                log.exception("the changed federation file is not used", extra={"event": "file"})
 
     def _adopt(self, new: Federation) -> None:
         if new.digest == self.federation.digest:

@@ -146,7 +146,7 @@ class StateFolder:
         among them counts although another one follows.
         """
         path = self._snapshot(group).with_suffix(f".{place}.entries")
-        before = _valid_records(self._read(path)) if os.path.lexists(path) else b""
+        before = _valid_records(self._read(path)) if path.is_file() and not path.is_symlink() else b""
         segment = self._open(self._unfinished(group, place))
         try:
             segment.writelines((before, entry_header(place, entry), *entry))

@@ -182,8 +182,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         last finished step, never from an earlier one: if a step is repeated with other members, the difference of the
         two sums reveals a member's gradient.
         """
-        for group in self.param_groups:  # the former commitments are kept: see `sample_count.check`
-            group.update({**NOT_COUNTED, "epoch": group["epoch"], "pledges": group["pledges"]})
+        for group in self.param_groups:
+            sample_count.discard(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned: the parameters become its origin + displacement.
@@ -275,7 +275,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
-            revealed, took_part = peers.recovery.may_be_revealed(step), peers.recovery.took_part()
+            revealed = peers.recovery.may_be_revealed(step)
+            # A count of an earlier epoch is replayed; the present epoch counts again.
+            took_part = peers.recovery.took_part() and epoch == peers.epoch
             check = partial(sample_count.check, peers, self.samples, groups, epoch, self.records_digest)
             check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
@@ -284,6 +286,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             counted = sample_count.count(
                 peers, self.samples, step, epoch, addends, self.records_digest, took_part=took_part
             )
+            if (current := peers.next_round()[0]) != epoch:  # no step was taken with this count
+                raise MembersChangedError(epoch, current, peers.members)
             for group in groups:
                 group.update(counted)
             self._used_weights[peers] = 0.0

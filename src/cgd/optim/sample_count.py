@@ -49,6 +49,11 @@ def abort_on_error(all_peers: Iterable[Peers]) -> Iterator[None]:
         raise
 
 
+def discard(group: dict[str, Any]) -> None:
+    """Discard a count, but not its commitments: our samples must be the same if the step may have been revealed."""
+    group.update({**NOT_COUNTED, "epoch": group["epoch"], "pledges": group["pledges"]})
+
+
 def count(
     peers: Peers,
     samples: int,
@@ -104,7 +109,7 @@ def check(
         if epoch > 0 and revealed and took_part and group["epoch"] is not None:
             check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest)
         if epoch > 0 and group["epoch"] != epoch:
-            group.update(NOT_COUNTED)
+            discard(group)
         if group["total_samples"] is None or not took_part:
             continue
         if group["samples"] != samples:

@@ -17,7 +17,7 @@ from cgd.errors import (
 from cgd.secagg.certificates import PendingReveal, RevealedStep, Terms, spec_digest
 from cgd.secagg.key_agreement import derive_group_key
 from cgd.secagg.messages import SESSION_BYTES
-from cgd.secagg.positions import GroupPosition
+from cgd.secagg.positions import MAX_STATES, GroupPosition
 from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
 
@@ -40,13 +40,14 @@ class PendingSum:
 
     Attributes:
         spec: the settings of the sum.
-        encode: returns our addend, computed again at each call.
+        encode: returns our addend, computed again (and its noise drawn again) at each call.
         epoch: the epoch for whose members the addend is weighted.
         step: the optimiser step that it belongs to, if any.
         loop_step: the step of our program's loop at which it was requested.
         total: the total, once the sum is finished.
         abandoned: whether our program stopped waiting for it.
         fault: the error, if the sum failed.
+        before_reveal: called in every attempt before our self-mask key leaves.
     """
 
     spec: SumSpec
@@ -57,6 +58,7 @@ class PendingSum:
     total: npt.NDArray[Any] | None = None
     abandoned: bool = False
     fault: CGDError | None = None
+    before_reveal: Callable[[], None] = lambda: None
 
     @property
     def gradient_step(self) -> Step | None:
@@ -130,12 +132,14 @@ class Group:
     def position(self, commitment: bytes, *, states: bool) -> GroupPosition:
         """Return our position in the journal, for a report."""
         pending_reveal = self.journal.pending_reveal
+        revealed = self.journal.revealed_steps.items()
         return GroupPosition(
             len(self.journal),
             self.journal.head,
             None if pending_reveal is None else pending_reveal.attempt,
             commitment,
             self.journal.state_summaries() if states else None,
+            tuple((slot, step.number) for slot, step in sorted(revealed) if not step.finished)[-MAX_STATES:],
         )
 
     def start(self, pending: PendingSum) -> PendingSum:
@@ -176,7 +180,8 @@ class Group:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
                 self._check_revealed(pending)
-                self.session.start(pending.spec, pending.encode(), self._make_terms(pending))
+                terms = self._make_terms(pending)
+                self.session.start(pending.spec, pending.encode(), terms, pending.before_reveal)
                 self.record_if_finished()
         except EquivocationError:
             raise
@@ -317,7 +322,7 @@ class Group:
             if latest.members and changed:  # they are not known of sums that other members have sent us
                 raise LocalProtocolError(
                     f"the members have changed since optimiser {slot} took its steps. If another optimiser trains from "
-                    "the same origin, the difference of their sums discloses a member's gradient. Use one optimiser for "
+                    "the same origin, the difference of their sums discloses a member's gradient. Use one optimiser in "
                     "the whole training, or train anew under another federation name"
                 )
 
@@ -353,7 +358,7 @@ class Group:
         if not self.up_to_date or self.reports is None:  # the reports of some members are missing
             return False
         positions = self.reports.positions(self.name).values()
-        return any(each.length == len(self.journal) and each.pending_reveal is not None for each in positions)
+        return any((step.slot, step.number) in each.revealed for each in positions)
 
     def _record_pending_reveal(self, attempt: bytes) -> None:
         pending = self.pending

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from cgd.secagg.federation_spec import FederationSpec, Identity
     from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Buffer, Message, PeerId, SumSpec
-
-    EarlyReport = tuple[bytes, JournalPosition | PositionsGathered]
+    from cgd.secagg.view_change import EarlyReport
 
 MAX_EARLY_REPORTS = 4
 NO_VIEW = bytes(SESSION_BYTES)
@@ -153,10 +152,16 @@ class Membership:
         return self._groups[name]
 
     def start(
-        self, group: str, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None = None
+        self,
+        group: str,
+        spec: SumSpec,
+        encode: Callable[[], npt.NDArray[Any]],
+        epoch: int,
+        step: Step | None = None,
+        before_reveal: Callable[[], None] = lambda: None,
     ) -> PendingSum:
         """Start our program's next sum with this group; `epoch` was `Group.next_epoch` when the addend was weighted."""
-        pending = PendingSum(spec, encode, epoch, step, self.loop_step)
+        pending = PendingSum(spec, encode, epoch, step, self.loop_step, before_reveal=before_reveal)
         try:
             pending = self.group(group).start(pending)
         except EquivocationError as error:
@@ -349,14 +354,7 @@ class Membership:
             send_evidence=self._send_to_all,
         )
         view_change.start(self._hellos.signed_keys())
-        faults = []
-        for peer, reports in self._early.items():
-            try:
-                for session, message in reports:
-                    if session == self.view:
-                        view_change.receive(peer, message)
-            except RemoteProtocolError as fault:  # the fault of one member does not stop the reports of the others
-                faults.append(fault)
+        faults = view_change.receive_early(self.view, self._early)
         self._departures.fail_unreachable_sums()
         if faults:
             raise faults[0]

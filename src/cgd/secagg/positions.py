@@ -44,6 +44,7 @@ class GroupPosition:
         pending_reveal: the latest attempt at the next sum in which the member revealed its key, if any.
         commitment: the digest of its contribution to the key of the group.
         states: the summaries of its optimiser states; None in a first report.
+        revealed: the slot and number of each optimiser step whose gradient sum it may have revealed and not finished.
     """
 
     length: int
@@ -51,6 +52,7 @@ class GroupPosition:
     pending_reveal: bytes | None
     commitment: bytes
     states: tuple[StateSummary, ...] | None = None
+    revealed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class PositionReport:
                 None if position.pending_reveal is None else position.pending_reveal.hex(),
                 position.commitment.hex(),
                 None if position.states is None else [_state_row(state) for state in position.states],
+                position.revealed,
             ]
             for name, position in sorted(self.groups.items())
         }
@@ -226,7 +229,8 @@ class PositionReports:
         contributions = dict(message.contributions)
         common = [name for name, members in self._federation_spec.groups.items() if {self._me, sender} <= set(members)]
         for name in common:
-            if sha256(contributions.get(name, b"")).digest() != report.groups[name].commitment:
+            part = contributions.get(name)
+            if part is None or sha256(part).digest() != report.groups[name].commitment:
                 raise RemoteProtocolError(
                     sender, f"sent a contribution to the key of {name} that does not match its commitment"
                 )
@@ -251,16 +255,19 @@ def _state_row(state: StateSummary) -> list[Any]:
 
 
 def _read_position(row: Any) -> GroupPosition:
-    length, head, pending, commitment, states = row
+    length, head, pending, commitment, states, revealed = row
+    if len(revealed) > MAX_STATES:
+        raise ValueError(f"{len(revealed)} revealed steps")
+    steps = tuple((_count(slot), _count(number)) for slot, number in revealed)
     if states is not None:
         if len(states) > MAX_STATES:
             raise ValueError(f"{len(states)} states")
         states = tuple(
-            StateSummary(_count(slot), _count(steps), _count(size), bool(fixed), _digest(digest))
-            for slot, steps, size, fixed, digest in states
+            StateSummary(_count(slot), _count(taken), _count(size), bool(fixed), _digest(digest))
+            for slot, taken, size, fixed, digest in states
         )
     pending_reveal = None if pending is None else _digest(pending)
-    return GroupPosition(_count(length), _digest(head), pending_reveal, _digest(commitment), states)
+    return GroupPosition(_count(length), _digest(head), pending_reveal, _digest(commitment), states, steps)
 
 
 def _digest(value: Any) -> bytes:

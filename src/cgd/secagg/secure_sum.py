@@ -22,9 +22,8 @@ The rules:
    commitment in its `Ready`. A member that has all keys has the total. As long as one member keeps its key, no member
    can read the total, and the sum can be aborted and repeated. A dishonest member may collect all keys and withhold its
    own; the others then finish the sum in the next view, by its certificate, or repeat it with the same members.
-   `on_reveal`, which records the pending reveal, may be called while our last `Confirm` is pulled, so the record may be
-   written before that `Confirm` has left. A member finishes when it has the keys of all others; its own key may not
-   have left then.
+   The hooks for a charge and for the record of the pending reveal are called first, maybe before our last `Confirm`
+   has left. A member finishes when it has the keys of all others; its own key may not have left then.
 6. Every slice and every other message of a peer counts once; a duplicate has no effect. A message that an honest peer
    could not have sent yet is an error that names the peer.
 
@@ -50,6 +49,7 @@ from cgd.errors import (
     PeerAbortedError,
     ProtocolError,
     RemoteProtocolError,
+    RevealError,
 )
 from cgd.secagg.agreement import SumAgreement
 from cgd.secagg.masking import PairwiseMasks, add_self_mask, remove_self_masks, uniform_words
@@ -142,8 +142,16 @@ class SecureSum:
 
     # Called by a driver.
 
-    def start(self, spec: SumSpec, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
+    def start(
+        self,
+        spec: SumSpec,
+        secret: npt.NDArray[Any],
+        terms: bytes = b"",
+        before_reveal: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the sum with this member's secret, a flat ring array that the sum modifies.
+
+        `before_reveal` is called before our key is sent; if it raises a `RevealError`, the key is not sent.
 
         Raises:
             SettingsError: all others are ready, and the settings or terms differ.
@@ -156,6 +164,7 @@ class SecureSum:
         check_secret(spec, secret, self.me, self.members, self._masks)
         self._spec = spec
         self._subtotal = secret
+        self._before_reveal = before_reveal
         self._reduction = self._make_reduction(secret.dtype)
         self.agreement.make_ready(spec, self._key, terms)
         with self._failing_on_fault():
@@ -197,9 +206,8 @@ class SecureSum:
             return None
         to, make = outgoing
         message = make()
-        # A fault is in `fault`; the message is sent nevertheless.
-        with suppress(RemoteProtocolError, DisagreementError), self._failing_on_fault():
-            self._advance()
+        with suppress(RemoteProtocolError, DisagreementError, RevealError), self._failing_on_fault():
+            self._advance()  # a fault is in `fault`; the message is sent nevertheless
         return to, message
 
     def resend(self) -> None:
@@ -209,7 +217,7 @@ class SecureSum:
             self._reduction.resend()
 
     def fail(self) -> None:
-        """Abort the sum and drop all messages that wait to be sent."""
+        """Abort the sum and drop all unsent messages."""
         if (self.state, Event.FAULT) in TRANSITIONS:
             self._transition(Event.FAULT)
             self._outbox.clear()
@@ -322,6 +330,7 @@ class SecureSum:
             case State.REVEALING:
                 self.agreement.check_confirms()
                 self._check_difference()
+                self._before_reveal()
                 self._on_reveal(self.agreement.confirms[self.me].digest)
                 self._reveal()
             case State.FINISHED:
@@ -336,7 +345,7 @@ class SecureSum:
     def _failing_on_fault(self) -> Iterator[None]:
         try:
             yield
-        except (RemoteProtocolError, DisagreementError) as fault:
+        except (RemoteProtocolError, DisagreementError, RevealError) as fault:
             self._fault = fault
             self.fail()
             raise

@@ -26,6 +26,7 @@ from cgd.errors import (
     PeerLeftError,
     ProtocolError,
     RemoteProtocolError,
+    RevealError,
     SettingsError,
 )
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
@@ -91,8 +92,16 @@ class Session:
 
     # Called by a driver.
 
-    def start(self, spec: SumSpec, secret: npt.NDArray[Any], terms: bytes = b"") -> None:
+    def start(
+        self,
+        spec: SumSpec,
+        secret: npt.NDArray[Any],
+        terms: bytes = b"",
+        before_reveal: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the next sum with this member's secret; `terms` must be the same for all members.
+
+        `before_reveal` is called before our key is sent; if it raises a `RevealError`, the key is not sent.
 
         Raises:
             LocalProtocolError: the previous sum is still running, or the session has ended.
@@ -106,7 +115,7 @@ class Session:
         try:
             for peer in self._departed:
                 self._check_departure(peer)
-            current.start(spec, secret, terms)
+            current.start(spec, secret, terms, before_reveal)
         except CGDError as error:
             self._fail(error)
             raise
@@ -276,4 +285,6 @@ def _reason(error: CGDError) -> Reason:
     """Return the reason to send to the other members."""
     if isinstance(error, _DETECTED_BY_ALL):
         return Reason.DIFFERS
+    if isinstance(error, RevealError):
+        return Reason.STOPPED
     return Reason.HUB if isinstance(error, HubError) else Reason.PEER

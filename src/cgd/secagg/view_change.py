@@ -32,13 +32,15 @@ from cgd.secagg.positions import PositionReport, PositionReports
 from cgd.secagg.statements import StatementLog, StatementSigner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from cgd.secagg.federation_spec import FederationSpec, Identity
     from cgd.secagg.group import Group
     from cgd.secagg.key_agreement import EphemeralKey, MembershipView
     from cgd.secagg.messages import Message, PeerId, SignedEvidence
     from cgd.secagg.positions import GroupPosition
+
+    EarlyReport = tuple[bytes, JournalPosition | PositionsGathered]
 
 CHUNK_BYTES = 1 << 20
 # The number of journal transfers to one member in a view: it may request another one when states have changed.
@@ -103,6 +105,18 @@ class ViewChange:
             contributions = tuple((name, self._contributions[name]) for name in common)
             tag = self._pair_keys[peer].own_tag
             self._send(peer, JournalPosition(report.to_bytes(), signature, tag, contributions, hellos))
+
+    def receive_early(self, session: bytes, early: Mapping[PeerId, Iterable[EarlyReport]]) -> list[RemoteProtocolError]:
+        """Process the reports of this view that arrived before we formed it, and return the faults of their senders."""
+        faults = []
+        for peer, reports in early.items():
+            try:
+                for report_session, message in reports:
+                    if report_session == session:
+                        self.receive(peer, message)
+            except RemoteProtocolError as fault:  # the fault of one member does not stop the reports of the others
+                faults.append(fault)
+        return faults
 
     def receive(self, sender: PeerId, message: Message) -> None:
         """Process a message of this view.

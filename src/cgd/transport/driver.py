@@ -76,9 +76,23 @@ class Driver(Protocol):
         """Return the epoch of the next sum and its number of addends."""
 
     def run_sum(
-        self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
+        self,
+        spec: SumSpec,
+        encode: Callable[[], npt.NDArray[Any]],
+        epoch: int,
+        step: Step | None,
+        before_reveal: Callable[[], None],
     ) -> npt.NDArray[Any]:
-        """Run the next sum and return its total; `encode` returns this member's addend for the given epoch."""
+        """Run the next sum and return its total.
+
+        Args:
+            spec: the settings of the sum.
+            encode: returns this member's addend for the given epoch; called for every attempt.
+            epoch: the epoch of the sum.
+            step: the optimiser step that it belongs to, if any.
+            before_reveal: called in every attempt before the total can become known; if it raises a `RevealError`,
+                the sum fails and nobody learns the total.
+        """
 
     def abort_sum(self, reason: Reason) -> None:
         """Abort the next sum: its other members get an error instead of waiting for this one."""
@@ -228,11 +242,12 @@ class SessionDriver:
         encode: Callable[[], npt.NDArray[Any]],
         epoch: int,  # noqa: ARG002
         step: Step | None,  # noqa: ARG002
+        before_reveal: Callable[[], None],
     ) -> npt.NDArray[Any]:
         """Run the next sum and return its total."""
         secret = encode()
         try:
-            self._session.start(spec, secret)
+            self._session.start(spec, secret, before_reveal=before_reveal)
             self._exchange_frames()
             self.traffic.sums += 1
             return self._session.total

@@ -72,11 +72,16 @@ class GroupDriver:
             return group.next_epoch, group.next_addends
 
     def run_sum(
-        self, spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], epoch: int, step: Step | None
+        self,
+        spec: SumSpec,
+        encode: Callable[[], npt.NDArray[Any]],
+        epoch: int,
+        step: Step | None,
+        before_reveal: Callable[[], None],
     ) -> npt.NDArray[Any]:
         """Run the next sum, or read its total from the journal."""
         with self._runtime.locked() as membership:
-            pending = membership.start(self._group, spec, encode, epoch, step)
+            pending = membership.start(self._group, spec, encode, epoch, step, before_reveal)
             try:
                 self._runtime.wait(self._group, lambda: pending.done)
                 self._runtime.persist_new_entries(self._group)

@@ -1,4 +1,4 @@
-"""Findings of the third review: members that return, counts, loops and records of revealed steps."""
+"""Members that return to a revealed step, spoiled counts, second trainings, and sums that end after a timeout."""
 
 from __future__ import annotations
 
