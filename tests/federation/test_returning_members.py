@@ -124,7 +124,7 @@ def test_revealed_step_is_finished_when_a_removed_member_returns_with_its_sample
 
 def test_sum_that_ends_after_a_timeout_has_the_same_entry_at_all_members(tmp_path: Path) -> None:
     """Cleo delays her key to bob until bob's call times out and his program starts its loop again."""
-    restarted = []
+    restarted: list[str] = []
 
     def loop_again_after_a_timeout(process: MemberProcess) -> None:
         parameter, optimizer = make_optimizer(process.peers, SAMPLES[process.name])
@@ -279,7 +279,7 @@ def test_training_continues_after_a_member_that_spoiled_a_count_was_removed(
 ) -> None:
     """All programs reject the count and end. No gradient was summed after it, and the next epoch counts again."""
     plain_sum = Peers.sum
-    lying = []
+    lying: list[bool] = []
 
     def lying_sum(self: Peers, values: Any, **options: Any) -> Any:
         if lying and self.me == DISHONEST and isinstance(values, np.ndarray):
