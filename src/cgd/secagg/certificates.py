@@ -252,8 +252,7 @@ class PendingReveal:
     def from_json(cls, value: Any) -> PendingReveal:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
         index, members, attempt, *rest = value
-        missing: list[Any] = [None, [], ""]  # of which records of earlier versions have fewer
-        step, keys, spec = [*rest, *missing[len(rest) :]]
+        step, keys, spec = rest + [None, [], ""][len(rest) :]  # records of earlier versions have fewer
         if step is not None:
             slot, number = step
             step = (slot, number)
