@@ -96,6 +96,7 @@ def test_removed_peer_is_not_a_member_any_more_and_its_frames_are_dropped(
     assert a.send("c", b"to a member again")
     assert a.backlog(connected=True) == 0  # it does not run
     assert a.backlog(connected=False) == 1
+    a.close()
 
 
 # Reported problems and reconnections. The test reports the events of ZeroMQ and decides the time.
@@ -110,7 +111,7 @@ def sockets() -> Iterator[tuple[Any, ...]]:
     context.destroy(linger=0)
 
 
-def test_problem_of_a_connection_is_the_reason_that_was_reported_first(sockets: tuple[Any, ...]) -> None:
+def test_problem_of_a_connection_is_the_reason_that_was_reported_first(sockets: Any) -> None:
     connection = Connection(*sockets)
     where = f"({connection.address})"
     assert (connection.problem, connection.connected) == ("not reached yet", False)
@@ -129,7 +130,7 @@ def test_problem_of_a_connection_is_the_reason_that_was_reported_first(sockets: 
     assert connection.problem == f"{CONNECT_FAILURES[zmq.EVENT_CONNECT_RETRIED]} {where}"
 
 
-def test_connection_is_made_again_some_time_after_it_was_lost(sockets: tuple[Any, ...]) -> None:
+def test_connection_is_made_again_some_time_after_it_was_lost(sockets: Any) -> None:
     connection = Connection(*sockets)
     connection.on_event(LOST, 100.0)
     assert not connection.needs_attention(100.0 + RECONNECT_SECONDS)
@@ -140,7 +141,7 @@ def test_connection_is_made_again_some_time_after_it_was_lost(sockets: tuple[Any
     assert connection.problem.startswith(NOT_CGD)
 
 
-def test_peer_moves_us_to_a_new_address_at_a_limited_rate(sockets: tuple[Any, ...]) -> None:
+def test_peer_moves_us_to_a_new_address_at_a_limited_rate(sockets: Any) -> None:
     connection = Connection(*sockets)
     listed, first, second = connection.address, *(f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     connection.request_move(listed)
@@ -159,7 +160,7 @@ def test_peer_moves_us_to_a_new_address_at_a_limited_rate(sockets: tuple[Any, ..
     assert connection.problem == "it reports the address 'tcp://127.0.0.1:no-port': Invalid argument"
 
 
-def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: tuple[Any, ...]) -> None:
+def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: Any) -> None:
     connection = HubConnection(*sockets, itertools.count(1))
     where, now = f"({connection.address})", 1e9
     assert connection.number == 1
@@ -184,7 +185,7 @@ def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: tuple[An
     assert connection.problem == f"{NOT_CGD} {where}"
 
 
-def test_unknown_host_of_the_hub_is_reported(sockets: tuple[Any, ...]) -> None:
+def test_unknown_host_of_the_hub_is_reported(sockets: Any) -> None:
     """ZeroMQ reports no event at all."""
     connection = HubConnection(*sockets, itertools.count(1))
     connection.reconnect_if_due(1e9)
