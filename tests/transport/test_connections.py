@@ -161,7 +161,7 @@ def test_peer_moves_us_to_a_new_address_at_a_limited_rate(sockets: Any) -> None:
 
 
 def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: Any) -> None:
-    connection = HubConnection(*sockets, itertools.count(1))
+    connection = HubConnection(*sockets, numbers=itertools.count(1))
     where, now = f"({connection.address})", 1e9
     assert connection.number == 1
     for event, connected, problem, seconds in (
@@ -187,7 +187,7 @@ def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: Any) -> 
 
 def test_unknown_host_of_the_hub_is_reported(sockets: Any) -> None:
     """ZeroMQ reports no event at all."""
-    connection = HubConnection(*sockets, itertools.count(1))
+    connection = HubConnection(*sockets, numbers=itertools.count(1))
     connection.reconnect_if_due(1e9)
     assert (
         connection.problem == f"its address is not known here: no such host, or no name service ({connection.address})"

@@ -41,7 +41,8 @@ SPEC = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "
 class ScriptedTransport:
     """A transport that delivers the given frames and drops what is sent."""
 
-    me, members = "a", MEMBERS
+    me = "a"
+    members: tuple[str, ...] = MEMBERS
 
     def __init__(self, frames: list[tuple[str, bytes]]) -> None:
         self.frames = deque(frames)
