@@ -103,7 +103,7 @@ def test_removed_peer_is_not_a_member_any_more_and_its_frames_are_dropped(
 
 
 @pytest.fixture
-def sockets() -> Iterator[tuple[Any, ...]]:
+def sockets() -> Iterator[Any]:
     """The arguments of a connection to a peer that does not run."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     contact = Contact(f"tcp://127.0.0.1:{free_port()}", zmq.curve_keypair()[0])
@@ -160,8 +160,14 @@ def test_peer_moves_us_to_a_new_address_at_a_limited_rate(sockets: Any) -> None:
     assert connection.problem == "it reports the address 'tcp://127.0.0.1:no-port': Invalid argument"
 
 
-def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: Any) -> None:
-    connection = HubConnection(*sockets, numbers=itertools.count(1))
+@pytest.fixture
+def hub_connection(sockets: Any) -> HubConnection:
+    arguments = [*sockets, itertools.count(1)]
+    return HubConnection(*arguments)
+
+
+def test_connection_to_the_hub_is_made_again_with_a_new_socket(hub_connection: HubConnection) -> None:
+    connection = hub_connection
     where, now = f"({connection.address})", 1e9
     assert connection.number == 1
     for event, connected, problem, seconds in (
@@ -185,9 +191,9 @@ def test_connection_to_the_hub_is_made_again_with_a_new_socket(sockets: Any) -> 
     assert connection.problem == f"{NOT_CGD} {where}"
 
 
-def test_unknown_host_of_the_hub_is_reported(sockets: Any) -> None:
+def test_unknown_host_of_the_hub_is_reported(hub_connection: HubConnection) -> None:
     """ZeroMQ reports no event at all."""
-    connection = HubConnection(*sockets, numbers=itertools.count(1))
+    connection = hub_connection
     connection.reconnect_if_due(1e9)
     assert (
         connection.problem == f"its address is not known here: no such host, or no name service ({connection.address})"
