@@ -53,7 +53,7 @@ def test_threads_may_import_names_at_the_same_time() -> None:
     """Without a lock, a thread sees a partially imported module nine times out of ten."""
     ended = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == "[]\n" * 4
+    assert ended.stderr.count("[]\n") == 4
 
 
 LOCKS = {path.stem: path.read_text() for path in (ROOT / "requirements").glob("*.lock")}
