@@ -16,6 +16,7 @@ from cgd import FixedPoint, InputError, Peers, RangeError, local_peers
 from cgd.errors import (
     ClosedError,
     FrameError,
+    MembersChangedError,
     MembershipError,
     PeerAbortedError,
     PeerLeftError,
@@ -294,6 +295,31 @@ def test_unsupported_values_are_rejected_and_fail_the_sum_at_the_others(values: 
         assert isinstance(error, PeerAbortedError)
         assert error.peer == "b"
         assert "its values or settings cannot be summed" in str(error)
+
+
+@pytest.mark.parametrize("weight", [None, 1 / 3])
+def test_sum_is_repeated_when_the_members_change_unless_it_has_a_weight(weight: float | None) -> None:
+    """Weights are computed for the earlier members, so the caller has to compute them again."""
+
+    def change_members_once(peers: Peers) -> None:
+        run_sum = peers._driver.run_sum
+        errors = [MembersChangedError(1, 2, MEMBERS)]
+
+        def run(*arguments: Any) -> npt.NDArray[Any]:
+            if errors:
+                raise errors.pop()
+            return run_sum(*arguments)
+
+        vars(peers._driver)["run_sum"] = run
+
+    with local_peers(MEMBERS) as members:
+        for peers in members:
+            change_members_once(peers)
+        results = outcomes(members, lambda peers: peers.sum(np.ones(2), weight=weight))
+    if weight is None:
+        assert [total.tolist() for total in results] == [[3.0, 3.0]] * 3
+    else:
+        assert all(isinstance(error, MembersChangedError) for error in results)
 
 
 def test_peers_are_shown_with_their_settings_and_without_secrets() -> None:

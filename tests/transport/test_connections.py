@@ -237,9 +237,7 @@ def test_oldest_connection_without_a_message_is_closed_when_there_are_too_many(
     assert rejections.counts == {("an unknown client", "an idle connection"): 1}
 
 
-def test_further_connection_of_one_peer_is_closed(
-    accepted: tuple[int, list[socket.socket]],
-) -> None:
+def test_further_connection_of_one_peer_is_closed(accepted: tuple[int, list[socket.socket]]) -> None:
     port, connections = accepted
     rejections = RejectionLog()
     limits = ConnectionLimits(rejections, port)
@@ -288,12 +286,14 @@ def test_descriptor_that_was_closed_and_used_again_is_not_closed_for_its_predece
 ) -> None:
     port, connections = accepted
     monkeypatch.setattr(limits_module, "MAX_UNAUTHENTICATED_CONNECTIONS", 0)
-    limits = ConnectionLimits(RejectionLog(), port)
+    rejections = RejectionLog()
+    limits = ConnectionLimits(rejections, port)
     first, second, third = connections[:3]
     limits.on_accepted(first.fileno())
     limits._connections[first.fileno()].addresses = (("127.0.0.1", port), ("127.0.0.1", 1))
     limits.on_accepted(second.fileno())  # the first is the oldest, and its descriptor belongs to another by now
-    assert is_open(connections[0])
+    assert rejections.counts == {("an unknown client", "an idle connection"): 1}
+    assert is_open(first)
     limits._connections[second.fileno()].addresses = (("127.0.0.1", port), ("127.0.0.1", 1))
     limits.check(1e9)
     limits.on_accepted(third.fileno())
