@@ -24,7 +24,7 @@ tutorial: .venv/installed  ## run the commands of docs/tables.md: from five CSV 
 	$(BIN)/python docs/run_tutorial.py
 
 test: .venv/installed-dev  ## run all tests except the slow ones
-	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 test-slow: .venv/installed-dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest --numprocesses 2 -m slow
@@ -91,7 +91,7 @@ structure: .venv/installed  ## list the modules that a gradient, a record and an
 
 coverage: .venv/installed-dev  ## measure the lines and branches that `make test` covers, by package (TESTS=tests/secagg for some tests)
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest --numprocesses 2 -m "not slow" $(TESTS)
+	$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal -m "not slow" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet
 	$(BIN)/python docs/structure.py coverage build/coverage/coverage.json

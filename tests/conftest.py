@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+
+# Several processes run at the same time, so each uses one thread; also those that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import settings
 

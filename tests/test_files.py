@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import tomllib
 import tracemalloc
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from cgd.files import (
     create_text,
     parse_toml,
     replace_text,
+    watch,
     write_file,
     write_private,
 )
@@ -175,3 +177,17 @@ def test_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_file(tmp_path / "run.pt", b"new")
     assert os.listdir(tmp_path) == ["run.pt"]
+
+
+def test_watched_file_may_be_missing_for_a_time(tmp_path: Path) -> None:
+    path, stop = tmp_path / "federation.toml", threading.Event()
+    changes = watch(path, stop, 0.0)
+    next(changes)  # at the start, although there is no file
+    path.write_text("first")
+    next(changes)
+    path.unlink()
+    next(changes)
+    path.write_text("second, longer")
+    next(changes)
+    stop.set()
+    assert list(changes) == []

@@ -14,9 +14,12 @@ from hypothesis.extra import numpy as hnp
 
 from cgd import FixedPoint, InputError, Peers, RangeError, local_peers
 from cgd.errors import (
+    ClosedError,
     FrameError,
+    MembersChangedError,
     MembershipError,
     PeerAbortedError,
+    PeerLeftError,
     RemoteProtocolError,
     SettingsError,
     WeightError,
@@ -292,3 +295,68 @@ def test_unsupported_values_are_rejected_and_fail_the_sum_at_the_others(values: 
         assert isinstance(error, PeerAbortedError)
         assert error.peer == "b"
         assert "its values or settings cannot be summed" in str(error)
+
+
+@pytest.mark.parametrize("weight", [None, 1 / 3])
+def test_sum_is_repeated_when_the_members_change_unless_it_has_a_weight(weight: float | None) -> None:
+    """Weights are computed for the earlier members, so the caller has to compute them again."""
+
+    def change_members_once(peers: Peers) -> None:
+        run_sum = peers._driver.run_sum
+        errors = [MembersChangedError(1, 2, MEMBERS)]
+
+        def run(*arguments: Any) -> npt.NDArray[Any]:
+            if errors:
+                raise errors.pop()
+            return run_sum(*arguments)
+
+        vars(peers._driver)["run_sum"] = run
+
+    with local_peers(MEMBERS) as members:
+        for peers in members:
+            change_members_once(peers)
+        results = outcomes(members, lambda peers: peers.sum(np.ones(2), weight=weight))
+    if weight is None:
+        assert [total.tolist() for total in results] == [[3.0, 3.0]] * 3
+    else:
+        assert all(isinstance(error, MembersChangedError) for error in results)
+
+
+def test_peers_are_shown_with_their_settings_and_without_secrets() -> None:
+    with local_peers(MEMBERS, bound=4.0) as members:
+        text = repr(members[1])
+        seed = members[1].seed
+    assert text.startswith("Peers(me='b', members=3, SumSettings(bound=4.0")
+    assert "Traffic(" in text
+    assert seed.hex() not in text
+    assert repr(seed) not in text
+
+
+def test_peers_are_closed_at_the_end_of_a_with_statement() -> None:
+    members = local_peers(MEMBERS)
+    with members[0] as entered:
+        assert entered is members[0]
+    closed, *others = outcomes(members, lambda peers: peers.sum(np.ones(1)))
+    assert isinstance(closed, ClosedError)
+    for error in others:
+        assert isinstance(error, PeerLeftError)
+        assert error.peer == "a"
+
+
+@pytest.mark.parametrize("options", [{"weight": 0.5}, {"bound": 4.0}, {"ring_bits": 64}])
+def test_options_of_floats_are_rejected_for_integers(options: dict[str, Any]) -> None:
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers: peers.sum(np.ones(2, dtype=np.int64), **options))
+        assert {str(error) for error in results} == {
+            "integers are summed exactly, without weight, bound or ring_bits; pass floats"
+        }
+        assert [total.tolist() for total in members.run(lambda peers: peers.sum(np.array([2])))] == [[6]] * 3
+
+
+@pytest.mark.parametrize("context", ["two\nlines", "é" * 200])
+def test_context_must_be_short_and_printable(context: str) -> None:
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers: peers.sum(np.ones(2), context=context))
+    for error in results:
+        assert isinstance(error, InputError)
+        assert "must be printable and of at most" in str(error)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cgd.errors import InputError
 from cgd.experiments.organisations import split
 from cgd.tabular.dataset import read_dataset
 
@@ -51,6 +52,32 @@ def test_missing_values_differ_between_organisations() -> None:
     assert 0.01 < empty[1] < 0.05
     assert np.all(tables[2][:, 29] == "NA")  # a missing column
     assert 0 < np.mean(tables[3][:, 0] == "") < 1
+
+
+def test_split_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        InputError, match="there is no data set 'titanic'; choose one of breast-cancer, diabetes, adult"
+    ):
+        split("titanic")
+    monkeypatch.delenv("CGD_DATA", raising=False)
+    with pytest.raises(InputError, match=r"adult/adult.data.gz is not in CGD_DATA \(which is not set\)"):
+        split("adult")
+    monkeypatch.setenv("CGD_DATA", str(tmp_path))
+    with pytest.raises(
+        InputError, match="UCI_Credit_Card.csv.gz is not in CGD_DATA .*; set it to a folder that has the file"
+    ):
+        split("credit-default")
+
+
+def test_written_tables_are_never_overwritten(tmp_path: Path) -> None:
+    organisations = split("diabetes")
+    paths = organisations.write(tmp_path)
+    before = [path.read_bytes() for path in paths]
+    with pytest.raises(InputError, match="clinic-a.csv exists and is never overwritten; name another folder"):
+        organisations.write(tmp_path)
+    assert [path.read_bytes() for path in paths] == before
+    with pytest.raises(InputError, match=r"clinic-a.csv cannot be written \(Not a directory\); name another folder"):
+        organisations.write(paths[0] / "inside-a-file")
 
 
 @needs_uci_files

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from cgd import InputError
 from cgd.experiments import reproduce, spec, tables
@@ -13,14 +16,11 @@ from cgd.experiments.runner import ResultStore, RunResult, execute
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cgd.experiments.spec import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
-pytestmark = pytest.mark.slow
-
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
 FILE = """
 title = "A study"
 about = "For a test."
@@ -31,6 +31,7 @@ data = "iris"
 hidden = [8]
 steps = 30
 evaluations = 3
+samples = {samples}
 
 [scale.quick]
 [scale.paper]
@@ -64,9 +65,9 @@ sample = 3
 """
 
 
-def read_experiment(folder: Path, show: str = "table") -> Experiment:
+def read_experiment(folder: Path, show: str = "table", samples: int = 0) -> Experiment:
     path = folder / "study.toml"
-    path.write_text(FILE.format(show=show))
+    path.write_text(FILE.format(show=show, samples=samples))
     return spec.read(path)
 
 
@@ -74,6 +75,7 @@ def no_listener(entry: RunEntry) -> OnStep:
     return lambda *_: None
 
 
+@pytest.mark.slow
 def test_run_returns_the_table_of_an_experiment(tmp_path: Path) -> None:
     study, store = read_experiment(tmp_path), ResultStore(tmp_path / "results")
     steps: dict[str, int] = {}
@@ -105,6 +107,7 @@ def test_run_returns_the_table_of_an_experiment(tmp_path: Path) -> None:
     assert page[0].count("|") == len(outcome.table.header) + 1
 
 
+@pytest.mark.slow
 def test_run_does_not_repeat_stored_runs(tmp_path: Path) -> None:
     study, store = read_experiment(tmp_path), ResultStore(tmp_path / "results")
     reproduce.run(study, "quick", store, None, no_listener)
@@ -128,6 +131,7 @@ def test_run_does_not_repeat_stored_runs(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in store.folder.glob("*.json")} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("show", ["curves", "sweep"])
 def test_plot_writes_a_png_file(show: str, tmp_path: Path) -> None:
     outcome = reproduce.run(
@@ -139,6 +143,7 @@ def test_plot_writes_a_png_file(show: str, tmp_path: Path) -> None:
     assert plot.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_result_file_contains_spec_history_and_digest(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     run = RunSpec(data="iris", rows=4, hidden=(5,), steps=12, evaluations=4)
@@ -160,6 +165,27 @@ def test_store_rejects_a_file_that_is_not_a_result(tmp_path: Path) -> None:
         store.path(run).write_text(content)
         with pytest.raises(InputError, match="is not a result that cgd wrote"):
             store.run(run)
+
+
+def test_store_rejects_the_result_of_another_run(tmp_path: Path) -> None:
+    stored = next(RESULTS.glob("*.json"))
+    store, run = ResultStore(tmp_path), RunSpec(data="iris", steps=2)
+    store.path(run).write_bytes(stored.read_bytes())
+    with pytest.raises(InputError, match="is the result of another run; move it away to run it again"):
+        store.run(run)
+    assert store.path(run).read_bytes() == stored.read_bytes()
+
+
+def test_store_deletes_results_and_checkpoints_only_of_the_runs_that_begin_anew(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path)
+    mine, other = RunSpec(data="iris", steps=2), RunSpec(data="iris", steps=3)
+    store.prepare([mine, other])
+    files = [path for run in (mine, other) for path in (store.path(run), store.checkpoint(run))]
+    for path in files:
+        path.write_text("")
+    store.prepare([mine], fresh=True)
+    assert [path.exists() for path in files] == [False, False, True, True]
+    assert sorted(path.name for path in tmp_path.rglob("try-*")) == []
 
 
 def test_store_rejects_an_unwritable_folder_before_training(tmp_path: Path) -> None:
@@ -194,6 +220,47 @@ def test_experiments_include_all_tables_and_figures() -> None:
         reproduce.entries_of(known["table-3"], "huge")
 
 
+def test_error_names_the_run_before_any_run_is_trained(tmp_path: Path) -> None:
+    study = read_experiment(tmp_path, samples=1000)
+    with pytest.raises(InputError, match="^pooled: samples is 1000"):
+        reproduce.run(study, "quick", ResultStore(tmp_path / "results"), None, no_listener)
+    assert not (tmp_path / "results").exists()
+
+
+def test_listing_counts_the_stored_results(tmp_path: Path) -> None:
+    known = reproduce.experiments()
+    run = known["table-8"].entries["quick"][0].run
+    path = ResultStore(tmp_path / "quick").path(run)
+    path.parent.mkdir()
+    path.write_text("")
+    shown = Console(width=200, file=io.StringIO(), record=True)
+    shown.print(reproduce.listing(tmp_path))
+    lines = {line.split()[1]: line for line in shown.export_text().splitlines() if line.startswith("│")}
+    assert set(lines) == set(known)
+    assert f" 1 of {len(known['table-8'].entries['quick'])} " in lines["table-8"]
+    assert f" 0 of {len(known['table-8'].entries['paper'])} " in lines["table-8"]
+
+
+def test_report_without_results_names_the_commands(tmp_path: Path) -> None:
+    page = reproduce.report("quick", ResultStore(tmp_path)).read_text()
+    for name, experiment in reproduce.experiments().items():
+        assert f"## {experiment.title}" in page
+        assert f"Not run yet: `cgd reproduce {name} --scale quick`." in page
+    assert "Joint grids and the same rows" not in page
+    assert not (tmp_path / "plots").exists()
+
+
+def test_table_is_the_same_on_the_terminal_and_in_the_report() -> None:
+    table = tables.ResultTable("A study", ("", "method", "loss"), (("5×1", "CGD", "0.500"), ("", "pooled", "0.300")))
+    shown = Console(width=80, file=io.StringIO(), record=True)
+    shown.print(table.to_rich())
+    terminal = shown.export_text()
+    for text in (table.title, *table.header, *(cell for row in table.rows for cell in row)):
+        assert text in terminal
+    assert table.to_markdown().splitlines()[2:] == ["| 5×1 | CGD | 0.500 |", "|  | pooled | 0.300 |"]
+
+
+@pytest.mark.slow
 def test_regret_is_below_the_bound_of_theorem_1(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     study = reproduce.get("theory")

@@ -15,8 +15,6 @@ from support.federations import ProcessFederation
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
-
 NAMES = ("ada", "bob", "cleo")
 KEYS = [Keys.generate("x").public for _ in range(4)]
 SITE = HubSite("tcp://hub.example:7000", KEYS[3])
@@ -90,6 +88,7 @@ def test_invalid_hub_section_is_rejected(tmp_path: Path, text: str, message: str
         Federation.load(path)
 
 
+@pytest.mark.slow
 def test_smaller_groups_of_a_grid_also_sum_through_the_hub(tmp_path: Path) -> None:
     federation = ProcessFederation(
         tmp_path, [f"r{i}" for i in range(3)], [Cell(i, 0) for i in range(3)], ["r0"], opening="hub"

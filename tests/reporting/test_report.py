@@ -294,14 +294,16 @@ def test_number_formats() -> None:
         "100.0 %",
     ]
     assert [html.size(value) for value in (12, 1500, 13_561_344)] == ["12 bytes", "1.5 kB", "13.6 MB"]
-    assert [html.duration(value) for value in (3.21, 35.2, 95.2, 7300)] == [
+    assert [html.duration(value) for value in (3.21, 35.2, 95.2, 7300, math.inf)] == [
         "3.2 s",
         "35 s",
         "2 min",
         "2 h 2 min",
+        "–",
     ]
     assert html.when("2026-11-16T13:30:00+02:00") == "16 November 2026, 11:30 UTC"
     assert html.when("yesterday") == "yesterday"
+    assert html.when("2026-11-16T13:30:00") == "2026-11-16T13:30:00"  # without a time zone it is not known when
 
 
 @pytest.mark.parametrize(

@@ -9,41 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgd.errors import FrameError
+from cgd.secagg import messages as protocol
 from cgd.secagg.codec import KINDS, Frame, from_bytes, to_bytes
-from cgd.secagg.messages import (
-    MASKINGS,
-    OPENINGS,
-    Abort,
-    Confirm,
-    Deposit,
-    Goodbye,
-    Hello,
-    JournalChunk,
-    JournalPosition,
-    JournalRequest,
-    Leave,
-    Message,
-    PositionsGathered,
-    Ready,
-    Reason,
-    ResendRequest,
-    RevealKey,
-    Share,
-    SignedEvidence,
-    Subtotal,
-    SumSpec,
-    Total,
-)
 
 names = st.text(st.characters(categories=["L", "N", "P"]), max_size=20)
 specs = st.builds(
-    SumSpec,
+    protocol.SumSpec,
     shape=st.lists(st.integers(0, 2**64 - 1), max_size=5).map(tuple),
     dtype=names,
     ring_bits=st.sampled_from([32, 64]),
     fraction_bits=st.integers(0, 255),
-    masking=st.sampled_from(MASKINGS),
-    opening=st.sampled_from(OPENINGS),
+    masking=st.sampled_from(protocol.MASKINGS),
+    opening=st.sampled_from(protocol.OPENINGS),
     aggregator=names,
 )
 keys = st.binary(min_size=32, max_size=32)
@@ -58,24 +35,32 @@ def several(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...
 
 
 messages = st.one_of(
-    st.builds(Ready, specs, keys, st.binary(max_size=4096), signatures),
-    *(st.builds(kind, st.integers(0, 2**64 - 1), st.binary(max_size=50)) for kind in (Share, Subtotal, Total)),
-    st.builds(Confirm, keys, signatures),
-    st.builds(RevealKey, st.binary(min_size=16, max_size=16)),
-    st.builds(Abort, st.sampled_from(Reason)),
-    st.just(Leave()),
-    st.builds(Hello, keys, keys, names, names, counts, several(names, names), signatures),
-    st.builds(JournalPosition, texts, signatures, tags, several(names, keys), several(names, keys, signatures)),
-    st.builds(PositionsGathered, keys),
-    st.builds(SignedEvidence, names, keys, several(names, keys, signatures)),
-    st.builds(JournalRequest, names, counts, st.booleans()),
-    st.builds(
-        lambda start, group, words: JournalChunk(start, group, start + len(words), words), counts, names, st.binary()
+    st.builds(protocol.Ready, specs, keys, st.binary(max_size=4096), signatures),
+    *(
+        st.builds(kind, st.integers(0, 2**64 - 1), st.binary(max_size=50))
+        for kind in (protocol.Share, protocol.Subtotal, protocol.Total)
     ),
-    st.builds(Goodbye, st.booleans(), several(names, counts, keys)),
-    st.builds(Deposit, counts, names, st.just(32), st.binary(min_size=4, max_size=4)),
-    st.builds(Deposit, counts, names, st.just(64), st.binary(min_size=16, max_size=16)),
-    st.just(ResendRequest()),
+    st.builds(protocol.Confirm, keys, signatures),
+    st.builds(protocol.RevealKey, st.binary(min_size=16, max_size=16)),
+    st.builds(protocol.Abort, st.sampled_from(protocol.Reason)),
+    st.just(protocol.Leave()),
+    st.builds(protocol.Hello, keys, keys, names, names, counts, several(names, names), signatures),
+    st.builds(
+        protocol.JournalPosition, texts, signatures, tags, several(names, keys), several(names, keys, signatures)
+    ),
+    st.builds(protocol.PositionsGathered, keys),
+    st.builds(protocol.SignedEvidence, names, keys, several(names, keys, signatures)),
+    st.builds(protocol.JournalRequest, names, counts, st.booleans()),
+    st.builds(
+        lambda start, group, words: protocol.JournalChunk(start, group, start + len(words), words),
+        counts,
+        names,
+        st.binary(),
+    ),
+    st.builds(protocol.Goodbye, st.booleans(), several(names, counts, keys)),
+    st.builds(protocol.Deposit, counts, names, st.just(32), st.binary(min_size=4, max_size=4)),
+    st.builds(protocol.Deposit, counts, names, st.just(64), st.binary(min_size=16, max_size=16)),
+    st.just(protocol.ResendRequest()),
 )
 frames = st.builds(Frame, st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1), messages)
 
@@ -123,36 +108,36 @@ def test_frame_with_a_changed_byte_is_read_or_raises_a_frame_error(frame: Frame,
     ],
 )
 def test_header_faults_are_reported(offset: int, value: int, error_text: str) -> None:
-    changed = bytearray(to_bytes(Frame(bytes(16), 1, Leave())))
+    changed = bytearray(to_bytes(Frame(bytes(16), 1, protocol.Leave())))
     changed[offset] = value
     with pytest.raises(FrameError, match=error_text):
         from_bytes(bytes(changed), "p1")
 
 
 def test_every_kind_has_a_unique_number() -> None:
-    examples: list[Message] = [
-        Ready(SumSpec((1,), "float32", 32, 20, "uniform", "mesh"), bytes(32)),
-        Share(0, b""),
-        Subtotal(0, b""),
-        Total(0, b""),
-        Confirm(bytes(32)),
-        RevealKey(bytes(16)),
-        Abort(Reason.RANGE),
-        Leave(),
-        Hello(bytes(32), bytes(32), "1.0", "trial", 1, (("training", "abc"),)),
-        JournalPosition(b"[]", bytes(64)),
-        JournalRequest("everyone"),
-        JournalChunk(0, "everyone", 4, b"abcd"),
-        Goodbye(True),
-        Deposit(4, "everyone", 32, bytes(8)),
-        ResendRequest(),
-        SignedEvidence("ready", bytes(32), (("a", bytes(32), bytes(64)),)),
-        PositionsGathered(bytes(32)),
+    examples: list[protocol.Message] = [
+        protocol.Ready(protocol.SumSpec((1,), "float32", 32, 20, "uniform", "mesh"), bytes(32)),
+        protocol.Share(0, b""),
+        protocol.Subtotal(0, b""),
+        protocol.Total(0, b""),
+        protocol.Confirm(bytes(32)),
+        protocol.RevealKey(bytes(16)),
+        protocol.Abort(protocol.Reason.RANGE),
+        protocol.Leave(),
+        protocol.Hello(bytes(32), bytes(32), "1.0", "trial", 1, (("training", "abc"),)),
+        protocol.JournalPosition(b"[]", bytes(64)),
+        protocol.JournalRequest("everyone"),
+        protocol.JournalChunk(0, "everyone", 4, b"abcd"),
+        protocol.Goodbye(True),
+        protocol.Deposit(4, "everyone", 32, bytes(8)),
+        protocol.ResendRequest(),
+        protocol.SignedEvidence("ready", bytes(32), (("a", bytes(32), bytes(64)),)),
+        protocol.PositionsGathered(bytes(32)),
     ]
     assert [type(example) for example in examples] == list(KINDS)
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))
 
 
 def test_abort_frames_contain_only_a_reason_code() -> None:
-    assert all(len(to_bytes(Frame(bytes(16), 1, Abort(reason)))) == 49 for reason in Reason)
-    assert all(reason.text for reason in Reason)
+    assert all(len(to_bytes(Frame(bytes(16), 1, protocol.Abort(reason)))) == 49 for reason in protocol.Reason)
+    assert all(reason.text for reason in protocol.Reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from cgd.errors import LocalProtocolError, PeerAbortedError
@@ -13,24 +15,13 @@ from support.wire import spec
 # Refused sums.
 
 
-def test_refused_sum_fails_for_all_and_the_next_one_works() -> None:
+@pytest.mark.parametrize("before_the_view", [False, True])
+def test_refused_sum_fails_for_all_and_the_next_one_works(before_the_view: bool) -> None:
+    """A refusal before the view change is sent after it."""
     simulation = MemberSimulation.idle()
-    simulation.exchange()
-    simulation.programs["b"].group.refuse(Reason.RANGE)
-    failed = {me: simulation.programs[me].start(0) for me in "acd"}
-    simulation.exchange()
-    for each in failed.values():
-        assert isinstance(each.fault, PeerAbortedError)
-        assert each.fault.peer == "b"
-    pending = simulation.start_all()
-    simulation.exchange()
-    assert totals_of(pending) == {expected_total(0)}
-
-
-def test_refusal_before_the_view_change_is_sent_after_it() -> None:
-    simulation = MemberSimulation.idle()
-    simulation.programs["b"].group.refuse(Reason.STOPPED)
-    simulation.exchange()
+    refuse = partial(simulation.programs["b"].group.refuse, Reason.RANGE)
+    for act in (refuse, simulation.exchange) if before_the_view else (simulation.exchange, refuse):
+        act()
     failed = {me: simulation.programs[me].start(0) for me in "acd"}
     simulation.exchange()
     for each in failed.values():
@@ -58,21 +49,26 @@ def test_refusal_of_a_sum_in_the_journal_is_not_sent() -> None:
 # Abandoned sums.
 
 
+def assert_total_is_returned_by_the_next_start(simulation: MemberSimulation) -> None:
+    """Start a's sum again with other values: it returns the stored total, once."""
+    group = simulation.programs["a"].group
+    assert (len(group.journal), group.next_index) == (1, 0)
+    again = simulation.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
+    assert totals_of({"a": again}) == {expected_total(0)}
+    assert (len(group.journal), group.next_index) == (1, 1)
+
+
 @pytest.mark.parametrize("finished_before", [False, True])
 def test_abandoned_sum_is_returned_by_the_next_start(finished_before: bool) -> None:
     simulation = MemberSimulation.idle()
     simulation.exchange()
     pending = simulation.start_all()
-    group = simulation.programs["a"].group
     if finished_before:
         simulation.exchange()
-    group.abandon()
+    simulation.programs["a"].group.abandon()
     simulation.exchange()
     assert all(each.total is not None for each in pending.values())
-    assert (len(group.journal), group.next_index) == (1, 0)
-    again = simulation.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
-    assert totals_of({"a": again}) == {expected_total(0)}
-    assert (len(group.journal), group.next_index) == (1, 1)
+    assert_total_is_returned_by_the_next_start(simulation)
 
 
 def test_abandoned_sum_that_others_finished_is_returned_by_the_next_start() -> None:
@@ -82,14 +78,10 @@ def test_abandoned_sum_that_others_finished_is_returned_by_the_next_start() -> N
     simulation.start_all()
     simulation.exchange(lambda _, to, message: None if to == "a" and isinstance(message, RevealKey) else message)
     assert simulation.finished() == {"a": 0, "b": 1, "c": 1, "d": 1}
-    group = simulation.programs["a"].group
-    group.abandon()
+    simulation.programs["a"].group.abandon()
     simulation.kill("b", keep=True)
     simulation.exchange()
-    assert (len(group.journal), group.next_index) == (1, 0)
-    again = simulation.programs["a"].membership.start("everyone", spec(SIZE), lambda: addend("x", 7), 1)
-    assert totals_of({"a": again}) == {expected_total(0)}
-    assert (len(group.journal), group.next_index) == (1, 1)
+    assert_total_is_returned_by_the_next_start(simulation)
 
 
 def test_abandoned_sum_keeps_its_addend_in_the_next_view() -> None:

@@ -16,8 +16,6 @@ from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
-
 build = fully_connected(FEATURES, 8, CLASSES)
 TEST = samples(50, seed=7)
 
@@ -58,6 +56,7 @@ def test_centralised_trains_on_all_samples_and_features(columns: int) -> None:
     assert trained.history.evaluations[-1].accuracy == pytest.approx([accuracy])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 3])
 def test_local_trains_each_participant_on_its_own_data(columns: int) -> None:
     settings = make_settings(columns=columns)
@@ -78,6 +77,7 @@ def test_local_sample_trains_the_same_models_as_all() -> None:
     assert all(are_close(model, everyone.models[name]) for name, model in some.models.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_federated_sgd_equals_centralised_training(secure: bool) -> None:
     settings = make_settings()
@@ -87,6 +87,7 @@ def test_federated_sgd_equals_centralised_training(secure: bool) -> None:
         assert are_close(result.model(cell), central)
 
 
+@pytest.mark.slow
 def test_federated_sgd_in_a_grid_has_one_common_model() -> None:
     result = federated_sgd(make_settings(3, 3), mode="joint", accept=JOINT_REVEALS_RECORDS)
     models = {cell: dict(result.model(cell).named_parameters()) for cell in result.cells}
@@ -106,6 +107,22 @@ def test_resumed_run_has_the_same_bits(method: Any, tmp_path: Path) -> None:
     for name, model in uninterrupted.models.items():
         assert all(
             torch.equal(a, b) for a, b in zip(model.parameters(), resumed.models[name].parameters(), strict=True)
+        )
+
+
+def test_models_that_are_trained_in_parallel_have_the_same_bits() -> None:
+    alone = local(make_settings())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = local(make_settings())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert together.history == alone.history
+    for name, model in alone.models.items():
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), together.models[name].parameters(), strict=True)
         )
 
 

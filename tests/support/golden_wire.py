@@ -24,6 +24,7 @@ from cgd.federation.state import entry_header
 from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.recovery import TensorWriter, common_state
 from cgd.optim.sample_count import _commitment
+from cgd.secagg import messages as protocol
 from cgd.secagg.certificates import PendingReveal, Terms
 from cgd.secagg.codec import KINDS, Frame, to_bytes
 from cgd.secagg.journal import Journal
@@ -31,27 +32,6 @@ from cgd.secagg.journal_entry import Step
 from cgd.secagg.key_agreement import EphemeralKey, MembershipView, derive_group_key, derive_pair_keys
 from cgd.secagg.mac import LinearMac
 from cgd.secagg.masking import PairwiseMasks, add_self_mask
-from cgd.secagg.messages import (
-    Abort,
-    Confirm,
-    Deposit,
-    Goodbye,
-    Hello,
-    JournalChunk,
-    JournalPosition,
-    JournalRequest,
-    Leave,
-    PositionsGathered,
-    Ready,
-    Reason,
-    ResendRequest,
-    RevealKey,
-    Share,
-    SignedEvidence,
-    Subtotal,
-    SumSpec,
-    Total,
-)
 from cgd.secagg.positions import GroupPosition, PositionReport, StateSummary, digest_of_reports
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport.channel import ChannelFactory
@@ -68,8 +48,8 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Message
 
 MEMBERS = ("ada", "bob", "cleo")
-SPEC = SumSpec((2, 3), "float32", 32, 20, "pairwise", "mesh", "", "a context, é", True)
-OTHER_SPEC = SumSpec((5,), "int64", 64, 0, "uniform", "aggregator", "bob")
+SPEC = protocol.SumSpec((2, 3), "float32", 32, 20, "pairwise", "mesh", "", "a context, é", True)
+OTHER_SPEC = protocol.SumSpec((5,), "int64", 64, 0, "uniform", "aggregator", "bob")
 SCHEMA = """
 [data]
 target = "outcome"
@@ -106,31 +86,35 @@ def messages() -> dict[str, bytes]:
     )
     terms = Terms(2, 7, made("head"), 5, (0, 6), made("kept")).to_bytes()
     examples: dict[str, Message] = {
-        "ready": Ready(SPEC, made("seal"), terms, signature),
-        "share": Share(3, made("words", 24)),
-        "subtotal": Subtotal(6, made("words", 24)),
-        "total": Total(9, made("words", 24)),
-        "confirm": Confirm(made("digest"), signature),
-        "unseal": RevealKey(made("key", 16)),
-        "abort": Abort(Reason.RANGE),
-        "leave": Leave(),
-        "hello": Hello(made("ours"), made("yours"), "1.0", "trial", 2, (("training", "ab"), ("é", "c")), signature),
-        "standing": JournalPosition(
+        "ready": protocol.Ready(SPEC, made("seal"), terms, signature),
+        "share": protocol.Share(3, made("words", 24)),
+        "subtotal": protocol.Subtotal(6, made("words", 24)),
+        "total": protocol.Total(9, made("words", 24)),
+        "confirm": protocol.Confirm(made("digest"), signature),
+        "unseal": protocol.RevealKey(made("key", 16)),
+        "abort": protocol.Abort(protocol.Reason.RANGE),
+        "leave": protocol.Leave(),
+        "hello": protocol.Hello(
+            made("ours"), made("yours"), "1.0", "trial", 2, (("training", "ab"), ("é", "c")), signature
+        ),
+        "standing": protocol.JournalPosition(
             report.to_bytes(), signature, tag, (("everyone", made("part")),), (("bob", made("key"), signature),)
         ),
-        "ask": JournalRequest("everyone", 4, False),
-        "piece": JournalChunk(2, "everyone", 30, made("words", 24)),
-        "farewell": Goodbye(True, (("everyone", 7, made("end")),)),
-        "deposit": Deposit(4, "everyone", 64, made("words", 24)),
-        "again": ResendRequest(),
-        "seen": SignedEvidence("ready", made("slot"), (("ada", made("said"), signature),)),
-        "gathered": PositionsGathered(made("all")),
+        "ask": protocol.JournalRequest("everyone", 4, False),
+        "piece": protocol.JournalChunk(2, "everyone", 30, made("words", 24)),
+        "farewell": protocol.Goodbye(True, (("everyone", 7, made("end")),)),
+        "deposit": protocol.Deposit(4, "everyone", 64, made("words", 24)),
+        "again": protocol.ResendRequest(),
+        "seen": protocol.SignedEvidence("ready", made("slot"), (("ada", made("said"), signature),)),
+        "gathered": protocol.PositionsGathered(made("all")),
     }
     assert len({type(each) for each in examples.values()}) == len(KINDS)
     frames = {name: to_bytes(Frame(made("session", 16), 7, message)) for name, message in examples.items()}
     named = {f"frame {content[4]:02} {name}": content for name, content in frames.items()}
-    named["frame of another ready"] = to_bytes(Frame(made("session", 16), 8, Ready(OTHER_SPEC, made("seal"))))
-    named["every reason"] = b"".join(to_bytes(Frame(bytes(16), 1, Abort(reason))) for reason in sorted(Reason))
+    named["frame of another ready"] = to_bytes(Frame(made("session", 16), 8, protocol.Ready(OTHER_SPEC, made("seal"))))
+    named["every reason"] = b"".join(
+        to_bytes(Frame(bytes(16), 1, protocol.Abort(reason))) for reason in sorted(protocol.Reason)
+    )
     named["every datagram"] = b"".join(
         Datagram(kind, made("sender", 8), made("recipient", 8), 5, b"body").to_bytes() for kind in sorted(DatagramKind)
     )

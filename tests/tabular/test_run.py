@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
-
 NAMES = ("ada", "bob", "cleo")
 CELLS = [Cell(row, column) for row in range(3) for column in range(3)]
 
@@ -63,6 +61,7 @@ def models(path: Path, folder: str = "runs") -> dict[str, bytes]:
     return {name: (path.parent / folder / name / "model.safetensors").read_bytes() for name in NAMES}
 
 
+@pytest.mark.slow
 def test_participant_that_loses_everything_but_its_key_gets_the_same_model(tmp_path: Path) -> None:
     """Two runs with the same keys and tables; in one of them a participant is killed."""
     path = write_federation(tmp_path, NAMES, steps=80, lr=0.02, patience=0)
@@ -110,6 +109,7 @@ def grid(tmp_path: Path) -> Iterator[Path]:
     hub.close()
 
 
+@pytest.mark.slow
 def test_vertical_federation_trains_and_predicts_over_sockets(tmp_path: Path, grid: Path) -> None:
     cells, path = CELLS, grid
     names = list(Federation.load(path).names)
@@ -150,6 +150,7 @@ def test_vertical_federation_trains_and_predicts_over_sockets(tmp_path: Path, gr
         assert predicted[name].scores["records"] == 15
 
 
+@pytest.mark.slow
 def test_privacy_warnings_are_printed_logged_and_reported(tmp_path: Path) -> None:
     path = write_federation(tmp_path, NAMES, steps=5, lr=0.02, patience=0)
     for place, name in enumerate(NAMES):
@@ -223,7 +224,10 @@ def failing(number: int, fails: Callable[[], bool]) -> Callable[[int, Any], int]
     return write
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENOSPC, *(pytest.param(each, marks=pytest.mark.slow) for each in (errno.EMFILE, errno.EIO, errno.EDQUOT))],
+)
 def test_unwritable_history_does_not_end_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
@@ -273,6 +277,7 @@ folder.add(EvalRecord(5, 0.5, 5, training_loss=0.7))
 """
 
 
+@pytest.mark.slow
 def test_history_is_written_without_free_file_descriptors(tmp_path: Path) -> None:
     write_federation(tmp_path, NAMES)
     command = [sys.executable, "-c", NO_DESCRIPTORS]

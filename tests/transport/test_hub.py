@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Masking, Opening
     from support.hubs import Participant
 
-pytestmark = pytest.mark.slow
-
 
 def values(size: int = 700) -> dict[str, npt.NDArray[Any]]:
     return {name: np.random.default_rng(ord(name)).normal(size=size).astype(np.float32) for name in MEMBERS}
@@ -40,6 +38,7 @@ def total_without_hub(addends: dict[str, npt.NDArray[Any]], ring_bits: int = 32)
     return totals[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dialers", "opening", "masking", "ring_bits"),
     [
@@ -67,6 +66,7 @@ def test_total_through_the_hub_equals_the_total_without_it(
     assert {total.tobytes() for total in totals.values()} == {total_without_hub(values(), ring_bits)}
 
 
+@pytest.mark.slow
 def test_sum_of_many_slices_equals_the_sum_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more slices than may be deposited ahead, so members have to wait for totals."""
     monkeypatch.setattr("cgd.secagg.reduction.SLICE_ELEMENTS", 64)
@@ -81,6 +81,7 @@ def test_sum_of_many_slices_equals_the_sum_without_the_hub(monkeypatch: pytest.M
     assert {total.tobytes() for total in totals.values()} == {total_without_hub(values(3000))}
 
 
+@pytest.mark.slow
 def test_groups_sum_independently() -> None:
     names = [f"r{row}c{column}" for row in range(3) for column in range(2)]
     columns = {f"column-{column}": [name for name in names if name.endswith(str(column))] for column in range(2)}
@@ -115,6 +116,7 @@ def slow_addend(name: str, number: int) -> npt.NDArray[Any]:
     return random_addend(name, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dialers", "opening", "keep_state"), [(MEMBERS, "hub", True), (MEMBERS, "mesh", False), (("a",), "hub", False)]
 )
@@ -144,6 +146,7 @@ def test_kills_at_random_moments_change_no_total(dialers: tuple[str, ...], openi
         assert all(program.totals == expected_totals(count) for program in programs.values())
 
 
+@pytest.mark.slow
 def test_changes_of_addresses_and_of_the_hub_change_no_total() -> None:
     """Routes are created again in running processes, and that must not be reported as tampering."""
     with HubFederation(("a", "b"), SumSettings(opening="mesh")) as federation:

@@ -262,6 +262,7 @@ def test_link_recovers_when_the_receiver_has_created_a_new_route() -> None:
         (b"CGDL\x09" + bytes(40), "version 9 of the link"),
         (b"CGDL\x01\x63" + bytes(40), "unknown kind 99"),
         (b"CGDL\x01\x02" + bytes(MAX_FRAME_BYTES + 40), "oversized"),
+        (Datagram(DatagramKind.DATA, ME, THEM, link.MAX_DATAGRAM_NUMBER + 1).to_bytes(), "malformed: the number"),
     ],
 )
 def test_invalid_datagram_raises_an_error_with_the_reason(data: bytes, message: str) -> None:
@@ -310,6 +311,38 @@ def test_numbers_at_the_end_of_their_range_can_be_sent() -> None:
     while (datagram := outbound.next_datagram(1.0)) is not None:
         datagram.to_bytes()
     assert outbound.idle_seconds(1.0) > 0
+
+
+@pytest.mark.parametrize(("consumed", "received"), [(4, 4), (1, 4), (2, 1), (0, 2**63)])
+def test_acknowledgement_of_frames_that_were_not_sent_is_ignored(consumed: int, received: int) -> None:
+    """A dishonest receiver must not make us drop frames, or count beyond them."""
+    outbound = OutboundLink(ME, b"a")
+    for i in range(3):
+        assert outbound.enqueue(bytes([i]))
+    outbound.receive(Datagram(DatagramKind.WELCOME, THEM, ME), 0.0)
+    sent = []
+    while (datagram := outbound.next_datagram(0.0)) is not None and datagram.kind is DatagramKind.DATA:
+        sent.append(datagram.number)
+    assert sent == [0, 1, 2]
+    outbound.receive(Datagram(DatagramKind.ACK, THEM, ME, consumed, link._COUNTS.pack(received, 0)), 0.0)
+    assert outbound.unconsumed == 3
+    outbound.receive(Datagram(DatagramKind.ACK, THEM, ME, 2, link._COUNTS.pack(3, 0)), 0.0)
+    assert outbound.unconsumed == 1
+
+
+def test_frame_of_an_ended_process_does_not_count_for_its_successor() -> None:
+    inbound = InboundLink(THEM)
+    accepted = inbound.on_hello(Datagram(DatagramKind.HELLO, ME, link.NO_INCARNATION), b"connection", 0.0).sender
+    data = Datagram(DatagramKind.DATA, ME, accepted, 0, bytes(link.WINDOW_BYTES))
+    frame, _ = inbound.receive(data, b"connection", 0.0)
+    assert frame is not None
+    generation = inbound.generation
+    inbound.mark_lost()
+    accepted = inbound.on_hello(Datagram(DatagramKind.HELLO, b"n" * 8, link.NO_INCARNATION), b"another", 0.0).sender
+    assert inbound.mark_consumed(len(frame), generation) is None
+    _, answer = inbound.receive(Datagram(DatagramKind.PING, b"n" * 8, accepted, 0), b"another", 0.0)
+    assert answer is not None
+    assert (answer.kind, answer.number) == (DatagramKind.ACK, 0)
 
 
 def test_rejection_reason_has_no_control_characters() -> None:

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cgd.errors import ClosedError, InputError, LocalProtocolError, MembershipError
 from cgd.secagg.codec import Frame, hello_content, to_bytes
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport import runtime as runtime_module
+from cgd.transport.driver import SessionDriver
+from cgd.transport.group_driver import GroupDriver
 from cgd.transport.runtime import FederationRuntime
 from support.identities import identity, public_keys
 from support.transports import MEMBERS, connected, eventually
+from support.wire import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -37,26 +41,29 @@ SPEC = FederationSpec("trial", 1, MEMBERS, {"everyone": MEMBERS}, {"training": "
 class ScriptedTransport:
     """A transport that delivers the given frames and drops what is sent."""
 
-    me, members = "a", MEMBERS
+    me = "a"
+    members: tuple[str, ...] = MEMBERS
 
     def __init__(self, frames: list[tuple[str, bytes]]) -> None:
         self.frames = deque(frames)
-        self.closed = threading.Event()
+        self.closed = False
+        self._woken = threading.Event()
 
     def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
         if self.frames:
             return self.frames.popleft()
-        self.closed.wait(timeout)
+        self._woken.wait(timeout)
+        self._woken.clear()
         return None
 
     def send(self, to: str, frame: bytes) -> bool:
         return True
 
     def wakeup(self) -> None:
-        """Do nothing: `receive` does not wait for long."""
+        self._woken.set()
 
     def close(self) -> None:
-        self.closed.set()
+        self.closed = True
 
     def status(self) -> dict[str, Any]:
         return {}
@@ -87,6 +94,109 @@ def test_unexpected_error_in_the_handling_of_a_frame_is_logged_and_the_frame_dro
     assert "KeyError: 'an unexpected error'" in caplog.text
     assert "a message that cgd failed on from b" in caplog.text
     assert "a message that cgd failed on from c" in caplog.text
+
+
+def test_invalid_frame_is_dropped_with_the_name_of_its_sender(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = FederationRuntime(ScriptedTransport([("b", b"not a frame")]), Membership("a", identity("a"), SPEC))
+    eventually(lambda: "refused a frame from b" in caplog.text)
+    assert is_running(runtime)
+    runtime.close(done=False)
+
+
+# Transports that fail, or are full.
+
+
+class FullTransport(ScriptedTransport):
+    """A transport whose queue to b accepts every third frame, and in which c is not a member any more."""
+
+    members = ("a", "b")
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.attempts: list[bytes] = []
+        self.sent: list[tuple[str, bytes]] = []
+
+    def send(self, to: str, frame: bytes) -> bool:
+        self.attempts.append(frame)
+        if len(self.attempts) % 3:
+            return False
+        self.sent.append((to, frame))
+        return True
+
+
+def test_frame_for_a_full_queue_is_sent_later_and_for_a_removed_peer_never() -> None:
+    transport = FullTransport()
+    runtime = FederationRuntime(transport, Membership("a", identity("a"), SPEC))
+    eventually(lambda: transport.sent)
+    runtime.close(done=False)
+    assert transport.attempts[:3] == [transport.sent[0][1]] * 3  # the same frame until it is accepted
+    assert {to for to, _ in transport.sent} == {"b"}
+    assert runtime.traffic.frames_sent == len(transport.sent)
+
+
+class FailingTransport(ScriptedTransport):
+    """A transport that raises an error instead of receiving."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__([])
+        self.error = error
+
+    def receive(self, timeout: float | None) -> tuple[str, bytes] | None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (RuntimeError("a fault"), LocalProtocolError, "the runtime of a stopped: a fault"),
+        (InputError("the trace cannot be written"), InputError, "^the trace cannot be written$"),
+    ],
+)
+def test_error_of_the_transport_is_raised_where_the_program_waits(
+    error: Exception, raised: type[Exception], message: str
+) -> None:
+    runtime = FederationRuntime(FailingTransport(error), Membership("a", identity("a"), SPEC))
+    with pytest.raises(raised, match=message), runtime.locked():
+        runtime.wait("everyone", lambda: False)
+    runtime.close(done=True)  # does not wait for the other members
+
+
+def test_closed_runtime_refuses_to_wait_and_can_be_closed_again() -> None:
+    transport = ScriptedTransport([])
+    runtime = FederationRuntime(transport, Membership("a", identity("a"), SPEC))
+    runtime.close(done=False)
+    runtime.close(done=True)
+    assert transport.closed
+    with pytest.raises(ClosedError, match="the connection of a is closed; join again"), runtime.locked():
+        runtime.wait("everyone", lambda: False)
+
+
+def test_member_whose_peers_do_not_finish_waits_no_longer_than_told() -> None:
+    transport = ScriptedTransport([])
+    runtime = FederationRuntime(transport, Membership("a", identity("a"), SPEC), linger=0.0)
+    runtime.close(done=True)
+    assert transport.closed
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0])
+def test_timeout_must_be_positive(timeout: float) -> None:
+    with pytest.raises(InputError, match=f"timeout is {timeout}; it is a number of seconds above 0, or None"):
+        FederationRuntime(ScriptedTransport([]), Membership("a", identity("a"), SPEC), timeout)
+
+
+def test_transport_of_another_member_is_rejected() -> None:
+    with pytest.raises(MembershipError, match="the transport belongs to a, the session to p0"):
+        SessionDriver(ScriptedTransport([]), sessions(3)["p0"])
+
+
+def test_second_sum_of_a_member_at_the_same_time_is_rejected() -> None:
+    runtime = FederationRuntime(ScriptedTransport([]), Membership("a", identity("a"), SPEC))
+    driver = GroupDriver(runtime, "everyone")
+    with driver.exclusive(), pytest.raises(LocalProtocolError, match="a is in a sum already"), driver.exclusive():
+        raise AssertionError("two sums were admitted")
+    with driver.exclusive():
+        assert driver.number == 0
+    runtime.close(done=False)
 
 
 # Frames of a listed peer, or of a process with its key.

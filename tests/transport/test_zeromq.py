@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
     from support.transports import ZeroMQNetwork
 
-pytestmark = pytest.mark.slow
-
 
 # Keys and names.
 
 
+@pytest.mark.slow
 def test_key_that_is_listed_later_is_accepted_without_a_restart(
     network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -43,6 +42,7 @@ def test_key_that_is_listed_later_is_accepted_without_a_restart(
     assert a.receive(5) == ("c", b"at last")
 
 
+@pytest.mark.slow
 def test_messages_of_a_replaced_key_are_dropped(network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture) -> None:
     """The connection of the old key is still open, and was made under the same name."""
     a, old = network.open("a"), network.open("c")
@@ -59,6 +59,7 @@ def test_messages_of_a_replaced_key_are_dropped(network: ZeroMQNetwork, caplog: 
     assert a.receive(20) == ("c", b"from the new key")
 
 
+@pytest.mark.slow
 def test_messages_of_a_removed_participant_are_dropped(
     network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +72,7 @@ def test_messages_of_a_removed_participant_are_dropped(
     assert "refused a message from a former participant" in caplog.text
 
 
+@pytest.mark.slow
 def test_listed_key_with_the_name_of_another_participant_is_rejected(
     network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,6 +88,7 @@ def test_listed_key_with_the_name_of_another_participant_is_rejected(
     assert a.receive(0.5) is None
 
 
+@pytest.mark.slow
 def test_second_process_with_a_key_is_rejected_until_the_first_has_ended(
     network: ZeroMQNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +131,7 @@ def test_other_version_of_the_link_is_reported_on_both_sides(
     assert not a.status()["c"].connected
 
 
+@pytest.mark.slow
 def test_other_service_at_the_address_is_reported_and_the_peer_is_reached_later(network: ZeroMQNetwork) -> None:
     """ZeroMQ gives up on an address at which another service answers; cgd does not."""
     a = network.open("a")
@@ -155,6 +159,7 @@ def test_peer_with_another_key_than_listed_is_reported_on_both_sides(
     eventually(lambda: line in caplog.text)
 
 
+@pytest.mark.slow
 def test_reason_for_an_unreachable_peer_is_reported(network: ZeroMQNetwork) -> None:
     unknown = "tcp://no-such-host.invalid:7001"
     a = network.open("a", network.contacts | {"c": Contact(unknown, network.contacts["c"].public_key)})
@@ -170,6 +175,7 @@ def test_reason_for_an_unreachable_peer_is_reported(network: ZeroMQNetwork) -> N
 # Load and restarts.
 
 
+@pytest.mark.slow
 def test_many_idle_connections_keep_no_peer_out(network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_MILLISECONDS", 1500)
     a = network.open("a")
@@ -187,6 +193,7 @@ def test_many_idle_connections_keep_no_peer_out(network: ZeroMQNetwork, monkeypa
             each.close()
 
 
+@pytest.mark.slow
 def test_transport_can_be_closed_during_an_attack(network: ZeroMQNetwork) -> None:
     """ZeroMQ reports every connection, and must not wait for a reader of its reports when the transport is closed."""
     a = network.open("a")
@@ -221,6 +228,7 @@ def test_transport_can_be_closed_during_an_attack(network: ZeroMQNetwork) -> Non
             thread.join()
 
 
+@pytest.mark.slow
 def test_unread_frames_of_a_killed_process_do_not_block_its_successor(network: ZeroMQNetwork) -> None:
     """They are read after the restart, and must not count as frames of the new process."""
     a, before = network.open("a"), network.open("c")
@@ -240,6 +248,7 @@ def test_unread_frames_of_a_killed_process_do_not_block_its_successor(network: Z
     eventually(lambda: a.receive(0.0) is not None or not after.backlog(connected=False))
 
 
+@pytest.mark.slow
 def test_frame_that_arrives_while_another_is_read_ends_a_blocked_receive(network: ZeroMQNetwork) -> None:
     a, b = network.open("a"), network.open("b")
     assert b.send("a", b"first")
@@ -264,6 +273,7 @@ def test_frame_that_arrives_while_another_is_read_ends_a_blocked_receive(network
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
 def test_close_stops_waiting_for_a_peer_that_is_not_reached(
     network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
