@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +17,6 @@ from cgd import InputError
 from cgd.federation.data_schema import Column, Data
 from cgd.tabular import readers
 from cgd.tabular.dataset import dataset_from_frame, read_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AGE, WARD = Column("age", "number"), Column("ward", "category")
 DATA = Data("outcome", (AGE, WARD))
@@ -333,3 +332,25 @@ def test_missing_and_duplicate_ids_are_refused(tmp_path: Path) -> None:
     )
     assert "has no column 'patient'" in refused_text(tmp_path, "age,outcome\n1,yes\n", data, ids=True)
     assert refused_text(tmp_path, text, ids=True).startswith("[data] names no id column")
+
+
+def test_two_quotes_that_are_not_closed_lose_no_records(tmp_path: Path) -> None:
+    """The text between them would become one field of a column that is not read, with all its records."""
+    lines = [f"n{number},{number},A,yes" for number in range(50)]
+    lines[5], lines[40] = '"half,5,A,yes', '"half,40,A,yes'
+    assert "quote" in refused_text(tmp_path, "note," + HEADER + "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("name", [b"donn\xe9es.csv", b"donn\xe9es.csv.gz", b"donn\xe9es.parquet"])
+def test_name_of_a_file_that_is_not_utf8_is_read_or_refused(tmp_path: Path, name: bytes) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    text = (HEADER + "1,A,yes\n2,B,no\n").encode()
+    if path.suffix == ".parquet":
+        with path.open("wb") as file:
+            pq.write_table(pa.table({"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]}), file)
+    else:
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    try:
+        assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
+    except InputError:
+        pass
