@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -156,3 +158,11 @@ def test_predicted_size_is_accurate(options: dict[str, Any], tmp_path: Path) -> 
         parameters = len(load(folder / "ada").origin)
     predicted = bytes_per_parameter(replace(settings.training, **options), len(NAMES)) * parameters
     assert (sizes[1] - sizes[0]) / 3 == pytest.approx(predicted, rel=0.05)
+
+
+def test_step_file_with_a_huge_number_does_not_keep_the_reader_busy(tmp_path: Path) -> None:
+    run(SHORT, tmp_path)
+    steps = tmp_path / "ada" / STEPS
+    (steps / "999999999.total.safetensors").write_bytes((steps / "000000.total.safetensors").read_bytes())
+    program = "import sys; from cgd.audit.trace_view import load, view_of; view_of([load(sys.argv[1])])"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "ada")], timeout=30, check=False, capture_output=True)
