@@ -166,3 +166,17 @@ def test_step_file_with_a_huge_number_does_not_keep_the_reader_busy(tmp_path: Pa
     (steps / "999999999.total.safetensors").write_bytes((steps / "000000.total.safetensors").read_bytes())
     program = "import sys; from cgd.audit.trace_view import load, view_of; view_of([load(sys.argv[1])])"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "ada")], timeout=30, check=False, capture_output=True)
+
+
+def test_trace_restored_from_a_backup_is_private_again(tmp_path: Path) -> None:
+    """A copy without its modes is readable by everybody, and so would be all that is added to it."""
+    TraceWriter(tmp_path / "ada", "ada", "trial").close()
+    (tmp_path / "ada").chmod(0o755)
+    (tmp_path / "ada" / FRAMES).chmod(0o644)
+    try:
+        with TraceWriter(tmp_path / "ada", "ada", "trial") as trace_writer:
+            trace_writer.frame("bob", b"secret")
+    except InputError:
+        return
+    assert stat.S_IMODE((tmp_path / "ada" / FRAMES).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "ada").stat().st_mode) == 0o700

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,30 @@ def test_name_of_a_file_that_is_not_utf8_is_read_or_refused(tmp_path: Path, name
             pq.write_table(pa.table({"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]}), file)
     else:
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    try:
+        assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
+    except InputError:
+        pass
+
+
+BAD_TEXTS = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.py_buffer(np.array([0, 1, 2], np.int32).tobytes()), pa.py_buffer(b"\xff\xfe")]
+)
+"""Latin-1 bytes in a column that claims to be UTF-8, as some programs write them."""
+
+
+@pytest.mark.parametrize(
+    "ward",
+    [
+        BAD_TEXTS,
+        pa.array([1, 2], pa.timestamp("us", tz="Mars/Phobos")),
+        pa.array([Decimal(1), Decimal(2)], pa.decimal32(5, 0)),
+    ],
+    ids=["text", "time zone", "decimal"],
+)
+def test_parquet_column_that_arrow_cannot_convert_is_read_or_refused(tmp_path: Path, ward: Any) -> None:
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"age": [1, 2], "ward": ward, "outcome": ["yes", "no"]}), path)
     try:
         assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
     except InputError:

@@ -20,6 +20,7 @@ from cgd.secagg.messages import Hello
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport import runtime as runtime_module
 from cgd.transport.runtime import FederationRuntime
+from cgd.transport.tap import TappedReconnectingTransport
 from support.identities import identity, public_keys
 from support.transports import MEMBERS, connected, eventually
 
@@ -218,3 +219,15 @@ def test_peer_that_keeps_changing_its_hello_does_not_flood_the_log(
             wait_until_processed(runtime, "b", number + 1)
         lines = [record for record in caplog.records if getattr(record, "event", "") == "peer"]
     assert len([record for record in lines if getattr(record, "peer", "") == "b"]) < 20
+
+
+def test_invalid_frames_do_not_fill_the_disk_of_a_participant_that_records(caplog: pytest.LogCaptureFixture) -> None:
+    """`cgd join --record` writes every frame before it is checked: a peer that sends garbage fills the disk."""
+    caplog.set_level(logging.CRITICAL)
+    frames = [("b", bytes(100_000))] * 1000
+    transport, recorded = ScriptedTransport(frames), Counter[str]()
+    tapped = TappedReconnectingTransport(transport, lambda sender, frame: recorded.update({sender: len(frame)}))
+    runtime = FederationRuntime(tapped, Membership("a", identity("a"), SPEC))
+    eventually(lambda: not transport.frames)
+    runtime.close(done=False)
+    assert recorded["b"] < 10_000_000
