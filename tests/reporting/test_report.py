@@ -415,3 +415,18 @@ def test_classes_that_another_participant_invented_do_not_fill_the_page(tmp_path
     }
     report(run, tmp_path)
     assert (tmp_path / "report.html").stat().st_size < 1 << 20
+
+
+def test_column_whose_numbers_cancel_is_shown_or_refused(tmp_path: Path) -> None:
+    run = runs.classification()
+    run["columns"][0] |= {"present": -5, "missing": 5}
+    with suppress(InputError):
+        report(run, tmp_path)
+
+
+def test_class_of_another_participant_cannot_reverse_the_numbers_beside_it(tmp_path: Path) -> None:
+    """After a right-to-left override, a browser shows 1,234 as 432,1, up to the end of the line."""
+    run = runs.classification()
+    run["target"]["classes"] = {"benign\u202e": 1234, "malignant": 56}
+    report(run, tmp_path)
+    assert "\u202e" not in (tmp_path / "report.html").read_text()

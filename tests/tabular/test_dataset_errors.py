@@ -379,3 +379,9 @@ def test_parquet_column_that_arrow_cannot_convert_is_read_or_refused(tmp_path: P
         assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
     except InputError:
         pass
+
+
+def test_column_of_ids_is_not_a_label(tmp_path: Path) -> None:
+    """The classes of the label are opened to all participants; `--label ID` would publish every ID."""
+    text = "id," + HEADER + "".join(f"p{number},{number},A,yes\n" for number in range(20))
+    assert "label" in refused_text(tmp_path, text, Data("outcome", (AGE, WARD), id="id"), label="id")
