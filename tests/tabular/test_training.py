@@ -236,8 +236,11 @@ class _Addends:
             self.totals.append(np.array(total))
 
 
-def test_one_member_cannot_remove_a_class_so_that_the_sum_is_the_gradient_of_one_other() -> None:
-    """Ada has records of one class only. Cleo enters a negative number of them, and reads the gradient of bob."""
+@pytest.mark.parametrize(("only", "invented"), [(0, (-1_000_000, 0)), (1, (0, 1_000_000))])
+def test_one_member_cannot_remove_a_class_so_that_the_sum_is_the_gradient_of_one_other(
+    only: int, invented: tuple[int, int]
+) -> None:
+    """Ada has records of one class only. Cleo invents records of it, or fewer than none, and reads bob's gradient."""
     settings = tabular_settings(replace(DATA, classes=("well", "ill"), class_weights="balanced"), steps=2)
     observers = [_Addends(), _Addends(), _Addends()]
 
@@ -245,11 +248,11 @@ def test_one_member_cannot_remove_a_class_so_that_the_sum_is_the_gradient_of_one
         own, honest_sum = records(table(60, number), settings.data), peers.sum
         assert isinstance(own.target, Categorical)
         if number == 0:
-            own = own.take(own.target.codes == 0)
+            own = own.take(own.target.codes == only)
 
         def dishonest_sum(values: Any, **options: Any) -> Any:
             if options.get("context") == "count classes":
-                values = np.array([-1_000_000, values[1]])
+                values = values + np.array(invented)
             return honest_sum(values, **options)
 
         if number == 2:
