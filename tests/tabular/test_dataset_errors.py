@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -385,3 +387,22 @@ def test_column_of_ids_is_not_a_label(tmp_path: Path) -> None:
     """The classes of the label are opened to all participants; `--label ID` would publish every ID."""
     text = "id," + HEADER + "".join(f"p{number},{number},A,yes\n" for number in range(20))
     assert "label" in refused_text(tmp_path, text, Data("outcome", (AGE, WARD), id="id"), label="id")
+
+
+def test_long_first_line_of_a_small_compressed_file_takes_little_memory(tmp_path: Path) -> None:
+    """400 kB that become a header of 400 MB: a line may have 4 MB, and the header is one."""
+    path = tmp_path / "table.csv.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(400):
+            file.write(b"x" * 1_000_000)
+    assert path.stat().st_size < 1_000_000
+    program = (
+        "import resource, sys\n"
+        "from cgd.errors import InputError\n"
+        "from cgd.tabular.readers import open_table\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    open_table(sys.argv[1], ['age'], ())\nexcept InputError:\n    pass\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 100_000  # kB
