@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cgd.federation.hub_server import FederationHub
     from cgd.optim.grid import Cell
     from cgd.secagg.messages import Opening
-    from cgd.transport.runtime import PeerReport
+    from cgd.transport.state_log import PeerReport
 
 
 federation_app = typer.Typer(help="Create, show, check and change the federation file.", no_args_is_help=True)
