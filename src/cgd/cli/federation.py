@@ -111,7 +111,8 @@ def new(
         site = config.HubSite(address, _public_key(key))
     default = config.Training() if schema is None else config.FOR_TABLES
     opening: Opening = "mesh" if site is None else "hub"
-    training = replace(default, steps=steps or default.steps, lr=lr or default.lr, opening=opening)
+    given = {name: value for name, value in (("steps", steps), ("lr", lr)) if value is not None}
+    training = replace(default, opening=opening, **given)
     config_edit.create_federation(
         path, name, participants, training, site, None if schema is None else read_text(schema)
     )
