@@ -102,7 +102,6 @@ class TraceWriter:
         if not (folder / FILE).exists():
             if any(folder.iterdir()):
                 raise InputError(f"{folder} holds files that are not a trace; name an empty folder, or a new one")
-            folder.chmod(0o700)
             write_private(folder / FILE, json.dumps(self._owner).encode())
         header = read_header(folder / FILE)
         if {key: header.get(key) for key in self._owner} != self._owner:
@@ -112,8 +111,11 @@ class TraceWriter:
             )
         self._content = header
         (folder / STEPS).mkdir(mode=0o700, exist_ok=True)
+        for each in (folder, folder / STEPS):
+            each.chmod(0o700)  # it may exist; and a copy from a backup may have lost its modes
         frames = os.open(folder / FRAMES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         file = os.fdopen(frames, "r+b", buffering=0)
+        os.fchmod(frames, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
