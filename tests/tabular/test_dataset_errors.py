@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -353,10 +354,8 @@ def test_name_of_a_file_that_is_not_utf8_is_read_or_refused(tmp_path: Path, name
             pq.write_table(pa.table({"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]}), file)
     else:
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    try:
+    with suppress(InputError):
         assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
-    except InputError:
-        pass
 
 
 BAD_TEXTS = pa.Array.from_buffers(
@@ -377,10 +376,8 @@ BAD_TEXTS = pa.Array.from_buffers(
 def test_parquet_column_that_arrow_cannot_convert_is_read_or_refused(tmp_path: Path, ward: Any) -> None:
     path = tmp_path / "table.parquet"
     pq.write_table(pa.table({"age": [1, 2], "ward": ward, "outcome": ["yes", "no"]}), path)
-    try:
+    with suppress(InputError):
         assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
-    except InputError:
-        pass
 
 
 def test_column_of_ids_is_not_a_label(tmp_path: Path) -> None:
