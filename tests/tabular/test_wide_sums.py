@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_opened_digits_show_nothing_but_the_sum(monkeypatch: pytest.MonkeyPatch)
     opened: list[np.ndarray] = []
     plain_sum = Peers.sum
 
-    def recorded_sum(self: Peers, values: np.ndarray, **options: str) -> np.ndarray:
+    def recorded_sum(self: Peers, values: np.ndarray, **options: Any) -> np.ndarray:
         total = plain_sum(self, values, **options)
         if self.me == self.members[-1]:
             opened.append(total)
@@ -159,7 +160,7 @@ def test_true_carries_are_hidden_by_random_ones(
     place = FRACTION_BITS // 4 + 1  # the carry into this digit is observed: 0 in 0 + 0, and 1 in 15 + 1
 
     def carries(values: list[float]) -> np.ndarray:
-        total = sum(_move_carries(np.array([_digits(value, 0)] * 20_000), 2) for value in values)
+        total = np.sum([_move_carries(np.array([_digits(value, 0)] * 20_000), 2) for value in values], axis=0)
         lower = (total[:, :place].astype(object) * [16**each for each in range(place)]).sum(axis=1)
         return np.bincount([int(each >> 4 * place) + 32 for each in lower], minlength=64) / len(lower)
 

@@ -111,8 +111,12 @@ def new(
         site = config.HubSite(address, _public_key(key))
     default = config.Training() if schema is None else config.FOR_TABLES
     opening: Opening = "mesh" if site is None else "hub"
-    given = {name: value for name, value in (("steps", steps), ("lr", lr)) if value is not None}
-    training = replace(default, opening=opening, **given)
+    training = replace(
+        default,
+        steps=default.steps if steps is None else steps,
+        lr=default.lr if lr is None else lr,
+        opening=opening,
+    )
     config_edit.create_federation(
         path, name, participants, training, site, None if schema is None else read_text(schema)
     )
