@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.audit import results
+from cgd.tabular.trace_writer import FILE
+from support import traces
+from support.tabular import tabular_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,3 +91,12 @@ def test_interrupt_keeps_the_finished_parts(tmp_path: Path) -> None:
     assert found["attacks"][0]["findings"]
     assert found["unfinished"][-1]["attack"] == "simulator"
     assert "Not complete" in (tmp_path / "cgd-audit" / "audit.html").read_text()
+
+
+def test_names_in_a_trace_cannot_control_the_terminal(tmp_path: Path) -> None:
+    """A trace may come from another participant: its names are printed, or refused, without escape sequences."""
+    traces.run(tabular_settings(optimizer="sgd", lr=0.5, steps=3), tmp_path)
+    path = tmp_path / "ada" / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "federation": "trial\x1b]0;owned\x07\x1b[2J"}))
+    finished = run("ada", "--only", "labels", "--jobs", "1", cwd=tmp_path)
+    assert "\x1b" not in finished.stdout + finished.stderr

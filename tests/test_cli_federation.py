@@ -212,3 +212,13 @@ def test_unwritable_log_is_reported_once(capsys: pytest.CaptureFixture[str]) -> 
     with suppress(OSError):  # the buffer still has the unwritten lines
         events.close()
     assert capsys.readouterr().err == "cgd: /dev/full can no longer be written; events are lost\n"
+
+
+@pytest.mark.parametrize("option", ["--steps", "--lr"])
+def test_zero_is_not_replaced_by_the_default(tmp_path: Path, option: str) -> None:
+    participants = []
+    for name in NAMES:
+        Keys.generate(name).save(tmp_path)
+        participants += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    finished = run("federation", "new", "federation.toml", option, "0", *participants, cwd=tmp_path)
+    assert finished.returncode == 2, (tmp_path / "federation.toml").read_text()

@@ -122,3 +122,13 @@ def test_missing_data_error_names_files_and_folder(tmp_path: Path) -> None:
     assert "train-images-idx3-ubyte.gz" in output
     assert f"{tmp_path}/cache/cgd/mnist" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("label", ["a[/b]", "a\\u001b[2J"])
+def test_label_of_a_run_is_not_markup_and_cannot_control_the_terminal(tmp_path: Path, label: str) -> None:
+    common = 'data = "digits"\nrows = 3\nhidden = []\nlr = 0.5\nsteps = 2\n'
+    text = f'title = "trial"\nshow = "table"\n[common]\n{common}[[run]]\nlabel = "{label}"\n'
+    (tmp_path / "spec.toml").write_text(text)
+    finished = run("simulate", "spec.toml", cwd=tmp_path)
+    assert "Traceback" not in finished.stderr
+    assert "\x1b" not in finished.stdout + finished.stderr

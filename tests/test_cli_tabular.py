@@ -369,3 +369,20 @@ def test_sample_writes_tables_and_never_overwrites(
     assert "there is no data set 'iris'" in command("sample", "more", "--dataset", "iris")[2]
     monkeypatch.delenv("CGD_DATA", raising=False)
     assert "is not in CGD_DATA (which is not set)" in command("sample", "more", "--dataset", "adult")[2]
+
+
+def test_function_that_only_the_federation_file_names_is_not_imported(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may come from another participant, like the folder of a run; see `test_model.py`."""
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "wreck.py").write_text("open('imported', 'w').close()\n\ndef network(features, outputs): ...\n")
+    monkeypatch.syspath_prepend(installed)
+    schema = SCHEMA.replace('kind = "mlp"\nlayers = [8]', 'function = "wreck:network"')
+    path = write_federation(tmp_path, NAMES, schema=schema)
+    write_csv(tmp_path / "a.csv", table(40, 1))
+    monkeypatch.setattr("cgd.tabular.run.RunFolder", lambda *_: (_ for _ in ()).throw(InputError("not further")))
+    code, _, err = command("join", path, "--as", "ada", "--data", "a.csv")
+    assert code == 2, err
+    assert not (tmp_path / "imported").exists()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from cgd.audit.trace_view import load, view_of
 from cgd.errors import InputError
 from cgd.federation.data_schema import Model
+from cgd.tabular import trace_writer
 from cgd.tabular.trace_writer import FILE, FRAMES, STEPS, TraceWriter, bytes_per_parameter, read_frames
+from cgd.transport.tap import Addend
 from support.tabular import tabular_settings
 from support.traces import COALITION, NAMES, load_all, run
 
@@ -156,3 +161,44 @@ def test_predicted_size_is_accurate(options: dict[str, Any], tmp_path: Path) -> 
         parameters = len(load(folder / "ada").origin)
     predicted = bytes_per_parameter(replace(settings.training, **options), len(NAMES)) * parameters
     assert (sizes[1] - sizes[0]) / 3 == pytest.approx(predicted, rel=0.05)
+
+
+def test_step_file_with_a_huge_number_does_not_keep_the_reader_busy(tmp_path: Path) -> None:
+    run(SHORT, tmp_path)
+    steps = tmp_path / "ada" / STEPS
+    (steps / "999999999.total.safetensors").write_bytes((steps / "000000.total.safetensors").read_bytes())
+    program = "import sys; from cgd.audit.trace_view import load, view_of; view_of([load(sys.argv[1])])"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "ada")], timeout=30, check=False, capture_output=True)
+
+
+def test_sender_of_too_many_frames_cannot_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace_writer, "FIRST_FRAME_BYTES", 1000)
+    with TraceWriter(tmp_path / "ada", "ada", "trial") as writer:
+        for _ in range(100):
+            writer.frame("bob", bytes(100))
+        writer.frame("cleo", b"last")
+        size = (tmp_path / "ada" / FRAMES).stat().st_size
+        writer.before_sum(Addend(np.zeros(10), None, "", None, ("ada", "bob", "cleo"), 0))
+        writer.frame("bob", bytes(100))  # the next sum permits more
+    assert 500 < size < 1100
+    frames = list(read_frames(tmp_path / "ada" / FRAMES))
+    assert frames[-2:] == [("cleo", b"last"), ("bob", bytes(100))]
+    assert [record.getMessage() for record in caplog.records if "bob" in record.getMessage()] == [
+        "bob has sent 0 MB, far more than the sums need; not all of its frames are recorded"
+    ]
+
+
+def test_trace_restored_from_a_backup_is_private_again(tmp_path: Path) -> None:
+    """A copy without its modes is readable by everybody, and so would be all that is added to it."""
+    TraceWriter(tmp_path / "ada", "ada", "trial").close()
+    (tmp_path / "ada").chmod(0o755)
+    (tmp_path / "ada" / FRAMES).chmod(0o644)
+    try:
+        with TraceWriter(tmp_path / "ada", "ada", "trial") as trace_writer:
+            trace_writer.frame("bob", b"secret")
+    except InputError:
+        return
+    assert stat.S_IMODE((tmp_path / "ada" / FRAMES).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "ada").stat().st_mode) == 0o700

@@ -400,3 +400,35 @@ def test_file_is_replaced_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyP
         write_private(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("finished", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_time_at_the_end_of_the_calendar_is_shown_or_refused(finished: str, tmp_path: Path) -> None:
+    with suppress(InputError):
+        report({**runs.classification(), "finished": finished}, tmp_path)
+
+
+def test_classes_that_another_participant_invented_do_not_fill_the_page(tmp_path: Path) -> None:
+    """One participant can enter thousands of classes; the matrix of all of them has a cell for every pair."""
+    run, count = runs.classification(), 400
+    run["validation"] |= {
+        "classes": [f"class {number}" for number in range(count)],
+        "confusion": [[int(row == column == 0) for column in range(count)] for row in range(count)],
+    }
+    report(run, tmp_path)
+    assert (tmp_path / "report.html").stat().st_size < 1 << 20
+
+
+def test_column_whose_numbers_cancel_is_shown_or_refused(tmp_path: Path) -> None:
+    run = runs.classification()
+    run["columns"][0] |= {"present": -5, "missing": 5}
+    with suppress(InputError):
+        report(run, tmp_path)
+
+
+def test_class_of_another_participant_cannot_reverse_the_numbers_beside_it(tmp_path: Path) -> None:
+    """After a right-to-left override, a browser shows 1,234 as 432,1, up to the end of the line."""
+    run = runs.classification()
+    run["target"]["classes"] = {"benign\u202e": 1234, "malignant": 56}
+    report(run, tmp_path)
+    assert "\u202e" not in (tmp_path / "report.html").read_text()

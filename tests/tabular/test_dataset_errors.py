@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +21,6 @@ from cgd import InputError
 from cgd.federation.data_schema import Column, Data
 from cgd.tabular import readers
 from cgd.tabular.dataset import dataset_from_frame, read_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AGE, WARD = Column("age", "number"), Column("ward", "category")
 DATA = Data("outcome", (AGE, WARD))
@@ -333,3 +336,70 @@ def test_missing_and_duplicate_ids_are_refused(tmp_path: Path) -> None:
     )
     assert "has no column 'patient'" in refused_text(tmp_path, "age,outcome\n1,yes\n", data, ids=True)
     assert refused_text(tmp_path, text, ids=True).startswith("[data] names no id column")
+
+
+def test_two_quotes_that_are_not_closed_lose_no_records(tmp_path: Path) -> None:
+    """The text between them would become one field of a column that is not read, with all its records."""
+    lines = [f"n{number},{number},A,yes" for number in range(50)]
+    lines[5], lines[40] = '"half,5,A,yes', '"half,40,A,yes'
+    assert "quote" in refused_text(tmp_path, "note," + HEADER + "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("name", [b"donn\xe9es.csv", b"donn\xe9es.csv.gz", b"donn\xe9es.parquet"])
+def test_name_of_a_file_that_is_not_utf8_is_read_or_refused(tmp_path: Path, name: bytes) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    text = (HEADER + "1,A,yes\n2,B,no\n").encode()
+    if path.suffix == ".parquet":
+        with path.open("wb") as file:
+            pq.write_table(pa.table({"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]}), file)
+    else:
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    with suppress(InputError):
+        assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
+
+
+BAD_TEXTS = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.py_buffer(np.array([0, 1, 2], np.int32).tobytes()), pa.py_buffer(b"\xff\xfe")]
+)
+"""Latin-1 bytes in a column that claims to be UTF-8, as some programs write them."""
+
+
+@pytest.mark.parametrize(
+    "ward",
+    [
+        BAD_TEXTS,
+        pa.array([1, 2], pa.timestamp("us", tz="Mars/Phobos")),
+        pa.array([Decimal(1), Decimal(2)], pa.decimal32(5, 0)),
+    ],
+    ids=["text", "time zone", "decimal"],
+)
+def test_parquet_column_that_arrow_cannot_convert_is_read_or_refused(tmp_path: Path, ward: Any) -> None:
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"age": [1, 2], "ward": ward, "outcome": ["yes", "no"]}), path)
+    with suppress(InputError):
+        assert read_dataset(path, DATA, DATA.columns)[0].rows == 2
+
+
+def test_column_of_ids_is_not_a_label(tmp_path: Path) -> None:
+    """The classes of the label are opened to all participants; `--label ID` would publish every ID."""
+    text = "id," + HEADER + "".join(f"p{number},{number},A,yes\n" for number in range(20))
+    assert "label" in refused_text(tmp_path, text, Data("outcome", (AGE, WARD), id="id"), label="id")
+
+
+def test_long_first_line_of_a_small_compressed_file_takes_little_memory(tmp_path: Path) -> None:
+    """400 kB that become a header of 400 MB: a line may have 4 MB, and the header is one."""
+    path = tmp_path / "table.csv.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(400):
+            file.write(b"x" * 1_000_000)
+    assert path.stat().st_size < 1_000_000
+    program = (
+        "import resource, sys\n"
+        "from cgd.errors import InputError\n"
+        "from cgd.tabular.readers import open_table\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    open_table(sys.argv[1], ['age'], ())\nexcept InputError:\n    pass\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 100_000  # kB

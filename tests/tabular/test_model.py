@@ -18,12 +18,14 @@ import cgd
 from cgd.errors import InputError
 from cgd.federation.data_schema import Model
 from cgd.local import solo_peers
+from cgd.tabular.columns import Categorical
 from cgd.tabular.model import ConfinedModel, load_model
 from cgd.tabular.training import train
-from support.tabular import DATA, REGRESSION, records, table, tabular_settings
+from support.tabular import DATA, REGRESSION, records, run_members, table, tabular_settings
 
 if TYPE_CHECKING:
     from cgd.federation.data_schema import Data
+    from cgd.tabular.training import TrainingResult
 
 PROVENANCE = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": "ab"}
 
@@ -186,3 +188,29 @@ def test_deeply_nested_model_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("[" * 100_000)
     with pytest.raises(InputError, match="is damaged"):
         load_model(tmp_path)
+
+
+class NegativeCounts(Categorical):
+    """The labels of a dishonest member, which enters negative numbers of records into the sum of all classes."""
+
+    def counts(self) -> Any:
+        return super().counts() - 1000
+
+
+def test_model_trained_with_a_member_that_enters_negative_counts_can_be_loaded(tmp_path: Path) -> None:
+    """Either the training stops with an error, or the honest members can use what they have trained."""
+    config = tabular_settings(replace(DATA, classes=("well", "ill")), steps=3)
+
+    def member(peers: cgd.Peers, number: int) -> TrainingResult:
+        own = records(table(60, number), config.data)
+        if number == 3:
+            assert isinstance(own.target, Categorical)
+            own = replace(own, target=NegativeCounts(own.target.codes, own.target.names))
+        return train(peers, config, own)
+
+    try:
+        trained = run_members(member, [1, 2, 3])
+    except cgd.CGDError:
+        return
+    ConfinedModel.from_training(trained[0], config, PROVENANCE).save(tmp_path / "run")
+    cgd.load_model(tmp_path / "run")

@@ -388,3 +388,39 @@ def test_run_file_is_read_back(tmp_path: Path) -> None:
         disclosed = run.revealed or []
         assert any("gradients" in each.what and each.times == 10 for each in disclosed)
         assert any("and the categories of ward" in each.what for each in disclosed)
+
+
+def test_member_that_enters_a_wrong_number_of_rows_does_not_take_the_reports_of_the_others(tmp_path: Path) -> None:
+    """The classes were counted before, so it knows how many records the others have, and enters minus that number."""
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=3))
+    runs = {}
+    for place, name in enumerate(NAMES):
+        data = write_csv(tmp_path / f"{name}.csv", table(40, place))
+        runs[name] = TabularRun.prepare(federation, name, data, tmp_path / "runs" / name)
+
+    def member(peers: cgd.Peers, name: str) -> AnyRun:
+        honest_sum = peers.sum
+
+        def dishonest_sum(values: Any, **options: Any) -> Any:
+            if options.get("context") == "count values":
+                values = np.array([-80, *values[1:]])
+            return honest_sum(values, **options)
+
+        if name == "cleo":
+            peers.sum = dishonest_sum  # type: ignore[method-assign]
+        return runs[name].run(peers)
+
+    with cgd.local_peers(NAMES) as group:
+        try:
+            group.run(member, list(NAMES))
+        except cgd.CGDError:  # an error before the training is right, too
+            return
+    assert (tmp_path / "runs" / "ada" / "report.html").exists()
+
+
+def test_history_restored_from_a_backup_is_private_again(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES))
+    path = RunFolder(tmp_path / "run", federation, "ada").path / HISTORY_FILE
+    path.chmod(0o644)  # as a copy without its modes has it
+    RunFolder(tmp_path / "run", federation, "ada").add(EvalRecord(5, training_loss=0.5))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

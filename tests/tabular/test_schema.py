@@ -193,3 +193,26 @@ def test_table_without_a_schema_is_refused(tmp_path: Path) -> None:
     path.write_text("x,x,y\n1,2,3\n")
     with pytest.raises(InputError, match="has 2 columns called 'x'"):
         suggest_schema(path, "y")
+
+
+def test_texts_among_numbers_are_not_published(tmp_path: Path) -> None:
+    """docs/tables.md: the suggestion contains the names of the columns and the classes, and no other values."""
+    remark = "see the file of Anna Smith"
+    text = suggest_schema(written(tmp_path, {"age": [*range(40), remark], "y": (["a", "b"] * 30)[:41]}), "y")
+    assert remark not in text
+
+
+def test_long_text_among_numbers_gives_a_valid_suggestion(tmp_path: Path, federation: str) -> None:
+    values = [*range(40), "a remark that somebody has typed into the wrong column of the sheet and that never ends " * 2]
+    text = suggest_schema(written(tmp_path, {"age": values, "y": (["a", "b"] * 30)[:41]}), "y")
+    assert pasted(federation, text).names == ("age",)
+
+
+@pytest.mark.parametrize("last", ["Anna Patient-0", None])
+def test_names_of_patients_are_left_out_although_one_is_repeated_or_missing(
+    tmp_path: Path, federation: str, last: str | None
+) -> None:
+    """All categories of a column are opened to all participants: the training would publish every name."""
+    names = [*(f"Anna Patient-{number}" for number in range(59)), last]
+    path = written(tmp_path, {"name": names, "age": list(range(60)), "y": ["a", "b"] * 30})
+    assert "name" not in pasted(federation, suggest_schema(path, "y")).names

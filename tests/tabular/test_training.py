@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+import cgd
 from cgd.errors import DivergenceError, InputError
 from cgd.federation.data_schema import Model
 from cgd.local import solo_peers
 from cgd.optim.origin import Origin
 from cgd.tabular.alignment import validation_split
+from cgd.tabular.columns import Categorical
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.training import train
 from support.tabular import DATA, REGRESSION, records, run_members, table, tabular_settings
@@ -22,7 +24,6 @@ from support.tabular import DATA, REGRESSION, records, run_members, table, tabul
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import cgd
     from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import TrainingResult
 
@@ -217,3 +218,52 @@ def test_validation_split_is_the_same_after_a_restart() -> None:
     assert not np.array_equal(first, other)
     assert validation_split(1, 0.9, SEEDS[0]).sum() == 0
     assert validation_split(2, 0.9, SEEDS[0]).sum() == 1
+
+
+class _Addends:
+    """An observer that keeps a member's weighted addends to gradient sums, and the totals."""
+
+    def __init__(self) -> None:
+        self.own: list[Any] = []
+        self.totals: list[Any] = []
+
+    def before_sum(self, addend: Any) -> None:
+        if addend.step is not None and addend.weight is not None:
+            self.own.append(addend.weight * np.array(addend.values))
+
+    def after_sum(self, addend: Any, total: Any) -> None:
+        if addend.step is not None and addend.weight is not None:
+            self.totals.append(np.array(total))
+
+
+@pytest.mark.parametrize(("only", "invented"), [(0, (-1_000_000, 0)), (1, (0, 1_000_000))])
+def test_one_member_cannot_remove_a_class_so_that_the_sum_is_the_gradient_of_one_other(
+    only: int, invented: tuple[int, int]
+) -> None:
+    """Ada has records of one class only. Cleo invents records of it, or fewer than none, and reads bob's gradient."""
+    settings = tabular_settings(replace(DATA, classes=("well", "ill"), class_weights="balanced"), steps=2)
+    observers = [_Addends(), _Addends(), _Addends()]
+
+    def member(peers: cgd.Peers, number: int) -> None:
+        own, honest_sum = records(table(60, number), settings.data), peers.sum
+        assert isinstance(own.target, Categorical)
+        if number == 0:
+            own = own.take(own.target.codes == only)
+
+        def dishonest_sum(values: Any, **options: Any) -> Any:
+            if options.get("context") == "count classes":
+                values = values + np.array(invented)
+            return honest_sum(values, **options)
+
+        if number == 2:
+            peers.sum = dishonest_sum  # type: ignore[method-assign]
+        peers.observer = observers[number]
+        train(peers, settings, own)
+
+    try:
+        run_members(member, [0, 1, 2])
+    except cgd.CGDError:  # an error before anything is shared is right
+        return
+    _, bob, cleo = observers
+    for total, own, bobs in zip(cleo.totals, cleo.own, bob.own, strict=True):
+        assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)

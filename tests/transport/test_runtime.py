@@ -23,6 +23,7 @@ from cgd.transport import runtime as runtime_module
 from cgd.transport.driver import SessionDriver
 from cgd.transport.group_driver import GroupDriver
 from cgd.transport.runtime import FederationRuntime
+from cgd.transport.tap import TappedReconnectingTransport
 from support.identities import identity, public_keys
 from support.transports import MEMBERS, connected, eventually
 from support.wire import sessions
@@ -306,3 +307,37 @@ def test_reuse_of_an_earlier_ephemeral_key_does_not_stop_the_runtime(
         assert is_running(runtime)
         c.send("a", hello("c", os.urandom(32)))
         eventually(lambda: not runtime.membership.problems(), 5)
+
+
+def version_hello(name: str, ephemeral: bytes, version: str) -> bytes:
+    message = Hello(ephemeral, bytes(32), version, "trial", 1, (("training", "x"),))
+    signed = statement("hello", slot_of(ephemeral, "hello", message.epoch), sha256(hello_content(message)).digest())
+    return to_bytes(Frame(bytes(16), 0, replace(message, signature=identity(name).sign(signed))))
+
+
+@pytest.mark.slow
+def test_peer_that_keeps_changing_its_hello_does_not_flood_the_log(
+    network: ZeroMQNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every change of a peer's note is a line; the peer writes the note, and old lines are rotated away."""
+    monkeypatch.setattr(runtime_module, "POLL_SECONDS", 0.01)  # 20 times as fast: hours of a flood in a few seconds
+    caplog.set_level(logging.INFO, "cgd")
+    with running(network) as (runtime, b, _):
+        ephemeral = os.urandom(32)
+        for number in range(100):
+            b.send("a", version_hello("b", ephemeral, f"{number:03}".ljust(200, "x")))
+            wait_until_processed(runtime, "b", number + 1)
+        lines = [record for record in caplog.records if getattr(record, "event", "") == "peer"]
+    assert len([record for record in lines if getattr(record, "peer", "") == "b"]) < 20
+
+
+def test_invalid_frames_do_not_fill_the_disk_of_a_participant_that_records(caplog: pytest.LogCaptureFixture) -> None:
+    """`cgd join --record` writes every frame before it is checked: a peer that sends garbage fills the disk."""
+    caplog.set_level(logging.CRITICAL)
+    frames = [("b", bytes(100_000))] * 1000
+    transport, recorded = ScriptedTransport(frames), Counter[str]()
+    tapped = TappedReconnectingTransport(transport, lambda sender, frame: recorded.update({sender: len(frame)}))
+    runtime = FederationRuntime(tapped, Membership("a", identity("a"), SPEC))
+    eventually(lambda: not transport.frames)
+    runtime.close(done=False)
+    assert recorded["b"] < 10_000_000

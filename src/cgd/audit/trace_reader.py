@@ -21,7 +21,7 @@ import torch
 from cgd.errors import InputError
 from cgd.federation.config import Training
 from cgd.federation.data_schema import Model
-from cgd.federation.toml_validation import at
+from cgd.federation.toml_validation import at, check_name
 from cgd.json_files import convert, damaged_file, decode_json
 from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.lr_scheduler import inverse_square_factor
@@ -72,7 +72,8 @@ def replay(
     """
     found = Replay(torch.zeros(parameters))
     displacement, state, known = torch.zeros(parameters), dict[str, Any](), 0
-    for step in range(max((*totals, *states), default=-1) + 2):
+    # The steps at which anything is known; between them there may be millions, by the numbers in the files' names.
+    for step in sorted({0, *totals, *(each + 1 for each in totals), *states}):
         if step in states:
             after = _parse_state(states[step])
             if known == step and not torch.equal(after["displacement"], displacement):
@@ -267,10 +268,12 @@ def load(folder: str | os.PathLike[str], *, function: str | None = None) -> Trac
 
 def _read(folder: Path, header: _Header) -> Trace:
     with at(f"{folder / FILE} is damaged: "):
+        for name in (header.participant, header.federation, *header.members):
+            check_name("a name", name)
         model, training = Model(**_known(Model, header.model)), Training.from_stored(header.training)
         SumSettings(header.bound, header.ring_bits)
         check_delta(header.delta)
-    files = _step_files(folder)
+    files = _step_files(folder, training.steps)
     data = _Tensors(folder / DATA)
     regression = header.task == "regression"
     label = torch.float32 if regression else torch.int64
@@ -314,10 +317,14 @@ def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:
     return {each.name: table[each.name] for each in fields(kind) if each.name in table}
 
 
-def _step_files(folder: Path) -> dict[str, dict[int, Path]]:
+def _step_files(folder: Path, steps: int) -> dict[str, dict[int, Path]]:
     files: dict[str, dict[int, Path]] = {"own": {}, "total": {}, "state": {}}
     for path in sorted((folder / STEPS).iterdir()):
         if found := _STEP_FILE.fullmatch(path.name):
+            if int(found[1]) > steps:
+                raise InputError(
+                    f"{path} is of step {int(found[1])}, and the training has {steps}; the trace is damaged: {REMEDY}"
+                )
             files[found[2]][int(found[1])] = path
     return files
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cgd.federation.hub_server import FederationHub
     from cgd.optim.grid import Cell
     from cgd.secagg.messages import Opening
-    from cgd.transport.runtime import PeerReport
+    from cgd.transport.state_log import PeerReport
 
 
 federation_app = typer.Typer(help="Create, show, check and change the federation file.", no_args_is_help=True)
@@ -111,7 +111,12 @@ def new(
         site = config.HubSite(address, _public_key(key))
     default = config.Training() if schema is None else config.FOR_TABLES
     opening: Opening = "mesh" if site is None else "hub"
-    training = replace(default, steps=steps or default.steps, lr=lr or default.lr, opening=opening)
+    training = replace(
+        default,
+        steps=default.steps if steps is None else steps,
+        lr=default.lr if lr is None else lr,
+        opening=opening,
+    )
     config_edit.create_federation(
         path, name, participants, training, site, None if schema is None else read_text(schema)
     )

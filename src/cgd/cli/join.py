@@ -179,7 +179,7 @@ def _prepare_table(
     folder = out or federation.path.parent / "runs" / name
     table = TabularRun.prepare(federation, name, data, folder, label=label, delta=delta, record=record)
     plural = "" if table.records.rows == 1 else "s"
-    typer.echo(f"cgd: {table.records.rows:,} record{plural} of {data.name}", err=True)
+    typer.echo(f"cgd: {table.records.rows:,} record{plural} of {printable(data.name)}", err=True)
     if table.folder.finished_run() is not None:
         typer.echo(
             f"cgd: this training is finished; its model and report in {folder} are not changed. A new training needs a "

@@ -75,7 +75,7 @@ def demo(
     experiment.plot(result, plot_file)
     console.print(experiment.table(result))
     console.print(experiment.disclosure(result), highlight=False)
-    console.print("\n".join(written), soft_wrap=True)
+    console.print("\n".join(written), soft_wrap=True, markup=False)
 
 
 DataDir = Annotated[
@@ -110,7 +110,7 @@ def reproduce(
         console.print(paper.listing(out))
         return
     if what == "report":
-        console.print(f"The page is {paper.report(scale.value, store)}", soft_wrap=True)
+        console.print(f"The page is {paper.report(scale.value, store)}", soft_wrap=True, markup=False)
         return
     chosen = list(paper.experiments().values()) if what == "all" else [paper.get(what)]
     entries = [entry for experiment in chosen for entry in paper.entries_of(experiment, scale.value)]
@@ -178,8 +178,8 @@ def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data
     console.print(outcome.table.to_rich())
     picture = outcome.plot(store.folder / "plots")
     if picture is not None:
-        console.print(f"The plot is {picture}", soft_wrap=True)
-    console.print(f"The results are in {store.folder}", soft_wrap=True)
+        console.print(f"The plot is {picture}", soft_wrap=True, markup=False)
+    console.print(f"The results are in {store.folder}", soft_wrap=True, markup=False)
 
 
 def _progress() -> Progress:
@@ -187,7 +187,7 @@ def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))
 
 

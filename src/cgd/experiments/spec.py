@@ -341,6 +341,8 @@ def _text(content: dict[str, Any], name: str, default: str, where: str) -> str:
     value = content.get(name, default)
     if not isinstance(value, str):
         raise InputError(f"{where}: {name} is {value!r}; it must be a text, write it in quotes")
+    if not "".join(value.split()).isprintable():  # it is printed: a control sequence could change the terminal
+        raise InputError(f"{where}: {name} is {value!r}, with characters that cannot be printed; remove them")
     return value
 
 

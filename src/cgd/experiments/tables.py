@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from cgd.experiments import theory
 from cgd.simulation.result import Spread
@@ -32,11 +33,11 @@ class ResultTable:
 
     def to_rich(self) -> Table:
         """Return the table for the terminal."""
-        table = Table(title=self.title)
+        table = Table(title=Text(self.title, style="table.title"))  # Text, because a label may look like markup
         for number, name in enumerate(self.header):
             table.add_column(name, justify="left" if number < 2 else "right", no_wrap=number == 0)
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         return table
 
     def to_markdown(self) -> str:

@@ -1,7 +1,7 @@
 """Render HTML pages from jinja templates, and format numbers for readers.
 
-All values stay text: the templates escape them, and the content security policy of the pages allows neither scripts nor
-external addresses.
+All values stay text: the templates escape them and replace control characters, and the content security policy of the
+pages allows neither scripts nor external addresses.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -30,6 +31,7 @@ def templates(package: str) -> Environment:
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("cgd.reporting", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -37,6 +39,23 @@ def templates(package: str) -> Environment:
     environment.filters |= filters
     environment.filters["count"] = "{:,}".format
     return environment
+
+
+def _shown(value: object) -> object:
+    """Return a value without control characters, which could reverse the order of the text beside it; see `visible`."""
+    return visible(value) if type(value) is str else value  # not Markup, which a macro returns: it was shown before
+
+
+def visible(text: str) -> str:
+    """Replace control and format characters, such as a right-to-left override, by U+FFFD.
+
+    Names of classes and categories may be texts of other participants.
+
+    Examples:
+        >>> visible("benign\u202e, 5\u202f%")
+        'benign�, 5\u202f%'
+    """
+    return "".join("\ufffd" if category(each)[0] == "C" and each not in "\t\n" else each for each in text)
 
 
 def compact(page: str) -> str:
@@ -88,9 +107,9 @@ def when(text: str) -> str:
     """Format an ISO timestamp as date and time in UTC; return other texts unchanged."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        if moment.tzinfo is None:
+            return text
+        moment = moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # not a time; or one that is not within the years 1 to 9999 in UTC
         return text
-    if moment.tzinfo is None:
-        return text
-    moment = moment.astimezone(UTC)
     return f"{moment.day} {_MONTHS[moment.month - 1]} {moment.year}, {moment:%H:%M} UTC"

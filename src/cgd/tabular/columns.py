@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from cgd.federation.data_schema import MAX_CATEGORY_BYTES
 from cgd.federation.toml_validation import similar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -124,7 +125,8 @@ class NumberBuilder:
         Raises:
             InputError: a value is not a number, or too large.
         """
-        values: npt.NDArray[np.float64] = self._floats(_decoded(array), first).to_numpy(zero_copy_only=False)
+        with _conversion(self._name, self._title):
+            values: npt.NDArray[np.float64] = self._floats(_decoded(array), first).to_numpy(zero_copy_only=False)
         for number in self._missing.numbers:
             values = np.where(values == number, np.nan, values)
         with np.errstate(invalid="ignore"):
@@ -301,6 +303,11 @@ def to_texts(array: Any, missing: MissingMarkers, name: str, title: str) -> list
 
 def _distinct(array: Any, name: str, title: str) -> tuple[list[Any], npt.NDArray[Any]]:
     """Return the distinct values of an array, and each row's position among them; −1 for null."""
+    with _conversion(name, title):
+        return _encoded(array, name, title)
+
+
+def _encoded(array: Any, name: str, title: str) -> tuple[list[Any], npt.NDArray[Any]]:
     array, kind, types = _decoded(array), _decoded(array).type, pyarrow.types
     plain = _is_text(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     if types.is_floating(kind):
@@ -314,6 +321,18 @@ def _distinct(array: Any, name: str, title: str) -> tuple[list[Any], npt.NDArray
         )
     encoded = array.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy()
+
+
+@contextmanager
+def _conversion(name: str, title: str) -> Iterator[None]:
+    """Turn errors of Arrow into an InputError that names the column."""
+    try:
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{title}: column {name!r} cannot be converted ({str(error).partition(chr(10))[0]}); export it again as "
+            "text in UTF-8 or as numbers, or leave the column out"
+        ) from None
 
 
 def _decoded(array: Any) -> Any:

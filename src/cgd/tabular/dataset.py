@@ -130,6 +130,11 @@ def _load(
     label = label or data.target
     if target and label in (each.name for each in columns):
         raise InputError(f"the label is {label!r}, which is a column to predict from; name another label")
+    if target and label == data.id:
+        raise InputError(
+            f"the label is {label!r}, which is the id column of [data], and classes are disclosed to all participants; "
+            "name the column to predict with --label"
+        )
     wanted = [each.name for each in columns] + [label] * target + [data.id] * ids
     positions = [find_column(table, name, label if target else None) for name in wanted]
     builder = _DatasetBuilder(table, data, columns, label if target else None, ids)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +27,8 @@ import pyarrow.parquet
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Iterator, Sequence
+    from typing import TextIO
 
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -100,13 +101,18 @@ class CsvTable:
         """Return the header, and the number of lines up to its end: blank lines before it count, too."""
         try:
             with self._lines() as lines:
-                header, count = "", 0
+                header, count, quotes = "", 0, 0
                 for line in lines:
                     header += line if header or line.strip() else ""
                     count += 1
-                    if header and not header.count('"') % 2:
+                    quotes += line.count('"')
+                    if len(header) > BLOCK_BYTES:
+                        raise self._too_long(1)
+                    if header and not quotes % 2:
                         break
                 rows = any(line.strip() for line in lines)
+        except csv.Error:
+            raise self._too_long(count + 1) from None
         except (OSError, EOFError, zlib.error) as error:
             raise self._damaged(error) from None
         if not header:
@@ -167,14 +173,14 @@ class CsvTable:
 
     @contextmanager
     def _bytes(self) -> Iterator[_QuoteCounter]:
-        with pyarrow.input_stream(str(self._path), compression="gzip" if self._gzipped else None) as stream:
-            yield _QuoteCounter(stream)
+        with _open_file(self._path) as file:
+            yield _QuoteCounter(pyarrow.CompressedInputStream(file, "gzip") if self._gzipped else file)
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
         opening = gzip.open if self._gzipped else open
         with opening(self._path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-            yield text
+            yield _limited_lines(text)
 
     def _not_utf8(self, line: int) -> InputError:
         return InputError(
@@ -201,6 +207,19 @@ class _QuoteCounter:
         data: bytes = self._stream.read(size)
         self.quotes += data.count(b'"')
         return data
+
+
+def _open_file(path: Path) -> Any:
+    """Open a file for Arrow, which cannot convert a name that is not UTF-8 from a text."""
+    return pyarrow.OSFile(os.fsencode(path))
+
+
+def _limited_lines(text: TextIO) -> Iterator[str]:
+    """Yield the lines of a text; of a longer one than `BLOCK_BYTES`, raise csv.Error, before it is in memory."""
+    while line := text.readline(BLOCK_BYTES + 1):
+        if len(line) > BLOCK_BYTES:
+            raise csv.Error("line too long")
+        yield line
 
 
 def _split(header: str, delimiter: str) -> list[str]:
@@ -290,7 +309,7 @@ class ParquetTable:
     def __init__(self, path: Path) -> None:
         self.title = str(path)
         try:
-            self._file = pyarrow.parquet.ParquetFile(path)
+            self._file = pyarrow.parquet.ParquetFile(_open_file(path))
         except (pyarrow.ArrowException, OSError) as error:
             raise self._damaged(error) from None
         schema = self._file.schema_arrow

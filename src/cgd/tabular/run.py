@@ -14,6 +14,7 @@ The module also states what a training discloses: the privacy warnings before it
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -184,7 +185,7 @@ class TabularRun:
         records, notes = read_dataset(data, settings.data, settings.own_columns, label=label, ids=settings.vertical)
         run_folder = RunFolder(folder, federation, participant)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
-        return cls(federation, participant, settings, records, run_folder, data.name, notes, delta, trace_writer)
+        return cls(federation, participant, settings, records, run_folder, _text(data.name), notes, delta, trace_writer)
 
     def run(self, peers: Peers, show_message: ShowMessage = lambda _: None) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
@@ -350,3 +351,8 @@ def _score(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> dict[
         return None
     outputs = model.outputs(records, peers.groups.get("row") if model.towers > 1 else None)
     return model.scores(outputs, records)
+
+
+def _text(name: str) -> str:
+    """Return a file name as valid text: bytes that are not UTF-8, for which Python has surrogates, are escaped."""
+    return os.fsencode(name).decode(errors="backslashreplace")

@@ -101,6 +101,7 @@ class MetricsLog:
         self._last_warning = -inf
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         weakref.finalize(self, os.close, self._descriptor)
+        os.fchmod(self._descriptor, 0o600)  # a copy from a backup may have lost its modes
         content = path.read_bytes()
         self.evaluations = _read_history(path, content, owner) if content else {}
         if not content:

@@ -126,7 +126,7 @@ def suggest_schema(path: str | os.PathLike[str], label: str) -> str:
         for name, array in zip(positions, arrays, strict=True):
             try:
                 profiles[name].add_batch(array, missing)
-            except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid):  # lists, structures, bytes
+            except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid, UnicodeDecodeError):  # lists, bytes, …
                 nested.add(name)
     target = profiles.pop(label)
     if not target.present:

@@ -9,20 +9,25 @@ files 0600), and nothing of it is ever sent.
     steps/000007.own.safetensors      our addend to the gradient sum of step 7, written before anything is sent
     steps/000007.total.safetensors    the opened sum
     steps/000007.state.safetensors    the displacement after 7 steps, as the members sent it after a restart
-    frames                            every received frame with its sender
+    frames                            every received frame with its sender, if it is well-formed
 
 A participant that was killed continues the trace when it is restarted with the same command. All of its addends are
 there, because they are written first. The total of its last step may be missing, if the others opened the sum and it
 was killed before it received the total; the state that the members send after the restart replaces it. The other sums,
 of statistics and validation losses, are not recorded: their results are in the model and its report.
+
+The frames of a sender are recorded up to a size that grows with the sums, so that nobody can fill the disk of another
+participant. An honest sender stays far below it; the log names one that exceeds it, and the training continues.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import struct
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -53,9 +58,15 @@ if TYPE_CHECKING:
     from cgd.tabular.training import EncodedDataset, TrainingResult
     from cgd.transport.tap import Addend
 
+log = logging.getLogger("cgd.tabular")
+
 # Names in the files, such as "kept_x" (validation records) and "told" (metadata of an addend), are part of this format.
 FORMAT = "cgd-recording-1"
 FILE, DATA, STEPS, FRAMES = "recording.json", "data.safetensors", "steps", "frames"
+# The bytes of frames that are recorded of each sender: at first, for journals and settings, and more for each value of
+# our addends. In a sum, a sender sends at most two ring elements of 8 bytes for each.
+FIRST_FRAME_BYTES = 1 << 28
+FRAME_BYTES_PER_VALUE = 64
 _FRAME = struct.Struct("<HQ")  # lengths of the sender's name and of the frame, which follow
 
 
@@ -75,6 +86,9 @@ class TraceWriter:
         self.folder = folder
         self._owner = {"format": FORMAT, "participant": participant, "federation": federation}
         self._content: dict[str, Any] = {}
+        self._frame_bytes: Counter[PeerId] = Counter()
+        self._max_frame_bytes = FIRST_FRAME_BYTES
+        self._excessive: set[PeerId] = set()
         try:
             self._frames = self._open()
         except OSError as error:
@@ -88,7 +102,6 @@ class TraceWriter:
         if not (folder / FILE).exists():
             if any(folder.iterdir()):
                 raise InputError(f"{folder} holds files that are not a trace; name an empty folder, or a new one")
-            folder.chmod(0o700)
             write_private(folder / FILE, json.dumps(self._owner).encode())
         header = read_header(folder / FILE)
         if {key: header.get(key) for key in self._owner} != self._owner:
@@ -98,8 +111,11 @@ class TraceWriter:
             )
         self._content = header
         (folder / STEPS).mkdir(mode=0o700, exist_ok=True)
+        for each in (folder, folder / STEPS):
+            each.chmod(0o700)  # it may exist; and a copy from a backup may have lost its modes
         frames = os.open(folder / FRAMES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         file = os.fdopen(frames, "r+b", buffering=0)
+        os.fchmod(frames, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -184,6 +200,7 @@ class TraceWriter:
 
     def before_sum(self, addend: Addend) -> None:
         """Write our addend to a gradient sum, before anything is sent; see `Observer`."""
+        self._max_frame_bytes += FRAME_BYTES_PER_VALUE * addend.values.size
         if addend.step is None or addend.weight is None:
             return
         metadata = {"weight": addend.weight, "members": list(addend.members), "epoch": addend.epoch}
@@ -208,13 +225,18 @@ class TraceWriter:
             )
 
     def frame(self, sender: PeerId, frame: Buffer) -> None:
-        """Write a received frame, before the protocol processes it.
+        """Write a received frame, before the protocol processes it, unless its sender has sent far too much.
 
         Raises:
             InputError: it cannot be written.
         """
         name = sender.encode()
         pieces = [_FRAME.pack(len(name), len(frame)) + name, frame]
+        recorded = self._frame_bytes[sender] + sum(map(len, pieces))
+        if recorded > self._max_frame_bytes:
+            self._warn_about_excess(sender)
+            return
+        self._frame_bytes[sender] = recorded
         try:
             written = os.writev(self._frames.fileno(), pieces)
             if written < sum(map(len, pieces)):  # a full disk; writing the rest would fail
@@ -225,6 +247,14 @@ class TraceWriter:
                 f"the trace in {self.folder} cannot be written ({reason}); check the free disk space; the same command "
                 "continues from here"
             ) from None
+
+    def _warn_about_excess(self, sender: PeerId) -> None:
+        if sender not in self._excessive:
+            self._excessive.add(sender)
+            log.warning(
+                "%s has sent %d MB, far more than the sums need; not all of its frames are recorded",
+                sender, self._frame_bytes[sender] // 1_000_000, extra={"event": "not recorded", "peer": sender},
+            )  # fmt: skip
 
     def finish(self, trained: TrainingResult) -> None:
         """Write the outcome of the training."""

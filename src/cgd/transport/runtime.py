@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +27,7 @@ from cgd.errors import (
 from cgd.secagg.messages import HUB
 from cgd.transport.auth import RejectionLog
 from cgd.transport.driver import FLUSH_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
+from cgd.transport.state_log import PeerReport, StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,23 +47,6 @@ SAVE_SECONDS = 5.0
 MAX_PAUSE_WHEN_FULL_SECONDS = 0.05
 # Frames that are processed before the next ones are sent.
 MAX_FRAMES_PER_TURN = 32
-
-
-@dataclass(frozen=True)
-class PeerReport:
-    """The status of one peer, for display.
-
-    Attributes:
-        name: the name of the peer, or of the hub.
-        state: "here", "done", "left", "missing" or "refused".
-        note: the reason if it is not here, or what is wrong with the connection.
-        latency: the round-trip time in seconds, if known.
-    """
-
-    name: PeerId
-    state: str
-    note: str = ""
-    latency: float | None = None
 
 
 class JournalStore(Protocol):
@@ -115,7 +98,7 @@ class FederationRuntime:
         self._unsent: dict[PeerId, bytes] = {}
         self._last_received = time.monotonic()
         self._rejections = RejectionLog()
-        self._logged_states: dict[PeerId, tuple[str, str]] = {}
+        self._states = StateLog()
         self._failure: BaseException | None = None
         self._closed = self._close_at_once = False
         self._closing = threading.Lock()
@@ -295,7 +278,7 @@ class FederationRuntime:
                     self._send_all()
                 if time.monotonic() - last_check > POLL_SECONDS:
                     last_check = time.monotonic()
-                    self._log_state_changes()
+                    self._states.add(self.report())
                     self._save_journals()
             self._send_all()
         except ClosedError:
@@ -367,16 +350,6 @@ class FederationRuntime:
         with suppress(MembershipError):  # its group is gone: the program's thread finds that out itself
             if self._wait_condition():
                 self._changed.notify_all()
-
-    def _log_state_changes(self) -> None:
-        for report in self.report():
-            if self._logged_states.get(report.name) == (report.state, report.note):
-                continue
-            self._logged_states[report.name] = report.state, report.note
-            log.info(
-                "%s is %s%s", report.name, report.state, f": {report.note}" if report.note else "",
-                extra={"event": "peer", "peer": report.name, "state": report.state, "note": report.note},
-            )  # fmt: skip
 
     def _save_journals(self, *, now: bool = False) -> None:
         """Save the journals that have grown since they were saved, at most every `SAVE_SECONDS`, or `now`."""

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cgd.errors import FrameError
+from cgd.secagg import codec
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
     from cgd.transport.base import PeerStatus, ReconnectingTransport, Transport
 
 FrameSink = Callable[["PeerId", "Buffer"], None]
-"""Called with the sender and the bytes of every frame, before the protocol reads it. It must not keep the buffer."""
+"""Called with the sender and the bytes of every well-formed frame, before the protocol reads it.
+
+It must not keep the buffer. Other bytes are not passed on, because a participant could fill the disk with them: the
+protocol rejects and logs them.
+"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +72,7 @@ class Observer(Protocol):
 
 
 class TappedTransport:
-    """A transport that passes every received frame to a sink first."""
+    """A transport that passes every well-formed frame that is received to a sink first."""
 
     def __init__(self, inner: Transport, sink: FrameSink) -> None:
         self._inner, self._sink = inner, sink
@@ -85,9 +92,9 @@ class TappedTransport:
         return self._inner.send(to, frame)
 
     def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
-        """Pass the next frame to the sink, then return it; see `Transport.receive`."""
+        """Pass the next frame to the sink if it is well-formed, then return it; see `Transport.receive`."""
         received = self._inner.receive(timeout)
-        if received is not None:
+        if received is not None and _well_formed(*received):
             self._sink(*received)
         return received
 
@@ -101,7 +108,7 @@ class TappedTransport:
 
 
 class TappedReconnectingTransport(TappedTransport):
-    """A reconnecting transport that passes every received frame to a sink first."""
+    """A reconnecting transport that passes every well-formed frame that is received to a sink first."""
 
     def __init__(self, inner: ReconnectingTransport, sink: FrameSink) -> None:
         super().__init__(inner, sink)
@@ -118,3 +125,11 @@ class TappedReconnectingTransport(TappedTransport):
     def backlog(self, *, connected: bool) -> int:
         """Return the number of frames that peers have not consumed yet; with `connected`, of connected peers only."""
         return self._reconnecting.backlog(connected=connected)
+
+
+def _well_formed(sender: PeerId, frame: Buffer) -> bool:
+    try:
+        codec.from_bytes(frame, sender)
+    except FrameError:
+        return False
+    return True
