@@ -120,7 +120,8 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
     join = ("join", federation, "--as", "ada")
     assert "give one of --data FILE (your records) and --run" in command(*join)[2]
     assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
-    assert "--label, --out and --delta need --data" in command(*join, "--run", "train:main", "--delta", "0.1")[2]
+    for option in (("--delta", "0.1"), ("--function", "networks:deep")):
+        assert "--delta and --function need --data" in command(*join, "--run", "train:main", *option)[2]
     assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
     assert "'dan' is not a participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
 
@@ -386,3 +387,6 @@ def test_function_that_only_the_federation_file_names_is_not_imported(
     code, _, err = command("join", path, "--as", "ada", "--data", "a.csv")
     assert code == 2, err
     assert not (tmp_path / "imported").exists()
+    assert "names the function 'wreck:network' for its network" in err
+    assert "not further" in command("join", path, "--as", "ada", "--data", "a.csv", "--function", "wreck:network")[2]
+    assert (tmp_path / "imported").exists()

@@ -12,13 +12,13 @@ import torch
 from typer.testing import CliRunner
 
 from cgd.cli import app
-from cgd.errors import InputError
+from cgd.errors import CGDError, InputError
 from cgd.federation.config import FOR_TABLES, Federation
 from cgd.federation.data_schema import Model
 from cgd.tabular.models import build
 from cgd.tabular.training import train
 from support.pages import load_script
-from support.tabular import records, run_members, table, tabular_settings, write_federation
+from support.tabular import REGRESSION, records, run_members, table, tabular_settings, write_federation
 
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
 SCHEMA = """
@@ -110,10 +110,31 @@ def common_errors() -> list[str]:
     return [run_members(member, [records(well)] * 3)[0]]
 
 
+def statistics_errors() -> list[str]:
+    """Return the messages of a participant with other values than all others, and of one with a dishonest member."""
+
+    def member(peers: Any, place: int, dishonest: bool) -> str:
+        own, honest_sum = table(4 if place == 0 else 400, place), peers.sum
+        own["dose"] = [1000.0 if place == 0 else 0.0 for _ in own["dose"]]
+        if dishonest and place == 2:
+            peers.sum = lambda values, **options: honest_sum(
+                values - 390 * (options.get("context") == "count targets"), **options
+            )
+            own = table(2, place)
+        try:
+            train(peers, tabular_settings(REGRESSION), records(own, REGRESSION))
+        except CGDError as error:
+            return str(error)
+        return ""
+
+    far, wrong = (run_members(member, [0, 1, 2], [dishonest] * 3) for dishonest in (False, True))
+    return [far[0], wrong[1]]
+
+
 def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
-    messages = own_errors(tmp_path) + common_errors()
+    messages = own_errors(tmp_path) + common_errors() + statistics_errors()
     matches = load_script("run_tutorial").matches
     documented = documented_errors()
     assert len(documented) > 20

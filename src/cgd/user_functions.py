@@ -60,7 +60,8 @@ def load_function(place: str, what: str, arguments: tuple[str, ...]) -> Callable
 def check_function_named(found: str, named: str | None, file: Path) -> None:
     """Raise InputError unless the user named the same function as a file, before anything is imported.
 
-    A run's folder may come from another person, who must not be able to choose the code that runs here.
+    A run's folder, or a federation file, may come from another person, who must not be able to choose the code that
+    runs here.
 
     Args:
         found: the function in the file; empty if it has none.

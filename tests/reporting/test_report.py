@@ -415,8 +415,9 @@ def test_classes_that_another_participant_invented_do_not_fill_the_page(tmp_path
         "classes": [f"class {number}" for number in range(count)],
         "confusion": [[int(row == column == 0) for column in range(count)] for row in range(count)],
     }
-    report(run, tmp_path)
+    page = report(run, tmp_path)
     assert (tmp_path / "report.html").stat().st_size < 1 << 20
+    assert "340 more classes, with the fewest records and predictions, are not shown." in page.text
 
 
 def test_column_whose_numbers_cancel_is_shown_or_refused(tmp_path: Path) -> None:

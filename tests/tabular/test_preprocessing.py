@@ -199,7 +199,7 @@ def test_class_without_records_gives_a_note() -> None:
         "no member has records of the class 'perhaps'; it cannot be learned",
         "only other members have records of the class 'yes'",
     )
-    assert preprocessing.class_weights().tolist() == [1.0, 1.0, 0.0]
+    assert preprocessing.class_weights().tolist() == [1.0, 1.0, 10.0]  # a member that joins later may have some
     assert preprocessing.outputs == 3
 
 

@@ -9,14 +9,16 @@ import pytest
 
 from cgd.cli.join import _prepare_table
 from cgd.errors import InputError
+from cgd.federation import config_edit, member
 from cgd.federation.config import Federation
+from cgd.federation.keys import Keys
 from cgd.reporting.run_file import AnyRun, load_run
 from cgd.secagg.messages import Message, Ready
 from cgd.tabular.run import TabularRun
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import EvalRecord, TrainingResult, train
-from support.in_process import InProcessFederation, MemberProcess, new_federation
+from support.in_process import InProcessFederation, MemberProcess, new_federation, participant_entry
 from support.tabular import records, table, tabular_settings, write_csv, write_federation
 
 if TYPE_CHECKING:
@@ -108,6 +110,18 @@ def test_restart_with_another_table_is_refused_before_any_sum(
     federation.results()
 
 
+def test_restart_with_more_records_than_were_counted_is_refused_and_the_others_wait(
+    federation: InProcessFederation,
+) -> None:
+    programs = kill_before_evaluation(federation, 5, lose_state=False)
+    federation.start("cleo", replace(programs["cleo"], rows=1000))
+    error = federation.errors("cleo")["cleo"]
+    assert "our table is not the one that was counted, or a member entered a wrong number; restart with" in str(error)
+    federation["cleo"].stop()
+    federation.start("cleo", replace(programs["cleo"], evaluations=[]))
+    federation.results()
+
+
 def test_restart_between_step_and_validation_sum_evaluates_its_own_loss(
     federation: InProcessFederation, tmp_path: Path
 ) -> None:
@@ -187,3 +201,26 @@ def test_finished_run_is_unchanged_when_joined_again(tmp_path: Path, capsys: pyt
     assert output[0] == "steps 1 to 10 of 15 were taken before the restart and are replayed"
     assert output[1].startswith("step 15 of 15: validation loss of all ")
     assert [row.step for row in load_run(folder / "bob").history] == [5, 10, 15]
+
+
+def test_member_that_joins_later_accepts_statistics_without_its_own_records(
+    federation: InProcessFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dan has more records than all others together, so all counts of the statistics are below its own."""
+    monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
+    holds = [federation.network.hold(name, set(NAMES) - {name}, is_validation_sum) for name in NAMES]
+    for place, name in enumerate(NAMES):
+        federation.start(name, TrainingProgram(seed=place))
+    federation.wait_until(lambda: all(len(hold.reached) == 2 for hold in holds))
+    keys = Keys.generate("dan")
+    keys.save(federation.path.parent)
+    config_edit.add_participant(federation.path, participant_entry(keys, len(NAMES)))
+    federation.wait_until(
+        lambda: all(process.member.runtime.membership.federation_spec.epoch == 2 for process in federation)
+    )
+    for hold in holds:
+        federation.network.release(hold)
+    federation.start("dan", TrainingProgram(rows=1000, seed=5))
+    results = federation.results()
+    assert {name: result.steps for name, result in results.items()} == dict.fromkeys((*NAMES, "dan"), 10)
+    assert len({result.preprocessing for result in results.values()}) == 1

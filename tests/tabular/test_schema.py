@@ -200,10 +200,11 @@ def test_texts_among_numbers_are_not_published(tmp_path: Path) -> None:
     remark = "see the file of Anna Smith"
     text = suggest_schema(written(tmp_path, {"age": [*range(40), remark], "y": (["a", "b"] * 30)[:41]}), "y")
     assert remark not in text
+    assert 'age = "number"  # 1 distinct text is not a number: correct the table, or list the text as missing' in text
 
 
 def test_long_text_among_numbers_gives_a_valid_suggestion(tmp_path: Path, federation: str) -> None:
-    values = [*range(40), "a remark that somebody has typed into the wrong column of the sheet and that never ends " * 2]
+    values = [*range(40), "a remark that somebody has typed into the wrong column and that never ends " * 2]
     text = suggest_schema(written(tmp_path, {"age": values, "y": (["a", "b"] * 30)[:41]}), "y")
     assert pasted(federation, text).names == ("age",)
 
@@ -214,5 +215,5 @@ def test_names_of_patients_are_left_out_although_one_is_repeated_or_missing(
 ) -> None:
     """All categories of a column are opened to all participants: the training would publish every name."""
     names = [*(f"Anna Patient-{number}" for number in range(59)), last]
-    path = written(tmp_path, {"name": names, "age": list(range(60)), "y": ["a", "b"] * 30})
+    path = written(tmp_path, {"name": names, "age": [20 + number % 40 for number in range(60)], "y": ["a", "b"] * 30})
     assert "name" not in pasted(federation, suggest_schema(path, "y")).names

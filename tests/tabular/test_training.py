@@ -267,3 +267,31 @@ def test_one_member_cannot_remove_a_class_so_that_the_sum_is_the_gradient_of_one
     _, bob, cleo = observers
     for total, own, bobs in zip(cleo.totals, cleo.own, bob.own, strict=True):
         assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)
+
+
+def test_one_member_cannot_shrink_the_deviation_so_that_the_sum_is_the_gradient_of_one_other() -> None:
+    """Ada's targets are all zero. Cleo invents a million more zeros, and bob's become large numbers beside them."""
+    settings = tabular_settings(REGRESSION, steps=2)
+    observers = [_Addends(), _Addends(), _Addends()]
+
+    def member(peers: cgd.Peers, number: int) -> None:
+        content, honest_sum = table(60, number), peers.sum
+        content["score"] = [50.0 + score if number == 1 else 0.0 for score in content["score"]]
+
+        def dishonest_sum(values: Any, **options: Any) -> Any:
+            if options.get("context") == "count targets":
+                values = values + 1_000_000
+            return honest_sum(values, **options)
+
+        if number == 2:
+            peers.sum = dishonest_sum  # type: ignore[method-assign]
+        peers.observer = observers[number]
+        train(peers, settings, records(content, settings.data))
+
+    try:
+        run_members(member, [0, 1, 2])
+    except cgd.CGDError:  # an error before anything is shared is right
+        return
+    _, bob, cleo = observers
+    for total, own, bobs in zip(cleo.totals, cleo.own, bob.own, strict=True):
+        assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)

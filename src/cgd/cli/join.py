@@ -27,6 +27,13 @@ Delta = Annotated[
     float | None,
     typer.Option(help="With --data: the standard deviation of your model's origin (default: as in the file)."),
 ]
+Function = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="With --data: the function in [model] that builds the network, if there is one; it is run here.",
+    ),
+]
 Record = Annotated[
     Path | None,
     typer.Option(
@@ -51,6 +58,7 @@ def join(
         Path | None, typer.Option(metavar="DIR", help="With --data: folder for model and report (default: runs/NAME).")
     ] = None,
     delta: Delta = None,
+    function: Function = None,
     record: Record = None,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it is called with the peers.")
@@ -81,15 +89,19 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta) != (None, None, None):
-            raise InputError("--label, --out and --delta need --data; a program of your own sets these itself")
+        if (label, out, delta, function) != (None, None, None, None):
+            raise InputError(
+                "--label, --out, --delta and --function need --data; a program of your own sets these itself"
+            )
     with Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
         try:  # errors in the records are found before any peer is contacted
             from cgd.federation.config import Federation
 
             program = _load_program(run) if run is not None else None
             federation = Federation.load(path)
-            table = None if data is None else _prepare_table(federation, name, data, label, out, delta, record)
+            table = (
+                None if data is None else _prepare_table(federation, name, data, label, out, delta, record, function)
+            )
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -171,13 +183,16 @@ def _prepare_table(
     out: Path | None,
     delta: float | None,
     record: Path | None,
+    function: str | None = None,
 ) -> TabularRun:
     """Read and check the records and settings, and print notes about them."""
     from cgd.tabular.run import TabularRun, early_privacy_warnings
     from cgd.tabular.trace_writer import bytes_per_parameter
 
     folder = out or federation.path.parent / "runs" / name
-    table = TabularRun.prepare(federation, name, data, folder, label=label, delta=delta, record=record)
+    table = TabularRun.prepare(
+        federation, name, data, folder, label=label, delta=delta, record=record, function=function
+    )
     plural = "" if table.records.rows == 1 else "s"
     typer.echo(f"cgd: {table.records.rows:,} record{plural} of {printable(data.name)}", err=True)
     if table.folder.finished_run() is not None:

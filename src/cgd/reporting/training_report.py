@@ -22,6 +22,7 @@ from cgd.reporting.html import compact, decimals, figure, templates
 from cgd.reporting.run_file import ClassificationScores, RegressionScores, load_run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cgd.reporting.run_file import AnyRun
@@ -31,6 +32,7 @@ METRICS = ("step", "training_loss", "validation_loss", "everyone_validation_loss
 MAX_CATEGORIES = 8
 # A confusion matrix with more classes, or longer names, has numbers for headings.
 MAX_NAMED_CLASSES, MAX_HEADING_LENGTH = 4, 12
+MAX_MATRIX_CLASSES = 60  # the matrix has a cell for every pair; other participants may add classes
 MIN_RECORDS_TO_JUDGE = 10
 _SETTINGS = {
     "steps": "Maximum number of steps",
@@ -72,7 +74,7 @@ class ClassRow:
     Attributes:
         number: index from 1.
         name: the class's name.
-        cells: number of its records predicted as each class.
+        cells: number of its records predicted as each class of the matrix.
         shares: the cells as fractions of the row.
         records: number of its records.
         recall: fraction of its records predicted as this class; None without records.
@@ -133,7 +135,7 @@ def render(run: AnyRun) -> str:
     details: list[charts.Chart | None] = []
     classes: list[ClassRow] = []
     if isinstance(scores, ClassificationScores):
-        details, classes = [charts.roc_chart(scores)], class_rows(scores)
+        details, classes = [charts.roc_chart(scores)], class_rows(scores, shown_classes(scores))
     elif scores is not None:
         details = [charts.scatter_chart(scores), charts.residual_chart(scores)]
     page = templates("cgd.reporting").get_template("report.html.jinja")
@@ -145,6 +147,7 @@ def render(run: AnyRun) -> str:
         curves=[each for each in curves if each],
         details=[each for each in details if each],
         classes=classes,
+        hidden=len(scores.classes) - len(classes) if isinstance(scores, ClassificationScores) else 0,
         numbered=len(classes) > MAX_NAMED_CLASSES or any(len(each.name) > MAX_HEADING_LENGTH for each in classes),
         model=describe_model(run),
         holders={each.name: each.held_by for each in run.data.columns or []},
@@ -215,15 +218,25 @@ def figures(run: AnyRun) -> list[Figure]:
     return [Figure(name, write(value), meaning) for name, value, write, meaning in rows if value is not None]
 
 
-def class_rows(scores: ClassificationScores) -> list[ClassRow]:
-    """Return the confusion matrix, class by class."""
+def shown_classes(scores: ClassificationScores) -> list[int]:
+    """Return the indices of the classes to show: all, or those with the most records and predictions, in order."""
+    columns = zip(*scores.confusion, strict=True)
+    sizes = [sum(row) + sum(column) for row, column in zip(scores.confusion, columns, strict=True)]
+    largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[:MAX_MATRIX_CLASSES]
+    return sorted(largest)
+
+
+def class_rows(scores: ClassificationScores, shown: Sequence[int] | None = None) -> list[ClassRow]:
+    """Return the confusion matrix, class by class: all classes, or those with the given indices."""
+    shown = range(len(scores.classes)) if shown is None else shown
     predicted = [sum(column) for column in zip(*scores.confusion, strict=True)]
     rows = []
-    for i, (name, cells) in enumerate(zip(scores.classes, scores.confusion, strict=True)):
-        total = sum(cells)
+    for i in shown:
+        row, total = scores.confusion[i], sum(scores.confusion[i])
+        cells = [row[j] for j in shown]
         shares = [cell / total if total else 0.0 for cell in cells]
-        recall, precision = shares[i] if total else None, cells[i] / predicted[i] if predicted[i] else None
-        rows.append(ClassRow(i + 1, name, cells, shares, total, recall, precision))
+        recall, precision = row[i] / total if total else None, row[i] / predicted[i] if predicted[i] else None
+        rows.append(ClassRow(i + 1, scores.classes[i], cells, shares, total, recall, precision))
     return rows
 
 

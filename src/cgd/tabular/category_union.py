@@ -22,6 +22,7 @@ import numpy as np
 
 from cgd.errors import InputError, ProtocolError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES
+from cgd.tabular.columns import MAX_CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,20 +48,23 @@ WIDTH = 1 + LIMBS + CHECK_LIMBS
 MAX_PART_CELLS = MAX_TABLE_BYTES // (PARTS * WIDTH * np.dtype(np.int64).itemsize)
 
 
-def learn_categories(peers: Peers, own: Mapping[str, Mapping[str, int]], context: str) -> dict[str, dict[str, int]]:
+def learn_categories(
+    peers: Peers, own: Mapping[str, Mapping[str, int]], context: str, limit: int | None = None
+) -> dict[str, dict[str, int]]:
     """Return the categories of all members, and the total number of records of each.
 
     Args:
         peers: the members of the sum.
         own: this member's categories and their numbers of records, by column. All members have the same columns.
         context: a short text, the same at every member.
+        limit: the most categories of a column; as many as the members' tables may have in total by default.
 
     Returns:
         The categories by column, sorted, with their total numbers of records.
 
     Raises:
-        InputError: a category is too long (the sum is aborted for all members), or there are too many in total
-            (all members raise this).
+        InputError: a category is too long (the sum is aborted for all members), or there are too many in total, or
+            of one column (all members raise this).
         ProtocolError: the table cannot be decoded: a member entered inconsistent cells.
     """
     columns = sorted(own)  # entries refer to columns by their index in this order
@@ -84,11 +88,22 @@ def learn_categories(peers: Peers, own: Mapping[str, Mapping[str, int]], context
             totals: dict[str, dict[str, int]] = {name: {} for name in own}
             for (column, text), count in sorted(found.items()):
                 totals[columns[column]][text] = count
+            _check_number(totals, MAX_CATEGORIES * len(peers) if limit is None else limit)
             return totals
     raise ProtocolError(
         f"the members' categories could not be decoded in {ATTEMPTS} attempts: a member enters inconsistent data, and "
         "the sums do not show which; list the categories in the schema of the federation file"
     )
+
+
+def _check_number(totals: Mapping[str, Mapping[str, int]], limit: int) -> None:
+    """Refuse a column with too many categories: each is a feature, or an output, of the model of every member."""
+    for name, found in totals.items():
+        if len(found) > limit:
+            raise InputError(
+                f"the members have {len(found):,} categories of {name!r} in total, and the maximum is {limit:,}; list "
+                "them in the federation file, or find out which participant has so many"
+            )
 
 
 def _entries(own: Sequence[Mapping[str, int]]) -> dict[Entry, int]:

@@ -1,7 +1,8 @@
 """Statistics over all members' records by secure sums: counts, means, standard deviations, categories.
 
 Sums of integers and wide sums are exact, so all members compute the same statistics, bit for bit. The deviation takes a
-second sum, over (x − mean)²: computed from Σx² and Σx it would be inaccurate for a large mean.
+second sum, over (x − mean)²: computed from Σx² and Σx it would be inaccurate for a large mean. Every opened sum is
+checked before it is used (`cgd.tabular.opened_counts`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from cgd.errors import InputError
 from cgd.tabular import category_union
 from cgd.tabular.columns import Categorical, values_are
+from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included
 from cgd.tabular.wide_sums import exact_sum
 
 if TYPE_CHECKING:
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
     FeatureWriter = Callable[[npt.NDArray[np.float32], slice], None]
+
+# The largest ratio of two class weights. The numbers of records are not proved: without a limit, a member that invents
+# records of one class makes the gradients of all members that have this class only negligible.
+MAX_CLASS_RATIO = 10
+MAX_LEARNED_CLASSES = 200
 
 
 class NumberStats(msgspec.Struct, frozen=True, tag_field="type", tag="number"):
@@ -188,9 +195,8 @@ class TargetStats(msgspec.Struct, frozen=True):
     def class_weights(self) -> npt.NDArray[np.float32]:
         """See `Preprocessing.class_weights`."""
         counts = np.array(self.counts, dtype=np.float64)
-        occurring = np.count_nonzero(counts)
-        weights = np.zeros_like(counts)
-        np.divide(counts.sum(), occurring * counts, out=weights, where=counts > 0)
+        weighted_as = np.maximum(counts, counts.max() / MAX_CLASS_RATIO)
+        weights: Floats = counts.sum() / (np.count_nonzero(counts) * weighted_as)
         return weights.astype(np.float32)
 
     def notes(self, values: Floats | Categorical | None) -> list[str]:
@@ -206,6 +212,16 @@ class TargetStats(msgspec.Struct, frozen=True):
                 notes.append(f"only other members have records of the class {', '.join(map(repr, others))}")
         return notes
 
+    def weight_notes(self) -> list[str]:
+        """Return notes about balanced class weights."""
+        limit = max(self.counts) / MAX_CLASS_RATIO
+        rare = [name for name, count in zip(self.classes, self.counts, strict=True) if 0 < count < limit]
+        if not rare:
+            return []
+        names = ", ".join(map(repr, rare))
+        note = f"a record weighs at most {MAX_CLASS_RATIO} times as much as one of another class"
+        return [f"{note}, so the rare class {names} has less total weight than the others"]
+
 
 def fit_columns(
     records: TabularDataset, columns: Sequence[Column], peers: Peers
@@ -217,10 +233,14 @@ def fit_columns(
     present = [int(np.count_nonzero(~np.isnan(records.numbers[name]))) for name in numbers]
     absent = [records.categories[each.name].missing for each in columns if each.type == "category"]
     counts = [count for each in listed for count in records.categories[each.name].counts().tolist()]
-    totals = iter(peers.sum(np.array([records.rows, *present, *absent, *counts]), context="count values").tolist())
-    rows = next(totals)
+    own = [records.rows, *present, *absent, *counts]
+    included = is_included(peers)
+    opened = peers.sum(np.array(own), context="count values").tolist()
+    rows, totals = opened[0], iter(opened[1:])
+    check_counts(peers, "records, values and categories", opened, own if included else None, limit=rows)
     found: dict[str, NumberStats | CategoryStats] = {}
-    moments = _moments([records.numbers[name] for name in numbers], [next(totals) for _ in numbers], peers, "columns")
+    values = {name: records.numbers[name] for name in numbers}
+    moments = _moments(values, [next(totals) for _ in numbers], peers, "columns")
     for name, (count, mean, deviation) in zip(numbers, moments, strict=True):
         found[name] = NumberStats(name, count, rows - count, mean, deviation)
     missing = {each.name: next(totals) for each in columns if each.type == "category"}
@@ -229,8 +249,8 @@ def fit_columns(
             each.name, each.categories, tuple(next(totals) for _ in each.categories), missing[each.name]
         )
     if learned:
-        own = {name: _counts(records.categories[name]) for name in learned}
-        for name, categories in category_union.learn_categories(peers, own, "categories").items():
+        union = _learn({name: _counts(records.categories[name]) for name in learned}, peers, "categories")
+        for name, categories in union.items():
             found[name] = CategoryStats(name, tuple(categories), tuple(categories.values()), missing[name])
     return tuple(found[each.name] for each in columns)
 
@@ -245,8 +265,10 @@ def fit_target(records: TabularDataset, data: Data, peers: Peers) -> TargetStats
     if isinstance(values, Categorical):
         return _fit_classes(values, data, peers)
     if values is not None:
+        included = is_included(peers)
         count = int(peers.sum(np.array([len(values)]), context="count targets")[0])
-        ((_, mean, deviation),) = _moments([values], [count], peers, "target")
+        check_counts(peers, "values of the target", [count], [len(values)] if included else None)
+        ((_, mean, deviation),) = _moments({data.target: values}, [count], peers, "target")
         if not deviation:
             raise InputError(
                 f"all values of {data.target!r} in the federation are equal; there is nothing to predict: check "
@@ -260,10 +282,13 @@ def fit_target(records: TabularDataset, data: Data, peers: Peers) -> TargetStats
 def _fit_classes(values: Categorical, data: Data, peers: Peers) -> TargetStats:
     own = _counts(values)
     if data.classes:
-        totals = peers.sum(np.array([own.get(name, 0) for name in data.classes]), context="count classes").tolist()
+        part = [own.get(name, 0) for name in data.classes]
+        included = is_included(peers)
+        totals = peers.sum(np.array(part), context="count classes").tolist()
+        check_counts(peers, "records of a class", totals, part if included else None)
         counted = dict(zip(data.classes, totals, strict=True))
     else:
-        counted = category_union.learn_categories(peers, {data.target: own}, "classes")[data.target]
+        counted = _learn({data.target: own}, peers, "classes", MAX_LEARNED_CLASSES)[data.target]
     occurring = [name for name, count in counted.items() if count]
     if len(occurring) < 2:
         raise InputError(
@@ -273,20 +298,38 @@ def _fit_classes(values: Categorical, data: Data, peers: Peers) -> TargetStats:
     return TargetStats(tuple(counted), tuple(counted.values()))
 
 
+def _learn(
+    own: Mapping[str, Mapping[str, int]], peers: Peers, context: str, limit: int | None = None
+) -> dict[str, dict[str, int]]:
+    """Return the categories of all members by column, checked; see `category_union.learn_categories`."""
+    included = is_included(peers)
+    union = category_union.learn_categories(peers, own, context, limit)
+    if included:
+        for name, counts in own.items():
+            totals = [union[name].get(category, 0) for category in counts]
+            check_counts(peers, f"records of a category of {name!r}", totals, list(counts.values()))
+    return union
+
+
 def _moments(
-    columns: Sequence[Floats], counts: Sequence[int], peers: Peers, what: str
+    columns: Mapping[str, Floats], counts: Sequence[int], peers: Peers, what: str
 ) -> Iterable[tuple[int, float, float]]:
     """Return count, mean and standard deviation of each column over all members' values."""
     if not columns:
         return []
-    sums = exact_sum(peers, [_sum(values) for values in columns], f"sums of {what}")
+    sums = exact_sum(peers, [_sum(values) for values in columns.values()], f"sums of {what}")
     means = [_quotient(total, count) for total, count in zip(sums, counts, strict=True)]
-    squares = [_squares(values, mean) for values, mean in zip(columns, means, strict=True)]
+    for name, mean in zip(columns, means, strict=True):
+        check_mean(peers, name, mean)
+    squares = [_squares(values, mean) for values, mean in zip(columns.values(), means, strict=True)]
+    included = is_included(peers)
     spreads = exact_sum(peers, squares, f"squares of {what}")
-    return [
-        (count, mean, _deviation(total, spread, count, mean))
-        for total, spread, count, mean in zip(sums, spreads, counts, means, strict=True)
-    ]
+    deviations = [_deviation(*each) for each in zip(sums, spreads, counts, means, strict=True)]
+    if included:
+        for (name, values), spread, own, deviation in zip(columns.items(), spreads, squares, deviations, strict=True):
+            check_spread(peers, name, spread, own)
+            check_distance(peers, name, own, int(np.count_nonzero(~np.isnan(values))), deviation)
+    return list(zip(counts, means, deviations, strict=True))
 
 
 def _sum(values: Floats) -> Fraction:

@@ -111,7 +111,7 @@ class Preprocessing:
         return self.target.decode(values)
 
     def class_weights(self) -> npt.NDArray[np.float32]:
-        """Return weights that balance the classes: n/(k·n_c), and 0 for a class without records."""
+        """Return weights that balance the classes: n/(k·n_c), where a rare class counts as a tenth of the largest."""
         return self.target.class_weights()
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,7 +185,9 @@ def fit(records: TabularDataset, data: Data, columns: Sequence[Column], peers: P
         peers: the members that hold these columns: in a grid, the peers of the grid column.
 
     Raises:
-        InputError: there are fewer than two classes, or all values of the target are equal; all members raise this.
+        InputError: there are fewer than two classes, or all values of the target are equal (all members raise this);
+            or our values are very far from those of the others.
+        ProtocolError: a member entered a wrong number; see `cgd.tabular.opened_counts`.
     """
     target = fit_target(records, data, peers)
     return Preprocessing(fit_columns(records, columns, peers), target)

@@ -5,8 +5,9 @@ one batch of a file is in memory. A file that is not a table raises `InputError`
 
 CSV files are plain or gzipped, in UTF-8, separated by commas, semicolons, tabs or bars. Arrow reads the file in blocks,
 every field as text. If Arrow fails, the file is read again line by line, to report the line that is wrong; this is slow
-and happens once. Arrow accepts a quote that is never closed: the rest of the file would become one field, and its
-records would be lost silently. Therefore quotes are counted, and the file is read again if their number is odd.
+and happens once. Arrow accepts a quote that is never closed: the text up to the next quote, or the rest of the file,
+would become one field, and its records would be lost silently. Therefore the characters beside every quote are checked
+(`cgd.tabular.quotes`), and the file is read again if a quote is not where a field begins or ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from cgd.errors import InputError
+from cgd.tabular.quotes import QuoteChecker
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -81,7 +83,7 @@ class CsvTable:
                 )
                 for batch in reader:
                     yield batch.columns
-                if stream.quotes % 2:
+                if not stream.regular():
                     self._find_open_quote()
         except (pyarrow.ArrowException, OSError, EOFError) as error:
             self._find_fault()
@@ -145,7 +147,10 @@ class CsvTable:
                     raise self._too_long(line)
 
     def _find_open_quote(self) -> None:
-        """Raise InputError if the file ends within quotes; a quote in the middle of a text does not open any."""
+        """Raise InputError for a quote that is not closed where its field ends; one within a text does not open any.
+
+        Text behind a closing quote is allowed if the field is on one line: then no records are lost.
+        """
         with self._lines() as lines:
             reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
             while True:
@@ -154,8 +159,9 @@ class CsvTable:
                     next(reader)
                 except StopIteration:
                     return
-                except csv.Error:
-                    raise self._too_long(line) from None
+                except csv.Error as error:
+                    if reader.line_num > line or "expected after" not in str(error):
+                        raise self._too_long(line) from None
 
     def _rows(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         """Yield every row, also blank ones, with the line where it begins, from 1."""
@@ -172,9 +178,10 @@ class CsvTable:
                 raise self._damaged(error) from None
 
     @contextmanager
-    def _bytes(self) -> Iterator[_QuoteCounter]:
+    def _bytes(self) -> Iterator[QuoteChecker]:
         with _open_file(self._path) as file:
-            yield _QuoteCounter(pyarrow.CompressedInputStream(file, "gzip") if self._gzipped else file)
+            stream = pyarrow.CompressedInputStream(file, "gzip") if self._gzipped else file
+            yield QuoteChecker(stream, self._delimiter)
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
@@ -193,20 +200,6 @@ class CsvTable:
 
     def _too_long(self, line: int) -> InputError:
         return InputError(f"{self.title}, line {line}: a quote is not closed, or a field is too long; correct it there")
-
-
-class _QuoteCounter:
-    """A binary stream that counts the quotes read from it."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.quotes, self.closed = 0, False
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes."""
-        data: bytes = self._stream.read(size)
-        self.quotes += data.count(b'"')
-        return data
 
 
 def _open_file(path: Path) -> Any:

@@ -37,7 +37,7 @@ from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.trace_writer import TraceWriter, check_recordable
 from cgd.tabular.training import EvalRecord, TrainingResult, train
-from cgd.user_functions import load_function
+from cgd.user_functions import check_function_named, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,6 +160,7 @@ class TabularRun:
         label: str | None = None,
         delta: float | None = None,
         record: Path | None = None,
+        function: str | None = None,
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -171,15 +172,18 @@ class TabularRun:
             label: the target's name in our file, if it differs.
             delta: our own δ.
             record: a folder for a trace, if one is to be recorded.
+            function: the function in [model], if there is one: a federation file alone cannot choose the code that
+                runs here.
 
         Raises:
-            InputError: a setting, the file or a folder cannot be used.
+            InputError: a setting, the file or a folder cannot be used, or the file names another function.
         """
         settings = TabularSettings.from_federation(federation, participant)
         if delta is not None:
             check_delta(delta)
         if record is not None:
             check_recordable(settings)
+        check_function_named(settings.model.function, function, federation.path)
         if settings.model.function:
             load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
         records, notes = read_dataset(data, settings.data, settings.own_columns, label=label, ids=settings.vertical)

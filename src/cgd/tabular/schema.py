@@ -2,7 +2,7 @@
 
 The suggestion is a starting point for all participants to review: others may have other categories and missing values.
 The text is sent to all participants, so it contains nothing of the table but names of columns, numbers of distinct
-values and, in comments that can be deleted, the classes.
+values, usual markers of missing values and, in comments that can be deleted, the classes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 MAX_CODES = 8  # whole numbers with at most this many distinct values are probably codes
 MIN_CATEGORIES_TO_NOTE = 100
 MAX_MARKER_TEXTS = 3  # so few distinct texts in a column of numbers probably mark missing values
+# Texts that are suggested as missing values. Any other text in a column of numbers may be a remark about a person, and
+# is only counted.
+USUAL_MARKERS = re.compile(
+    r"[-.*#/+]{1,3}|#?n[./]?[adkr]\.?|nan|nil|none|null|unk|unknown|missing|empty|blank|invalid|error|no data"
+    r"|not (available|applicable|known|done|recorded|measured|tested)",
+    re.IGNORECASE,
+)
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
 
 
@@ -106,6 +113,22 @@ class ColumnProfile:
         text = not self.numbers and self.present > MAX_CODES
         return self.distinct and self.present == self.rows > 2 and (text or (self.whole and self.rising))
 
+    @property
+    def mostly_distinct(self) -> bool:
+        """True if more than half of the values of a column of texts are distinct, as with names."""
+        distinct = len(self.texts) + len(self.numbers)
+        return not self.numeric and bool(self.texts) and MAX_CODES < self.present < 2 * distinct
+
+    @property
+    def markers(self) -> list[str]:
+        """The texts in a column of numbers that are usual markers of missing values."""
+        return sorted(filter(USUAL_MARKERS.fullmatch, self.texts)) if self.numeric else []
+
+    @property
+    def remarks(self) -> int:
+        """The number of other distinct texts in a column of numbers."""
+        return len(self.texts) - len(self.markers) if self.numeric else 0
+
 
 def suggest_schema(path: str | os.PathLike[str], label: str) -> str:
     """Return the text of `[data]` and `[model]` for a table, to paste into a federation file.
@@ -136,7 +159,7 @@ def suggest_schema(path: str | os.PathLike[str], label: str) -> str:
         raise InputError(
             f"{table.title} has no column to predict {label!r} from; these are its columns:\n" + "\n".join(lines)
         )
-    markers = [text for each in (*profiles.values(), target) if each.numeric for text in sorted(each.texts)]
+    markers = [text for each in (*profiles.values(), target) for text in each.markers]
     return "\n".join([*_data_lines(label, target, markers, profiles), "", "[data.columns]", *lines, "", *MODEL, ""])
 
 
@@ -152,11 +175,12 @@ def _data_lines(
     label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile]
 ) -> list[str]:
     regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
+    remarks = f"  # {_remarks(target)}" if regression and target.remarks else ""
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
         "[data]",
-        f"target = {_text(label)}",
+        f"target = {_text(label)}{remarks}",
         f'task = "{"regression" if regression else "classification"}"',
     ]
     if not regression and len(target.values) <= MAX_CLASSES:
@@ -183,17 +207,24 @@ def _column_line(name: str, profile: ColumnProfile, nested: bool) -> str:
         return f"# {key}: left out, all its values are missing"
     if profile.id_like:
         return f"# {key}: left out, all values are distinct: an ID?"
+    if profile.mostly_distinct:
+        return f"# {key}: left out, {many} distinct texts in {profile.present} values: names? All participants see them"
     if count == 1:
         return f'# {key} = "category"  # left out, it has only one value'
     if profile.numeric:
         if profile.whole and 2 < count <= MAX_CODES:
             return f'{key} = "category"  # {count} whole numbers: a code? For counts or measurements, write "number"'
-        return f'{key} = "number"'
+        return f'{key} = "number"' + (f"  # {_remarks(profile)}" if profile.remarks else "")
     if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_BYTES:
         return f"# {key}: left out, {many} distinct values of up to {profile.longest} bytes: free text?"
     if count > MIN_CATEGORIES_TO_NOTE:
         return f'{key} = "category"  # {count} distinct values, a feature for each'
     return f'{key} = "category"'
+
+
+def _remarks(profile: ColumnProfile) -> str:
+    texts = "1 distinct text is" if profile.remarks == 1 else f"{profile.remarks} distinct texts are"
+    return f"{texts} not a number: correct the table, or list the text as missing"
 
 
 def _key(name: str) -> str:

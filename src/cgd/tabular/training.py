@@ -27,6 +27,7 @@ from cgd.optim.vertical import first_layer_names
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split
 from cgd.tabular.models import build
+from cgd.tabular.opened_counts import check_counts, is_included
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.wide_sums import wide_sum
 
@@ -129,6 +130,7 @@ def train(
         clipped=loop.clipped,
         notes=(
             *preprocessing.notes(records),
+            *(preprocessing.target.weight_notes() if settings.data.class_weights == "balanced" else ()),
             *loop.notes,
             *(f"{WARNING_PREFIX}{each}" for each in loop.optimizer.privacy_warnings),
         ),
@@ -291,7 +293,9 @@ class _TrainingLoop:
         if new and count:
             outputs = forward(self.network.eval(), self.validation.x)
             own, score = self.validation.losses(outputs).double().sum().item(), self.validation.score(outputs)
+        included = is_included(self.peers)
         total, records = wide_sum(self.peers, np.array([own, count]), "validation loss").tolist()
+        check_counts(self.peers, "validation records", [int(records)], [count] if included else None)
         mean = total / records if records else None
         if mean is not None and mean < self._lowest_loss * (1 - MIN_IMPROVEMENT):
             self._lowest_loss = mean
