@@ -144,7 +144,7 @@ def frame_seeds(simulation: RecordedSimulation) -> dict[str, bytes]:
     certificate = entry.certificate.to_json()
     pending_reveal = PendingReveal(1, ("a", "b", "c"), bytes(32))
     for name, reader, value in zip(
-        ("certificate", "mark"), frames.READERS[5:7], (certificate, pending_reveal.to_json()), strict=True
+        ("certificate", "pending-reveal"), frames.READERS[5:7], (certificate, pending_reveal.to_json()), strict=True
     ):
         add(name, reader, json.dumps(value).encode())
     add("checked", frames.check_certificate, json.dumps([certificate, entry.fields]).encode())
@@ -174,14 +174,14 @@ def file_seeds(simulation: RecordedSimulation) -> dict[str, bytes]:
     records = [*entries, b"".join(journal.pending_reveal_record())]
     indices = (*range(len(journal)), len(journal))
     segment = b"".join(entry_header(index, [each]) + each for index, each in zip(indices, records, strict=True))
-    add("ledger", files.read_journal, whole)
-    add("ledger-empty", files.read_journal, Journal().to_bytes()[32:])
-    add("record", files.read_entry, entries[-1])
-    add("record-mark", files.read_entry, records[-1])
-    add("takeover", files.transfer_journal, bytes([10, 100, 200, 0]) + journal.export_since(0, states=True)[32:])
-    add("takeover-whole", files.transfer_journal, bytes([0, 0, 0, 0]) + journal.export_since(0, states=True)[32:])
+    add("journal", files.read_journal, whole)
+    add("journal-empty", files.read_journal, Journal().to_bytes()[32:])
+    add("entry", files.read_entry, entries[-1])
+    add("entry-pending-reveal", files.read_entry, records[-1])
+    add("transfer", files.transfer_journal, bytes([10, 100, 200, 0]) + journal.export_since(0, states=True)[32:])
+    add("transfer-whole", files.transfer_journal, bytes([0, 0, 0, 0]) + journal.export_since(0, states=True)[32:])
     add("state", files.read_state, two(whole, b""))
-    add("state-journal", files.read_state, two(b"", segment))
+    add("state-entries", files.read_state, two(b"", segment))
     for name, text in federations().items():
         add(f"federation-{name}", files.read_federation, text.encode())
     keys = keys_of("a")
