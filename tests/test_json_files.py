@@ -27,6 +27,7 @@ class Document(msgspec.Struct):
     rows: list[Row]
     kind: Literal["a", "b"] = "a"
     counts: dict[str, int] | None = None
+    named: dict[str, Row] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Section:
         ('{"format": "x", "rows": {}}', "rows: expected `array`, got `object`"),
         ('{"format": "x", "rows": [], "kind": "c"}', "kind is 'c': invalid enum value 'c'"),
         ('{"format": "x", "rows": [], "counts": {"a": null}}', "counts[...]: expected `int`, got `null`"),
+        (
+            '{"format": "x", "rows": [], "named": {"a": {"step": "ten"}}}',
+            "named[...].step: expected `int`, got `str`",
+        ),
         ("[]", "expected `object`, got `array`"),
         ("3", "the document is 3: expected `object`, got `int`"),
         ("{", "it cannot be read as JSON (Expecting property name"),

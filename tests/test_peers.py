@@ -322,6 +322,12 @@ def test_sum_is_repeated_when_the_members_change_unless_it_has_a_weight(weight: 
         assert all(isinstance(error, MembersChangedError) for error in results)
 
 
+def test_values_that_were_weighted_for_another_epoch_are_not_summed() -> None:
+    with local_peers(MEMBERS) as members:
+        results = outcomes(members, lambda peers: peers.sum(np.ones(2), epoch=3))
+    assert all(isinstance(error, MembersChangedError) for error in results)
+
+
 def test_peers_are_shown_with_their_settings_and_without_secrets() -> None:
     with local_peers(MEMBERS, bound=4.0) as members:
         text = repr(members[1])

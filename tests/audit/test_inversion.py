@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from cgd.audit.attacks.inversion import MIN_PSNR_GAIN, demonstrate, inversion, invert
 from cgd.audit.embedded import digit_scenario
-from cgd.audit.schemes import observe
+from cgd.audit.schemes import Scenario, observe
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,3 +90,22 @@ def test_known_model_is_rejected_in_cgd() -> None:
     view, _ = observe(digit_scenario(1, hidden=8, smooth=True), "cgd")
     with pytest.raises(InputError, match="no common model"):
         invert(view, "known")
+
+
+def test_search_needs_a_start() -> None:
+    view, _ = observe(digit_scenario(1, hidden=8, smooth=True), "secure")
+    with pytest.raises(InputError, match="restarts is 0; it must be at least 1"):
+        invert(view, "known", restarts=0)
+
+
+def test_records_of_a_regression_are_recovered() -> None:
+    """Two records of eight pixels each in eight gradients of sixteen units: many more equations than unknowns."""
+    random = torch.Generator().manual_seed(0)
+    data = {name: (torch.rand(2, 8, generator=random).double(), torch.rand(2, 1).double()) for name in "abc"}
+    scenario = Scenario(data, lambda: tanh_regression(8, 16), ["c"], loss=functional.mse_loss)
+    found = inversion(*observe(scenario, "secure"), steps=150)
+    assert found.succeeds
+
+
+def tanh_regression(inputs: int, units: int) -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(inputs, units), torch.nn.Tanh(), torch.nn.Linear(units, 1)).double()

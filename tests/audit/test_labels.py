@@ -135,3 +135,16 @@ def test_addend_of_more_samples_than_the_view_has_does_not_matter(seed: int) -> 
         for name, each in view.coalition.items()
     }
     assert labels.count_labels(replace(view, coalition=few), truth).value < 0.05
+
+
+def test_exact_guess_without_a_view_is_no_measure_of_the_attack() -> None:
+    view, truth = observe(labels.scenario(), "secure")
+    every_class = {name: torch.arange(len(y)) % 10 for name, y in truth.y.items()}
+    with pytest.raises(InputError, match="a guess of the class counts is exact already"):
+        labels.count_labels(view, replace(truth, y=every_class))
+
+
+def test_control_under_differential_privacy_has_much_noise() -> None:
+    [control] = labels.controls("dp")
+    assert control.setting == "2 × 40 records, noise of 20 clipping norms"
+    assert not control.succeeds

@@ -50,3 +50,14 @@ def test_about_one_record_activates_a_trap() -> None:
     assert 0.2 < float(activated.mean()) < 5
     assert int((activated == 1).sum()) > 20
     assert torch.isfinite(layer).all()
+
+
+def test_demonstrations_use_the_rounds_in_which_traps_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = traps.scenario
+    monkeypatch.setattr(traps, "scenario", lambda _records, phases, seed: make(20, phases, seed=seed))
+    results = traps.attacks("cgd")
+    assert [each.setting for each in results] == [
+        "2 × 100 records, 20 rounds, 4 sets of traps",
+        "2 × 400 records, 30 rounds, 6 sets of traps",
+    ]
+    assert all(each.succeeds for each in results)
