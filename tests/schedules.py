@@ -56,6 +56,7 @@ def code_digest() -> str:
     """
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     paths = [Path(file) for file in files if file and Path(file).is_relative_to(ROOT)]
+    paths = [path for path in paths if path.name != "__init__.py"]  # the public names of the package
     statements = {text for path in paths if ".venv" not in path.parts for text in statements_of(path.read_text())}
     return sha256("\n".join(sorted(statements)).encode()).hexdigest()
 
