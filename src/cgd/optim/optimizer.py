@@ -297,7 +297,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 check(took_part=took_part)
         self._risk_monitor.before_sum(peers, groups[0], self.samples, parameters)
         context = self._context(groups)
-        weight = self.samples / groups[0]["total_samples"]
+        weight = self.samples / groups[0]["total_samples"] if took_part else 1 / addends  # the latter is not sent
         new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before
         self.replayed = self.replayed and peers.recovery.is_replay()
         try:
