@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from cgd.secagg.codec import Frame
 from cgd.secagg.federation_spec import Identity
-from cgd.secagg.messages import Goodbye, JournalPosition, Message
+from cgd.secagg.messages import Goodbye, JournalPosition
 from cgd.secagg.positions import PositionReport
 from cgd.secagg.statements import slot_of
 from support.adversary import ADVERSARY
 from support.dishonest import DirectedSimulation
 from support.summing_program import federation_spec
+
+if TYPE_CHECKING:
+    from cgd.secagg.codec import Frame
+    from cgd.secagg.messages import Message
 
 
 def test_new_key_under_an_old_name_is_not_accused_of_what_the_former_one_signed() -> None:
