@@ -100,8 +100,11 @@ def test_member_with_the_same_samples_finishes_a_revealed_first_step(tmp_path: P
         federation.results()
 
 
+@pytest.mark.parametrize("epoch", [2, 3])
 @pytest.mark.parametrize("samples", [4, 7])
-def test_member_returns_to_a_revealed_step_with_the_samples_of_the_last_count(tmp_path: Path, samples: int) -> None:
+def test_member_returns_to_a_revealed_step_with_the_samples_of_the_last_count(
+    tmp_path: Path, samples: int, epoch: int
+) -> None:
     """Dan took the first step with 4 samples, and the second was revealed with 7, after a new count.
 
     His state is that of the first step; only the count in the journal shows with how many samples he must return.
@@ -125,8 +128,8 @@ def test_member_returns_to_a_revealed_step_with_the_samples_of_the_last_count(tm
         federation.kill(DISHONEST, lose_state=True)
         federation.kill("dan")
         federation.network.release(hold)
-        replace_file(federation.path, text.replace("epoch = 1", "epoch = 3"))
-        federation.wait_until(lambda: all_in_epoch(federation, 3))
+        replace_file(federation.path, text.replace("epoch = 1", f"epoch = {epoch}"))
+        federation.wait_until(lambda: all_in_epoch(federation, epoch))
         returns = {**SAMPLES, "dan": samples, DISHONEST: SAMPLES[DISHONEST] + 7 - samples}
         federation.start("dan", partial(train, steps=2, samples=returns))
         federation.start(DISHONEST, partial(train, steps=2, samples=returns))
