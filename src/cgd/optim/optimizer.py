@@ -275,7 +275,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
-            revealed = peers.recovery.may_be_revealed(step)
+            revealed = peers.recovery.may_be_revealed(step) and not peers.recovery.is_replay()  # of a newer count
             was_counted = peers.recovery.took_part()
             # A count of an earlier epoch is replayed; the present epoch counts again.
             took_part = was_counted and epoch == peers.epoch
