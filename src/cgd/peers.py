@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
-# The rounding error of a weight n_l/n in double precision.
-QUOTIENT_ROUNDING = 2.0**-52
-# Weights below this fraction of an equal share are checked: the member's values must not round to zero in the ring.
+QUOTIENT_ROUNDING = 2.0**-52  # of a weight n_l/n, in double precision
+# With weights below this fraction of an equal share, the values must also be larger than their rounding errors.
 SMALL_SHARE = 1 / 8
 # The smallest ratio of the weighted values to their rounding error (both as Euclidean norms).
 MIN_PRECISION = 8.0
@@ -248,7 +247,7 @@ class Peers:
             try:
                 array, dtype = _to_numpy(values)
                 fixed_point = self._fixed_point(array, weight, bound, ring_bits, addends)
-                if weight is not None and new_weight and weight * addends < SMALL_SHARE:
+                if weight is not None and new_weight:
                     _check_precision(array, weight, fixed_point, addends)
                 spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
                 encoded = [_encode(array, fixed_point, spec, weight, addends)]  # raises RangeError before a message
@@ -389,9 +388,10 @@ def _check_precision(array: npt.NDArray[Any], weight: float, fixed_point: FixedP
     Raises:
         InputError: the weight is too small for these values, and an equal share would not be.
     """
-    norm = float(np.linalg.norm(array.astype(np.float64, copy=False)))
+    largest, norm = float(np.abs(array).max()), float(np.linalg.norm(array.astype(np.float64, copy=False)))
     needed = MIN_PRECISION * float(np.sqrt(np.count_nonzero(array) / 12)) * fixed_point.resolution
-    if norm * weight < needed <= norm / addends:
+    vanish = largest * weight <= fixed_point.resolution / 2 < largest / addends
+    if vanish or (weight * addends < SMALL_SHARE and norm * weight < needed <= norm / addends):
         raise InputError(
             f"our weight in this sum is {weight:.3g}, so small that all our values round to zero in "
             f"{fixed_point.ring_bits} bits: the total would contain the other members' values alone, and reveal them. "

@@ -94,14 +94,18 @@ def test_member_joins_between_a_count_and_the_gradient_sum_after_it(
     assert [entry.addends for entry in federation["dan"].journal().entries[counted:][:2]] == [4, 4]
 
 
-def test_row_joins_between_the_sums_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("samples_of_new_row", [2, 100])
+def test_row_joins_between_the_sums_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples_of_new_row: int
+) -> None:
     """The columns have opened their part of a step, and the sum of everyone waits for r2c1."""
 
     def train(process: MemberProcess) -> None:
         peers = process.peers
         first, rest = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
         groups: list[dict[str, Any]] = [{"params": [first], "peers": peers.groups["column"]}, {"params": [rest]}]
-        optimizer = cgd.ConfinedSGD(groups, lr=0.5, peers=peers, samples=2)
+        samples = samples_of_new_row if process.name.startswith("r3") else 2
+        optimizer = cgd.ConfinedSGD(groups, lr=0.5, peers=peers, samples=samples)
         for step in range(3):
             process.at_step(step)
             first.grad, rest.grad = torch.full((2,), 0.25), torch.full((2,), 0.125)

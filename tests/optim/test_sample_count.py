@@ -241,3 +241,25 @@ def test_wrong_count_is_detected_by_all_members() -> None:
     errors = resume(3, forged, [4, 10, 4], recount=False)
     assert all("WeightError: the members' weights sum to 1.5 instead of 1" in str(each) for each in errors)
     assert float(displacements[0][0]) == -1.0
+
+
+@pytest.mark.parametrize("units", [2.0, 3.0])
+@pytest.mark.parametrize("claimed", [23, 2**20])
+def test_count_that_rounds_a_small_gradient_to_zero_is_rejected_before_sharing(units: float, claimed: int) -> None:
+    """With equal weights, the gradient would be a few units of the ring: more than its rounding error."""
+    displacements: list[torch.Tensor] = []
+
+    def work(peers: Peers, samples: int) -> CGDError | None:
+        gradient = 3 * units * peers.resolution if samples == 1 else 1.0
+        training = ScriptedGradients(peers, samples)
+        try:
+            training.step(gradient)
+        except CGDError as error:
+            return error
+        displacements.append(training.optimizer.displacement())
+        return None
+
+    with cgd.local_peers(3) as members:
+        small, *_ = members.run(work, [1, 2, claimed - 3])
+    assert isinstance(small, InputError)
+    assert not displacements

@@ -275,9 +275,10 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
-            revealed = peers.recovery.may_be_revealed(step)
+            revealed = peers.recovery.may_be_revealed(step) and not peers.recovery.is_replay()  # of a newer count
+            was_counted = peers.recovery.took_part()
             # A count of an earlier epoch is replayed; the present epoch counts again.
-            took_part = peers.recovery.took_part() and epoch == peers.epoch
+            took_part = was_counted and epoch == peers.epoch
             check = partial(sample_count.check, peers, self.samples, groups, epoch, self.records_digest)
             check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
@@ -286,7 +287,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             counted = sample_count.count(
                 peers, self.samples, step, epoch, addends, self.records_digest, took_part=took_part
             )
-            if (current := peers.next_round()[0]) != epoch:  # no step was taken with this count
+            if (current := peers.next_round()[0]) != epoch:  # no step was finished with this count
+                sample_count.keep_commitments(groups if was_counted else (), counted)
                 raise MembersChangedError(epoch, current, peers.members)
             for group in groups:
                 group.update(counted)
@@ -295,7 +297,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 check(took_part=took_part)
         self._risk_monitor.before_sum(peers, groups[0], self.samples, parameters)
         context = self._context(groups)
-        weight = self.samples / groups[0]["total_samples"]
+        weight = self.samples / groups[0]["total_samples"] if took_part else 1 / addends  # the latter is not sent
         new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before
         self.replayed = self.replayed and peers.recovery.is_replay()
         try:

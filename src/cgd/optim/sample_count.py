@@ -54,6 +54,12 @@ def discard(group: dict[str, Any]) -> None:
     group.update({**NOT_COUNTED, "epoch": group["epoch"], "pledges": group["pledges"]})
 
 
+def keep_commitments(groups: Iterable[dict[str, Any]], counted: dict[str, Any]) -> None:
+    """Keep the commitments of a count of an earlier epoch: the next step may have been revealed after it."""
+    for group in groups:
+        group.update(epoch=counted["epoch"], pledges=counted["pledges"])
+
+
 def count(
     peers: Peers,
     samples: int,

@@ -25,7 +25,7 @@ no certificate.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from cgd.secagg.federation_spec import PublicKeys
     from cgd.secagg.messages import Buffer, PeerId, SumSpec
     from cgd.secagg.positions import GroupPosition
+
+    FormerMembers = tuple[int, tuple[PeerId, ...], tuple[str, ...]]
 
 GENESIS = sha256(b"cgd history").digest()
 """The head of an empty history."""
@@ -271,6 +273,7 @@ class RevealedStep:
         keys: the digest of each member's public keys, if they are known.
         finished: whether the sum is in the journal.
         spec: the digest of its settings, if it is not finished.
+        former: the sets of members of earlier steps, in order: the last step of each, its members and their keys.
     """
 
     number: int
@@ -278,18 +281,37 @@ class RevealedStep:
     keys: tuple[str, ...]
     finished: bool
     spec: str = ""
+    former: tuple[FormerMembers, ...] = ()
+
+    def after(self, before: RevealedStep) -> RevealedStep:
+        """Return this record with the earlier members, given the record that it replaces."""
+        same = self.members == before.members
+        keys = self.keys or (before.keys if same else ())
+        if self.number == before.number or not before.members or (same and before.keys in ((), keys)):
+            return replace(self, keys=keys, former=before.former)
+        last = before.number, before.members, before.keys
+        earlier = before.former[:-1] if before.former and before.former[-1][1:] == last[1:] else before.former
+        return replace(self, keys=keys, former=(*earlier, last))
+
+    def members_of(self, number: int) -> tuple[tuple[PeerId, ...], tuple[str, ...]]:
+        """Return the members of a step and their keys; none if they are not known, or if it was not summed."""
+        sets = (*self.former, (self.number, self.members, self.keys))
+        return next(((members, keys) for last, members, keys in sets if number <= last), ((), ()))
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.number, self.members, self.keys, self.finished, self.spec]
+        former = [self.former] if self.former else []
+        return [self.number, self.members, self.keys, self.finished, self.spec, *former]
 
     @classmethod
     def from_json(cls, value: Any) -> RevealedStep:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
-        number, members, keys, finished, *spec = value  # records of earlier versions have no digest of the settings
-        if type(number) is not int or number < 0:
+        number, members, keys, finished, *rest = value
+        spec, rows = rest + ["", []][len(rest) :]  # records of earlier versions have fewer
+        former = tuple((last, _names(names), _names(digests)) for last, names, digests in rows)
+        if not all(type(each) is int and each >= 0 for each in (number, *(last for last, _, _ in former))):
             raise ValueError("a revealed step is malformed")
-        return cls(number, _names(members), _names(keys), bool(finished), *map(str, spec[:1]))
+        return cls(number, _names(members), _names(keys), bool(finished), str(spec), former)
 
 
 def _names(value: Any) -> tuple[PeerId, ...]:

@@ -298,8 +298,8 @@ class Group:
         if step is None:
             return
         latest = self.journal.revealed_steps.get(step.slot)
-        if latest is None:
-            self._check_second_training()
+        if latest is None or step.number > latest.number:
+            self._check_second_training(step, first=latest is None)
         elif step.number < latest.number or (step.number == latest.number and latest.finished):
             raise LocalProtocolError(
                 f"the gradients of step {step.number} were summed before, and the latest step is {latest.number}: "
@@ -315,16 +315,24 @@ class Group:
                     "the former data and settings, or train anew under another federation name"
                 )
 
-    def _check_second_training(self) -> None:
-        """Check that a new optimiser's first sum cannot repeat one of an earlier optimiser with other members."""
+    def _check_second_training(self, step: Step, *, first: bool) -> None:
+        """Check that this sum cannot repeat one of another optimiser with other members.
+
+        The first sum of an optimiser is compared with all of the others, a later one with those of the same number.
+        """
+        now = tuple(sorted(self.members)), self._sorted_keys
         for slot, latest in self.journal.revealed_steps.items():
-            changed = latest.members != self.members or (latest.keys and latest.keys != self._sorted_keys)
-            if latest.members and changed:  # they are not known of sums that other members have sent us
-                raise LocalProtocolError(
-                    f"the members have changed since optimiser {slot} took its steps. If another optimiser trains from "
-                    "the same origin, the difference of their sums discloses a member's gradient. Use one optimiser in "
-                    "the whole training, or train anew under another federation name"
-                )
+            if slot == step.slot:
+                continue
+            numbers = [last for last, _, _ in latest.former] + [latest.number] if first else [step.number]
+            for members, keys in map(latest.members_of, numbers):
+                # They are not known of sums that other members have sent us.
+                if members and (tuple(sorted(members)), keys or now[1]) != now:
+                    raise LocalProtocolError(
+                        f"the members have changed since optimiser {slot} took its steps. If another optimiser trains "
+                        "from the same origin, the difference of their sums discloses a member's gradient. Use one "
+                        "optimiser in the whole training, or train anew under another federation name"
+                    )
 
     def _check_members(self, what: str, revealed: PendingReveal | RevealedStep) -> None:
         before, now = ", ".join(sorted(revealed.members)), ", ".join(sorted(self.members))

@@ -149,8 +149,10 @@ class Journal:
     def add_revealed_step(self, slot: int, step: RevealedStep) -> None:
         """Record the latest step of an optimiser whose gradient sum may have been revealed."""
         before = self.revealed_steps.get(slot)
-        if before is None or (step.number, step.finished) >= (before.number, before.finished):
+        if before is None:
             self.revealed_steps[slot] = step
+        elif (step.number, step.finished) >= (before.number, before.finished):
+            self.revealed_steps[slot] = step.after(before)
 
     def total(self, index: int, spec: SumSpec) -> npt.NDArray[Any]:
         """Return the total of an entry, for a program that repeats the sum.

@@ -106,7 +106,8 @@ class Membership:
             InputError: it is older than the present one, or of another federation.
             MembershipError: a group has too few members.
         """
-        if hasattr(self, "federation_spec"):
+        before = self.federation_spec.keys if hasattr(self, "federation_spec") else {}
+        if before:
             self.federation_spec.check_successor(federation_spec)
         groups = {name: members for name, members in federation_spec.groups.items() if self.me in members}
         for members in groups.values():
@@ -123,7 +124,9 @@ class Membership:
             self._groups[name].members, self._groups[name].epoch = members, federation_spec.epoch
             self._groups[name].key_digests = {member: federation_spec.keys[member].digest for member in members}
             self._groups[name].left = self._departures.own is not None
-        self._equivocations = {peer: error for peer, error in self._equivocations.items() if peer in self.others}
+        for peer in [name for name, keys in before.items() if federation_spec.keys.get(name) != keys]:
+            self._equivocations.pop(peer, None)  # it was removed, or has another key: that is another member
+            self._departures.received.pop(peer, None)
         self._hellos.adopt(federation_spec)
         for peer in self.others:
             self._send_hello(peer)
