@@ -148,3 +148,11 @@ def test_number_of_learned_classes_is_limited() -> None:
     for each in fit_with_lies(DATA, {}, tables):
         assert isinstance(each, str)
         assert "the members have 202 categories of 'outcome' in total, and the maximum is 200" in each
+
+
+def test_missing_values_of_one_member_cannot_be_removed() -> None:
+    """Cleo enters more values than records, so that no value of the column seems to be missing anywhere."""
+    tables = [table(40, number) for number in range(3)]
+    missing = sum(each["age"].count(None) for each in tables)
+    *honest, _ = fit_with_lies(LISTED, {"count values": add(0, missing)}, tables)
+    assert any("missing values: 0 in total, but we alone have" in str(each) for each in honest)
