@@ -403,3 +403,8 @@ def test_long_first_line_of_a_small_compressed_file_takes_little_memory(tmp_path
     )
     run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 100_000  # kB
+
+
+def test_more_classes_than_are_learned_are_refused_before_they_are_disclosed(tmp_path: Path) -> None:
+    rows = "".join(f"1,A,patient {number}\n" for number in range(201))
+    assert "column 'outcome' has more than 200 different values" in refused_text(tmp_path, HEADER + rows)
