@@ -289,7 +289,7 @@ def test_too_many_categories_are_refused(tmp_path: Path) -> None:
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
     rows = "".join(f"1,A,{number}.5\n" for number in range(1001))
     assert (
-        "column 'outcome' has more than 1000 different values; is it a number to predict? Write task = 'regression'"
+        "column 'outcome' has more than 200 different values; is it a number to predict? Write task = 'regression'"
         in (refused_text(tmp_path, HEADER + rows))
     )
 

@@ -12,7 +12,8 @@ import pytest
 import cgd
 from cgd.federation.data_schema import Column
 from cgd.tabular import category_union
-from cgd.tabular.federated_stats import MAX_CLASS_RATIO, MAX_LEARNED_CLASSES, TargetStats
+from cgd.tabular.columns import MAX_LEARNED_CLASSES
+from cgd.tabular.federated_stats import MAX_CLASS_RATIO, TargetStats
 from cgd.tabular.opened_counts import MAX_DISTANCE
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.wide_sums import _digits

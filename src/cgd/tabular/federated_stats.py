@@ -16,7 +16,7 @@ import numpy as np
 
 from cgd.errors import InputError
 from cgd.tabular import category_union
-from cgd.tabular.columns import Categorical, values_are
+from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, values_are
 from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included
 from cgd.tabular.wide_sums import exact_sum
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # The largest ratio of two class weights. The numbers of records are not proved: without a limit, a member that invents
 # records of one class makes the gradients of all members that have this class only negligible.
 MAX_CLASS_RATIO = 10
-MAX_LEARNED_CLASSES = 200
 
 
 class NumberStats(msgspec.Struct, frozen=True, tag_field="type", tag="number"):
@@ -238,6 +237,10 @@ def fit_columns(
     opened = peers.sum(np.array(own), context="count values").tolist()
     rows, totals = opened[0], iter(opened[1:])
     check_counts(peers, "records, values and categories", opened, own if included else None, limit=rows)
+    lacking = [records.rows - count for count in present]
+    check_counts(
+        peers, "missing values", [rows - count for count in opened[1 : 1 + len(numbers)]], lacking if included else None
+    )
     found: dict[str, NumberStats | CategoryStats] = {}
     values = {name: records.numbers[name] for name in numbers}
     moments = _moments(values, [next(totals) for _ in numbers], peers, "columns")
