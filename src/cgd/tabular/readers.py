@@ -289,6 +289,8 @@ def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: C
         InputError: the file does not exist, or is not a table.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():  # it is opened several times
+        raise InputError(f"{path} is a pipe or a device; name a CSV or Parquet file")
     try:
         with path.open("rb") as file:
             head = file.read(8)
