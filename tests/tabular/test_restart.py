@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd.cli.join import _prepare_table
-from cgd.errors import InputError
+from cgd.errors import CGDError, InputError
 from cgd.federation import config_edit, member
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
@@ -224,3 +224,13 @@ def test_member_that_joins_later_accepts_statistics_without_its_own_records(
     results = federation.results()
     assert {name: result.steps for name, result in results.items()} == dict.fromkeys((*NAMES, "dan"), 10)
     assert len({result.preprocessing for result in results.values()}) == 1
+
+
+def test_training_is_not_continued_with_another_network(tmp_path: Path) -> None:
+    """With another activation the shapes are the same, and the model that is saved was trained by nobody."""
+    path, state = write_federation(tmp_path, NAMES, steps=10), tmp_path / "state"
+    run_all(path, state, tmp_path / "runs")
+    path.write_text(path.read_text().replace('kind = "mlp"', 'kind = "mlp"\nactivation = "tanh"'))
+    assert Federation.load(path).model is not None
+    with pytest.raises(CGDError):
+        run_all(path, state, tmp_path / "other")
