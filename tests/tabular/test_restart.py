@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd.cli.join import _prepare_table
-from cgd.errors import CGDError, InputError
+from cgd.errors import InputError
 from cgd.federation import config_edit, member
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
@@ -231,6 +231,9 @@ def test_training_is_not_continued_with_another_network(tmp_path: Path) -> None:
     path, state = write_federation(tmp_path, NAMES, steps=10), tmp_path / "state"
     run_all(path, state, tmp_path / "runs")
     path.write_text(path.read_text().replace('kind = "mlp"', 'kind = "mlp"\nactivation = "tanh"'))
-    assert Federation.load(path).model is not None
-    with pytest.raises(CGDError):
-        run_all(path, state, tmp_path / "other")
+    with InProcessFederation(path, state) as federation:
+        for name in NAMES:
+            federation.start(name, RunProgram(tmp_path / "other", path))
+        error = federation.errors("ada")["ada"]
+    assert isinstance(error, InputError), error
+    assert "With a table, [model] and δ must be those of before, too" in str(error)
