@@ -157,3 +157,11 @@ def test_missing_values_of_one_member_cannot_be_removed() -> None:
     missing = sum(each["age"].count(None) for each in tables)
     *honest, _ = fit_with_lies(LISTED, {"count values": add(0, missing)}, tables)
     assert any("missing values: 0 in total, but we alone have" in str(each) for each in honest)
+
+
+def test_categories_cannot_have_more_records_than_there_are() -> None:
+    """Their sum could exceed 63 bits: then the honest members' run.json cannot be read, and `cgd join` never ends."""
+    huge = 3 * 10**18
+    tables = [table(40, number) for number in range(3)]
+    *honest, _ = fit_with_lies(WARDS, {"count values": add(huge, 0, 0, 0, *3 * [huge - 500])}, tables)
+    assert any("in total, but there are only" in str(each) for each in honest)
