@@ -248,9 +248,9 @@ def fit_columns(
         found[name] = NumberStats(name, count, rows - count, mean, deviation)
     missing = {each.name: next(totals) for each in columns if each.type == "category"}
     for each in listed:
-        found[each.name] = CategoryStats(
-            each.name, each.categories, tuple(next(totals) for _ in each.categories), missing[each.name]
-        )
+        counted = tuple(next(totals) for _ in each.categories)
+        check_counts(peers, f"values of {each.name!r}", [sum(counted) + missing[each.name]], None, limit=rows)
+        found[each.name] = CategoryStats(each.name, each.categories, counted, missing[each.name])
     if learned:
         union = _learn({name: _counts(records.categories[name]) for name in learned}, peers, "categories")
         for name, categories in union.items():
