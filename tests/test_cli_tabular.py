@@ -199,6 +199,15 @@ def test_log_in_the_state_folder_must_not_be_a_symbolic_link_and_a_chosen_log_ma
     assert len((tmp_path / "precious").read_text().splitlines()) == 2
 
 
+def test_chosen_log_that_exists_becomes_private(tmp_path: Path, quiet_logger: logging.Logger) -> None:
+    """Privacy warnings in it contain the number of records."""
+    path = tmp_path / "chosen.jsonl"
+    path.touch(mode=0o644)
+    log_events(tmp_path, path)
+    quiet_logger.warning("a line")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     what = tabular_settings(steps=10)

@@ -269,6 +269,7 @@ def test_fewer_than_three_members_are_rejected(members: int | list[str]) -> None
         ({"opening": "aggregator", "aggregator": "z"}, "aggregator 'z' is not a member"),
         ({"aggregator": "a"}, "opening is 'mesh' and aggregator is 'a'"),
         ({"timeout": -1}, "timeout is -1"),
+        ({"timeout": float("nan")}, "timeout is nan"),
     ],
 )
 def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -> None:

@@ -351,3 +351,9 @@ def test_repr_shows_no_value() -> None:
     text = f"{records!r} {records} {records.categories['ward']!r} {records.target!r}"
     assert not any(value in text for value in ("41", "secret", "grave"))
     assert repr(records) == "TabularDataset(1 rows of age, ward, with a target)"
+
+
+def test_quote_within_a_column_name_does_not_open_a_text(tmp_path: Path) -> None:
+    """The records up to the next quote were taken for a part of the header, and lost."""
+    records, _ = from_text(tmp_path, 'size in ",age,ward,outcome\n5,1,A,yes\n5",2,B,no\n6,3,A,yes\n')
+    assert records.numbers["age"].tolist() == [1, 2, 3]

@@ -289,7 +289,7 @@ def test_too_many_categories_are_refused(tmp_path: Path) -> None:
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
     rows = "".join(f"1,A,{number}.5\n" for number in range(1001))
     assert (
-        "column 'outcome' has more than 1000 different values; is it a number to predict? Write task = 'regression'"
+        "column 'outcome' has more than 200 different values; is it a number to predict? Write task = 'regression'"
         in (refused_text(tmp_path, HEADER + rows))
     )
 
@@ -403,3 +403,15 @@ def test_long_first_line_of_a_small_compressed_file_takes_little_memory(tmp_path
     )
     run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 100_000  # kB
+
+
+def test_more_classes_than_are_learned_are_refused_before_they_are_disclosed(tmp_path: Path) -> None:
+    rows = "".join(f"1,A,patient {number}\n" for number in range(201))
+    assert "column 'outcome' has more than 200 different values" in refused_text(tmp_path, HEADER + rows)
+
+
+def test_pipe_is_refused(tmp_path: Path) -> None:
+    """A table is opened several times: the first bytes of a pipe would be lost, or nobody would write to it again."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"pipe is a pipe or a device; name a CSV or Parquet file"):
+        read_dataset(tmp_path / "pipe", DATA, DATA.columns)

@@ -12,7 +12,8 @@ import pytest
 import cgd
 from cgd.federation.data_schema import Column
 from cgd.tabular import category_union
-from cgd.tabular.federated_stats import MAX_CLASS_RATIO, MAX_LEARNED_CLASSES, TargetStats
+from cgd.tabular.columns import MAX_LEARNED_CLASSES
+from cgd.tabular.federated_stats import MAX_CLASS_RATIO, TargetStats
 from cgd.tabular.opened_counts import MAX_DISTANCE
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.wide_sums import _digits
@@ -148,3 +149,19 @@ def test_number_of_learned_classes_is_limited() -> None:
     for each in fit_with_lies(DATA, {}, tables):
         assert isinstance(each, str)
         assert "the members have 202 categories of 'outcome' in total, and the maximum is 200" in each
+
+
+def test_missing_values_of_one_member_cannot_be_removed() -> None:
+    """Cleo enters more values than records, so that no value of the column seems to be missing anywhere."""
+    tables = [table(40, number) for number in range(3)]
+    missing = sum(each["age"].count(None) for each in tables)
+    *honest, _ = fit_with_lies(LISTED, {"count values": add(0, missing)}, tables)
+    assert any("missing values: 0 in total, but we alone have" in str(each) for each in honest)
+
+
+def test_categories_cannot_have_more_records_than_there_are() -> None:
+    """Their sum could exceed 63 bits: then the honest members' run.json cannot be read, and `cgd join` never ends."""
+    huge = 3 * 10**18
+    tables = [table(40, number) for number in range(3)]
+    *honest, _ = fit_with_lies(WARDS, {"count values": add(huge, 0, 0, 0, *3 * [huge - 500])}, tables)
+    assert any("in total, but there are only" in str(each) for each in honest)

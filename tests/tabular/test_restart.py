@@ -224,3 +224,16 @@ def test_member_that_joins_later_accepts_statistics_without_its_own_records(
     results = federation.results()
     assert {name: result.steps for name, result in results.items()} == dict.fromkeys((*NAMES, "dan"), 10)
     assert len({result.preprocessing for result in results.values()}) == 1
+
+
+def test_training_is_not_continued_with_another_network(tmp_path: Path) -> None:
+    """With another activation the shapes are the same, and the model that is saved was trained by nobody."""
+    path, state = write_federation(tmp_path, NAMES, steps=10), tmp_path / "state"
+    run_all(path, state, tmp_path / "runs")
+    path.write_text(path.read_text().replace('kind = "mlp"', 'kind = "mlp"\nactivation = "tanh"'))
+    with InProcessFederation(path, state) as federation:
+        for name in NAMES:
+            federation.start(name, RunProgram(tmp_path / "other", path))
+        error = federation.errors("ada")["ada"]
+    assert isinstance(error, InputError), error
+    assert "With a table, [model] and δ must be those of before, too" in str(error)

@@ -424,3 +424,23 @@ def test_history_restored_from_a_backup_is_private_again(tmp_path: Path) -> None
     path.chmod(0o644)  # as a copy without its modes has it
     RunFolder(tmp_path / "run", federation, "ada").add(EvalRecord(5, training_loss=0.5))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_model_of_another_run_without_its_history_is_refused(tmp_path: Path) -> None:
+    """Otherwise the new model overwrites it, or is not saved, because the run seems to be finished."""
+    federation = Federation.load(write_federation(tmp_path, NAMES))
+    (tmp_path / "run").mkdir()
+    model = {"format": "cgd-model-1", "participant": "bob", "federation": "last-year"}
+    (tmp_path / "run" / "model.json").write_text(json.dumps(model))
+    with pytest.raises(InputError, match=r"run holds the run of bob of last-year, which is never overwritten"):
+        RunFolder(tmp_path / "run", federation, "ada")
+
+
+def test_history_whose_first_row_is_truncated_is_begun_again(tmp_path: Path) -> None:
+    """A full disk truncates it; then the same command must continue."""
+    federation = Federation.load(write_federation(tmp_path, NAMES))
+    path = RunFolder(tmp_path / "run", federation, "ada").path / HISTORY_FILE
+    complete = path.read_bytes()
+    path.write_bytes(complete[:20])
+    RunFolder(tmp_path / "run", federation, "ada")
+    assert path.read_bytes() == complete

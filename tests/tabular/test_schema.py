@@ -217,3 +217,12 @@ def test_names_of_patients_are_left_out_although_one_is_repeated_or_missing(
     names = [*(f"Anna Patient-{number}" for number in range(59)), last]
     path = written(tmp_path, {"name": names, "age": [20 + number % 40 for number in range(60)], "y": ["a", "b"] * 30})
     assert "name" not in pasted(federation, suggest_schema(path, "y")).names
+
+
+def test_number_of_records_is_not_in_the_schema(tmp_path: Path) -> None:
+    """The text goes to all participants; a number of records is a secret of its participant."""
+    rows = "".join(f"name {number % 110},{number / 7},{number % 2}\n" for number in range(123))
+    (tmp_path / "table.csv").write_text(f"name,age,outcome\n{rows}")
+    text = suggest_schema(tmp_path / "table.csv", "outcome")
+    assert "# name: left out" in text
+    assert "123" not in text

@@ -295,3 +295,31 @@ def test_one_member_cannot_shrink_the_deviation_so_that_the_sum_is_the_gradient_
     _, bob, cleo = observers
     for total, own, bobs in zip(cleo.totals, cleo.own, bob.own, strict=True):
         assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)
+
+
+def test_one_member_cannot_shift_the_targets_so_that_the_sum_is_the_gradient_of_one_other() -> None:
+    """Ada's targets are all zero. Cleo invents as many more zeros as the check of distances permits to bob."""
+    settings = tabular_settings(REGRESSION, steps=2)
+    observers = [_Addends(), _Addends(), _Addends()]
+
+    def member(peers: cgd.Peers, number: int) -> None:
+        content, honest_sum = table(20 if number == 0 else 60, number), peers.sum
+        content["score"] = [50.0 + score if number == 1 else 0.0 for score in content["score"]]
+
+        def dishonest_sum(values: Any, **options: Any) -> Any:
+            if options.get("context") == "count targets":
+                values = values + 5500
+            return honest_sum(values, **options)
+
+        if number == 2:
+            peers.sum = dishonest_sum  # type: ignore[method-assign]
+        peers.observer = observers[number]
+        train(peers, settings, records(content, settings.data))
+
+    try:
+        run_members(member, [0, 1, 2])
+    except cgd.CGDError:  # an error before anything is shared is right
+        return
+    _, bob, cleo = observers
+    for total, own, bobs in zip(cleo.totals, cleo.own, bob.own, strict=True):
+        assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)

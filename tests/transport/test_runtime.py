@@ -179,7 +179,7 @@ def test_member_whose_peers_do_not_finish_waits_no_longer_than_told() -> None:
     assert transport.closed
 
 
-@pytest.mark.parametrize("timeout", [0.0, -1.0])
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_timeout_must_be_positive(timeout: float) -> None:
     with pytest.raises(InputError, match=f"timeout is {timeout}; it is a number of seconds above 0, or None"):
         FederationRuntime(ScriptedTransport([]), Membership("a", identity("a"), SPEC), timeout)

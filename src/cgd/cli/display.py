@@ -6,6 +6,7 @@ import json
 import logging
 import logging.handlers
 import os
+import stat
 import sys
 import threading
 import time
@@ -66,7 +67,10 @@ class EventFile(logging.handlers.RotatingFileHandler):
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=self._descriptor)
 
     def _descriptor(self, path: str, flags: int) -> int:
-        return os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, 0o600)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not a terminal or /dev/null
+            os.fchmod(descriptor, 0o600)  # it may have existed with another mode
+        return descriptor
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's names
         """Report once that a line could not be written."""

@@ -152,11 +152,13 @@ def check_commitment(
     """
     if _commitment(peers.seed, samples, epoch, records_digest) not in commitments:
         fact = f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to one"
+        more = ""
         if records_digest:
+            more = ". With a table, [model] and δ must be those of before, too"
             fact = f"our {samples} samples are not those that {peers.me} was counted with, in number or in content"
         raise SampleCountMismatchError(
             f"{fact}. Restart with the data that was counted; or remove this participant and add it again, after which "
-            "all samples are counted again"
+            f"all samples are counted again{more}"
         )
 
 

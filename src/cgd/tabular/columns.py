@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Locate = Callable[[int], str]
 
 MAX_CATEGORIES = 1000
+MAX_LEARNED_CLASSES = 200
 MISSING_CODE = -1
 OTHERS = "…"
 # The sum of its square over 2³¹ records still fits in a wide sum.
@@ -187,6 +188,7 @@ class CategoryBuilder:
         locate: function that returns the place of a row, such as "line 17".
         listed: the allowed categories, if they are fixed; other values count as missing.
         remedy: advice for a column with too many categories.
+        limit: the most categories, if they are not listed.
     """
 
     def __init__(
@@ -197,9 +199,10 @@ class CategoryBuilder:
         locate: Locate,
         listed: Sequence[str] = (),
         remedy: str = "",
+        limit: int = MAX_CATEGORIES,
     ) -> None:
         self._name, self._missing, self._title, self._locate = name, missing, title, locate
-        self._listed, self._remedy = tuple(listed), remedy
+        self._listed, self._remedy, self._limit = tuple(listed), remedy, limit
         self._codes = self._listed_codes()
         self._chunks: list[npt.NDArray[np.int32]] = []
         self.unlisted: Counter[str] = Counter()
@@ -285,9 +288,9 @@ class CategoryBuilder:
                 f"{self._title}, {self._locate(row)}, column {self._name!r}: the category {text[:20]!r}… has "
                 f"{len(text.encode())} bytes, and {MAX_CATEGORY_BYTES} is the most; shorten it, or leave the column out"
             )
-        if len(self._codes) == MAX_CATEGORIES:
+        if len(self._codes) == self._limit:
             raise InputError(
-                f"{self._title}: column {self._name!r} has more than {MAX_CATEGORIES} different values; {self._remedy}"
+                f"{self._title}: column {self._name!r} has more than {self._limit} different values; {self._remedy}"
             )
         return self._codes.setdefault(text, len(self._codes))
 

@@ -17,7 +17,15 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import similar
-from cgd.tabular.columns import Categorical, CategoryBuilder, MissingMarkers, NumberBuilder, to_texts, unlisted_note
+from cgd.tabular.columns import (
+    MAX_LEARNED_CLASSES,
+    Categorical,
+    CategoryBuilder,
+    MissingMarkers,
+    NumberBuilder,
+    to_texts,
+    unlisted_note,
+)
 from cgd.tabular.readers import DataFrameTable, open_table
 
 if TYPE_CHECKING:
@@ -158,7 +166,7 @@ class _DatasetBuilder:
             self._target = NumberBuilder(label, self._missing, self._title, self._locate)
         elif label is not None:
             source = (label, self._missing, self._title, self._locate)
-            self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES)
+            self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES, MAX_LEARNED_CLASSES)
         self._label = label
         self._ids: dict[str, int] | None = {} if ids else None
         self._rows_read, self._rows_kept = 0, 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from cgd.errors import InputError
 from cgd.tabular import category_union
-from cgd.tabular.columns import Categorical, values_are
+from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, values_are
 from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included
 from cgd.tabular.wide_sums import exact_sum
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # The largest ratio of two class weights. The numbers of records are not proved: without a limit, a member that invents
 # records of one class makes the gradients of all members that have this class only negligible.
 MAX_CLASS_RATIO = 10
-MAX_LEARNED_CLASSES = 200
 
 
 class NumberStats(msgspec.Struct, frozen=True, tag_field="type", tag="number"):
@@ -238,6 +237,10 @@ def fit_columns(
     opened = peers.sum(np.array(own), context="count values").tolist()
     rows, totals = opened[0], iter(opened[1:])
     check_counts(peers, "records, values and categories", opened, own if included else None, limit=rows)
+    lacking = [records.rows - count for count in present]
+    check_counts(
+        peers, "missing values", [rows - count for count in opened[1 : 1 + len(numbers)]], lacking if included else None
+    )
     found: dict[str, NumberStats | CategoryStats] = {}
     values = {name: records.numbers[name] for name in numbers}
     moments = _moments(values, [next(totals) for _ in numbers], peers, "columns")
@@ -245,9 +248,9 @@ def fit_columns(
         found[name] = NumberStats(name, count, rows - count, mean, deviation)
     missing = {each.name: next(totals) for each in columns if each.type == "category"}
     for each in listed:
-        found[each.name] = CategoryStats(
-            each.name, each.categories, tuple(next(totals) for _ in each.categories), missing[each.name]
-        )
+        counted = tuple(next(totals) for _ in each.categories)
+        check_counts(peers, f"values of {each.name!r}", [sum(counted) + missing[each.name]], None, limit=rows)
+        found[each.name] = CategoryStats(each.name, each.categories, counted, missing[each.name])
     if learned:
         union = _learn({name: _counts(records.categories[name]) for name in learned}, peers, "categories")
         for name, categories in union.items():

@@ -16,6 +16,7 @@ import csv
 import gzip
 import io
 import os
+import re
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,14 +104,14 @@ class CsvTable:
         """Return the header, and the number of lines up to its end: blank lines before it count, too."""
         try:
             with self._lines() as lines:
-                header, count, quotes = "", 0, 0
+                header, count, quoted = "", 0, False
                 for line in lines:
                     header += line if header or line.strip() else ""
                     count += 1
-                    quotes += line.count('"')
+                    quoted = _in_quotes(line, quoted)
                     if len(header) > BLOCK_BYTES:
                         raise self._too_long(1)
-                    if header and not quotes % 2:
+                    if header and not quoted:
                         break
                 rows = any(line.strip() for line in lines)
         except csv.Error:
@@ -215,6 +216,18 @@ def _limited_lines(text: TextIO) -> Iterator[str]:
         yield line
 
 
+def _in_quotes(line: str, quoted: bool) -> bool:
+    """Return whether a text in quotes continues after a line; a quote within a text without quotes opens none."""
+    closed = -1
+    for found in re.finditer('"', line):
+        place = found.start()
+        if quoted:
+            quoted, closed = False, place
+        else:  # a double quote is a closing one and an opening one
+            quoted = place in (0, closed + 1) or line[place - 1] in DELIMITERS
+    return quoted
+
+
 def _split(header: str, delimiter: str) -> list[str]:
     lines = io.StringIO(header, newline="")  # unlike splitlines, does not split at a form feed or U+2028
     fields = next(csv.reader(lines, delimiter=delimiter))
@@ -276,6 +289,8 @@ def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: C
         InputError: the file does not exist, or is not a table.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():  # it is opened several times
+        raise InputError(f"{path} is a pipe or a device; name a CSV or Parquet file")
     try:
         with path.open("rb") as file:
             head = file.read(8)

@@ -53,6 +53,7 @@ class RunFolder:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             owner = {"participant": participant, "federation": federation.name}
+            _check_model(folder, owner)
             self.history = MetricsLog(folder / HISTORY_FILE, owner)
         except OSError as error:
             raise InputError(
@@ -103,6 +104,9 @@ class MetricsLog:
         weakref.finalize(self, os.close, self._descriptor)
         os.fchmod(self._descriptor, 0o600)  # a copy from a backup may have lost its modes
         content = path.read_bytes()
+        if content != _line(owner) and _line(owner).startswith(content):  # a full disk truncated the first row
+            os.ftruncate(self._descriptor, 0)
+            content = b""
         self.evaluations = _read_history(path, content, owner) if content else {}
         if not content:
             self._unwritten += _line(owner)
@@ -140,6 +144,24 @@ class MetricsLog:
             del self._unwritten[:written]
 
 
+def _check_model(folder: Path, owner: dict[str, str]) -> None:
+    """Refuse a folder with the model of another run, whose history may have been deleted; ignore a damaged file."""
+    try:
+        found = parse_json((folder / MODEL_FILE).read_bytes())
+    except (FileNotFoundError, InputError):
+        return
+    if isinstance(found, dict) and {key: found.get(key) for key in owner} != owner:
+        raise _other_run(folder, found, owner)
+
+
+def _other_run(folder: Path, found: Any, owner: dict[str, str]) -> InputError:
+    names = [found.get(key) for key in owner] if isinstance(found, dict) else []
+    other = " of ".join(each for each in names if isinstance(each, str)) or "another participant"
+    return InputError(
+        f"{folder} holds the run of {other}, which is never overwritten; name another folder (--out), or move it away"
+    )
+
+
 def _line(row: dict[str, Any]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
@@ -152,12 +174,7 @@ def _read_history(path: Path, content: bytes, owner: dict[str, str]) -> dict[int
     except InputError:
         found = None
     if found != owner:
-        names = [found.get(key) for key in owner] if isinstance(found, dict) else []
-        other = " of ".join(each for each in names if isinstance(each, str)) or "another participant"
-        raise InputError(
-            f"{path.parent} holds the run of {other}, which is never overwritten; name another folder (--out), or "
-            "move it away"
-        )
+        raise _other_run(path.parent, found, owner)
     evaluations = {}
     for row in rows:
         try:

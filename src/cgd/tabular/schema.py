@@ -208,7 +208,7 @@ def _column_line(name: str, profile: ColumnProfile, nested: bool) -> str:
     if profile.id_like:
         return f"# {key}: left out, all values are distinct: an ID?"
     if profile.mostly_distinct:
-        return f"# {key}: left out, {many} distinct texts in {profile.present} values: names? All participants see them"
+        return f"# {key}: left out, more than half of its texts are distinct: names? All participants see them"
     if count == 1:
         return f'# {key} = "category"  # left out, it has only one value'
     if profile.numeric:

@@ -34,6 +34,7 @@ from cgd.tabular.wide_sums import wide_sum
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cgd.federation.data_schema import Model
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.settings import TabularSettings
@@ -114,7 +115,7 @@ def train(
     origin = confine(network, delta=settings.model.delta if delta is None else delta, seed=peers.seed)
     if trace_writer is not None:
         trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation)
-    loop = _TrainingLoop(peers, settings, network, training, validation)
+    loop = _TrainingLoop(peers, settings, network, training, validation, origin.delta)
     if trace_writer is not None:
         trace_writer.resume(loop.optimizer)
     loop.run(progress, caught_up)
@@ -208,11 +209,13 @@ class _TrainingLoop:
         network: nn.Module,
         training: EncodedDataset,
         validation: EncodedDataset,
+        delta: float,
     ) -> None:
         self.peers, self.settings, self.network = peers, settings, network
         self.training, self.validation = training, validation
         self.optimizer = _build_optimizer(peers, settings, network, len(training))
-        self.optimizer.records_digest = training.digest() + validation.digest()
+        digests = training.digest(), validation.digest(), _network_digest(settings.model, delta)
+        self.optimizer.records_digest = b"".join(digests)
         self.best = BestCheckpoint(self.optimizer)
         self.evaluations: list[EvalRecord] = []
         self.step = 0
@@ -327,6 +330,11 @@ def _split_validation(peers: Peers, settings: TabularSettings, records: TabularD
     if mask.all():
         mask[0] = False
     return records, mask
+
+
+def _network_digest(model: Model, delta: float) -> bytes:
+    """Return a digest of what the shapes of a network do not show; after a restart, it must be the same."""
+    return hashlib.sha256(repr((model.kind, model.activation, model.function, delta)).encode()).digest()
 
 
 def _build_optimizer(peers: Peers, settings: TabularSettings, network: nn.Module, samples: int) -> ConfinedOptimizer:

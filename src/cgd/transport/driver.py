@@ -186,7 +186,7 @@ class SessionDriver:
         self._busy = threading.Lock()
         self._closed = threading.Event()
         self._unsent: tuple[PeerId, bytes] | None = None
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:  # also NaN
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
         if transport.me != session.me:
             raise MembershipError(f"the transport belongs to {transport.me}, the session to {session.me}")

@@ -83,7 +83,7 @@ class FederationRuntime:
         store: JournalStore | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:  # also NaN
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
         self.membership = membership
         self.transport = transport
