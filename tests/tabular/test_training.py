@@ -297,9 +297,12 @@ def test_one_member_cannot_shrink_the_deviation_so_that_the_sum_is_the_gradient_
         assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)
 
 
-def test_one_member_cannot_shift_the_targets_so_that_the_sum_is_the_gradient_of_one_other() -> None:
-    """Ada's targets are all zero. Cleo invents as many more zeros as the check of distances permits to bob."""
-    settings = tabular_settings(REGRESSION, steps=2)
+@pytest.mark.parametrize(("invented", "least", "most"), [(0, 0.2, 0.3), (5500, 0.0, 0.006)])
+def test_sum_is_nearly_one_gradient_if_the_targets_of_others_are_at_the_mean(
+    invented: int, least: float, most: float
+) -> None:
+    """A non-promise (N12). Ada's targets are zero, and cleo invents as many zeros as the checks permit to bob."""
+    settings = tabular_settings(REGRESSION, steps=1)
     observers = [_Addends(), _Addends(), _Addends()]
 
     def member(peers: cgd.Peers, number: int) -> None:
@@ -307,19 +310,14 @@ def test_one_member_cannot_shift_the_targets_so_that_the_sum_is_the_gradient_of_
         content["score"] = [50.0 + score if number == 1 else 0.0 for score in content["score"]]
 
         def dishonest_sum(values: Any, **options: Any) -> Any:
-            if options.get("context") == "count targets":
-                values = values + 5500
-            return honest_sum(values, **options)
+            return honest_sum(values + invented if options.get("context") == "count targets" else values, **options)
 
         if number == 2:
             peers.sum = dishonest_sum  # type: ignore[method-assign]
-        peers.observer = observers[number]
+        peers.observer, peers.seed = observers[number], bytes([number]) * 32  # origins that do not vary
         train(peers, settings, records(content, settings.data))
 
-    try:
-        run_members(member, [0, 1, 2])
-    except cgd.CGDError:  # an error before anything is shared is right
-        return
+    run_members(member, [0, 1, 2])
     _, bob, cleo = observers
-    for total, own, bobs in zip(cleo.totals, cleo.own, bob.own, strict=True):
-        assert np.linalg.norm(total - own - bobs) > 0.01 * np.linalg.norm(bobs)
+    difference = np.linalg.norm(cleo.totals[0] - cleo.own[0] - bob.own[0]) / np.linalg.norm(bob.own[0])
+    assert least < difference < most
