@@ -18,22 +18,30 @@ if TYPE_CHECKING:
 
 
 class HeldFrames:
-    """Frames of one sender that are held back, from the first that matches on, for each recipient."""
+    """Frames of one sender that are held back, from the first that matches on, for each recipient.
+
+    The last frames of an earlier sum, such as its key, may be sent after the first ones of the next sum. They are not
+    held back.
+    """
 
     def __init__(self, sender: PeerId, to: Collection[PeerId], matches: Callable[[Message], bool]) -> None:
         self.sender = sender
         self._to = to
         self._matches = matches
         self.frames: list[tuple[PeerId, bytes]] = []
+        self._first: dict[PeerId, Frame] = {}
 
     @property
     def reached(self) -> set[PeerId]:
         """The recipients for which frames are held back."""
         return {to for to, _ in self.frames}
 
-    def take(self, to: PeerId, message: Message, data: bytes) -> bool:
+    def take(self, to: PeerId, frame: Frame, data: bytes) -> bool:
         """Hold back this frame if it is the first that matches, or a later one; return whether it was."""
-        if to not in self._to or (to not in self.reached and not self._matches(message)):
+        if to not in self._to or (to not in self._first and not self._matches(frame.message)):
+            return False
+        first = self._first.setdefault(to, frame)
+        if frame.session == first.session and frame.number < first.number:
             return False
         self.frames.append((to, data))
         return True
@@ -83,7 +91,7 @@ class InMemoryNetwork:
         frame = from_bytes(data, sender)
         rewritten = self.rewrite(sender, to, frame)
         data = data if rewritten is frame else to_bytes(rewritten)
-        if not any(hold.sender == sender and hold.take(to, frame.message, data) for hold in self._holds):
+        if not any(hold.sender == sender and hold.take(to, frame, data) for hold in self._holds):
             self._deliver(sender, to, data)
 
     def next_for(self, me: PeerId) -> tuple[PeerId, bytes] | None:
