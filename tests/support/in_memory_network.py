@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import ClosedError
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.secagg.messages import RevealKey
 from cgd.transport.base import PeerStatus
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 class HeldFrames:
     """Frames of one sender that are held back, from the first that matches on, for each recipient.
 
-    The last frames of an earlier sum, such as its key, may be sent after the first ones of the next sum. They are not
-    held back.
+    The key of an earlier sum may be sent after the first frame of the next sum. It is not held back.
     """
 
     def __init__(self, sender: PeerId, to: Collection[PeerId], matches: Callable[[Message], bool]) -> None:
@@ -41,7 +41,8 @@ class HeldFrames:
         if to not in self._to or (to not in self._first and not self._matches(frame.message)):
             return False
         first = self._first.setdefault(to, frame)
-        if frame.session == first.session and frame.number < first.number:
+        earlier = frame.session == first.session and frame.number < first.number
+        if earlier and isinstance(frame.message, RevealKey):
             return False
         self.frames.append((to, data))
         return True
