@@ -43,13 +43,13 @@ A ring of 64 bits needs none: its elements are finer than the floats.
 """
 
 MIN_SHARE = float(1 << 18)
-"""The smallest standard deviation of a member's noise, before the guard bits are removed: 4 ring elements of 32 bits."""
+"""The smallest standard deviation of a member's noise, with guard bits: 4 elements of the ring of 32 bits."""
 
 NOISE_RANGE = 10
 """A total may exceed the largest one without noise by so many standard deviations: by more in one of 10²² elements."""
 
 NORM_MARGIN = 6
-"""The noise of d elements has a norm above σ·(√d + 6) with a probability below e⁻¹⁸, 1.6e-8."""
+"""By so many standard deviations a total's norm is above its root mean square with a probability below e⁻¹⁸, 1.6e-8."""
 
 # Covers the rounding of the few operations below; it makes the noise larger, by nothing that matters.
 _SAFETY = 1 + 1e-12
@@ -170,9 +170,10 @@ class NoisyEncoding:
         An honest total is larger with a probability below 1.6e-8. The last term is for rounding, one unit per member.
         """
         root = math.sqrt(self.dimension)
-        rounding = math.ldexp(self.members * root, -self.fraction_bits)
+        sigma = self.sigma_total * (1 + 1e-6)  # the sampler's own rounding is a part of it
         without_noise = self.clip * self.max_records / self.denominator
-        return without_noise + self.sigma_total * (root + NORM_MARGIN) + rounding
+        rounding = math.ldexp(self.members * root, -self.fraction_bits)
+        return math.hypot(without_noise, sigma * root) + NORM_MARGIN * sigma + rounding
 
     @property
     def fixed_point(self) -> FixedPoint:
@@ -189,17 +190,8 @@ class NoisyEncoding:
         """
         if values.size != self.dimension:
             raise InputError(f"there are {values.size} values; the dimension is {self.dimension}")
-        flat = np.ascontiguousarray(values).reshape(-1)
-        integers = self.noise.draw(flat.size)
-        scale, limit = self._scale(self.fraction_bits), math.ceil(self._largest(self.fraction_bits))
-        for start in range(0, flat.size, CHUNK_ELEMENTS):
-            chunk = flat[start : start + CHUNK_ELEMENTS].astype(np.float64)
-            unusable = ~np.isfinite(chunk)
-            with np.errstate(over="ignore", invalid="ignore"):
-                chunk *= scale
-            np.clip(chunk, -limit, limit, out=chunk)
-            np.copyto(chunk, 0.0, where=unusable)
-            integers[start : start + CHUNK_ELEMENTS] += np.rint(chunk, out=chunk).astype(np.int64)
+        integers = self._integers(np.ascontiguousarray(values).reshape(-1))
+        integers += self.noise.draw(integers.size)
         if self.guard_bits:
             integers += 1 << (self.guard_bits - 1)
             integers >>= self.guard_bits
@@ -209,9 +201,23 @@ class NoisyEncoding:
         """Return the values of an opened total: the sum of all vectors divided by N, with noise."""
         return self.fixed_point.decode(total, dtype)
 
+    def _integers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the values before noise, as integers between −M and M."""
+        integers = np.empty(values.size, dtype=np.int64)
+        scale, limit = self._scale(self.fraction_bits), math.ceil(self._largest(self.fraction_bits))
+        for start in range(0, values.size, CHUNK_ELEMENTS):
+            chunk = values[start : start + CHUNK_ELEMENTS].astype(np.float64)
+            unusable = ~np.isfinite(chunk)
+            with np.errstate(over="ignore", invalid="ignore"):
+                chunk *= scale
+            np.clip(chunk, -limit, limit, out=chunk)
+            np.copyto(chunk, 0.0, where=unusable)
+            np.copyto(integers[start : start + CHUNK_ELEMENTS], np.rint(chunk, out=chunk), casting="unsafe")
+        return integers
+
     def _scale(self, fraction_bits: int) -> float:
         """Return the factor between values and integers."""
-        return math.ldexp(1 / self.denominator, fraction_bits + self.guard_bits)
+        return 2.0 ** (fraction_bits + self.guard_bits) / self.denominator
 
     def _largest(self, fraction_bits: int) -> float:
         """Return M, the largest integer of a total without noise."""

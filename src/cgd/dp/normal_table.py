@@ -54,9 +54,7 @@ def thresholds() -> tuple[int, ...]:
     total = 2 * sum(probabilities) - probabilities[0]
     one = 1 << THRESHOLD_BITS
     below_half = (total - probabilities[0]) // 2  # the probability of negative numbers
-    upper = [
-        ((below_half + partial << THRESHOLD_BITS) + total // 2) // total for partial in accumulate(probabilities)
-    ]
+    upper = [((below_half + partial << THRESHOLD_BITS) + total // 2) // total for partial in accumulate(probabilities)]
     upper = [each for each in upper if each < one]
     return tuple([one - each for each in reversed(upper)] + upper)
 
