@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from cgd.dp.accountant import Budget
 from cgd.dp.mechanism import GUARD_BITS, MIN_SHARE, NoisyEncoding
 from cgd.dp.sampler import MAX_DISTANCE
 from cgd.errors import InputError
@@ -79,6 +80,16 @@ def test_any_honest_members_add_the_noise_that_the_sensitivity_needs(noisy: Nois
     assert noisy.noise.sigma >= MIN_SHARE
     assert noisy.distance <= MAX_DISTANCE
     assert noisy.sigma_total == pytest.approx(noisy.noise.sigma * math.sqrt(noisy.members) / units(noisy))
+
+
+@pytest.mark.parametrize("openings", [1, 7, 1000])
+def test_planned_openings_fit_the_budget(openings: int) -> None:
+    budget = Budget(epsilon=2.0, delta=1e-5, draws=openings * 5 * 100)
+    noisy = encoding(max_mu=math.sqrt(budget.mu_squared_each(openings)))
+    for _ in range(openings):
+        budget.charge(noisy.mu**2, "training")
+    assert 1.99 < budget.spent().epsilon <= 2
+    assert not budget.can_afford(noisy.mu**2)
 
 
 @given(encodings())

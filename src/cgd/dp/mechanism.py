@@ -125,7 +125,7 @@ class NoisyEncoding:
     @cached_property
     def fraction_bits(self) -> int:
         """f, as many as possible so that a total with noise of 10 standard deviations does not wrap around."""
-        room = math.ldexp(1.0, self.ring_bits - 1 + self.guard_bits)
+        room = ((1 << self.ring_bits - 1) - 1) << self.guard_bits
         largest = math.frexp(self.clip / self.denominator * self.max_records)[1]
         for bits in range(min(MAX_FRACTION_BITS, self.ring_bits - largest), -1, -1):
             noise = 1.02 * self._share(bits) * math.sqrt(self.members)  # the sampler adds up to 1.6 %
@@ -147,7 +147,7 @@ class NoisyEncoding:
     def mu(self) -> float:
         """μ of one opening, to be charged: at most `max_mu`, and a little less because the noise is rounded up."""
         honest = math.sqrt(self.members - self.colluders)
-        return min(self.max_mu, self._sensitivity(self.fraction_bits) / (self.noise.sigma * honest) * _SAFETY)
+        return self._sensitivity(self.fraction_bits) / (self.noise.sigma * honest) * _SAFETY
 
     @property
     def distance(self) -> float:
@@ -230,4 +230,4 @@ class NoisyEncoding:
 
     def _share(self, fraction_bits: int) -> float:
         """Return the standard deviation that a member's noise must have."""
-        return self._sensitivity(fraction_bits) / (self.max_mu * math.sqrt(self.members - self.colluders)) * _SAFETY**3
+        return self._sensitivity(fraction_bits) / (self.max_mu * math.sqrt(self.members - self.colluders)) * _SAFETY**2

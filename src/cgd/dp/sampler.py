@@ -95,20 +95,16 @@ class IntegerGaussian:
 
     def draw(self, count: int) -> Integers:
         """Return `count` independent integers, from random bits that are used once."""
-        noise = np.empty(count, dtype=np.int64)
-        self.draw_into(noise)
-        return noise
-
-    def draw_into(self, noise: Integers) -> None:
-        """Write independent integers to a one-dimensional array."""
         bits = keystream(self._random(KEY_BYTES))
         table = _lookup()
-        for start in range(0, noise.size, CHUNK_ELEMENTS):
+        noise = np.empty(count, dtype=np.int64)
+        for start in range(0, count, CHUNK_ELEMENTS):
             chunk = noise[start : start + CHUNK_ELEMENTS]
             chunk[:] = table.draw(bits, chunk.size)
             for b in self.multipliers:
                 # Beyond 2⁶³ it wraps around, as the ring of 64 bits does.
                 chunk += np.multiply(table.draw(bits, chunk.size), b, dtype=np.int64)
+        return noise
 
 
 def rounding_distance(first: float, second: float) -> float:
