@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from cgd.dp.normal_table import TABLE_SIGMA, thresholds
+from cgd.dp.normal_table import TABLE_DISTANCE, TABLE_SIGMA, thresholds
 from cgd.dp.sampler import (
     MAX_DISTANCE,
     MAX_RATIO,
@@ -183,6 +183,18 @@ def test_deviation_is_reached_from_above(sigma: float) -> None:
     assert noise.variance == TABLE_SIGMA**2 * (1 + sum(b * b for b in noise.multipliers))
     assert all(1 <= high <= MAX_RATIO * low for low, high in pairwise((1, *noise.multipliers)))
     assert 2.0**-114 < noise.distance <= MAX_DISTANCE
+
+
+@pytest.mark.parametrize("sigma", [2.0**18, 2.0**28, 2.0**60])
+def test_distance_counts_every_table_and_every_sum(sigma: float) -> None:
+    noise = IntegerGaussian(sigma)
+    expected = (1 + len(noise.multipliers)) * TABLE_DISTANCE
+    before = 1.0
+    for b in noise.multipliers:
+        squared = TABLE_SIGMA**2 * before / (before + b * b)  # s² of the lemma
+        expected += sum(math.exp(-2 * math.pi**2 * squared * j * j) for j in (1, 2))
+        before += b * b
+    assert expected <= noise.distance <= expected * (1 + 1e-9)
 
 
 @given(st.integers(0, 2**130))
