@@ -340,7 +340,7 @@ def check_sums(
         InputError: a parameter has another gradient.
     """
     for name, parameter in parameters.items():
-        total = plain.get(parameter, torch.zeros(1, dtype=torch.float64)).cpu()
+        total = plain.get(parameter, torch.zeros(1, dtype=torch.float64)).reshape(-1).cpu()
         actual = torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.detach().reshape(-1).cpu()
         difference = float(torch.linalg.vector_norm(actual.double() - total))
         if difference > SUM_TOLERANCE * spread.get(parameter, 0.0):  # False for NaN

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cgd.optim.record_checks import Call
     from cgd.optim.record_norms import Unit
 
-MIN_CLIP, MAX_CLIP = 1e-20, 1e20
+MIN_CLIP, MAX_CLIP = 1e-10, 1e10
 
 
 class ClippedSum(NamedTuple):
@@ -53,14 +53,13 @@ class RecordGradients:
     gradients to None, discards what was added, as it does in torch. A forward pass without `backward` leaves nothing.
 
     The first dimension of the model's first tensor is the records. Nothing raises because of the values of records: if
-    a gradient has NaN or infinities, the record counts as zero.
+    a gradient has NaN, infinities or numbers above 1e15, the record counts as zero.
 
     Rounding: the gradients of a record have the same bits whatever the values of the other records are, because torch
     computes rows of a batch with the same operations. With another *number* of records in a batch, their last bits may
     change (about 1e-7 of them in float32), by other kernels and by the division of a mean loss. Batches of constant
-    size with `reduction="sum"` avoid this; fill the last one with records whose loss is multiplied by zero. The sum of
-    n gradients in float64 is wrong by at most (2048 + n/64)·n·1.1e-16·C. Gradients are clipped to C·(1 − 1e-6), which
-    covers the difference of two such sums for n up to 400,000.
+    size with `reduction="sum"` avoid this; fill the last one with records whose loss is multiplied by zero. Gradients
+    are clipped to slightly less than C, so that rounding in the sum does not exceed C (`MARGIN` in `record_norms.py`).
 
     Refused at construction: batch normalisation, instance normalisation with running statistics, recurrent networks and
     attention with records in the second dimension, dropout inside of modules with parameters, sparse or renormalised
@@ -143,11 +142,13 @@ class RecordGradients:
             )
         try:
             self._settle()
-            if not self._sums_checked and self._records and self._finite:
+            if not self._sums_checked and self._finite:
                 check_sums(self._parameters, self._plain, self._spread)
-                self._sums_checked = True
+                self._sums_checked = self._records > 0
             parts = [
-                self._sums[each].cpu() if each in self._sums else torch.zeros(each.numel(), dtype=torch.float64)
+                self._sums[each].reshape(-1).cpu()
+                if each in self._sums
+                else torch.zeros(each.numel(), dtype=torch.float64)
                 for each in order
             ]
             return ClippedSum(torch.cat(parts), self._records)
@@ -175,10 +176,6 @@ class RecordGradients:
         if self._calls is not None or self._settling or not torch.is_grad_enabled():
             return
         self._current = None
-        if torch.compiler.is_compiling():
-            raise InputError(
-                "the model is being compiled, and the calls of its modules are not seen; do not compile it"
-            )
         self._settle()
         if any(torch.is_autocast_enabled(each) for each in {each.device.type for each in self._parameters.values()}):
             raise InputError("autocast is on; records' gradients need full precision. Leave autocast out")
