@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from cgd.errors import InputError
 from cgd.optim.record_gradients import ClippedSum, RecordGradients
 from cgd.optim.record_norms import MARGIN
 
@@ -196,6 +197,19 @@ def test_sum_loss() -> None:
     torch.testing.assert_close(clipping.take().gradient, expected, rtol=0, atol=1e-6)
 
 
+def test_settings_of_torch_with_fewer_bits() -> None:
+    model, x, y = build("mlp", 70)
+    expected, precision = taken(model, x, y, 0.1).gradient, torch.get_float32_matmul_precision()
+    clipping = RecordGradients(model, 0.1)
+    model.zero_grad()
+    loss(model, x, y).backward()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        torch.testing.assert_close(clipping.take().gradient, expected, rtol=0, atol=1e-6)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
 def test_order_of_parameters() -> None:
     model, x, y = build("mlp", 5)
     expected = taken(model, x, y).gradient
@@ -215,7 +229,7 @@ def test_order_of_parameters() -> None:
     st.sampled_from(sorted(MODELS)), st.integers(2, 6), st.integers(0, 1000), st.sampled_from([1e-3, 0.1, 1.0, 1e3]),
     st.sampled_from([1.0, 1e-20, 1e10, 1e18, 1e38, float("nan"), float("inf")]),
 )  # fmt: skip
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_one_record_changes_the_sum_by_at_most_the_bound(
     name: str, records: int, seed: int, clip: float, size: float
 ) -> None:
@@ -230,7 +244,7 @@ def test_one_record_changes_the_sum_by_at_most_the_bound(
 
 
 @given(st.integers(0, 1000), st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=4, max_size=4))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_one_record_in_place_of_a_null_record_changes_the_sum_by_at_most_the_bound(seed: int, record: Any) -> None:
     """With the same number of records, no tolerance is needed: the others keep their bits."""
     model, x, y = build("mlp", 9, seed)
@@ -351,13 +365,13 @@ def test_memory_does_not_grow() -> None:
     model, x, y = build("words", 5)
     clipping = RecordGradients(model, 1.0)
     counts = []
-    for _ in range(5):
+    for _ in range(3):
         model.zero_grad()
         value = loss(model, x, y)
         value.backward()  # the program keeps the loss, and with it the graph
         clipping.take()
         counts.append(tensors())
-    assert counts[1] == counts[4]
+    assert counts[1] == counts[2]
     del value
 
 
@@ -388,7 +402,7 @@ def test_reset() -> None:
     clipping = RecordGradients(model, 1.0)
     loss(model, x, y).backward()
     clipping.reset()
-    assert clipping.take().records == 0
+    assert clipping.records == 0
 
 
 def test_no_records() -> None:
@@ -445,4 +459,6 @@ def test_remove() -> None:
     clipping.remove()
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
     loss(model, x, y).backward()
-    assert clipping.take().records == 0
+    assert clipping.records == 0
+    with pytest.raises(InputError, match="differs"):  # gradients without records are not those of this step
+        clipping.take()

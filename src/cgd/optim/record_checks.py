@@ -253,7 +253,7 @@ class CheckedOutput(torch.Tensor):
         """Check a loss before its backward pass."""
         if func is torch.Tensor.backward:
             check_loss(args[0])
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def check_loss(loss: torch.Tensor) -> None:
@@ -306,7 +306,8 @@ def _depends(gradients: Sequence[torch.Tensor | None], edges: Sequence[Any], hal
 
 def _checked_outputs(loss: torch.Tensor) -> Iterator[tuple[Any, int]]:
     """Yield the nodes of the model's outputs in the graph of a loss, and their numbers of records."""
-    seen, waiting = set(), [loss.grad_fn]
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

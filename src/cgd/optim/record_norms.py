@@ -195,10 +195,11 @@ class _Sums:
 
     def result(self) -> PassSums:
         """Return what was added."""
-        finite, spread = torch.isfinite(self._squares), Counter[Any]()
+        finite, spread = torch.isfinite(self._squares), dict[Any, float]()
         for parameter, start, norm in self._norms:
-            spread[parameter] += float(norm[finite[start : start + len(norm)]].sum())
-        return PassSums(self._clipped, self._unclipped or {}, dict(spread), bool(finite.all()))
+            own = norm[finite[start : start + len(norm)]]
+            spread[parameter] = spread.get(parameter, 0.0) + float(own.sum())
+        return PassSums(self._clipped, self._unclipped or {}, spread, bool(finite.all()))
 
 
 def _add_weighted(
