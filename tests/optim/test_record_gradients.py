@@ -15,7 +15,7 @@ from torch import nn
 
 from cgd.errors import InputError
 from cgd.optim.record_gradients import ClippedSum, RecordGradients
-from cgd.optim.record_norms import MARGIN
+from cgd.optim.record_norms import MARGIN, Use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +84,11 @@ def cnn() -> nn.Module:
     )
 
 
+def again() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3))
+
+
 def frozen() -> nn.Module:
     model = mlp()
     model[0].bias.requires_grad_(False)
@@ -96,6 +101,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]]
     "cnn": (cnn, lambda n: torch.randn(n, 1, 8, 8)),
     "frozen": (frozen, lambda n: torch.randn(n, 4)),
     "one layer": (lambda: nn.Linear(4, 3), lambda n: torch.randn(n, 4)),
+    "again": (again, lambda n: torch.randn(n, 4)),
     "twice": (Twice, lambda n: torch.randn(n, 5)),
     "custom": (Custom, lambda n: torch.randn(n, 4)),
     "words": (Words, lambda n: torch.randint(11, (n, 7))),
@@ -306,6 +312,13 @@ def test_values_beyond_the_squares_of_float64() -> None:
         assert float(clipping.take().gradient.norm()) <= 1.0
 
 
+def test_values_whose_product_with_the_number_of_records_is_beyond_float32() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    clipping = RecordGradients(model, 1e10)
+    (model(torch.full((4, 2), 1e-38)) * 3e38).sum().backward()
+    assert torch.isfinite(clipping.take().gradient).all()
+
+
 def test_gradients_of_zero_stay_zero() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Flatten())
     clipping = RecordGradients(model, 1.0)
@@ -372,6 +385,10 @@ def test_memory_does_not_grow() -> None:
         clipping.take()
         counts.append(tensors())
     assert counts[1] == counts[2]
+    modules = set(model.modules())
+    uses = [each for each in gc.get_objects() if type(each) is Use and each.unit.module in modules]
+    assert uses
+    assert not any(each.inputs or any(gradient is not None for gradient in each.gradients) for each in uses)
     del value
 
 
