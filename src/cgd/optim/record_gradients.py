@@ -45,8 +45,8 @@ class RecordGradients:
     """Clip the gradient of each record of a training loop, and add the clipped gradients.
 
     The loop stays as it is: `zero_grad()`, a mean loss, `backward()`; before the optimiser's step, `take()` returns the
-    sum. Adding or removing one record changes the sum by at most C, because each record's gradient is computed from
-    its own row of inputs and output gradients. `Parameter.grad` is not used, except for a check.
+    sum. One record, in place of one that counts as zero, changes the sum by at most C, because each record's gradient
+    is computed from its own row of inputs and output gradients. `Parameter.grad` is not used, except for a check.
 
     Several forward and backward passes before `take` are virtual batches: each loss is the mean over the records of its
     own batch, and the sums are added. A record may be in one of them only. `zero_grad()` between them, which sets the
@@ -55,11 +55,12 @@ class RecordGradients:
     The first dimension of the model's first tensor is the records. Nothing raises because of the values of records: if
     a gradient has NaN, infinities or numbers above 1e15, the record counts as zero.
 
-    Rounding: the gradients of a record have the same bits whatever the values of the other records are, because torch
-    computes rows of a batch with the same operations. With another *number* of records in a batch, their last bits may
-    change (about 1e-7 of them in float32), by other kernels and by the division of a mean loss. Batches of constant
-    size with `reduction="sum"` avoid this; fill the last one with records whose loss is multiplied by zero. Gradients
-    are clipped to slightly less than C, so that rounding in the sum does not exceed C (`MARGIN` in `record_norms.py`).
+    Rounding: gradients are clipped to C·(1 − 5e-4), which covers all rounding in the sum (`MARGIN` in
+    `record_norms.py`). It does not cover this: torch computes the rows of a batch with operations that depend on the
+    number of rows, not on the values of others. So the gradient of a record has the same bits whatever the values of
+    the other records are (tested on x86-64), but with another *number* of records, all gradients may change by about
+    1e-7 of their norm in float32, also by the division of a mean loss. Batches of constant size with `reduction="sum"`
+    avoid this; fill the last one with records whose loss is multiplied by zero.
 
     Refused at construction: batch normalisation, instance normalisation with running statistics, recurrent networks and
     attention with records in the second dimension, dropout inside of modules with parameters, sparse or renormalised
