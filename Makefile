@@ -39,10 +39,11 @@ format: .venv/installed-dev  ## fix style and format automatically
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## measure the cost of sums, noise, simulated steps, sums over sockets and large tables, as ratios
+bench: .venv/installed  ## measure the cost of sums, noise, clipped gradients, simulated steps, sums over sockets and large tables, as ratios
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/record_gradients.py
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/tables.py
 
