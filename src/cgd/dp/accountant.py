@@ -1,4 +1,4 @@
-"""How much privacy the openings of noisy totals use: Gaussian differential privacy (Dong, Roth and Su 2022).
+"""Account for the privacy that openings of noisy totals use: Gaussian differential privacy (Dong, Roth and Su 2022).
 
 An opening whose noise has the standard deviation σ, and whose total changes by at most Δ (in the Euclidean norm) with
 one record, is μ-GDP with μ = Δ/σ. Two facts make the accounting exact:
@@ -45,7 +45,7 @@ class BudgetSpentError(CGDError):
 
 
 class Spent(NamedTuple):
-    """What the openings so far have used: together they are (epsilon, delta)-differentially private.
+    """The use of the openings so far: together they are (epsilon, delta)-differentially private.
 
     Attributes:
         epsilon: ε, at most the one of the budget.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 GUARD_BITS = {32: 16, 64: 0}
-"""How many more bits than ring elements the integers have to which noise is added, so that they fill 64 bits at most.
+"""The additional bits of the integers to which noise is added, beyond those of ring elements; 64 bits at most in all.
 
 A ring of 64 bits needs none: its elements are finer than the floats.
 """

@@ -297,7 +297,7 @@ class _Hook:
 
 
 class _NoHook:
-    """What a copy of the model has instead of a hook."""
+    """A hook without effect, for copies of the model."""
 
     def __call__(self, *args: Any) -> None:
         """Do nothing."""
