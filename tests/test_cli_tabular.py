@@ -16,13 +16,14 @@ import pytest
 from cgd.cli import main
 from cgd.cli.display import log_events
 from cgd.errors import InputError
-from cgd.federation.config import FOR_TABLES, Federation
+from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Federation
 from cgd.federation.keys import Keys
 from cgd.local import solo_peers
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.run_folder import HISTORY_FILE
 from cgd.tabular.training import train
 from support import runs
+from support.private_tables import PRIVATE_SCHEMA
 from support.tabular import DATA, SCHEMA, records, table, tabular_settings, write_csv, write_federation
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
     assert "give one of --data FILE (your records) and --run" in command(*join)[2]
     assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
     for option in (("--delta", "0.1"), ("--function", "networks:deep")):
-        assert "--delta and --function need --data" in command(*join, "--run", "train:main", *option)[2]
+        assert "--function and --budget need --data" in command(*join, "--run", "train:main", *option)[2]
     assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
     assert "'dan' is not a participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
 
@@ -325,6 +326,19 @@ def test_suggested_schema_is_used_in_a_new_federation_file(command: Any, tmp_pat
     assert code == 2
     assert "columns is missing" in err
     assert not (tmp_path / "other.toml").exists()
+
+
+def test_new_federation_with_privacy_has_settings_for_it(command: Any, tmp_path: Path) -> None:
+    participants = []
+    for name in NAMES:
+        command("keygen", name)
+        participants += ["--participant", f"{name}=tcp://{name}.example:7001={name}.pub"]
+    (tmp_path / "schema.toml").write_text(PRIVATE_SCHEMA)
+    code, _, err = command("federation", "new", "private.toml", "--schema", "schema.toml", *participants)
+    assert code == 0, err
+    made = Federation.load(tmp_path / "private.toml")
+    assert made.privacy is not None
+    assert made.training == FOR_PRIVATE_TABLES
 
 
 EXTRA_PARTICIPANT = '[[participants]]\nname = "eve"\naddress = "tcp://eve.example:7001"\nkey = "KEY"\n'

@@ -24,9 +24,10 @@ from cgd.errors import (
     SettingsError,
     WeightError,
 )
-from cgd.peers import SumSettings, _check_weights
+from cgd.peers import SumSettings
 from cgd.secagg.codec import from_bytes
 from cgd.secagg.messages import MASKINGS, Subtotal
+from cgd.sum_encoding import check_weights
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, TamperingTransport, custom_peers, outcomes
 from support.wire import MEMBER_OPENINGS
@@ -224,9 +225,9 @@ def test_check_weights_accepts_honest_weights_and_rejects_one_wrong_weight(count
     encoding = FixedPoint.for_sum(addends=count, bound=1.0, ring_bits=ring_bits)
     words = encoding.encode(np.full(count, 1 / count))
     honest = words.sum(dtype=words.dtype, keepdims=True)
-    _check_weights(honest, encoding, count)
+    check_weights(honest, encoding, count)
     with pytest.raises(WeightError):
-        _check_weights(honest + encoding.encode(np.array([0.02])), encoding, count)
+        check_weights(honest + encoding.encode(np.array([0.02])), encoding, count)
 
 
 def test_weight_at_some_members_only_raises_settings_error() -> None:

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from cgd.cli import app
 from cgd.errors import CGDError, InputError
-from cgd.federation.config import FOR_TABLES, Federation
+from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Federation
 from cgd.federation.data_schema import Model
+from cgd.federation.privacy_section import PrivacySection
 from cgd.tabular.models import build
 from cgd.tabular.training import train
 from support.pages import load_script
@@ -146,7 +147,7 @@ def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pyt
 
 def test_sections_of_the_page_are_valid(tmp_path: Path) -> None:
     sections = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(sections) == 2
+    assert len(sections) == 3
     head = write_federation(tmp_path, ("ada", "bob", "cleo"), schema=None).read_text()
     complete = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "complete.toml")
     assert complete.data is not None
@@ -155,6 +156,10 @@ def test_sections_of_the_page_are_valid(tmp_path: Path) -> None:
     own = Federation.parse(f"{head}\n{data}\n{sections[1]}", tmp_path / "own.toml")
     assert own.model is not None
     assert (own.model.kind, own.model.function) == ("custom", "networks:deep")
+    private = Federation.parse(f"{head}\n{sections[2]}", tmp_path / "private.toml")
+    assert private.privacy == PrivacySection(1.0, 1e-6)
+    steps, lr, patience = FOR_PRIVATE_TABLES.steps, FOR_PRIVATE_TABLES.lr, FOR_PRIVATE_TABLES.patience
+    assert f"writes {steps} steps with `lr = {lr}` and `patience = {patience}`" in PAGE.read_text()
 
 
 def test_custom_network_of_the_page_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from cgd.errors import BudgetSpentError as BudgetSpentError
     from cgd.errors import CGDError as CGDError
     from cgd.errors import ClosedError as ClosedError
     from cgd.errors import DisagreementError as DisagreementError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cgd.errors import FrameError as FrameError
     from cgd.errors import HubError as HubError
     from cgd.errors import InputError as InputError
+    from cgd.errors import IntegrityError as IntegrityError
     from cgd.errors import LocalProtocolError as LocalProtocolError
     from cgd.errors import MembersChangedError as MembersChangedError
     from cgd.errors import MembershipError as MembershipError
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from cgd.errors import ProtocolError as ProtocolError
     from cgd.errors import RangeError as RangeError
     from cgd.errors import RemoteProtocolError as RemoteProtocolError
+    from cgd.errors import RevealError as RevealError
     from cgd.errors import SettingsError as SettingsError
     from cgd.errors import TransportError as TransportError
     from cgd.errors import UnconfinedWarning as UnconfinedWarning
@@ -39,15 +42,16 @@ if TYPE_CHECKING:
     from cgd.federation.member import join as join
     from cgd.local import LocalPeers as LocalPeers
     from cgd.local import local_peers as local_peers
+    from cgd.optim.adam import ConfinedAdam as ConfinedAdam
     from cgd.optim.grid import Block as Block
     from cgd.optim.grid import Cell as Cell
     from cgd.optim.grid import Grid as Grid
     from cgd.optim.lr_scheduler import InverseSquareLR as InverseSquareLR
-    from cgd.optim.optimizer import ConfinedAdam as ConfinedAdam
     from cgd.optim.optimizer import ConfinedOptimizer as ConfinedOptimizer
-    from cgd.optim.optimizer import ConfinedSGD as ConfinedSGD
     from cgd.optim.origin import Origin as Origin
     from cgd.optim.origin import confine as confine
+    from cgd.optim.privacy import Privacy as Privacy
+    from cgd.optim.sgd import ConfinedSGD as ConfinedSGD
     from cgd.optim.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
     from cgd.peers import Peers as Peers
     from cgd.secagg.fixed_point import FixedPoint as FixedPoint
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "errors": (
+        "BudgetSpentError",
         "CGDError",
         "ClosedError",
         "DisagreementError",
@@ -72,6 +77,7 @@ _NAMES = {
         "FrameError",
         "HubError",
         "InputError",
+        "IntegrityError",
         "LocalProtocolError",
         "MembersChangedError",
         "MembershipError",
@@ -82,6 +88,7 @@ _NAMES = {
         "ProtocolError",
         "RangeError",
         "RemoteProtocolError",
+        "RevealError",
         "SettingsError",
         "TransportError",
         "UnconfinedWarning",
@@ -90,8 +97,11 @@ _NAMES = {
     "federation.member": ("join",),
     "optim.origin": ("Origin", "confine"),
     "optim.grid": ("Block", "Cell", "Grid"),
-    "optim.optimizer": ("ConfinedAdam", "ConfinedOptimizer", "ConfinedSGD"),
+    "optim.adam": ("ConfinedAdam",),
+    "optim.optimizer": ("ConfinedOptimizer",),
+    "optim.sgd": ("ConfinedSGD",),
     "optim.lr_scheduler": ("InverseSquareLR",),
+    "optim.privacy": ("Privacy",),
     "optim.vertical": ("JOINT_REVEALS_RECORDS",),
     "local": ("LocalPeers", "local_peers"),
     "peers": ("Peers",),

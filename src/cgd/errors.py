@@ -10,6 +10,7 @@
     │   ├── WeightError                   the members' weights do not sum to one
     │   ├── MembersChangedError           a new epoch began during a sum: compute the weight again
     │   ├── RevealError                   a charge or record that must come before our key could not be made
+    │   │   └── BudgetSpentError          the opening needs more than is left of the privacy budget
     │   ├── IntegrityError                a total is larger than honest members can produce
     │   ├── DisagreementError             members hold different totals or histories; the cause cannot be attributed
     │   └── RemoteProtocolError           a member violated the protocol; `.peer` names it
@@ -110,6 +111,10 @@ class MembersChangedError(ProtocolError):
 
 class RevealError(ProtocolError):
     """What must be recorded before our self-mask key leaves could not be recorded: the key was not sent."""
+
+
+class BudgetSpentError(RevealError):
+    """An opening would use more than is left of the privacy budget; it was not charged, and is not opened."""
 
 
 class IntegrityError(ProtocolError):

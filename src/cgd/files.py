@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import os
 import re
 import secrets
@@ -153,6 +154,23 @@ def write_private(path: Path, content: bytes) -> None:
         raise InputError(
             f"{path} cannot be written ({error.strerror}); check whether its folder is yours and has room"
         ) from None
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that is never replaced by a link, readable by its owner alone; an `opener` for `open`.
+
+    Raises:
+        OSError: it is a symbolic link, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(error.errno, f"{path} is a symbolic link, which is not followed; remove it") from None
+    if flags & os.O_CREAT:
+        os.fchmod(descriptor, 0o600)  # it may have existed with another mode
+    return descriptor
 
 
 def watch(path: Path, stop: threading.Event, seconds: float) -> Iterator[None]:

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, WeightError
-from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
+from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, RevealError
+from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import MASKINGS, MAX_NAME_BYTES, OPENINGS, Masking, Opening, PeerId, Reason, SumSpec
+from cgd.sum_encoding import (
+    check_precision,
+    check_weights,
+    encode,
+    from_numpy,
+    to_numpy,
+    weight_encoding,
+)
 from cgd.transport.driver import NoRecovery
 from cgd.transport.tap import Addend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     import numpy.typing as npt
     import torch
 
+    from cgd.dp.mechanism import NoisyEncoding
     from cgd.secagg.journal_entry import Step
     from cgd.transport.driver import Driver, Recovery, Traffic
     from cgd.transport.tap import Observer
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
-
-QUOTIENT_ROUNDING = 2.0**-52  # of a weight n_l/n, in double precision
-# With weights below this fraction of an equal share, the values must also be larger than their rounding errors.
-SMALL_SHARE = 1 / 8
-# The smallest ratio of the weighted values to their rounding error (both as Euclidean norms).
-MIN_PRECISION = 8.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,35 @@ class SumSettings:
             )
 
 
+@dataclass(frozen=True)
+class _SumOptions:
+    """The arguments of `Peers.sum` and `Peers.private_sum`."""
+
+    weight: float | None = None
+    new_weight: bool = True
+    bound: float | None = None
+    ring_bits: int | None = None
+    noise: NoisyEncoding | None = None
+    before_reveal: Callable[[], None] = lambda: None
+    context: str = ""
+    step: Step | None = None
+
+
+@dataclass(frozen=True)
+class _Charge:
+    """Call a function before our key leaves. Whatever it raises is a `RevealError`: the key is not sent."""
+
+    charge: Callable[[], None]
+
+    def __call__(self) -> None:
+        try:
+            self.charge()
+        except RevealError:
+            raise
+        except Exception as error:
+            raise RevealError(f"an opening could not be charged, and is not made: {error!r}") from error
+
+
 class Peers:
     """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
@@ -80,6 +111,7 @@ class Peers:
     Attributes:
         groups: in a grid, the peers of this participant's `"column"` (and `"row"`, if that has three members or more).
         training: in a federation, the settings of its file: `peers.training["lr"]`.
+        federation: the name of the federation; empty in one process.
         seed: 32 secret bytes, for `cgd.confine`; random by default. In a federation they are derived from the
             participant's key file, so the same origin can be drawn again after everything else was lost.
         recovery: stores the optimisers' states, so that a restarted member can continue; by default it stores nothing.
@@ -95,10 +127,12 @@ class Peers:
         seed: bytes | None = None,
         groups: Mapping[str, Peers] | None = None,
         training: Mapping[str, Any] | None = None,
+        federation: str = "",
     ) -> None:
         self.settings = settings
         self.groups = dict(groups or {})
         self.training = dict(training or {})
+        self.federation = federation
         self.seed = secrets.token_bytes(32) if seed is None else seed
         self.recovery: Recovery = NoRecovery() if recovery is None else recovery
         self.observer: Observer | None = None
@@ -200,14 +234,48 @@ class Peers:
             >>> totals
             [array([1.75]), array([1.75]), array([1.75])]
         """
+        options = _SumOptions(weight, new_weight, bound, ring_bits, context=context, step=step)
+        return self._sum_in_epoch(values, options, epoch)
+
+    def private_sum(
+        self,
+        values: Array,
+        noise: NoisyEncoding,
+        before_reveal: Callable[[], None],
+        *,
+        context: str = "",
+        step: Step | None = None,
+        epoch: int | None = None,
+    ) -> Array:
+        """Return the sum of all members' clipped `values` divided by a public number, with noise from every member.
+
+        No error depends on the values: NaN and infinities count as zero. The noise is drawn anew for every attempt.
+
+        Args:
+            values: this member's sum of clipped vectors, one of each record; floats of 64 bits.
+            noise: the encoding, for the number of members; the same at every member.
+            before_reveal: called in every attempt before the total can become known, to charge it; if it raises a
+                `RevealError`, the sum fails and nobody learns the total.
+            context: as for `sum`, and `step` and `epoch`, too.
+            step: for optimisers.
+            epoch: for optimisers.
+
+        Raises:
+            RevealError: `before_reveal` raised it.
+            RemoteProtocolError, PeerTimeoutError, MembersChangedError: as for `sum`.
+        """
+        options = _SumOptions(noise=noise, before_reveal=_Charge(before_reveal), context=context, step=step)
+        return self._sum_in_epoch(values, options, epoch)
+
+    def _sum_in_epoch(self, values: Array, options: _SumOptions, epoch: int | None) -> Array:
         while True:
             current, addends = self.next_round()
             if epoch not in (None, current):
                 raise MembersChangedError(epoch or 0, current, self.members)
             try:
-                return self._sum(values, weight, new_weight, bound, ring_bits, context, step, current, addends)
+                return self._sum(values, options, current, addends)
             except MembersChangedError:
-                if weight is not None or epoch is not None:
+                if options.weight is not None or options.noise is not None or epoch is not None:
                     raise
 
     def next_round(self) -> tuple[int, int]:
@@ -231,55 +299,48 @@ class Peers:
         """
         self._driver.close(done=False)
 
-    def _sum(
-        self,
-        values: Array,
-        weight: float | None,
-        new_weight: bool,
-        bound: float | None,
-        ring_bits: int | None,
-        context: str,
-        step: Step | None,
-        epoch: int,
-        addends: int,
-    ) -> Array:
+    def _sum(self, values: Array, options: _SumOptions, epoch: int, addends: int) -> Array:
+        weight, noise = options.weight, options.noise
         with self._driver.exclusive():
             try:
-                array, dtype = _to_numpy(values)
-                fixed_point = self._fixed_point(array, weight, bound, ring_bits, addends)
-                if weight is not None and new_weight:
-                    _check_precision(array, weight, fixed_point, addends)
-                spec = self._spec(array, dtype, fixed_point, context, weighted=weight is not None)
-                encoded = [_encode(array, fixed_point, spec, weight, addends)]  # raises RangeError before a message
-                addend = self._observe_addend(array, weight, context, step, epoch)
+                array, dtype = to_numpy(values)
+                fixed_point = self._fixed_point(array, options, addends)
+                if weight is not None and options.new_weight:
+                    check_precision(array, weight, fixed_point, addends)
+                spec = self._spec(array, dtype, fixed_point, options.context, weighted=weight is not None)
+                # Raises RangeError before a message is sent.
+                encoded = [encode(array, fixed_point, spec, weight, addends, noise)]
+                addend = self._observe_addend(array, options, epoch)
             except BaseException as error:
                 self._abort(error)
                 raise
 
-            def encode() -> npt.NDArray[Any]:  # again after the first call: the protocol modifies the words in place
-                return encoded.pop() if encoded else _encode(array, fixed_point, spec, weight, addends)
+            def encode_again() -> npt.NDArray[Any]:  # after the first call: the protocol modifies the words in place
+                return encoded.pop() if encoded else encode(array, fixed_point, spec, weight, addends, noise)
 
-            total = self._driver.run_sum(spec, encode, epoch, step, lambda: None)
+            try:
+                total = self._driver.run_sum(spec, encode_again, epoch, options.step, options.before_reveal)
+            except BaseException:  # in a federation the sum may go on: with these values, whatever the program does now
+                array = array.copy()
+                raise
             if weight is not None:
-                _check_weights(total[-1:], _weight_encoding(spec, addends), addends)
+                check_weights(total[-1:], weight_encoding(spec, addends), addends)
             try:
                 decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
                 decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
                 if self.observer is not None and addend is not None:
                     self.observer.after_sum(addend, decoded)
-                result: Array = _from_numpy(decoded, values)
+                result: Array = from_numpy(decoded, values)
             except BaseException:  # an interrupt, or a recording that fails: the caller may request the sum again
                 self._driver.repeat_sum()
                 raise
             return result
 
-    def _observe_addend(
-        self, array: npt.NDArray[Any], weight: float | None, context: str, step: Step | None, epoch: int
-    ) -> Addend | None:
+    def _observe_addend(self, array: npt.NDArray[Any], options: _SumOptions, epoch: int) -> Addend | None:
         """Pass the addend to the observer, if there is one, unless the sum is replayed from the journal."""
         if self.observer is None:
             return None
-        addend = Addend(array, weight, context, step, self.members, epoch)
+        addend = Addend(array, options.weight, options.context, options.step, self.members, epoch)
         if not self.recovery.is_replay():
             self.observer.before_sum(addend)
         return addend
@@ -289,9 +350,12 @@ class Peers:
         reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), Reason.STOPPED)
         self._driver.abort_sum(reason)
 
-    def _fixed_point(
-        self, array: npt.NDArray[Any], weight: float | None, bound: float | None, ring_bits: int | None, addends: int
-    ) -> FixedPoint:
+    def _fixed_point(self, array: npt.NDArray[Any], options: _SumOptions, addends: int) -> FixedPoint:
+        weight, bound, ring_bits = options.weight, options.bound, options.ring_bits
+        if options.noise is not None:
+            if addends != options.noise.members:
+                raise InputError(f"the noise is for {options.noise.members} members, and there are {addends}")
+            return options.noise.fixed_point
         if array.dtype.kind != "f":
             if (weight, bound, ring_bits) != (None, None, None):
                 raise InputError("integers are summed exactly, without weight, bound or ring_bits; pass floats")
@@ -318,83 +382,4 @@ class Peers:
             aggregator=self.settings.aggregator,
             context=context,
             weighted=weighted,
-        )
-
-
-def _to_numpy(values: object) -> tuple[npt.NDArray[Any], str]:
-    """Return the values as an array, and the name of their total's type."""
-    torch = sys.modules.get("torch")  # a caller that has a tensor has imported torch; this layer must not
-    if torch is not None and isinstance(values, torch.Tensor):
-        dtype = str(values.dtype).removeprefix("torch.")
-        try:
-            tensor = values.detach().cpu()
-            array = (tensor.float() if dtype == "bfloat16" else tensor).numpy()
-        except (TypeError, RuntimeError) as error:  # sparse, meta, …: the error of torch says which
-            raise InputError(f"a tensor of {values.layout} {values.dtype} cannot be summed: {error}") from None
-    elif isinstance(values, np.ndarray):
-        array, dtype = values, values.dtype.name
-    else:
-        raise InputError(f"sum takes a numpy array or a torch tensor, not {type(values).__name__}; wrap it in one")
-    if array.size == 0:
-        raise InputError(f"an array of shape {array.shape} is empty; there is nothing to sum")
-    if array.dtype.kind in "iub":
-        return array, "int64"
-    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-        raise InputError(f"values of type {dtype} cannot be summed; use floats of up to 64 bits, or integers")
-    return array, dtype
-
-
-def _from_numpy(array: npt.NDArray[Any], like: Any) -> Any:
-    """Return the array as an array or as a tensor on the same device, as `like` is."""
-    if isinstance(like, np.ndarray):
-        return array
-    tensor = sys.modules["torch"].from_numpy(array).to(like.device)
-    return tensor.to(like.dtype) if like.is_floating_point() else tensor
-
-
-def _encode(
-    array: npt.NDArray[Any], fixed_point: FixedPoint, spec: SumSpec, weight: float | None, addends: int
-) -> npt.NDArray[Any]:
-    """Return the ring elements of the values; a weighted sum has the weight as one more element."""
-    words = np.empty(spec.size, dtype=WORD_TYPES[spec.ring_bits])
-    fixed_point.encode(array, 1.0 if weight is None else weight, out=words[: array.size])
-    if weight is not None:
-        _weight_encoding(spec, addends).encode(np.array([weight]), out=words[-1:])
-    return words
-
-
-def _weight_encoding(spec: SumSpec, addends: int) -> FixedPoint:
-    """Return the fixed point of the weights: up to 1 from each member, without wrap-around."""
-    return FixedPoint.for_sum(addends=addends, bound=1.0, ring_bits=spec.ring_bits)
-
-
-def _check_weights(words: npt.NDArray[Any], encoding: FixedPoint, addends: int) -> None:
-    total = encoding.decode(words).item()
-    # The error of each weight is at most half a step of the ring, plus the rounding of a quotient.
-    if abs(total - 1.0) > addends * (encoding.resolution / 2 + QUOTIENT_ROUNDING):
-        raise WeightError(
-            f"the members' weights sum to {total:.6g} instead of 1, so the weighted sum is not used; in training, some "
-            "member's samples are not those that were counted: call recount() on every optimiser, or, in a federation, "
-            "where a step is summed once, train anew under another federation name"
-        )
-
-
-def _check_precision(array: npt.NDArray[Any], weight: float, fixed_point: FixedPoint, addends: int) -> None:
-    """Reject a weight with which all our values round to zero: the total would show the other members' values alone.
-
-    A member can report any number of samples, and so make all other weights small. Later sums with an accepted weight
-    are not checked: near a minimum, a small member's gradient may round to zero although all counts are true.
-
-    Raises:
-        InputError: the weight is too small for these values, and an equal share would not be.
-    """
-    largest, norm = float(np.abs(array).max()), float(np.linalg.norm(array.astype(np.float64, copy=False)))
-    needed = MIN_PRECISION * float(np.sqrt(np.count_nonzero(array) / 12)) * fixed_point.resolution
-    vanish = largest * weight <= fixed_point.resolution / 2 < largest / addends
-    if vanish or (weight * addends < SMALL_SHARE and norm * weight < needed <= norm / addends):
-        raise InputError(
-            f"our weight in this sum is {weight:.3g}, so small that all our values round to zero in "
-            f"{fixed_point.ring_bits} bits: the total would contain the other members' values alone, and reveal them. "
-            "In training, a member reported a wrong number of samples, or ours is too small in comparison: find out "
-            "which, or let every member use ring_bits=64"
         )

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cgd.dp.accountant import Budget, BudgetSpentError, Spent, delta_of, epsilon_of, mu_of
+from cgd.dp.accountant import Budget, Spent, delta_of, epsilon_of, mu_of
 from cgd.dp.sampler import MAX_DISTANCE
-from cgd.errors import CGDError, InputError
+from cgd.errors import BudgetSpentError, CGDError, InputError
 
 # (σ of a sum that one record changes by 1, openings, δ, ε) by dp-accounting 0.6.0 with numpy 2.4:
 #   pld = dp_accounting.pld.privacy_loss_distribution

@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cgd import JOINT_REVEALS_RECORDS, InputError
+from cgd.dp.settings import PrivacySettings
 from cgd.experiments import spec
 from cgd.experiments.datasets import NAMES
 from cgd.experiments.spec import RunSpec
@@ -52,6 +53,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
         dp_delta=draw(st.floats(0, 1, exclude_min=True, exclude_max=True)),
         batch=draw(st.integers(1, 1000)),
         clip=draw(positive()),
+        privacy=PrivacySettings(2.0, 1e-5, steps) if method == "private-centralised" else None,
     )
 
 

@@ -179,8 +179,10 @@ def toml(value: Any) -> str:
 
 
 @given(
-    st.dictionaries(st.sampled_from(["title", "about", "show", "common", "scale", "run"]), VALUES),
-    st.lists(st.dictionaries(st.sampled_from(["label", "group", "reported", "quick", "paper", "lr"]), VALUES)),
+    st.dictionaries(st.sampled_from(["title", "about", "show", "common", "privacy", "scale", "run"]), VALUES),
+    st.lists(
+        st.dictionaries(st.sampled_from(["label", "group", "reported", "quick", "paper", "lr", "privacy"]), VALUES)
+    ),
 )
 def test_read_raises_only_input_errors(
     tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any], runs: list[dict[str, Any]]

@@ -84,16 +84,17 @@ def test_abandoned_sum_that_others_finished_is_returned_by_the_next_start() -> N
     assert_total_is_returned_by_the_next_start(simulation)
 
 
-def test_abandoned_sum_keeps_its_addend_in_the_next_view() -> None:
-    """The values may have changed since."""
+def test_abandoned_sum_is_encoded_again_in_the_next_view() -> None:
+    """So that noise is never repeated."""
     simulation = MemberSimulation.idle()
     simulation.exchange()
-    values = addend("a", 0)
-    simulation.programs["a"].membership.start("everyone", spec(SIZE), values.copy, 1)
+    addends = [addend("a", 0), addend("x", 8), addend("x", 7)]
+    simulation.programs["a"].membership.start("everyone", spec(SIZE), addends.pop, 1)
     simulation.programs["a"].group.abandon()
-    values[:] = 0
-    simulation.kill("b", keep=False)
-    simulation.exchange()
+    for _ in range(2):
+        simulation.kill("b", keep=False)
+        simulation.exchange()
+    assert not addends
     for me in "bcd":
         simulation.programs[me].start(0)
     simulation.exchange()

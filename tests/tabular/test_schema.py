@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from cgd.federation.data_schema import MISSING, Data
 from cgd.federation.keys import Keys
 from cgd.tabular import readers
 from cgd.tabular.dataset import read_dataset
-from cgd.tabular.schema import suggest_schema
+from cgd.tabular.schema import ColumnProfile, _outward, suggest_schema
 
 ROWS = 60
 
@@ -226,3 +227,52 @@ def test_number_of_records_is_not_in_the_schema(tmp_path: Path) -> None:
     text = suggest_schema(tmp_path / "table.csv", "outcome")
     assert "# name: left out" in text
     assert "123" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([17, 45, 90.5], "[0, 100]"),
+        ([0, 3, 100], "[0, 200]"),
+        ([-9.3, 8.1], "[-20, 20]"),
+        ([1990, 2021], "[1950, 2050]"),
+        ([0.001, 0.0042], "[0, 0.005]"),
+        ([-7, -7], "[-10, 0]"),
+        ([0, 0], "[0, 1]"),
+    ],
+)
+def test_suggested_ranges_are_rounded_outward_and_are_not_those_of_the_table(
+    values: list[float], expected: str
+) -> None:
+    profile = ColumnProfile(lowest=min(values), highest=max(values))
+    low, high = json.loads(_outward(profile))
+    assert _outward(profile) == expected
+    assert low < min(values) or low == 0
+    assert max(values) < high or high == 0
+
+
+def test_schema_for_differential_privacy_is_valid_and_says_what_to_replace(tmp_path: Path, federation: str) -> None:
+    random = np.random.default_rng(1)
+    content: dict[str, list[Any]] = {
+        "age": random.normal(60, 10, ROWS).tolist(),
+        "ward": (["A", "B"] * ROWS)[:ROWS],
+        "grade": [number % 4 for number in range(ROWS)],
+        "y": (["well", "ill"] * ROWS)[:ROWS],
+    }
+    text = suggest_schema(written(tmp_path, content), "y", private=True)
+    assert "Replace them by what is known\n# without looking at records" in text
+    made = Federation.parse(f"{federation}\n{text}", Path("federation.toml"))
+    assert made.privacy is not None
+    assert made.privacy.epsilon == 1.0
+    assert made.data is not None
+    assert made.data.classes == ("ill", "well")
+    age, ward, grade = made.data.columns
+    assert age.range is not None
+    assert age.range not in ((min(content["age"]), max(content["age"])), None)
+    assert (ward.categories, grade.categories) == (("A", "B"), ("0", "1", "2", "3"))
+    for value in (min(content["age"]), max(content["age"])):
+        assert str(value) not in text
+    numbers = suggest_schema(written(tmp_path, {**content, "y": random.normal(5, 1, ROWS).tolist()}), "y", private=True)
+    regression = Federation.parse(f"{federation}\n{numbers}", Path("federation.toml")).data
+    assert regression is not None
+    assert regression.range is not None

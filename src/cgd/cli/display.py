@@ -22,7 +22,7 @@ from rich.text import Text
 
 from cgd.cli.base import printable
 from cgd.errors import InputError
-from cgd.federation.state import open_private
+from cgd.files import open_private
 
 if TYPE_CHECKING:
     from pathlib import Path

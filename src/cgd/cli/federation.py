@@ -92,6 +92,8 @@ def new(
 ) -> None:
     """Create a federation file from the public keys of all participants."""
     from cgd.federation import config, config_edit
+    from cgd.federation.data_schema import parse_schema
+    from cgd.federation.toml_validation import at
     from cgd.files import read_text
 
     participants = []
@@ -109,7 +111,11 @@ def new(
         if not separator:
             raise InputError(f"--hub is {hub!r}; write ADDRESS=PUBLIC-KEY-FILE, such as tcp://hub.example:7000=hub.pub")
         site = config.HubSite(address, _public_key(key))
-    default = config.Training() if schema is None else config.FOR_TABLES
+    text = None if schema is None else read_text(schema)
+    default = config.Training()
+    if text is not None:
+        with at(f"{path} is not written: "):
+            default = config.FOR_TABLES if parse_schema(text)[2] is None else config.FOR_PRIVATE_TABLES
     opening: Opening = "mesh" if site is None else "hub"
     training = replace(
         default,
@@ -117,9 +123,7 @@ def new(
         lr=default.lr if lr is None else lr,
         opening=opening,
     )
-    config_edit.create_federation(
-        path, name, participants, training, site, None if schema is None else read_text(schema)
-    )
+    config_edit.create_federation(path, name, participants, training, site, text)
     typer.echo(f"{path} is written; send the same file to every participant")
 
 

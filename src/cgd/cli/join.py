@@ -34,6 +34,13 @@ Function = Annotated[
         help="With --data: the function in [model] that builds the network, if there is one; it is run here.",
     ),
 ]
+BudgetPath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --data and [privacy]: the privacy budget of your records (default: beside them, DATA.budget).",
+    ),
+]
 Record = Annotated[
     Path | None,
     typer.Option(
@@ -60,6 +67,7 @@ def join(
     delta: Delta = None,
     function: Function = None,
     record: Record = None,
+    budget: BudgetPath = None,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it is called with the peers.")
     ] = None,
@@ -89,9 +97,9 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function) != (None, None, None, None):
+        if (label, out, delta, function, budget) != (None, None, None, None, None):
             raise InputError(
-                "--label, --out, --delta and --function need --data; a program of your own sets these itself"
+                "--label, --out, --delta, --function and --budget need --data; a program of your own sets these itself"
             )
     with Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
         try:  # errors in the records are found before any peer is contacted
@@ -100,7 +108,9 @@ def join(
             program = _load_program(run) if run is not None else None
             federation = Federation.load(path)
             table = (
-                None if data is None else _prepare_table(federation, name, data, label, out, delta, record, function)
+                None
+                if data is None
+                else _prepare_table(federation, name, data, label, out, delta, record, function, budget)
             )
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
@@ -184,6 +194,7 @@ def _prepare_table(
     delta: float | None,
     record: Path | None,
     function: str | None = None,
+    budget: Path | None = None,
 ) -> TabularRun:
     """Read and check the records and settings, and print notes about them."""
     from cgd.tabular.run import TabularRun, early_privacy_warnings
@@ -191,7 +202,7 @@ def _prepare_table(
 
     folder = out or federation.path.parent / "runs" / name
     table = TabularRun.prepare(
-        federation, name, data, folder, label=label, delta=delta, record=record, function=function
+        federation, name, data, folder, label=label, delta=delta, record=record, function=function, budget=budget
     )
     plural = "" if table.records.rows == 1 else "s"
     typer.echo(f"cgd: {table.records.rows:,} record{plural} of {printable(data.name)}", err=True)

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 def schema(
     data: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file with records.")],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private", help="For differential privacy: also `privacy`, with ranges and categories to be replaced."
+        ),
+    ] = False,
 ) -> None:
     """Suggest the sections `data` and `model` of a federation file from a file with records; review them before use.
 
@@ -31,7 +37,7 @@ def schema(
     """
     from cgd.tabular.schema import suggest_schema
 
-    typer.echo(suggest_schema(data, label), nl=False)
+    typer.echo(suggest_schema(data, label, private=private), nl=False)
 
 
 @app.command()

@@ -18,10 +18,11 @@ import math
 from collections import Counter
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from cgd.dp.sampler import MAX_DISTANCE
-from cgd.errors import CGDError, InputError
+from cgd.errors import BudgetSpentError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +40,11 @@ _ZERO_FROM = 39  # from here on, Φ(−x) is below the smallest positive float
 _LAST_FAR = 1000
 _TOLERANCE = 1e-13
 
+MAX_DRAWS = 1 << 50
+"""More random integers than all trainings on a data set draw: 1000 openings of 10⁹ parameters with 1000 members.
 
-class BudgetSpentError(CGDError):
-    """An opening would use more than is left of the privacy budget; it was not charged."""
+The distance of as many from Gaussian noise, 2⁻⁵⁹, is far below any useful δ.
+"""
 
 
 class Spent(NamedTuple):
@@ -102,6 +105,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return _bisect(0.0, high, lambda epsilon: delta_of(mu, epsilon) > delta)[1]
 
 
+@lru_cache(maxsize=64)
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ for which μ-GDP is (ε, δ)-differential privacy, rounded down.
 
@@ -138,7 +142,7 @@ class Budget:
         Spent(epsilon=1.94..., delta=1e-05, mu=0.48..., openings=100)
         >>> budget.charge(10 * each, "statistics")
         Traceback (most recent call last):
-        cgd.dp.accountant.BudgetSpentError: an opening for statistics needs μ² = 0.02396, but 0.01198 of 0.2516 is \
+        cgd.errors.BudgetSpentError: an opening for statistics needs μ² = 0.02396, but 0.01198 of 0.2516 is \
 left (spent: 0.2396 by 100 openings for training); stop here, or agree on a larger epsilon before the first opening
     """
 
@@ -155,6 +159,11 @@ left (spent: 0.2396 by 100 openings for training); stop here, or agree on a larg
         # Fractions, so that n openings of an n-th each are always affordable.
         self._spent: dict[str, Fraction] = {}
         self._openings: Counter[str] = Counter()
+
+    @property
+    def openings(self) -> int:
+        """The number of openings that were charged."""
+        return sum(self._openings.values())
 
     def mu_squared_each(self, openings: int) -> float:
         """Return how much μ² each of `openings` openings may use, if they share all that is left."""
@@ -179,15 +188,23 @@ left (spent: 0.2396 by 100 openings for training); stop here, or agree on a larg
         Raises:
             BudgetSpentError: it needs more than is left; nothing was charged.
         """
+        self.check(mu_squared, what)
+        self.restore(mu_squared, what)
+
+    def check(self, mu_squared: float, what: str) -> None:
+        """Check that an opening may still be charged; see `charge`."""
         if not self.can_afford(mu_squared):
             uses = ", ".join(
                 f"{float(spent):.4g} by {self._openings[use]} openings for {use}" for use, spent in self._spent.items()
             )
             raise BudgetSpentError(
-                f"an opening for {what} needs μ² = {mu_squared:.4g}, but {float(self._left()):.4g} of "
+                f"an opening for {what} needs μ² = {mu_squared:.4g}, but {max(0.0, float(self._left())):.4g} of "
                 f"{self.mu_squared:.4g} is left (spent: {uses or 'nothing'}); "
                 "stop here, or agree on a larger epsilon before the first opening"
             )
+
+    def restore(self, mu_squared: float, what: str) -> None:
+        """Add an opening that an earlier process has charged, whatever is left."""
         self._spent[what] = self._spent.get(what, Fraction()) + Fraction(mu_squared)
         self._openings[what] += 1
 
@@ -201,7 +218,7 @@ left (spent: 0.2396 by 100 openings for training); stop here, or agree on a larg
         mu = math.nextafter(math.sqrt(total), math.inf) if total else 0.0
         # Rounding up must not exceed the budget itself, which is what was promised.
         epsilon = min(self.epsilon, epsilon_of(mu, self._openings_delta))
-        return Spent(epsilon, self.delta, mu, sum(self._openings.values()))
+        return Spent(epsilon, self.delta, mu, self.openings)
 
     def _left(self) -> Fraction:
         return Fraction(self.mu_squared) - sum(self._spent.values(), Fraction())

@@ -68,7 +68,8 @@ class NoisyEncoding:
         max_mu: the largest μ that one opening may have; the square of it is charged to a `Budget`.
         max_records: the largest number of records that all members have together.
         ring_bits: 32 or 64.
-        random: the source of the keys for the noise. Only tests use another one than the operating system.
+        random: the source of the keys for the noise. Only tests and simulations use another one than the operating
+            system.
 
     Examples:
         >>> import numpy as np

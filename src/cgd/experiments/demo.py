@@ -18,8 +18,8 @@ from cgd.errors import InputError
 from cgd.experiments import datasets
 from cgd.local import local_peers
 from cgd.optim.grid import Grid
-from cgd.optim.optimizer import ConfinedSGD
 from cgd.optim.origin import confine
+from cgd.optim.sgd import ConfinedSGD
 from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cgd.optim.grid import Cell
     from cgd.simulation.baselines import BaselineSettings
     from cgd.simulation.loop import OnStep
-    from cgd.simulation.result import Evaluation
+    from cgd.simulation.result import Evaluation, SimulationResult
 
 
 FORMAT = "cgd-result-1"
@@ -182,8 +182,9 @@ def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
         arithmetic=spec.arithmetic,  # type: ignore[arg-type]
         mu=spec.mu,
         hold=spec.hold,
+        privacy=spec.privacy,
     )
-    extra: dict[str, Any] = {"displacement": _digest(result.displacement())}
+    extra: dict[str, Any] = {"displacement": _digest(result.displacement()), **_spent(result)}
     if spec.has_regret:
         extra["theory"] = asdict(theory.measure(settings, result))
     return RunResult(spec, result.history, cgd.__version__, extra)
@@ -198,6 +199,17 @@ def _federated(spec: RunSpec, settings: BaselineSettings) -> RunResult:
 
 def _centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
     return RunResult(spec, baselines.centralised(settings).history, cgd.__version__, {})
+
+
+def _private_centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
+    privacy: Any = spec.privacy  # the spec requires it for this method
+    result = baselines.private_centralised(settings, privacy)
+    extra = {"displacement": _digest(result.displacement()), **_spent(result)}
+    return RunResult(spec, result.history, cgd.__version__, extra)
+
+
+def _spent(result: SimulationResult) -> dict[str, Any]:
+    return {} if result.spent is None else {"spent": _rounded(result.spent._asdict())}
 
 
 def _local(spec: RunSpec, settings: BaselineSettings) -> RunResult:
@@ -217,6 +229,7 @@ _METHODS = {
     "fedsgd": _federated,
     "secure-fedsgd": _federated,
     "dp-sgd": _dp_sgd,
+    "private-centralised": _private_centralised,
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cgd.errors import InputError
+from cgd.experiments import privacy_table
 from cgd.experiments.datasets import NAMES
 from cgd.files import parse_toml
 from cgd.optim.vertical import check_joint_accepted
@@ -17,8 +18,11 @@ from cgd.optim.vertical import check_joint_accepted
 if TYPE_CHECKING:
     from pathlib import Path
 
-Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "dp-sgd"]
+    from cgd.dp.settings import PrivacySettings
+
+Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "dp-sgd", "private-centralised"]
 METHODS: tuple[str, ...] = get_args(Method)
+POOLED_METHODS = ("centralised", "dp-sgd", "private-centralised")
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "elu", "softplus")
 Scale = Literal["quick", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -53,6 +57,7 @@ class RunSpec:
         dp_delta: δ of dp-sgd.
         batch: expected batch size of dp-sgd.
         clip: clipping norm of dp-sgd.
+        privacy: differential privacy of cgd and private-centralised; a table of its settings, or None.
     """
 
     method: str = "cgd"
@@ -79,6 +84,7 @@ class RunSpec:
     dp_delta: float = 1e-5
     batch: int = 256
     clip: float = 1.0
+    privacy: PrivacySettings | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -91,17 +97,8 @@ class RunSpec:
         _check_choice("activation", self.activation, ACTIVATIONS)
         _check_choice("arithmetic", self.arithmetic, ("float", "ring"))
         _check_choice("measure", self.measure, ("held-out", "training"))
-        at_least = {
-            "samples": 0,
-            "rows": 1,
-            "columns": 1,
-            "steps": 1,
-            "hold": 0,
-            "seed": 0,
-            "sample": 1,
-            "evaluations": 1,
-            "batch": 1,
-        }
+        at_least = dict.fromkeys(("samples", "hold", "seed"), 0)
+        at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch"), 1)
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -131,14 +128,17 @@ class RunSpec:
             raise InputError(f"dp_delta is {self.dp_delta}; it is a probability and must be above 0 and below 1")
         if not 0 < self.clip < math.inf:
             raise InputError(f"clip is {self.clip}; it must be a finite number above 0")
+        object.__setattr__(self, "privacy", privacy_table.parse(self.privacy, self.steps))
+        privacy_table.check(self)
 
     @property
     def slug(self) -> str:
         """A readable file name that is the same for equal runs."""
-        grid = "" if self.method in ("centralised", "dp-sgd") else f"-{self.rows}x{self.columns}"
+        grid = "" if self.method in POOLED_METHODS else f"-{self.rows}x{self.columns}"
         mode = f"-{self.mode}" if self.columns > 1 and self.method != "local" else ""
         delta = "-".join(f"{each:g}" for each in self.delta) if isinstance(self.delta, tuple) else f"{self.delta:g}"
-        private = f"-eps{self.epsilon:g}" if self.method == "dp-sgd" else ""
+        epsilon = self.privacy.epsilon if self.privacy else self.epsilon
+        private = f"-eps{epsilon:g}" if self.method == "dp-sgd" or self.privacy else ""
         # Only settings that differ from the defaults, so that a new setting does not rename old results.
         changed = {name: value for name, value in self.as_json().items() if value != _json(_DEFAULTS[name])}
         changed.pop("accept", None)  # has no effect on the result, and old results were made without it
@@ -153,7 +153,7 @@ class RunSpec:
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""
-        return {name: _json(value) for name, value in asdict(self).items() if (name, value) != ("accept", "")}
+        return {name: _json(value) for name, value in asdict(self).items() if (name, value) not in _OMITTED}
 
     @classmethod
     def from_table(cls, table: dict[str, Any], where: str) -> RunSpec:
@@ -175,6 +175,7 @@ class RunSpec:
 
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(RunSpec) if each.default is not MISSING}
+_OMITTED = (("accept", ""), ("privacy", None))  # from JSON, so that the results of former versions stay as they are
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def read(path: Path, referrers: tuple[Path, ...] = ()) -> Experiment:
         raise InputError(f"{path} is not TOML: {error}; correct it there") from None
     if "like" in content:
         return _read_like(path, content, (*referrers, path))
-    known = ("title", "about", "show", "common", "scale", "run")
+    known = ("title", "about", "show", "common", "privacy", "scale", "run")
     for key in content:
         if key not in known:
             raise InputError(
@@ -251,6 +252,7 @@ def read(path: Path, referrers: tuple[Path, ...] = ()) -> Experiment:
         found = "has no run" if runs == [] else "has a run that is not in a list of tables"
         raise InputError(f"{path.name} {found}; write one or more [[run]] tables, in double brackets")
     common = _table(content, "common", path.name)
+    runs = [privacy_table.with_defaults(run, common, _table(content, "privacy", path.name)) for run in runs]
     entries = {
         scale: tuple(_entry(path.name, number, run, common, scales, scale) for number, run in enumerate(runs, start=1))
         for scale in scales
@@ -348,6 +350,8 @@ def _text(content: dict[str, Any], name: str, default: str, where: str) -> str:
 
 def _typed(name: str, value: Any) -> Any:
     default = _DEFAULTS[name]
+    if default is None:  # a table, which is checked later
+        return value
     if name == "delta" and isinstance(value, (list, tuple)):
         if not all(_is_number(each) for each in value):
             raise InputError(f"delta is {list(value)}; it must be a number, or a list of two")

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cgd.experiments import theory
+from cgd.experiments.spec import POOLED_METHODS
 from cgd.simulation.result import Spread
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _regret_table(experiment: Experiment, found: Found) -> ResultTable:
 
 def _participants(result: RunResult) -> int:
     spec = result.spec
-    return 1 if spec.method in ("centralised", "dp-sgd") else spec.rows * spec.columns
+    return 1 if spec.method in POOLED_METHODS else spec.rows * spec.columns
 
 
 def _metrics(losses: list[float], accuracies: list[float]) -> tuple[str, str, str]:

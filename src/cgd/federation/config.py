@@ -8,7 +8,7 @@ one, so that a participant with an old file is detected.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from cgd.errors import InputError, MembershipError
 from cgd.federation.data_schema import Data, Model, parse_data, parse_model
 from cgd.federation.keys import curve_key, decode_public_key
 from cgd.federation.participants import HubSite, Participant, check_unique
+from cgd.federation.privacy_section import PrivacySection, check_coverage, parse_privacy
 from cgd.federation.toml_validation import (
     RenamedKey,
     at,
@@ -131,6 +132,8 @@ class Training:
 
 FOR_TABLES = Training(steps=300, lr=0.01, optimizer="adam")
 """Default settings for networks on tables."""
+FOR_PRIVATE_TABLES = replace(FOR_TABLES, steps=50, lr=0.05, patience=0)
+"""The same with differential privacy: fewer, larger steps with less noise each, and one look at the validation loss."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Federation:
         hub: the address and key of the hub, if there is one.
         data: for `cgd join --data`, the columns of the tables and the target.
         model: for `cgd join --data`, the model.
+        privacy: for `cgd join --data`, differential privacy, if wanted.
     """
 
     name: str
@@ -156,6 +160,7 @@ class Federation:
     hub: HubSite | None = None
     data: Data | None = None
     model: Model | None = None
+    privacy: PrivacySection | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
@@ -189,6 +194,9 @@ class Federation:
         if self.data is not None:
             with at("[data] "):
                 self.data.check_grid(self.grid.columns if self.grid is not None else 0)
+        if self.privacy is not None:
+            with at("[privacy] "):
+                check_coverage(self.privacy, self.data, count, grid=self.grid is not None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Federation:
@@ -208,20 +216,23 @@ class Federation:
             raise InputError(f"{path} is not TOML: {error}; correct it there") from None
         with at(f"{path}: "):
             check_values(content)
-            check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model"))
+            check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model", "privacy"))
             with at("[training] "):
                 table = update_keys(content.get("training", {}), "training", RENAMED["training"])
                 check_keys(table, (), [each.name for each in fields(Training)])
-                training = Training(**table)
+                # With noise, every look at the validation loss uses the budget: one look, unless the file says more.
+                training = Training(**({"patience": 0} if "privacy" in content else {}) | table)
             with at("[data] "):
                 data = parse_data(content["data"]) if "data" in content else None
             with at("[model] "):
                 model = parse_model(content["model"]) if "model" in content else None
+            with at("[privacy] "):
+                privacy = parse_privacy(content["privacy"]) if "privacy" in content else None
             if not isinstance(content["participants"], list):
                 raise InputError("participants is not a list; write [[participants]], in double brackets, for each")
             participants = tuple(_participant(*each) for each in enumerate(content["participants"], start=1))
             hub = _hub(content["hub"]) if "hub" in content else None
-            return cls(content["name"], content["epoch"], training, participants, path, hub, data, model)
+            return cls(content["name"], content["epoch"], training, participants, path, hub, data, model, privacy)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -272,7 +283,9 @@ class Federation:
             "training": digest(self.training.as_stored()),
             "participants": digest([asdict(each) for each in self.participants]),
         }
-        for name, section in (("hub", self.hub), ("data", self.data), ("model", self.model)):
+        if self.data is not None:
+            sections["data"] = digest(self.data.as_stored())
+        for name, section in (("hub", self.hub), ("model", self.model), ("privacy", self.privacy)):
             if section is not None:
                 sections[name] = digest(asdict(section))
         return sections

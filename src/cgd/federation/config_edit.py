@@ -54,15 +54,15 @@ def create_federation(
     hub: HubSite | None = None,
     schema: str | None = None,
 ) -> Federation:
-    """Write the first file of a federation, with comments; `schema` is the text of `[data]` and `[model]`, if any.
+    """Write the first file of a federation, with comments; `schema` is the text of its sections about tables, if any.
 
     Raises:
         InputError: the file exists or cannot be written, or its content would not be valid.
     """
     path = Path(path)
     with at(f"{path} is not written: "):
-        data, model = (None, None) if schema is None else parse_schema(schema)
-        made = Federation(name, 1, training or Training(), tuple(participants), path, hub, data, model)
+        data, model, privacy = (None, None, None) if schema is None else parse_schema(schema)
+        made = Federation(name, 1, training or Training(), tuple(participants), path, hub, data, model, privacy)
     settings = _lines(asdict(made.training))
     if hub is not None:
         settings += f"\n[hub]\n{_lines(asdict(hub))}"

@@ -9,6 +9,7 @@
     age = "number"
     workclass = "category"       # its categories are learned by a secure sum
     sex = ["Female", "Male"]     # these categories, and no others
+    weight = { type = "number", range = [0, 200] }  # values outside are cut to this range
 
     [model]
     kind = "mlp"                 # or "linear", "logistic"; or function = "module:function"
@@ -23,10 +24,11 @@ Columns of a participant's file that are not listed here are not read.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, cast, get_args
 
 from cgd.errors import InputError
+from cgd.federation.privacy_section import PrivacySection, parse_privacy
 from cgd.federation.toml_validation import at, check_keys, check_values, typed
 from cgd.files import parse_toml
 
@@ -34,13 +36,15 @@ ColumnType = Literal["number", "category"]
 Task = Literal["classification", "regression"]
 ClassWeights = Literal["none", "balanced"]
 ModelKind = Literal["linear", "logistic", "mlp", "custom"]
+Range = tuple[float, float]
 Activation = Literal["relu", "tanh", "gelu", "sigmoid"]
 
-SCHEMA_SECTIONS = ("data", "model")
+SCHEMA_SECTIONS = ("data", "model", "privacy")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 # Of UTF-8; a longer value is free text, not a category.
 MAX_CATEGORY_BYTES = 90
 MAX_LAYERS, MAX_LAYER_WIDTH = 32, 65536
+MAX_RANGE = 2.0**80  # as large as numbers in a table may be
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,14 @@ class Column:
         type: "number" or "category".
         categories: the categories in order; empty if they are learned, or for a number.
         held_by: in a grid, the column of the grid whose participants hold it.
+        range: the lowest and highest value of a number; values outside are cut to it. None: any value.
     """
 
     name: str
     type: ColumnType
     categories: tuple[str, ...] = ()
     held_by: int | None = None
+    range: Range | None = None
 
     def __post_init__(self) -> None:
         _choice("type", self.type, ColumnType)
@@ -66,6 +72,9 @@ class Column:
             raise InputError("it is a number and has categories; remove them, or write type = 'category'")
         if self.held_by is not None and (type(self.held_by) is not int or self.held_by < 0):
             raise InputError(f"held_by is {self.held_by!r}; it must be a column of the grid, from 0")
+        object.__setattr__(self, "range", _range(self.range))
+        if self.range is not None and self.type != "number":
+            raise InputError("it is a category and has a range; remove the range, or write type = 'number'")
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class Data:
         id: the column that identifies a record; needed in a grid, where the participants of a row share records.
         missing: texts that stand for a missing value.
         validation: the fraction of every participant's records in the validation split.
+        range: in a regression, the lowest and highest value of the target; values outside are cut to it.
     """
 
     target: str
@@ -91,6 +101,7 @@ class Data:
     id: str = ""
     missing: tuple[str, ...] = MISSING
     validation: float = 0.2
+    range: Range | None = None
 
     def __post_init__(self) -> None:
         for name in ("target", "id"):
@@ -100,6 +111,9 @@ class Data:
         object.__setattr__(self, "classes", _texts("classes", self.classes))
         object.__setattr__(self, "missing", _texts("missing", self.missing))
         object.__setattr__(self, "validation", typed("validation", self.validation, float))
+        object.__setattr__(self, "range", _range(self.range))
+        if self.range is not None and self.task != "regression":
+            raise InputError("a class has no range; remove range, or write task = 'regression'")
         if not self.target:
             raise InputError("target is empty; name the column to predict")
         if not 0 <= self.validation < 1:
@@ -120,6 +134,14 @@ class Data:
     def names(self) -> tuple[str, ...]:
         """The names of the columns to predict from."""
         return tuple(each.name for each in self.columns)
+
+    def as_stored(self) -> dict[str, Any]:
+        """Return the content for digests and stored files, which have no `range` where there is none."""
+        content = asdict(self)
+        for table in (content, *content["columns"]):
+            if table["range"] is None:
+                del table["range"]
+        return content
 
     def held_by(self, column: int) -> tuple[Column, ...]:
         """Return the columns that a column of the grid holds."""
@@ -196,8 +218,8 @@ class Model:
             raise InputError(f"a {self.kind} model has no hidden layers; remove layers, or write kind = 'mlp'")
 
 
-def parse_schema(text: str) -> tuple[Data, Model]:
-    """Parse a text with `[data]` and `[model]`; reject all other sections.
+def parse_schema(text: str) -> tuple[Data, Model, PrivacySection | None]:
+    """Parse a text with `[data]`, `[model]` and maybe `[privacy]`; reject all other sections.
 
     The text becomes a part of the federation file and may come from another participant, so it must not contain, for
     example, a participant or a hub.
@@ -205,7 +227,7 @@ def parse_schema(text: str) -> tuple[Data, Model]:
     Raises:
         InputError: it is not valid.
     """
-    remedy = "write [data] and [model] there, as `cgd schema` suggests them, and nothing else"
+    remedy = "write [data] and [model] there, with [privacy] if wanted, as `cgd schema` suggests them, and nothing else"
     try:
         content = parse_toml(text)
     except (ValueError, RecursionError) as error:
@@ -215,13 +237,15 @@ def parse_schema(text: str) -> tuple[Data, Model]:
     for key in content:
         if key not in SCHEMA_SECTIONS:
             raise InputError(f"the schema has {key!r}, which does not belong there; {remedy}")
-    for key in SCHEMA_SECTIONS:
+    for key in ("data", "model"):
         if key not in content:
             raise InputError(f"the schema has no [{key}]; {remedy}")
     with at("[data] "):
         data = parse_data(content["data"])
     with at("[model] "):
-        return data, parse_model(content["model"])
+        model = parse_model(content["model"])
+    with at("[privacy] "):
+        return data, model, parse_privacy(content["privacy"]) if "privacy" in content else None
 
 
 def parse_data(table: Any) -> Data:
@@ -256,7 +280,7 @@ def _column(name: str, value: Any) -> Column:
             if not value:
                 raise InputError("its list of categories is empty; name some, or write 'category' to learn them")
             return Column(name, "category", tuple(value))
-        check_keys(value, ("type",), ("categories", "held_by"))
+        check_keys(value, ("type",), ("categories", "held_by", "range"))
         return Column(name, **value)
 
 
@@ -264,6 +288,16 @@ def _choice(name: str, value: Any, kind: Any) -> None:
     choices = get_args(kind)
     if value not in choices:
         raise InputError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _range(value: Any) -> Range | None:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(each) in (int, float) for each in value):
+        low, high = (float(each) + 0.0 for each in value)  # -0.0 becomes 0.0, which equals it
+        if -MAX_RANGE <= low < high <= MAX_RANGE:
+            return low, high
+    raise InputError(f"range is {value!r}; it must be the lowest and the highest value, such as [0, 120]")
 
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:

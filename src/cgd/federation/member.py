@@ -140,7 +140,7 @@ class FederationMember:
 
     def _group_peers(self, group: str, settings: SumSettings, **options: Any) -> Peers:
         driver, recovery = GroupDriver(self.runtime, group), GroupRecovery(self.runtime, group)
-        return Peers(driver, settings, recovery=recovery, **options)
+        return Peers(driver, settings, recovery=recovery, federation=self.federation.name, **options)
 
     def _close(self) -> None:
         self._stop.set()

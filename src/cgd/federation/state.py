@@ -14,7 +14,6 @@ Files are opened without following symbolic links and with mode 0600 (`open_priv
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -30,6 +29,7 @@ from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
+from cgd.files import open_private
 from cgd.secagg.journal import Journal
 
 if TYPE_CHECKING:
@@ -256,23 +256,6 @@ class StateFolder:
             "the state cannot be saved in %s (%s); the peers hold a copy", self.folder, error.strerror,
             extra={"event": "not saved"},
         )  # fmt: skip
-
-
-def open_private(path: str, flags: int) -> int:
-    """Open a file of a state folder, readable by its owner alone; an `opener` for `open`.
-
-    Raises:
-        OSError: it is a symbolic link, or cannot be opened.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(error.errno, f"{path} is a symbolic link, which is not followed; remove it") from None
-    if flags & os.O_CREAT:
-        os.fchmod(descriptor, 0o600)  # it may have existed with another mode
-    return descriptor
 
 
 def _warn_damaged(path: Path, error: InputError) -> None:

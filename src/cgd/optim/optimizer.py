@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from cgd.errors import InputError, MembersChangedError, RangeError
+from cgd.errors import InputError, MembersChangedError
 from cgd.optim import recovery, sample_count
 from cgd.optim.displacement import (
-    AdamRule,
-    SGDRule,
     check_options,
     check_state,
     copy_state,
     flatten_displacements,
     flatten_gradients,
     initial_state,
-    locate_range_error,
     place,
     reject_weight_decay,
     split_sum,
@@ -35,8 +32,8 @@ from cgd.optim.displacement import (
     trainable,
 )
 from cgd.optim.origin import warn_if_unconfined
-from cgd.optim.privacy_warnings import RiskMonitor
 from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
+from cgd.optim.weighted_sum import WeightedSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from cgd.optim.displacement import UpdateRule
+    from cgd.optim.privacy import Privacy
     from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
     from cgd.secagg.journal_entry import Step
@@ -65,23 +63,27 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     Attributes:
         samples: n_l, the number of this participant's samples.
+        privacy: differential privacy, if wanted: clipping, noise and the budget.
         records_digest: a digest of the samples. If it is set before the first step, a restarted participant is stopped
             also if it has the same number of other samples. It is not sent; see `sample_count.py`.
         replayed: True if an earlier process of this participant took the latest step, so that nothing was sent for it.
     """
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int) -> None:
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int, privacy: Privacy | None = None
+    ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
             raise InputError(f"samples is {samples!r}; it is the number of this participant's samples, at least 1")
-        self.samples = int(samples)
+        self.samples, self.privacy = int(samples), privacy
         self.records_digest, self.replayed = b"", False
         self._default_peers = peers
         self._group_peers: list[Peers] = []
-        self._used_weights: dict[Peers, float] = {}  # of finished sums since a count or a restored state
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
-        self._recovery, self._risk_monitor = recovery.OptimizerRecovery(), RiskMonitor()
+        self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
         self._options = sorted(defaults)  # torch adds some of its own to self.defaults
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})
+        if privacy is not None:
+            privacy.attach(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, which may have its own options and its own `peers`."""
@@ -95,6 +97,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             parameter = each[1] if isinstance(each, tuple) else each
             if isinstance(parameter, torch.Tensor) and not parameter.is_floating_point():
                 raise InputError(f"a parameter is of type {parameter.dtype}; only floats can be summed and moved")
+        if self.privacy is not None and peers is not self._default_peers:
+            raise InputError(
+                "a group has peers of its own, as in a grid, and privacy= is for one sum of all members; train without "
+                "a grid, or without privacy"
+            )
         super().add_param_group(group)
         self._group_peers.append(peers)
         self._recovery.register(peers)
@@ -130,9 +137,17 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                     place(parameter, state["origin"], state["displacement"])
             group["steps"] += 1
         self._opened.clear()
+        if self.privacy is not None:
+            self.privacy.reset()
         for peers, groups in self.groups_by_peers():
             self._recovery.save(peers, groups, self.state)
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, and with `privacy=` also those of single records."""
+        if self.privacy is not None:
+            self.privacy.reset()
+        super().zero_grad(set_to_none)
 
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the numbers of the remaining steps, of `count` in total.
@@ -173,7 +188,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     @property
     def privacy_warnings(self) -> tuple[PrivacyWarning, ...]:
         """The privacy warnings for this participant's training, from its first step on."""
-        return tuple(self._risk_monitor.warnings)
+        return tuple(self._weighted_sums.risk_monitor.warnings)
 
     def recount(self) -> None:
         """Count samples and members again in the next step. All members must call it before the same step.
@@ -199,6 +214,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         pairs = [(states[i], parameter) for i, parameter in zip(saved, ours, strict=False) if i in states]
         for state, parameter in pairs:
             check_state(state, parameter)
+        if self.privacy is not None:  # before anything changes: the steps of this state were charged, with their count
+            for peers, _ in self.groups_by_peers():
+                steps = max(group.get("steps", 0) for group in state_dict["param_groups"])
+                self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=steps + bool(steps))
+            self.privacy.reset()
         super().load_state_dict(state_dict)
         self._opened.clear()
         with torch.no_grad():
@@ -262,12 +282,14 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         counted = recovery.restore(stored.content, parameters, states)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
             sample_count.check_commitment(peers, self.samples, counted["pledges"], epoch, self.records_digest)
+            if self.privacy is not None:  # we were counted, which was charged
+                self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():
             for parameter in parameters:
                 place(parameter, states[parameter]["origin"], states[parameter]["displacement"])
         for group in groups:
             group.update(samples=self.samples, members=list(peers.members), **counted)
-        self._used_weights[peers] = 0.0  # the members may have forged the count: check the weight in the next sum
+        self._weighted_sums.forget_weight(peers)  # the members may have forged the count
         return stored.steps
 
     def _sum(self, peers: Peers, groups: list[dict[str, Any]], step: Step) -> dict[torch.Tensor, torch.Tensor]:
@@ -279,37 +301,57 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             was_counted = peers.recovery.took_part()
             # A count of an earlier epoch is replayed; the present epoch counts again.
             took_part = was_counted and epoch == peers.epoch
-            check = partial(sample_count.check, peers, self.samples, groups, epoch, self.records_digest)
+            check = partial(
+                sample_count.check,
+                peers,
+                self.samples,
+                groups,
+                epoch,
+                self.records_digest,
+                exact=self.privacy is None,
+            )
             check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
-            vector = flatten_gradients(parameters)
+            if self.privacy is None:
+                vector = flatten_gradients(parameters)
+            else:
+                self.privacy.begin(peers, step.slot)
+                vector = self.privacy.gradient(parameters, self.samples)
         if groups[0]["total_samples"] is None:
             counted = sample_count.count(
-                peers, self.samples, step, epoch, addends, self.records_digest, took_part=took_part
+                peers,
+                self.samples,
+                step,
+                epoch,
+                addends,
+                self.records_digest,
+                took_part=took_part,
+                privacy=self.privacy,
             )
             if (current := peers.next_round()[0]) != epoch:  # no step was finished with this count
                 sample_count.keep_commitments(groups if was_counted else (), counted)
                 raise MembersChangedError(epoch, current, peers.members)
             for group in groups:
                 group.update(counted)
-            self._used_weights[peers] = 0.0
+            self._weighted_sums.forget_weight(peers)
             with abort_on_error([peers]):  # a replayed count may be that of an earlier process
                 check(took_part=took_part)
-        self._risk_monitor.before_sum(peers, groups[0], self.samples, parameters)
-        context = self._context(groups)
-        weight = self.samples / groups[0]["total_samples"] if took_part else 1 / addends  # the latter is not sent
-        new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before
+        context, total_samples = self._context(groups), groups[0]["total_samples"]
         self.replayed = self.replayed and peers.recovery.is_replay()
-        try:
-            total = peers.sum(vector, weight=weight, new_weight=new, context=context, step=step, epoch=epoch)
-        except RangeError as error:
-            raise locate_range_error(error, self.param_groups, parameters) from None
-        self._used_weights[peers] = weight
-        self._risk_monitor.after_sum(peers, groups[0], parameters, vector, total)
+        if self.privacy is not None:
+            total = self.privacy.open_gradients(peers, vector, total_samples, context, step, epoch, addends)
+        else:
+            weight = self.samples / total_samples if took_part else 1 / addends  # the latter is not sent
+            total = self._weighted_sums.open(
+                peers, groups, parameters, vector, self.samples, weight, context, step, epoch
+            )
         return split_sum(total, parameters)
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
-        return step_context(type(self).__name__, self._options, groups, self.state, groups[0]["total_samples"])
+        kind = type(self).__name__
+        if self.privacy is not None:
+            kind += f" for {self.privacy.settings.describe()},"
+        return step_context(kind, self._options, groups, self.state, groups[0]["total_samples"])
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
         warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
@@ -319,82 +361,3 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         if not state:
             state.update(initial_state(parameter))
         return state
-
-
-class ConfinedSGD(ConfinedOptimizer):
-    """Confined gradient descent (paper, Alg. 1), with optional momentum.
-
-    Args:
-        params: parameters or parameter groups, as in torch.
-        lr: α, the learning rate.
-        peers: the members of the sum.
-        samples: n_l, the number of this participant's samples; the other members learn only the total.
-        momentum: the momentum factor.
-        weight_decay: rejected unless it is 0, because it reads the private weights.
-
-    Examples:
-        >>> import cgd, torch
-        >>> def train(peers, x, y):
-        ...     model = torch.nn.Linear(1, 1, bias=False)
-        ...     cgd.confine(model, delta=0.1)
-        ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
-        ...     for _ in range(30):
-        ...         optimizer.zero_grad()
-        ...         torch.nn.functional.mse_loss(model(x), y).backward()
-        ...         optimizer.step()
-        ...     return optimizer.displacement()
-        >>> x = torch.tensor([[1.0], [-1.0]])
-        >>> with cgd.local_peers(3) as members:
-        ...     one, two, three = members.run(train, [x] * 3, [3 * x] * 3)
-        >>> torch.equal(one, two) and torch.equal(two, three)
-        True
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float,
-        *,
-        peers: Peers,
-        samples: int,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        reject_weight_decay(weight_decay)
-        super().__init__(params, {"lr": lr, "momentum": momentum}, peers=peers, samples=samples)
-
-    def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        return SGDRule(float(group["lr"]), float(group["momentum"]))
-
-
-class ConfinedAdam(ConfinedOptimizer):
-    """Adam on the opened sums: every member receives the same sums, so every member takes the same step.
-
-    Args:
-        params: parameters or parameter groups, as in torch.
-        lr: the learning rate.
-        peers: the members of the sum.
-        samples: n_l, the number of this participant's samples; the other members learn only the total.
-        betas: the decay rates of the two moments.
-        eps: added to the denominator. Gradients below the resolution of the sum (`Peers.resolution`) count as zero; for
-            gradients that small, use peers with ring_bits=64.
-        weight_decay: rejected unless it is 0, because it reads the private weights.
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        *,
-        peers: Peers,
-        samples: int,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        reject_weight_decay(weight_decay)
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, peers=peers, samples=samples)
-
-    def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        first, second = group["betas"]
-        return AdamRule(float(group["lr"]), (float(first), float(second)), float(group["eps"]))

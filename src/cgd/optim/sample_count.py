@@ -20,6 +20,7 @@ from cgd.errors import CGDError, InputError, WeightError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from cgd.optim.privacy import Privacy
     from cgd.peers import Peers
     from cgd.secagg.journal_entry import Step
 
@@ -67,10 +68,13 @@ def count(
     epoch: int,
     addends: int,
     records_digest: bytes = b"",
+    privacy: Privacy | None = None,
     *,
     took_part: bool = True,
 ) -> dict[str, Any]:
     """Count the samples of all members of an epoch; commit also to the content of ours if there is a digest of it.
+
+    With `privacy`, the number is opened with noise, in a sum of its own, because an exact one depends on every record.
 
     If it is a replayed count in which this member did not take part, the total need not fit our samples.
 
@@ -80,12 +84,15 @@ def count(
     """
     members = peers.members
     addend = np.zeros(1 + addends, dtype=np.int64)
-    addend[0] = samples
+    addend[0] = samples if privacy is None else 0
     # In a replayed epoch the members may be others; its total is in the journal, and the addend is not used.
     place = members.index(peers.me) if len(members) == addends else 0
     addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest)
-    total, *commitments = peers.sum(addend, step=step, epoch=epoch).tolist()
-    if took_part:
+    context = "" if privacy is None else privacy.settings.describe()
+    total, *commitments = peers.sum(addend, context=context, step=step, epoch=epoch).tolist()
+    if privacy is not None:
+        total = privacy.open_count(peers, samples, step, epoch, addends)
+    elif took_part:
         _check_total(total, samples, addends)
     counted = {"total_samples": total, "epoch": epoch, "pledges": commitments}
     return {"samples": samples, "members": list(members), **counted}
@@ -100,6 +107,7 @@ def check(
     *,
     revealed: bool = False,
     took_part: bool = True,
+    exact: bool = True,
 ) -> None:
     """Check that the count is still valid; discard it if a new epoch of a federation has begun.
 
@@ -123,7 +131,8 @@ def check(
                 f"samples is {samples} and was {group['samples']} when n was counted: the weights would not "
                 "sum to one; give samples= as it was, or call recount() at every member"
             )
-        _check_total(group["total_samples"], samples, len(group["pledges"]))  # a restored one may be forged
+        if exact:  # a number with noise may be below ours
+            _check_total(group["total_samples"], samples, len(group["pledges"]))  # a restored one may be forged
         if epoch > 0:
             check_commitment(peers, samples, group["pledges"], epoch, records_digest)
         if epoch == 0 and group["members"] != list(peers.members):

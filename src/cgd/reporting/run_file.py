@@ -185,6 +185,36 @@ class DisclosedSum(Struct):
     numbers: int | None = None
 
 
+class SpentInfo(Struct):
+    """What was charged for one purpose, as a part of the budget of the training."""
+
+    what: str
+    openings: int
+    records: Literal["training", "validation"]
+    share: float
+
+
+class BudgetInfo(Struct):
+    """The privacy budget of the participant's records, over all trainings."""
+
+    file: str
+    epsilon: float
+    delta: float
+    spent: float
+
+
+class PrivacyInfo(Struct):
+    """The guarantee of differential privacy; see `cgd.tabular.private_run.privacy_summary`."""
+
+    epsilon: float
+    delta: float
+    colluders: int
+    members: int | None = None
+    clip: float | None = None
+    spent: list[SpentInfo] | None = None
+    budget: BudgetInfo | None = None
+
+
 class TrafficInfo(Struct):
     """Messages of the last process."""
 
@@ -213,6 +243,7 @@ class Run(Struct, Generic[ScoresT], kw_only=True):
     outcome: Outcome | None = None
     validation: ScoresT | None = None
     revealed: list[DisclosedSum] | None = None
+    privacy: PrivacyInfo | None = None
     traffic: TrafficInfo | None = None
 
 

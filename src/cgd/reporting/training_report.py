@@ -19,6 +19,7 @@ from cgd.federation.toml_validation import with_new_keys
 from cgd.files import write_private, write_rows
 from cgd.reporting import charts
 from cgd.reporting.html import compact, decimals, figure, templates
+from cgd.reporting.privacy_text import describe_guarantee
 from cgd.reporting.run_file import ClassificationScores, RegressionScores, load_run
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def render(run: AnyRun) -> str:
         settings=[(_SETTINGS.get(name, name), name, value) for name, value in _settings(run)],
         fewer=_fewer_records_than_features(run),
         max_categories=MAX_CATEGORIES,
+        guarantee=describe_guarantee(run.privacy) if run.privacy else {},
     )
     return compact(text)
 

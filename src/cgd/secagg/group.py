@@ -40,7 +40,7 @@ class PendingSum:
 
     Attributes:
         spec: the settings of the sum.
-        encode: returns our addend, computed again (and its noise drawn again) at each call.
+        encode: returns our addend, of the same values and with other noise at each call.
         epoch: the epoch for whose members the addend is weighted.
         step: the optimiser step that it belongs to, if any.
         loop_step: the step of our program's loop at which it was requested.
@@ -155,15 +155,17 @@ class Group:
         return pending
 
     def abandon(self) -> None:
-        """Stop waiting for the pending sum; its addend may have been shared, so it is kept unchanged."""
+        """Stop waiting for the pending sum. It goes on, with the same values: `encode` keeps them.
+
+        The addend itself is not kept: its noise, if it has any, is drawn anew in the next attempt, as always.
+        """
         pending = self.pending
         if pending is None or pending.fault is not None:
             return
         if pending.total is not None:
             self.next_index -= 1
             return
-        words = pending.encode()
-        pending.encode, pending.abandoned = words.copy, True
+        pending.abandoned = True
 
     def run(self) -> None:
         """Run the sum that our program waits for, or take its total from the journal."""

@@ -105,6 +105,11 @@ class ModuleEngine:
         return self._joint_gradients(cells, displacement)
 
     def _local_gradient(self, cell: Cell, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
+        model, value = self._backward(cell, displacement)
+        return self._flat_gradient(model, cell), value
+
+    def _backward(self, cell: Cell, displacement: torch.Tensor) -> tuple[torch.nn.Module, float]:
+        """Return the participant's model with the gradients of its loss, and the loss."""
         model = self._prepare_model(cell, displacement)
         x, y = self._participants.data(cell)
         outputs = model(x)
@@ -114,7 +119,7 @@ class ModuleEngine:
         value = self._loss(outputs, y)
         value.backward()
         self._participants.buffers[cell] = _copy_buffers(model)
-        return self._flat_gradient(model, cell), float(value.detach())
+        return model, float(value.detach())
 
     def _joint_gradients(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
         """Return gradient and loss of each member of a `joint` row.

@@ -17,6 +17,7 @@ from cgd.simulation.population import as_input, as_labels, loss_and_accuracy, sa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cgd.dp.accountant import Spent
     from cgd.optim.origin import Origin
     from cgd.simulation.population import Loss, Participants
 
@@ -95,11 +96,13 @@ class SimulationResult:
         history: losses and evaluations of the run.
         engine: engine that computed the gradient sums, "fused" or "modules".
         flat_displacement: displacement as one vector: the first layers of all columns, then the shared layers.
+        spent: what the openings of a run with `privacy` used: epsilon, delta, mu, openings; None without `privacy`.
     """
 
     def __init__(self, participants: Participants, engine: str, history: History, loss: Loss) -> None:
         self._participants, self.engine, self.history, self._loss = participants, engine, history, loss
         self.flat_displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
+        self.spent: Spent | None = None
 
     def __repr__(self) -> str:
         grid = self._participants.grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +18,21 @@ from cgd.optim.vertical import check_joint_accepted
 from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval, run_loop
 from cgd.simulation.module_engine import ModuleEngine, Ring
 from cgd.simulation.population import Participants
+from cgd.simulation.private_engine import PrivateEngine, check_private
 from cgd.simulation.result import History, SimulationResult
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
+    from cgd.dp.settings import PrivacySettings
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Block, Cell
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
     from cgd.simulation.result import Evaluation
+
+    Schedule = Callable[[int], float]
 
 MAX_FUSED_ROWS = 4
 """Most rows that are evaluated by late fusion: each takes the models of all its columns."""
@@ -66,10 +71,12 @@ def simulate(
     rule: Callable[[float], UpdateRule] = SGDRule,
     mu: float = 0.0,
     hold: int = 0,
+    schedule: Schedule | None = None,
     seed: int = 0,
     common_origin: bool = False,
     arithmetic: Literal["float", "ring"] = "float",
     ring: Ring | None = None,
+    privacy: PrivacySettings | None = None,
     engine: Literal["auto", "modules"] = "auto",
     test: tuple[Any, Any] | None = None,
     evaluate_every: int | None = None,
@@ -97,10 +104,14 @@ def simulate(
         rule: update rule, as a function of the step size: `SGDRule`, `AdamRule`, or a partial of these.
         mu: the paper's μ of the step size, see `InverseSquareLR`; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
-        seed: seed of all origins, see `participant_seed`.
+        schedule: factor of the step size in each step, counted from 0, instead of `mu` and `hold`.
+        seed: seed of all origins, see `participant_seed`, and of the noise of `privacy`.
         common_origin: start all participants from the same weights, as in federated SGD, without confinement.
         arithmetic: "float", or "ring" for the bits of the real protocol.
         ring: fixed-point settings of the arithmetic "ring".
+        privacy: clip the gradient of every record and add noise, as real participants with `cgd.Privacy` do, with their
+            bits in the arithmetic "ring"; for studies of utility, because all noise follows from the seed. Always
+            computed by the engine "modules"; one column only.
         engine: "auto" uses compiled kernels for fully-connected networks in single precision; "modules" never does.
         test: held-out samples and labels; without them no participant is evaluated.
         evaluate_every: steps between evaluations; by default a hundredth of all steps.
@@ -145,19 +156,21 @@ def simulate(
     if sample < 1:
         raise InputError(f"sample is {sample}; it must be at least 1")
     participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
+    if privacy is not None:
+        check_private(participants, steps, privacy)
     shared = shared or ("sum" if mode == "towers" else "mean")
-    shrinking_steps = max(1, steps - hold)
-    inverse_square_factor(0, mu, shrinking_steps, hold)  # raises InputError for invalid values, as does the rule
+    factor, described_schedule = _step_size(steps, mu, hold, schedule)
     shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).scales_with_gradient else 1)
-    chosen_engine = _choose_engine(participants, loss, arithmetic, ring or Ring(), engine, memory)
+    chosen_engine = _choose_engine(participants, loss, arithmetic, ring or Ring(), engine, memory, privacy)
     settings = {
         **participants.checkpoint_settings(),
         "lr": repr((lr, shared_lr)),
         "rule": repr(rule(lr)),
         "loss": describe_loss(loss),
-        "schedule": repr((mu, hold, shrinking_steps) if mu else "fixed"),
+        "schedule": described_schedule,
         "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else chosen_engine.summation_order,
         "evaluation": f"{sample} participants, test data {data_digest(test)}",
+        **({} if privacy is None else {"privacy": privacy.describe()}),
     }
     history = History()
     result = SimulationResult(participants, chosen_engine.name, history, loss)
@@ -165,8 +178,7 @@ def simulate(
     history.participants[:] = map(str, cells)
 
     def rules(step: int) -> tuple[UpdateRule, UpdateRule]:
-        factor = inverse_square_factor(step, mu, shrinking_steps, hold)
-        return rule(lr * factor), rule(shared_lr * factor)
+        return rule(lr * factor(step)), rule(shared_lr * factor(step))
 
     with _progress_bar(progress, steps) as update_bar:
 
@@ -184,6 +196,8 @@ def simulate(
             settings=settings,
             on_step=after_step,
         )
+    if isinstance(chosen_engine, PrivateEngine):
+        result.spent = chosen_engine.spent()
     return result
 
 
@@ -231,9 +245,38 @@ class _SimulationLoop:
         self._engine.load_state_dict(state["engine"])
 
 
+def _step_size(steps: int, mu: float, hold: int, schedule: Schedule | None) -> tuple[Schedule, str]:
+    """Return the factor of the step size as a function of the step, and a text that identifies it.
+
+    Raises:
+        InputError: a value is invalid, or there are both `mu` and a schedule.
+    """
+    if schedule is not None:
+        if mu or hold:
+            raise InputError(
+                f"mu is {mu}, hold is {hold}, and there is a schedule; set either mu and hold, or schedule"
+            )
+        factors = [float(schedule(step)) for step in range(steps)]
+        if not all(0 <= factor < math.inf for factor in factors):
+            raise InputError(f"the schedule returns {factors}; every factor must be a finite number, at least 0")
+        return factors.__getitem__, hashlib.sha256(repr(factors).encode()).hexdigest()[:16]
+    shrinking_steps = max(1, steps - hold)
+    inverse_square_factor(0, mu, shrinking_steps, hold)  # raises InputError for invalid values
+    described = repr((mu, hold, shrinking_steps) if mu else "fixed")
+    return (lambda step: inverse_square_factor(step, mu, shrinking_steps, hold)), described
+
+
 def _choose_engine(
-    participants: Participants, loss: Loss, arithmetic: str, ring: Ring, engine: str, memory: float
+    participants: Participants,
+    loss: Loss,
+    arithmetic: str,
+    ring: Ring,
+    engine: str,
+    memory: float,
+    privacy: PrivacySettings | None,
 ) -> Engine:
+    if privacy is not None:
+        return PrivateEngine(participants, loss, ring if arithmetic == "ring" else None, memory, privacy)
     if arithmetic == "float" and engine == "auto":
         from cgd.simulation.fused_engine import FusedEngine, Network, kernel_loss
 

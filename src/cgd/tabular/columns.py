@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.federation.data_schema import Range
+
     Locate = Callable[[int], str]
 
 MAX_CATEGORIES = 1000
@@ -110,11 +112,15 @@ class NumberBuilder:
         missing: the markers of missing values.
         title: the table's name in messages.
         locate: function that returns the place of a row, such as "line 17".
+        limits: the range of the values, if there is one; values outside are cut to it.
     """
 
-    def __init__(self, name: str, missing: MissingMarkers, title: str, locate: Locate) -> None:
-        self._name, self._missing, self._title, self._locate = name, missing, title, locate
+    def __init__(
+        self, name: str, missing: MissingMarkers, title: str, locate: Locate, limits: Range | None = None
+    ) -> None:
+        self._name, self._missing, self._title, self._locate, self._limits = name, missing, title, locate, limits
         self._chunks: list[npt.NDArray[np.float64]] = []
+        self.outside = 0
 
     def convert(self, array: Any, first: int) -> npt.NDArray[np.float64]:
         """Convert a batch to floats, NaN for missing values.
@@ -141,7 +147,11 @@ class NumberBuilder:
         return values
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
-        """Append converted numbers."""
+        """Append converted numbers, cut to the range if there is one."""
+        if self._limits is not None:
+            cut = np.clip(values, *self._limits)
+            self.outside += int(np.count_nonzero((cut != values) & ~np.isnan(values)))
+            values = cut
         self._chunks.append(values)
 
     def finish(self) -> npt.NDArray[np.float64]:

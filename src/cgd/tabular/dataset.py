@@ -25,6 +25,7 @@ from cgd.tabular.columns import (
     NumberBuilder,
     to_texts,
     unlisted_note,
+    values_are,
 )
 from cgd.tabular.readers import DataFrameTable, open_table
 
@@ -163,7 +164,7 @@ class _DatasetBuilder:
         self._columns = {each.name: self._column_builder(each) for each in columns}
         self._target: NumberBuilder | CategoryBuilder | None = None
         if label is not None and data.task == "regression":
-            self._target = NumberBuilder(label, self._missing, self._title, self._locate)
+            self._target = NumberBuilder(label, self._missing, self._title, self._locate, data.range)
         elif label is not None:
             source = (label, self._missing, self._title, self._locate)
             self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES, MAX_LEARNED_CLASSES)
@@ -201,6 +202,12 @@ class _DatasetBuilder:
             for name, each in self._columns.items()
             if isinstance(each, CategoryBuilder) and each.unlisted
         ]
+        numbers = {**self._columns, **({} if self._target is None else {self._label or "": self._target})}
+        notes += [
+            f"column {name!r}: {values_are(each.outside)} outside of its range and cut to it"
+            for name, each in numbers.items()
+            if isinstance(each, NumberBuilder) and each.outside
+        ]
         # One column after the other, so that only one of them is in memory twice.
         finished = {name: column.finish() for name, column in self._columns.items()}
         dataset = TabularDataset(
@@ -215,7 +222,7 @@ class _DatasetBuilder:
     def _column_builder(self, column: Column) -> NumberBuilder | CategoryBuilder:
         source = (column.name, self._missing, self._title, self._locate)
         if column.type == "number":
-            return NumberBuilder(*source)
+            return NumberBuilder(*source, column.range)
         return CategoryBuilder(*source, column.categories, ID_OR_TEXT)
 
     def _add_labels(self, target: NumberBuilder | CategoryBuilder, array: Any) -> npt.NDArray[np.bool_] | None:

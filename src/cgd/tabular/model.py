@@ -202,7 +202,7 @@ class ConfinedModel:
             **self.provenance,
             "columns": [each.name for each in self.columns],
             "towers": self.towers,
-            "data": asdict(self.data),
+            "data": self.data.as_stored(),
             "model": asdict(self.model),
             "preparation": self.preprocessing.to_dict(),
             "weights": {"file": WEIGHTS_FILE, "sha256": hashlib.sha256(weights).hexdigest()},
@@ -279,7 +279,7 @@ def _read_document(folder: Path) -> _Document:
 def _check_document(document: _Document, folder: Path) -> tuple[Data, Model, Preprocessing, tuple[Column, ...]]:
     """Return the parts of the document, after checking that they are consistent."""
     try:
-        data = convert_complete(document.data, Data, "data")
+        data = convert_complete({"range": None, **document.data}, Data, "data")
         model = convert_complete(document.model, Model, "model")
         preprocessing = Preprocessing.from_dict(document.preparation)
         columns = tuple(each for each in data.columns if each.name in document.columns)

@@ -33,6 +33,7 @@ from cgd.tabular.dataset import read_dataset
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.models import FUNCTION_ARGUMENTS
+from cgd.tabular.private_run import check_private, open_ledger, privacy_summary, private_sums
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.trace_writer import TraceWriter, check_recordable
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.federation.config import Federation
+    from cgd.optim.privacy_ledger import PrivacyLedger
     from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
@@ -64,10 +66,10 @@ def early_privacy_warnings(
 
     The number of the network's inputs depends on the categories and missing values of all members, which are not known
     yet. The minimum is used here, so every warning holds. The optimiser repeats them with all numbers after the records
-    are counted. There are no early warnings for a network of the user's own.
+    are counted. There are no early warnings for a network of the user's own, and none if the sums have noise.
     """
     model = settings.model
-    if model.kind == "custom":
+    if model.kind == "custom" or settings.privacy is not None:
         return ()
     inputs = sum(max(1, len(column.categories)) for column in settings.own_columns)
     # If the file does not list the classes, there are at least two.
@@ -81,6 +83,8 @@ def early_privacy_warnings(
 
 def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:
     """Return the kinds of opened sums: content, recipients, number of sums, and numbers in each."""
+    if trained.ledger is not None:
+        return private_sums(settings, trained)
     statistics = SAME_COLUMNS if settings.vertical else EVERYONE
     gradients = f"{EVERYONE} (the first layer's: {SAME_COLUMNS})" if settings.vertical else EVERYONE
     parameters = sum(each.numel() for each in trained.network.parameters())
@@ -137,6 +141,7 @@ class TabularRun:
         notes: notes about the data file.
         delta: our own δ, if not that of the federation file.
         trace_writer: records our messages for privacy attacks, if wanted.
+        ledger: with [privacy], charges the budget of our records.
     """
 
     federation: Federation
@@ -148,6 +153,7 @@ class TabularRun:
     notes: tuple[str, ...] = ()
     delta: float | None = None
     trace_writer: TraceWriter | None = None
+    ledger: PrivacyLedger | None = None
 
     @classmethod
     def prepare(
@@ -161,6 +167,7 @@ class TabularRun:
         delta: float | None = None,
         record: Path | None = None,
         function: str | None = None,
+        budget: Path | None = None,
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -174,22 +181,33 @@ class TabularRun:
             record: a folder for a trace, if one is to be recorded.
             function: the function in [model], if there is one: a federation file alone cannot choose the code that
                 runs here.
+            budget: with [privacy], the file with the budget of our records; by default beside them.
 
         Raises:
-            InputError: a setting, the file or a folder cannot be used, or the file names another function.
+            InputError: a setting, the file or a folder cannot be used, the file names another function, or the privacy
+                budget is spent.
         """
         settings = TabularSettings.from_federation(federation, participant)
         if delta is not None:
             check_delta(delta)
         if record is not None:
             check_recordable(settings)
+        if budget is not None and settings.privacy is None:
+            raise InputError(f"--budget is for differential privacy, and {federation.path} has no [privacy]; omit it")
         check_function_named(settings.model.function, function, federation.path)
         if settings.model.function:
             load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
         records, notes = read_dataset(data, settings.data, settings.own_columns, label=label, ids=settings.vertical)
+        if settings.privacy is not None:
+            check_private(settings, records)
         run_folder = RunFolder(folder, federation, participant)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
-        return cls(federation, participant, settings, records, run_folder, _text(data.name), notes, delta, trace_writer)
+        ledger = None
+        if settings.privacy is not None:
+            ledger, more = open_ledger(settings, federation.name, data, budget)
+            notes = (*notes, *more)
+        file = _text(data.name)
+        return cls(federation, participant, settings, records, run_folder, file, notes, delta, trace_writer, ledger)
 
     def run(self, peers: Peers, show_message: ShowMessage = lambda _: None) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
@@ -226,6 +244,7 @@ class TabularRun:
             progress=on_evaluation,
             caught_up=on_caught_up,
             trace_writer=self.trace_writer,
+            ledger=self.ledger,
         )
         model = ConfinedModel.from_training(trained, self.settings, self._provenance())
         end = f"{'stopped early' if trained.steps < steps else 'done'} after step {trained.steps}"
@@ -260,7 +279,9 @@ class TabularRun:
         parameters = sum(each.numel() for each in trained.network.parameters())
         # After a restart, the losses of replayed steps and the duration are unknown.
         restarted = any(evaluation.training_loss is None for evaluation in trained.evaluations)
-        has_validation = trained.evaluations[-1].everyone_validation_loss is not None
+        selected = trained.evaluations[-1].everyone_validation_loss is not None
+        if trained.ledger is not None and not training.patience:  # one look, at the last model
+            selected = False
         return {
             "format": FORMAT,
             "version": cgd.__version__,
@@ -268,7 +289,7 @@ class TabularRun:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "federation": _federation_info(self.federation, self.participant),
             "training": {**training.as_stored(), "delta": delta},
-            "data": asdict(settings.data),
+            "data": settings.data.as_stored(),
             "model": {**asdict(settings.model), "parameters": parameters},
             "records": {
                 "file": self.file,
@@ -284,13 +305,14 @@ class TabularRun:
             "history": msgspec.to_builtins(history),
             "outcome": {
                 "steps": trained.steps,
-                "best_step": trained.best_step if has_validation else None,
+                "best_step": trained.best_step if selected else None,
                 "early": trained.steps < training.steps,
                 "seconds": None if restarted else round(trained.seconds, 3),
             },
             "validation": scores,
             "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
             "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
+            **({} if trained.ledger is None else {"privacy": privacy_summary(trained.ledger, len(peers))}),
         }
 
 

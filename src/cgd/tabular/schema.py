@@ -3,11 +3,15 @@
 The suggestion is a starting point for all participants to review: others may have other categories and missing values.
 The text is sent to all participants, so it contains nothing of the table but names of columns, numbers of distinct
 values, usual markers of missing values and, in comments that can be deleted, the classes.
+
+For differential privacy, categories, classes and ranges have to be in the file. The suggestion then has those of the
+table, ranges rounded outward, with the advice to replace them by what is known without looking at records.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -51,6 +55,8 @@ class ColumnProfile:
         rising: whether the numbers are strictly increasing.
         distinct: whether no value occurred twice in a batch.
         longest: bytes of the longest text.
+        lowest: the lowest number.
+        highest: the highest number.
     """
 
     rows: int = 0
@@ -61,6 +67,8 @@ class ColumnProfile:
     rising: bool = True
     distinct: bool = True
     longest: int = 0
+    lowest: float = np.inf
+    highest: float = -np.inf
     _last: float = -np.inf
 
     def add_batch(self, array: Any, missing: MissingMarkers) -> None:
@@ -87,6 +95,9 @@ class ColumnProfile:
 
     def _add_numbers(self, values: Any) -> None:
         self.whole = self.whole and bool(np.all(values == np.floor(values)))
+        finite = values[np.isfinite(values)]
+        if finite.size:
+            self.lowest, self.highest = min(self.lowest, float(finite.min())), max(self.highest, float(finite.max()))
         if len(self.numbers) <= MAX_CATEGORIES:
             self.numbers.update(values[: MAX_CATEGORIES + 1].tolist())
 
@@ -130,12 +141,13 @@ class ColumnProfile:
         return len(self.texts) - len(self.markers) if self.numeric else 0
 
 
-def suggest_schema(path: str | os.PathLike[str], label: str) -> str:
+def suggest_schema(path: str | os.PathLike[str], label: str, *, private: bool = False) -> str:
     """Return the text of `[data]` and `[model]` for a table, to paste into a federation file.
 
     Args:
         path: a CSV or Parquet file.
         label: the column to predict.
+        private: also suggest `[privacy]`, and list ranges, categories and classes, which it needs.
 
     Raises:
         InputError: the file is not a table, has a duplicate name, lacks the label, or has no column to predict from.
@@ -154,13 +166,14 @@ def suggest_schema(path: str | os.PathLike[str], label: str) -> str:
     target = profiles.pop(label)
     if not target.present:
         raise InputError(f"{table.title}: no row has a label in column {label!r}; name the column to predict")
-    lines = [_column_line(name, each, name in nested) for name, each in profiles.items()]
+    lines = [_column_line(name, each, name in nested, private) for name, each in profiles.items()]
     if all(line.startswith("#") for line in lines):
         raise InputError(
             f"{table.title} has no column to predict {label!r} from; these are its columns:\n" + "\n".join(lines)
         )
     markers = [text for each in (*profiles.values(), target) for text in each.markers]
-    return "\n".join([*_data_lines(label, target, markers, profiles), "", "[data.columns]", *lines, "", *MODEL, ""])
+    data = _data_lines(label, target, markers, profiles, private)
+    return "\n".join([*data, "", "[data.columns]", *lines, "", *MODEL, *(PRIVACY if private else ()), ""])
 
 
 MODEL = (
@@ -171,19 +184,37 @@ MODEL = (
 )
 
 
+PRIVACY = (
+    "",
+    "[privacy]",
+    "epsilon = 1.0      # 1 is strong, 8 is weak protection of every record",
+    "delta = 1e-6       # far below one divided by the number of all records",
+    "clip = 1.0         # the largest norm of a record's gradient",
+    "colluders = 1      # how many participants may collude, or leave out their noise",
+)
+REPLACE = (
+    "# Ranges, categories and classes are taken from this table, ranges rounded outward. Replace them by what is known",
+    "# without looking at records, such as the range of a device: what stands here is not protected by noise.",
+)
+
+
 def _data_lines(
-    label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile]
+    label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile], private: bool
 ) -> list[str]:
     regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
     remarks = f"  # {_remarks(target)}" if regression and target.remarks else ""
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
+        *(REPLACE if private else ()),
         "[data]",
         f"target = {_text(label)}{remarks}",
         f'task = "{"regression" if regression else "classification"}"',
     ]
-    if not regression and len(target.values) <= MAX_CLASSES:
+    if private:
+        listed = f"range = {_outward(target)}" if regression else f"classes = {_list(target.values)}"
+        lines.append(f"{listed}  # replace")
+    elif not regression and len(target.values) <= MAX_CLASSES:
         lines.append(f"# classes = {_list(target.values)}  # as in this table; left out: learned by a secure sum")
     if markers:
         texts = list(dict.fromkeys((*MISSING, *markers)))
@@ -197,7 +228,34 @@ def _data_lines(
     return lines
 
 
-def _column_line(name: str, profile: ColumnProfile, nested: bool) -> str:
+def _column_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
+    """Return the line of a column; for differential privacy, with its range or its categories."""
+    line, start = _type_line(name, profile, nested), f"{_key(name)} = "
+    for kind in ("number", "category") if private else ():
+        if line.startswith(f'{start}"{kind}"'):
+            limits = _list(profile.values)
+            if kind == "number":
+                limits = f'{{ type = "number", range = {_outward(profile)} }}'
+            comment = line.removeprefix(f'{start}"{kind}"')
+            return f"{start}{limits}{f'{comment};' if comment else '  #'} replace"
+    return line
+
+
+def _outward(profile: ColumnProfile) -> str:
+    """Return a range around all numbers, rounded outward to a step of 1, 2 or 5 times a power of ten.
+
+    Apart from 0, its ends are never those of the table.
+    """
+    low, high = profile.lowest, profile.highest
+    span = (high - low) or abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= span)
+    below = math.floor(low / step) - (low % step == 0 and low != 0)
+    above = math.ceil(high / step) + (high % step == 0 and high != 0)
+    return f"[{below * step:.12g}, {max(above, below + 1) * step:.12g}]"
+
+
+def _type_line(name: str, profile: ColumnProfile, nested: bool) -> str:
     key = _key(name)
     count = len(profile.texts) + len(profile.numbers)
     many = f"more than {MAX_CATEGORIES}" if count > MAX_CATEGORIES else str(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ from cgd.errors import InputError
 from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:
+    from cgd.dp.settings import PrivacySettings
     from cgd.federation.config import Federation, Training
     from cgd.federation.data_schema import Column, Data, Model
+    from cgd.federation.privacy_section import PrivacySection
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class TabularSettings:
         training: the training settings.
         column: in a grid with several columns, our grid column.
         columns: number of grid columns; 1 if every participant holds all columns of the table.
+        privacy: differential privacy, if wanted.
     """
 
     data: Data
@@ -30,6 +34,7 @@ class TabularSettings:
     training: Training
     column: int = 0
     columns: int = 1
+    privacy: PrivacySection | None = None
 
     @classmethod
     def from_federation(cls, federation: Federation, participant: str) -> TabularSettings:
@@ -45,7 +50,7 @@ class TabularSettings:
             )
         grid, cell = federation.grid, federation.participant(participant).cell
         if grid is None or cell is None or grid.columns == 1:
-            return cls(federation.data, federation.model, federation.training)
+            return cls(federation.data, federation.model, federation.training, privacy=federation.privacy)
         minimum = federation.training.minimum
         if grid.columns < minimum:
             reason = "hides nothing" if minimum == MIN_MEMBERS else "is excluded by minimum in [training]"
@@ -64,3 +69,20 @@ class TabularSettings:
     def vertical(self) -> bool:
         """True if other participants hold other columns of the same records (vertical partitioning)."""
         return self.columns > 1
+
+    @property
+    def looks(self) -> int:
+        """With differential privacy, how many times the validation loss is opened: once, or for early stopping."""
+        if not self.data.validation:
+            return 0
+        return math.ceil(self.training.steps / self.training.validate_every) if self.training.patience else 1
+
+    def privacy_settings(self) -> PrivacySettings:
+        """Return the settings of differential privacy.
+
+        Raises:
+            InputError: there are none.
+        """
+        if self.privacy is None:
+            raise InputError("the federation file has no [privacy]; add it")
+        return self.privacy.settings(self.training.steps, self.looks)

@@ -317,11 +317,16 @@ def _check_parameters(network: torch.nn.Module) -> None:
 
 
 def check_recordable(settings: TabularSettings) -> None:
-    """Raise InputError for a grid with several columns, of which no trace can be recorded.
+    """Raise InputError for a run of which no trace can be recorded.
 
     Raises:
-        InputError: the table is partitioned by columns.
+        InputError: the table is partitioned by columns, or the sums have noise.
     """
+    if settings.privacy is not None:
+        raise InputError(
+            "the federation file has [privacy], and traces of sums with noise are not supported yet; join without "
+            "--record"
+        )
     if settings.vertical:
         raise InputError(
             f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "

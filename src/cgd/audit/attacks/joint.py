@@ -27,8 +27,8 @@ from cgd.audit.results import AttackResult
 from cgd.audit.view import Colluder, Round, Truth, View, flat, unflat
 from cgd.local import local_peers
 from cgd.optim.grid import Cell, Grid
-from cgd.optim.optimizer import ConfinedSGD
 from cgd.optim.origin import confine
+from cgd.optim.sgd import ConfinedSGD
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, build_tower
 
 if TYPE_CHECKING:

@@ -1,7 +1,17 @@
-"""Baselines for CGD, with the same data, models and metrics: centralised, local, federated SGD, DP-SGD."""
+"""Baselines for CGD, with the same data, models and metrics: centralised, local, federated and private SGD."""
 
 from cgd.simulation.baselines.dp_sgd import DPSGDResult, dp_sgd
 from cgd.simulation.baselines.plain import centralised, federated_sgd, local
+from cgd.simulation.baselines.private import private_centralised
 from cgd.simulation.baselines.settings import BaselineResult, BaselineSettings
 
-__all__ = ["BaselineResult", "BaselineSettings", "DPSGDResult", "centralised", "dp_sgd", "federated_sgd", "local"]
+__all__ = [
+    "BaselineResult",
+    "BaselineSettings",
+    "DPSGDResult",
+    "centralised",
+    "dp_sgd",
+    "federated_sgd",
+    "local",
+    "private_centralised",
+]

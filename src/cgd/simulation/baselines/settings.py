@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from cgd.dp.settings import PrivacySettings
     from cgd.optim.grid import Block
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
@@ -74,6 +75,7 @@ class BaselineSettings:
         mu: float = 0.0,
         hold: int = 0,
         common_origin: bool = False,
+        privacy: PrivacySettings | None = None,
     ) -> SimulationResult:
         """Run `cgd.simulate` with these settings; the arguments are those of `cgd.simulate`."""
         return simulate(
@@ -90,6 +92,7 @@ class BaselineSettings:
             seed=self.seed,
             common_origin=common_origin,
             arithmetic=arithmetic,
+            privacy=privacy,
             test=self.test,
             evaluate_every=self.evaluate_every,
             sample=sample,

@@ -1,0 +1,307 @@
+"""The privacy budget of a data set, in a file that every training on these records adds to.
+
+Openings of several trainings on the same records add up: their μ² are summed, whatever the federation. So the file
+belongs to the data set, not to a training, and lies beside it. A training may set validation records aside. Then each
+record is in one of two parts, and the training counts with the part that was charged more. A charge is on the disk
+before our self-mask key leaves this machine: a process that is killed at any moment has charged what others may have
+opened, and maybe one opening more.
+
+The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
+before. So a line that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while
+it was written: then the key did not leave, and the line does not count. What cannot be noticed is an older copy of the
+file in its place, or another file: keep the file with the records, and in their backups.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import zlib
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from cgd.dp.accountant import MAX_DRAWS, Budget, epsilon_of
+from cgd.errors import BudgetSpentError, InputError, RevealError
+from cgd.files import PRIVATE, open_private, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+FORMAT = "cgd budget 1"
+TRAINING, VALIDATION = "training", "validation"
+"""The two parts of the records of one training."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One opening that was charged.
+
+    Attributes:
+        mu_squared: the square of its μ.
+        training: the training, such as a federation's name.
+        what: what was opened, such as a step.
+        time: when, in UTC.
+        records: the part of the records that it is about: those trained on, or those of the validation split.
+    """
+
+    mu_squared: float
+    training: str
+    what: str
+    time: str
+    records: str
+
+
+class BudgetFile:
+    """The budget of one data set: a limit (ε, δ), and all charges.
+
+    Several processes may use a file at the same time.
+
+    Args:
+        path: the file. It is created if it does not exist, readable by its owner alone.
+        epsilon: the limit for all trainings together, if the file does not exist. An existing file keeps its own.
+        delta: the δ of the limit.
+
+    Attributes:
+        charges: all charges, as of the last call of `check` or `charge`.
+        created: True if this call created the file: nothing was charged for these records before, or elsewhere.
+
+    Raises:
+        InputError: the file cannot be read or written, or is damaged.
+
+    Examples:
+        >>> import tempfile, pathlib
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> budget = BudgetFile(pathlib.Path(folder.name) / "records.budget", epsilon=2.0, delta=1e-5)
+        >>> budget.charge(0.1, "five-hospitals", "a step")
+        >>> f"{budget.epsilon_spent:.2f} of {budget.epsilon}"
+        '1.20 of 2.0'
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, epsilon: float, delta: float) -> None:
+        self.path = path
+        self.charges: list[Charge] = []
+        self._spent: dict[tuple[str, str], Fraction] = {}  # by training and part of its records
+        self._size = self._checksum = 0
+        self._limit = Budget(epsilon, delta, MAX_DRAWS)
+        try:
+            self.created = self._create()
+            with _LockedFile(self, writing=True):
+                pass
+        except OSError as error:
+            raise InputError(_unwritable(path, error)) from None
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the limit."""
+        return self._limit.epsilon
+
+    @property
+    def delta(self) -> float:
+        """δ of the limit."""
+        return self._limit.delta
+
+    @property
+    def epsilon_spent(self) -> float:
+        """The ε of all charges together, at the δ of the limit."""
+        return self._epsilon_of(self._total())
+
+    def of_training(self, training: str) -> list[Charge]:
+        """Return the charges of one training."""
+        return [each for each in self.charges if each.training == training]
+
+    def check(self, mu_squared: float, training: str) -> None:
+        """Check, before a training begins, that it fits into the budget, besides what it was charged before.
+
+        Args:
+            mu_squared: all that the training may use, with what it was charged before.
+            training: the training.
+
+        Raises:
+            InputError: it does not.
+        """
+        try:
+            with _LockedFile(self, writing=False):
+                others = self._total() - self._total(training)
+        except OSError as error:
+            raise InputError(_unwritable(self.path, error)) from None
+        left = Fraction(self._limit.mu_squared) - others
+        if Fraction(mu_squared) > left:
+            epsilon = self._epsilon_of(max(Fraction(), left))
+            raise InputError(f"{self._describe()}; {epsilon:.3g} is left for a training. {REMEDY}")
+
+    def charge(self, mu_squared: float, training: str, what: str, records: str = TRAINING) -> None:
+        """Charge an opening. Return when the charge is on the disk.
+
+        Raises:
+            BudgetSpentError: it exceeds the limit; nothing was charged.
+            RevealError: it cannot be written; maybe it was charged.
+        """
+        try:
+            with _LockedFile(self, writing=True) as file:
+                part = self._spent.get((training, records), Fraction()) + Fraction(mu_squared)
+                others = self._total() - self._total(training)
+                if others + max(part, self._total(training)) > Fraction(self._limit.mu_squared):
+                    raise BudgetSpentError(f"{self._describe()}; {what} is not opened. {REMEDY}")
+                time = datetime.now(UTC).isoformat(timespec="seconds")
+                self._append(file, asdict(Charge(mu_squared, training, what, time, records)))
+        except InputError as error:
+            raise RevealError(str(error)) from None
+        except OSError as error:
+            raise RevealError(_unwritable(self.path, error)) from None
+
+    def raise_limit(self, epsilon: float) -> None:
+        """Replace the limit by a higher one: a decision about these records, for all trainings.
+
+        Raises:
+            InputError: it is not higher, or the file cannot be written.
+        """
+        try:
+            with _LockedFile(self, writing=True) as file:
+                if not self.epsilon < epsilon < math.inf:
+                    raise InputError(
+                        f"the limit of {self.path} is epsilon = {self.epsilon:g}; name a higher one, not {epsilon:g}"
+                    )
+                self._append(file, {"format": FORMAT, "epsilon": epsilon, "delta": self.delta})
+        except OSError as error:
+            raise InputError(_unwritable(self.path, error)) from None
+
+    # The file.
+
+    def load(self, file: BinaryIO) -> None:
+        """Read the lines that were added since the last call."""
+        if os.fstat(file.fileno()).st_size < max(self._size, 1):
+            raise InputError(f"{self.path} was emptied, shortened or replaced, so charges are missing; {RESTORE}")
+        file.seek(self._size)
+        for line in file.readlines():
+            if line.endswith(b"\n"):
+                self._add(line)
+        if not self._size:
+            raise InputError(f"{self.path} has no line with a limit, so charges may be missing; {RESTORE}")
+
+    def _create(self) -> bool:
+        if self.path.exists() or self.path.is_symlink():
+            return False
+        # Written under another name first, and linked: no process ever finds a file without its limit.
+        new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}.new")
+        write_file(new, self._line({"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta}), mode=PRIVATE)
+        try:
+            os.link(new, self.path)
+        except FileExistsError:  # another process was faster
+            return False
+        finally:
+            new.unlink()
+        _flush_folder(self.path)
+        return True
+
+    def _line(self, content: dict[str, Any]) -> bytes:
+        text = json.dumps(content).encode()
+        return text + b" %08x\n" % zlib.crc32(text, self._checksum)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            text, checksum = line[:-10], zlib.crc32(line[:-10], self._checksum)
+            if line[-10:] != b" %08x\n" % checksum:
+                raise ValueError("a line was changed, removed or inserted")
+            self._read(json.loads(text))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"{self.path} is damaged ({error}), so it is not known what was opened of these records; {RESTORE}"
+            ) from None
+        self._size, self._checksum = self._size + len(line), checksum
+
+    def _read(self, content: Any) -> None:
+        if not self._size or "format" in content:
+            if content["format"] != FORMAT:
+                raise ValueError(f"its format is {content['format']!r}")
+            self._limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
+            return
+        texts = [str(content[name]) for name in ("training", "what", "time", "records")]
+        charge = Charge(float(content["mu_squared"]), *texts)
+        if not 0 <= charge.mu_squared < math.inf or charge.records not in (TRAINING, VALIDATION):
+            raise ValueError(f"a charge is {charge.mu_squared} for {charge.records} records")
+        self.charges.append(charge)
+        key = charge.training, charge.records
+        self._spent[key] = self._spent.get(key, Fraction()) + Fraction(charge.mu_squared)
+
+    def _append(self, file: BinaryIO, content: dict[str, Any]) -> None:
+        line = self._line(content)
+        file.seek(self._size)
+        file.truncate()  # a line that was cut by a crash
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file.fileno())
+        self._add(line)
+
+    # Messages.
+
+    def _total(self, training: str | None = None) -> Fraction:
+        """Return what one training, or all together, have used: of each, the part that was charged more."""
+        if training is None:
+            return sum((self._total(each) for each in {name for name, _ in self._spent}), Fraction())
+        return max(self._spent.get((training, part), Fraction()) for part in (TRAINING, VALIDATION))
+
+    def _epsilon_of(self, mu_squared: Fraction) -> float:
+        return epsilon_of(math.nextafter(math.sqrt(mu_squared), math.inf), self.delta) if mu_squared else 0.0
+
+    def _describe(self) -> str:
+        openings = Counter(each.training for each in self.charges)
+        used = ", ".join(f"{training} ({count} openings)" for training, count in openings.items())
+        return (
+            f"the privacy budget of these records ({self.path}) is epsilon = {self.epsilon:g} at delta = "
+            f"{self.delta:g}, of which {self.epsilon_spent:.3g} is spent" + (f", by {used}" if used else "")
+        )
+
+
+REMEDY = (
+    "Choose a smaller epsilon for the training, or decide on a higher limit for these records "
+    "(`cgd privacy budget FILE --raise EPSILON`): what was opened of them cannot be taken back"
+)
+RESTORE = "restore it from a copy. Without one, take the whole budget as spent"
+
+
+class _LockedFile:
+    """Open a budget's file, lock it, and read what other processes have added."""
+
+    def __init__(self, budget: BudgetFile, *, writing: bool) -> None:
+        self._budget, self._writing = budget, writing
+
+    def __enter__(self) -> BinaryIO:
+        flags = os.O_RDWR if self._writing else os.O_RDONLY
+        # Without a buffer, so that nothing is written after an error.
+        self._file: BinaryIO = os.fdopen(
+            open_private(str(self._budget.path), flags), "r+b" if self._writing else "rb", buffering=0
+        )
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._budget.load(self._file)
+        except BaseException:
+            self._file.close()
+            raise
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _flush_folder(path: Path) -> None:
+    """Make the name of a new file survive a power failure."""
+    descriptor = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return (
+        f"the privacy budget {path} cannot be used ({error.strerror}), and nothing is opened without a record of it; "
+        "name a file in a folder that is yours and has room"
+    )

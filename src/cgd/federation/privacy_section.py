@@ -1,0 +1,121 @@
+"""The section `[privacy]` of the federation file: differential privacy for a training on tables.
+
+    [privacy]
+    epsilon = 1.0      # ε, for every record
+    delta = 1e-6       # δ, far below one divided by the number of all records
+    clip = 1.0         # the largest norm of a record's gradient
+    colluders = 1      # how many participants may collude, or leave out their noise
+
+What depends on records is opened with noise only. So nothing else may be learned from them: the file lists categories,
+classes and the ranges of numbers, and `check_coverage` refuses a file without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from cgd.dp.settings import PrivacySettings
+from cgd.errors import InputError
+from cgd.federation.toml_validation import check_keys, typed
+
+if TYPE_CHECKING:
+    from cgd.federation.data_schema import Data
+
+STATISTICS_SHARE = 0.1
+"""The part of μ² for statistics of the tables; the steps have the rest."""
+
+
+@dataclass(frozen=True)
+class PrivacySection:
+    """The settings of differential privacy, equal for all members. Invalid values raise an `InputError`.
+
+    Attributes:
+        epsilon: ε, for every record.
+        delta: δ; it must be below one divided by the number of all records.
+        clip: C, the largest norm of a record's gradient over all parameters.
+        colluders: t, how many members may collude, or leave out their noise, without weakening the guarantee.
+        reruns: how many attempts may be opened besides the steps; −1 for the default of `PrivacySettings`.
+    """
+
+    epsilon: float
+    delta: float
+    clip: float = 1.0
+    colluders: int = 1
+    reruns: int = -1
+
+    def __post_init__(self) -> None:
+        for name, kind in (("epsilon", float), ("delta", float), ("clip", float), ("colluders", int), ("reruns", int)):
+            object.__setattr__(self, name, typed(name, getattr(self, name), kind))
+        self.settings(1)  # raises if they are invalid
+
+    def settings(self, steps: int, looks: int = 0) -> PrivacySettings:
+        """Return the settings of a training of `steps` steps, with `looks` openings of the validation loss."""
+        return PrivacySettings(
+            self.epsilon,
+            self.delta,
+            steps,
+            self.clip,
+            self.colluders,
+            self.reruns,
+            statistics_share=STATISTICS_SHARE,
+            looks=looks,
+        )
+
+
+def parse_privacy(table: Any) -> PrivacySection:
+    """Parse a `[privacy]` section.
+
+    Raises:
+        InputError: it is not valid.
+    """
+    names = [each.name for each in fields(PrivacySection)]
+    check_keys(table, ("epsilon", "delta"), names[2:])
+    return PrivacySection(**table)
+
+
+def check_coverage(section: PrivacySection, data: Data | None, members: int, *, grid: bool) -> None:
+    """Check that everything that a training opens can have noise.
+
+    Args:
+        section: the section.
+        data: the `[data]` section, if there is one.
+        members: the number of participants.
+        grid: whether the participants have cells.
+
+    Raises:
+        InputError: something cannot; the message names the remedy.
+    """
+    if data is None:
+        raise InputError(
+            "it is for tables, and there is no [data]; add [data] and [model], or remove [privacy] and pass "
+            "cgd.Privacy to the optimiser of your own program"
+        )
+    if grid:
+        raise InputError(
+            "the participants have cells, and noise does not cover what a grid opens; remove the cells and let every "
+            "participant hold all columns, or remove [privacy]"
+        )
+    section.settings(1).check_members(members)
+    for column in data.columns:
+        if column.type == "category" and not column.categories:
+            raise InputError(
+                f"the categories of {column.name!r} would be learned from records, without noise; list them in "
+                f"[data.columns]: {column.name} = ['first', 'second']. Other values count as missing"
+            )
+        if column.type == "number" and column.range is None:
+            raise InputError(
+                f"{column.name!r} has no range, and noise needs one; write in [data.columns] {column.name} = "
+                "{ type = 'number', range = [LOW, HIGH] }, with values that are known without looking at the records. "
+                "Values outside are cut to it"
+            )
+    if data.task == "classification" and not data.classes:
+        raise InputError(
+            f"the classes of {data.target!r} would be learned from records, without noise; list them in [data]: "
+            "classes = ['first', 'second']"
+        )
+    if data.task == "regression" and data.range is None:
+        raise InputError(
+            f"the target {data.target!r} has no range, and noise needs one; write range = [LOW, HIGH] in [data], with "
+            "values that are known without looking at the records. Values outside are cut to it"
+        )

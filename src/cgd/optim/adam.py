@@ -1,0 +1,51 @@
+"""Adam on opened sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cgd.optim.displacement import AdamRule, reject_weight_decay
+from cgd.optim.optimizer import ConfinedOptimizer
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+    from cgd.optim.displacement import UpdateRule
+    from cgd.optim.privacy import Privacy
+    from cgd.peers import Peers
+
+
+class ConfinedAdam(ConfinedOptimizer):
+    """Adam on the opened sums: every member receives the same sums, so every member takes the same step.
+
+    Args:
+        params: parameters or parameter groups, as in torch.
+        lr: the learning rate.
+        peers: the members of the sum.
+        samples: n_l, the number of this participant's samples; the other members learn only the total.
+        betas: the decay rates of the two moments.
+        eps: added to the denominator. Gradients below the resolution of the sum (`Peers.resolution`) count as zero; for
+            gradients that small, use peers with ring_bits=64.
+        weight_decay: rejected unless it is 0, because it reads the private weights.
+        privacy: differential privacy of every record, see `cgd.Privacy`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        *,
+        peers: Peers,
+        samples: int,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        privacy: Privacy | None = None,
+    ) -> None:
+        reject_weight_decay(weight_decay)
+        options = {"lr": lr, "betas": betas, "eps": eps}
+        super().__init__(params, options, peers=peers, samples=samples, privacy=privacy)
+
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+        first, second = group["betas"]
+        return AdamRule(float(group["lr"]), (float(first), float(second)), float(group["eps"]))

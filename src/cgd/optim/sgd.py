@@ -1,0 +1,63 @@
+"""Confined gradient descent, with optional momentum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cgd.optim.displacement import SGDRule, reject_weight_decay
+from cgd.optim.optimizer import ConfinedOptimizer
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+    from cgd.optim.displacement import UpdateRule
+    from cgd.optim.privacy import Privacy
+    from cgd.peers import Peers
+
+
+class ConfinedSGD(ConfinedOptimizer):
+    """Confined gradient descent (paper, Alg. 1), with optional momentum.
+
+    Args:
+        params: parameters or parameter groups, as in torch.
+        lr: α, the learning rate.
+        peers: the members of the sum.
+        samples: n_l, the number of this participant's samples; the other members learn only the total.
+        momentum: the momentum factor.
+        weight_decay: rejected unless it is 0, because it reads the private weights.
+        privacy: differential privacy of every record, see `cgd.Privacy`.
+
+    Examples:
+        >>> import cgd, torch
+        >>> def train(peers, x, y):
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     cgd.confine(model, delta=0.1)
+        ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
+        ...     for _ in range(30):
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...         optimizer.step()
+        ...     return optimizer.displacement()
+        >>> x = torch.tensor([[1.0], [-1.0]])
+        >>> with cgd.local_peers(3) as members:
+        ...     one, two, three = members.run(train, [x] * 3, [3 * x] * 3)
+        >>> torch.equal(one, two) and torch.equal(two, three)
+        True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        peers: Peers,
+        samples: int,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        privacy: Privacy | None = None,
+    ) -> None:
+        reject_weight_decay(weight_decay)
+        super().__init__(params, {"lr": lr, "momentum": momentum}, peers=peers, samples=samples, privacy=privacy)
+
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+        return SGDRule(float(group["lr"]), float(group["momentum"]))

@@ -1,0 +1,111 @@
+"""What a run with differential privacy needs besides the training: checks before anything is sent, and its report."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import InputError
+from cgd.optim.privacy_ledger import PrivacyLedger
+from cgd.optim.record_gradients import RecordGradients
+from cgd.reporting.run_file import DisclosedSum
+from cgd.tabular.models import build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import TrainingResult
+
+EVERYONE = "every participant"
+
+
+def check_private(settings: TabularSettings, records: TabularDataset) -> None:
+    """Check, before anything is sent, what the federation file alone does not show.
+
+    Raises:
+        InputError: δ is not below one divided by the number of our records, or a network of the user's own mixes
+            records.
+    """
+    delta = settings.privacy_settings().delta
+    if delta * records.rows >= 1:
+        raise InputError(
+            f"delta in [privacy] is {delta:g}, and we have {records.rows:,} records: a delta of one divided by their "
+            f"number allows to disclose one of them entirely. Agree on far less, such as {_far_below(records.rows)}"
+        )
+    if settings.model.kind == "custom":
+        sizes = [2 if each.type == "number" else 1 + len(each.categories) for each in settings.own_columns]
+        network = build(settings.model, sum(sizes), len(settings.data.classes) or 1)
+        RecordGradients(network, settings.privacy_settings().clip).remove()
+
+
+def open_ledger(
+    settings: TabularSettings, federation: str, data: Path, budget: Path | None
+) -> tuple[PrivacyLedger, tuple[str, ...]]:
+    """Return the ledger of a training with the budget of our records, and notes about the budget.
+
+    Args:
+        settings: the settings, with [privacy].
+        federation: the federation's name, under which the training is charged.
+        data: our data file; the budget is beside it, unless `budget` names a file.
+        budget: another file for the budget.
+
+    Raises:
+        InputError: the budget cannot be used, or is spent.
+    """
+    ledger = PrivacyLedger(settings.privacy_settings(), budget or data.with_name(f"{data.name}.budget"))
+    ledger.check(federation)
+    file = ledger.file
+    if file is None or not file.created:
+        return ledger, ()
+    note = (
+        f"{file.path} is new: it is the privacy budget of these records, with a limit of epsilon = {file.epsilon:g} at "
+        f"delta = {file.delta:g} for all trainings together. Keep it with them; if trainings on these records were "
+        "charged to another file, name that one with --budget"
+    )
+    return ledger, (note,)
+
+
+def private_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:
+    """Return the kinds of opened sums; see `cgd.tabular.run.disclosed_sums`."""
+    parameters = sum(each.numel() for each in trained.network.parameters())
+    sizes = [3 if each.type == "number" else 1 + len(each.categories) for each in settings.own_columns]
+    statistics = 1 + sum(sizes) + (len(settings.data.classes) or 2)
+    looks = sum(each.everyone_validation_loss is not None for each in trained.evaluations)
+    return [
+        DisclosedSum("the sum of all clipped gradients, with noise", EVERYONE, trained.steps, parameters),
+        DisclosedSum("the number of training records, with noise, again if the members change", EVERYONE, 1, 1),
+        DisclosedSum("statistics of the columns and of the target, with noise", EVERYONE, 1, statistics),
+        DisclosedSum("the validation loss, and the number of validation records, with noise", EVERYONE, looks, 2),
+    ]
+
+
+def privacy_summary(ledger: PrivacyLedger, members: int) -> dict[str, Any]:
+    """Return the part of run.json about differential privacy."""
+    settings, file = ledger.settings, ledger.file
+    total = settings.budget().mu_squared
+    return {
+        "epsilon": settings.epsilon,
+        "delta": settings.delta,
+        "clip": settings.clip,
+        "colluders": settings.colluders,
+        "members": members,
+        "spent": [
+            {
+                "what": each.what,
+                "openings": each.openings,
+                "records": each.records,
+                "share": each.mu_squared / total,
+            }
+            for each in ledger.spent_on()
+        ],
+        "budget": None
+        if file is None
+        else {"file": file.path.name, "epsilon": file.epsilon, "delta": file.delta, "spent": file.epsilon_spent},
+    }
+
+
+def _far_below(records: int) -> str:
+    """Return a power of ten of at most a hundredth of one divided by the number."""
+    return f"1e-{math.ceil(math.log10(100 * records)):02d}"

@@ -1,0 +1,257 @@
+"""The steps of a training on a table, with evaluations and early stopping."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cgd.errors import DivergenceError, InputError
+from cgd.optim.adam import ConfinedAdam
+from cgd.optim.lr_scheduler import InverseSquareLR
+from cgd.optim.recovery import BestCheckpoint
+from cgd.optim.sgd import ConfinedSGD
+from cgd.optim.vertical import first_layer_names
+from cgd.reporting.run_file import EvalRecord
+from cgd.tabular.opened_counts import check_counts, is_included
+from cgd.tabular.wide_sums import wide_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cgd.federation.data_schema import Model
+    from cgd.optim.optimizer import ConfinedOptimizer
+    from cgd.optim.privacy import Privacy
+    from cgd.peers import Peers
+    from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.preprocessing import Preprocessing
+    from cgd.tabular.settings import TabularSettings
+
+CHUNK_RECORDS = 1 << 16  # records in one forward pass, to limit the memory of activations
+MIN_IMPROVEMENT = 1e-4  # relative decrease of the validation loss that counts as an improvement
+
+
+def forward(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return the network's outputs, computed in chunks."""
+    with torch.no_grad():
+        chunks = [network(chunk) for chunk in x.split(CHUNK_RECORDS)]
+    return torch.cat(chunks) if chunks else torch.zeros(0, 1)
+
+
+@dataclass(frozen=True)
+class EncodedDataset:
+    """Records as tensors.
+
+    Attributes:
+        x: features.
+        y: indices of classes, or standardised numbers.
+        weight: weight of each record in the loss.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    weight: torch.Tensor
+
+    @classmethod
+    def encode(cls, records: TabularDataset, preprocessing: Preprocessing, settings: TabularSettings) -> EncodedDataset:
+        """Encode records."""
+        x, _ = preprocessing.transform(records)
+        y = torch.from_numpy(preprocessing.encode_target(records))
+        balanced = settings.data.class_weights == "balanced"
+        weight = torch.from_numpy(preprocessing.class_weights())[y] if balanced else torch.ones(len(y))
+        return cls(torch.from_numpy(x), y, weight)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def digest(self) -> bytes:
+        """Return a digest of features and targets."""
+        digest = hashlib.sha256(f"{tuple(self.x.shape)} {self.y.dtype}".encode())
+        for each in (self.x, self.y):
+            digest.update(each.contiguous().numpy().data)
+        return digest.digest()
+
+    def losses(self, outputs: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
+        """Return the weighted loss of every record of a part."""
+        y, weight = self.y[part], self.weight[part]
+        if y.is_floating_point():
+            return (outputs[:, 0] - y).square() * weight
+        return functional.cross_entropy(outputs, y, reduction="none") * weight
+
+    def score(self, outputs: torch.Tensor) -> float | None:
+        """Return accuracy or R²; None if it is undefined."""
+        if not len(self):
+            return None
+        if not self.y.is_floating_point():
+            return (outputs.argmax(1) == self.y).float().mean().item()
+        spread = (self.y - self.y.mean()).square().sum().item()
+        return 1 - (outputs[:, 0] - self.y).square().sum().item() / spread if spread else None
+
+
+class TrainingLoop:
+    """The training steps, with evaluations and early stopping."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        settings: TabularSettings,
+        network: nn.Module,
+        training: EncodedDataset,
+        validation: EncodedDataset,
+        delta: float,
+        privacy: Privacy | None = None,
+    ) -> None:
+        self.peers, self.settings, self.network = peers, settings, network
+        self.training, self.validation = training, validation
+        self.optimizer = _build_optimizer(peers, settings, network, len(training), privacy)
+        digests = training.digest(), validation.digest(), _network_digest(settings.model, delta)
+        self.optimizer.records_digest = b"".join(digests)
+        self.best = BestCheckpoint(self.optimizer)
+        self.evaluations: list[EvalRecord] = []
+        self.step = 0
+        self.clipped = 0
+        self._lowest_loss = float("inf")
+
+    def run(self, progress: Callable[[EvalRecord], None], caught_up: Callable[[int], None]) -> None:
+        """Take all steps, or stop early; the arguments are as for `cgd.tabular.training.train`."""
+        config = self.settings.training
+        schedule = InverseSquareLR(self.optimizer, config.mu, config.steps) if config.mu else None
+        steps_taken = self.optimizer.steps_taken()
+        replaying = True
+        for self.step in range(1, config.steps + 1):
+            self.peers.recovery.set_step(self.step - 1)
+            new = self.step > steps_taken
+            loss = self._compute_gradient() if new else None
+            self.optimizer.step()
+            if replaying and not self.optimizer.replayed:
+                replaying = False
+                caught_up(self.step - 1)
+            if schedule is not None:
+                schedule.step()
+            if self.step % config.validate_every == 0 or self.step == config.steps:
+                evaluation = self._evaluate(loss, new)
+                progress(evaluation)
+                if config.patience and self._should_stop(evaluation):
+                    break
+        if replaying:
+            caught_up(self.step)
+        if self.best.steps:
+            self.best.restore()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user."""
+        if not self.clipped:
+            return ()
+        bound = self.settings.training.bound
+        return (f"in {self.clipped} steps our gradient exceeded the bound {bound:g} and was clipped to it",)
+
+    def _compute_gradient(self) -> float | None:
+        """Compute the gradient of the mean loss over our records, in chunks; return the loss."""
+        self.network.train()
+        self.optimizer.zero_grad()
+        total, count = 0.0, len(self.training)
+        with self._own_random_numbers():
+            for start in range(0, count, CHUNK_RECORDS):
+                part = slice(start, start + CHUNK_RECORDS)
+                loss = self.training.losses(self.network(self.training.x[part]), part).sum() / count
+                loss.backward()
+                total += loss.item()
+        if not np.isfinite(total):
+            raise DivergenceError(
+                f"our loss is {total} in step {self.step}; lower lr in [training] (it is {self.settings.training.lr:g})"
+            )
+        self.clipped += self._clip()
+        return total
+
+    def _clip(self) -> bool:
+        """Clip gradients to the bound, so that a single extreme record does not stop the federation."""
+        gradients = [each.grad for each in self.network.parameters() if each.grad is not None]
+        bound = self.settings.training.bound
+        if not any(each.abs().max().item() > bound for each in gradients):
+            return False
+        for each in gradients:
+            each.clamp_(-bound, bound)
+        return True
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Draw the random numbers of the network (dropout) from our seed and the step only, also after a restart."""
+        with torch.random.fork_rng(devices=[]):
+            seed = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
+            torch.manual_seed(int.from_bytes(seed[:7], "little"))
+            yield
+
+    def _evaluate(self, loss: float | None, new: bool) -> EvalRecord:
+        """Open the validation loss of all members, and save the model if it is the best so far.
+
+        In replayed steps the sum comes from the members, and our own loss is not computed. Only the sum after the last
+        replayed step may still be open; for that one the network is in the right state.
+        """
+        losses, score = torch.zeros(0, dtype=torch.float64), None
+        new = new or not self.peers.recovery.is_replay()
+        if new and len(self.validation):
+            outputs = forward(self.network.eval(), self.validation.x)
+            losses, score = self.validation.losses(outputs).double(), self.validation.score(outputs)
+        mean = self._open_loss(losses)
+        if mean is not None and mean < self._lowest_loss * (1 - MIN_IMPROVEMENT):
+            self._lowest_loss = mean
+            self.best.save(self.step)
+        evaluation = EvalRecord(self.step, mean, self.best.steps)
+        if new:
+            own_loss = losses.sum().item() / len(losses) if len(losses) else None
+            evaluation = msgspec.structs.replace(evaluation, training_loss=loss, validation_loss=own_loss, score=score)
+        self.evaluations.append(evaluation)
+        return evaluation
+
+    def _open_loss(self, losses: torch.Tensor) -> float | None:
+        """Return the mean validation loss of all members' records, given those of ours; None if there are none."""
+        own, count = losses.sum().item(), len(self.validation)
+        included = is_included(self.peers)
+        total, records = wide_sum(self.peers, np.array([own, count]), "validation loss").tolist()
+        check_counts(self.peers, "validation records", [int(records)], [count] if included else None)
+        return float(total / records) if records else None
+
+    def _should_stop(self, evaluation: EvalRecord) -> bool:
+        """Return whether the validation loss has not improved for `patience` evaluations."""
+        config = self.settings.training
+        since_best = evaluation.step - evaluation.best_step
+        has_loss = evaluation.everyone_validation_loss is not None
+        return has_loss and since_best >= config.patience * config.validate_every
+
+
+def _network_digest(model: Model, delta: float) -> bytes:
+    """Return a digest of what the shapes of a network do not show; after a restart, it must be the same."""
+    return hashlib.sha256(repr((model.kind, model.activation, model.function, delta)).encode()).digest()
+
+
+def _build_optimizer(
+    peers: Peers, settings: TabularSettings, network: nn.Module, samples: int, privacy: Privacy | None
+) -> ConfinedOptimizer:
+    config = settings.training
+    groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
+    if settings.vertical:
+        names = first_layer_names(network)
+        if not names:
+            raise InputError(
+                "in a grid with several columns, the model is split at its first layer, so it must be a "
+                "torch.nn.Sequential that begins with a torch.nn.Linear; give another function in [model]"
+            )
+        first = [each for name, each in network.named_parameters() if name in names]
+        rest = [each for name, each in network.named_parameters() if name not in names]
+        groups = [{"params": first, "peers": peers.groups["column"]}]
+        # A tower uses some columns only, so the mean over all towers is small (docs/decisions/0002-grid-weights.md).
+        # Adam is invariant to the scale.
+        rate = config.lr if config.optimizer == "adam" else config.lr * settings.columns
+        groups += [{"params": rest, "lr": rate}] if rest else []
+    if config.optimizer == "adam":
+        return ConfinedAdam(groups, lr=config.lr, peers=peers, samples=samples, privacy=privacy)
+    return ConfinedSGD(groups, lr=config.lr, peers=peers, samples=samples, momentum=config.momentum, privacy=privacy)

@@ -1,0 +1,57 @@
+"""The guarantee of differential privacy in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cgd.reporting.privacy_text import describe_guarantee
+from cgd.reporting.run_file import BudgetInfo, PrivacyInfo
+from cgd.reporting.training_report import render
+from support import runs
+
+
+def guarantee(**values: Any) -> dict[str, str]:
+    content: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "colluders": 1, "members": 5}
+    return describe_guarantee(PrivacyInfo(**content | values))
+
+
+def test_numbers_are_explained() -> None:
+    text = guarantee()["How much"]
+    assert "73.1 % sure at most, instead of 50 %" in text
+    assert "e^ε = 2.72 (ε = 1), and this fails with a probability of at most δ = 1e-06, once in 1,000,000 cases" in text
+    assert "an enormous number" in guarantee(epsilon=1000.0)["How much"]
+
+
+@pytest.mark.parametrize(
+    ("colluders", "text"),
+    [
+        (0, "Against everybody outside who sees what was opened"),
+        (1, "Against every single participant, if all others add their part of the noise."),
+        (3, "Against any 3 participants that combine what they know and add no noise."),
+        (4, "Against all other participants together, whatever they do."),
+    ],
+)
+def test_coalition_is_named(colluders: int, text: str) -> None:
+    assert guarantee(colluders=colluders)["Against whom"].startswith(text)
+
+
+def test_other_trainings_are_named_if_there_is_a_budget_file() -> None:
+    assert "All trainings together" not in guarantee()
+    text = guarantee(budget=BudgetInfo("a.csv.budget", 2.0, 1e-6, 1.25))["All trainings together"]
+    assert "ε = 1.25 of 2 at δ = 1e-06 is spent for these records. The file a.csv.budget has the list" in text
+
+
+def test_report_without_privacy_has_no_guarantee() -> None:
+    from cgd.json_files import convert
+    from cgd.reporting.run_file import ClassificationScores, Run
+
+    plain = runs.classification()
+    assert 'id="privacy"' not in render(convert(plain, Run[ClassificationScores]))
+    spent = [{"what": "a step", "openings": 100, "records": "training", "share": 0.8}]
+    private = plain | {"privacy": {"epsilon": 1.0, "delta": 1e-6, "colluders": 1, "members": 5, "spent": spent}}
+    page = render(convert(private, Run[ClassificationScores]))
+    assert 'id="privacy"' in page
+    assert "Part of the budget" in page
+    assert "no noise is added" not in page

@@ -1,0 +1,48 @@
+"""`cgd privacy budget`: the budget of a data set is shown, and raised only by an explicit option."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from cgd.cli import app
+from cgd.dp.budget_file import BudgetFile
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> BudgetFile:
+    made = BudgetFile(tmp_path / "records.budget", epsilon=2.0, delta=1e-5)
+    made.charge(0.01, "five-hospitals", "a step")
+    made.charge(0.01, "five-hospitals", "a step")
+    return made
+
+
+def run(*arguments: str) -> list[str]:
+    result = CliRunner().invoke(app, ["privacy", "budget", *arguments], catch_exceptions=False)
+    return result.output.splitlines()
+
+
+def test_budget_is_shown_by_training(budget: BudgetFile) -> None:
+    limit, spent, training = run(str(budget.path))
+    assert limit == "limit: epsilon 2 at delta 1e-05"
+    assert spent == "spent: epsilon 0.497, by 2 openings"
+    assert training.startswith("  five-hospitals: 2 openings, 20")
+
+
+def test_limit_is_raised_and_never_lowered(budget: BudgetFile) -> None:
+    assert run(str(budget.path), "--raise", "3")[0] == "limit: epsilon 3 at delta 1e-05"
+    with pytest.raises(InputError, match="name a higher one, not 1"):
+        run(str(budget.path), "--raise", "1")
+    assert BudgetFile(budget.path, 1.0, 1e-5).epsilon == 3.0
+
+
+def test_missing_file_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        run(str(tmp_path / "records.budget"))
+    assert not list(tmp_path.iterdir())
