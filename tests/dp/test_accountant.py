@@ -59,7 +59,7 @@ for sigma, openings, delta in json.loads(sys.argv[1]):
 @pytest.mark.skipif(not DP_ACCOUNTING.exists(), reason="needs dp-accounting: make test-accountant")
 def test_composition_equals_dp_accounting() -> None:
     cases = [(sigma, openings, delta) for sigma in (0.8, 5.0, 30.0) for openings in (1, 70) for delta in (1e-5, 1e-8)]
-    command = [DP_ACCOUNTING, "-c", COMPOSE, json.dumps(cases)]
+    command = [str(DP_ACCOUNTING), "-c", COMPOSE, json.dumps(cases)]
     printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
     for (sigma, openings, delta), epsilon in zip(cases, printed, strict=True):
         assert epsilon_of(math.sqrt(openings) / sigma, delta) == pytest.approx(float(epsilon), rel=0.01)
