@@ -284,8 +284,8 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         demonstrate=theorem3.attacks,
         control=theorem3.controls,
-        schemes=("plain", "secure", "cgd"),
-        control_schemes=("dp",),
+        schemes=("plain", "secure", "cgd", "dp8", "dp2"),
+        control_schemes=("dp0.5",),
     ),
 )
 
