@@ -39,6 +39,7 @@ METRICS: dict[str, tuple[str, str]] = {
         _PLAIN,
         "the relative difference of the opened sum and the gradient at a known model; 0 is equal",
     ),
+    "lower bound of ε": (_PLAIN, "of the ε that the training really has; above the claimed one, it proves a defect"),
     "largest gap between distributions": (
         _PLAIN,
         "between real views and views that a simulator generates without the data",
