@@ -55,8 +55,7 @@ THRESHOLD = 0.5
 EXCESS = 2.0
 """The norm of a canary's gradient before clipping, divided by the clip norm."""
 CANARIES_PER_GUESS = 50
-"""For the bound of one run, a guess is made about one of so many canaries: half of them each at the lowest and the
-highest scores."""
+"""For the bound of one run, a guess is made about one of so many canaries: those with the lowest and highest scores."""
 ONE_RUN_CONFIDENCE = 0.95
 """Of the bound of one run. It cannot be near 1: with a probability of δ, a mechanism may reveal all coins."""
 MAX_EPSILON = 1e4
@@ -104,9 +103,7 @@ class CanaryAudit:
     @property
     def epsilon_lower_one_run(self) -> float:
         """The lower bound of ε at the claimed δ that assumes nothing about the mechanism."""
-        return one_run_epsilon(
-            self.guesses, self.correct, self.inside + self.outside, self.delta, ONE_RUN_CONFIDENCE
-        )
+        return one_run_epsilon(self.guesses, self.correct, self.inside + self.outside, self.delta, ONE_RUN_CONFIDENCE)
 
 
 def upper_rate(errors: int, trials: int, error: float) -> float:
@@ -127,8 +124,9 @@ def upper_rate(errors: int, trials: int, error: float) -> float:
 
 
 def one_run_epsilon(guesses: int, correct: int, canaries: int, delta: float, confidence: float) -> float:
-    """Return a lower bound of ε from guesses of coins (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1)
-    training run").
+    """Return a lower bound of ε from guesses of coins, whatever the mechanism is.
+
+    This is the bound of Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run".
 
     Args:
         guesses: how many coins were guessed; fixed before.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class PrivateSums:
         words = {}
         for place, (name, values) in enumerate(sums.items()):
             key = noise_key(self._seed, self._openings, place)
-            own = replace(encoding, random=lambda _, key=key: key)
+            own = replace(encoding, random=partial(_first_bytes, key))
             words[name] = encode_without_noise(own, values) if name in steering else own.encode(values)
         if steering:
             part = _accepted_part(encoding, _add(encoding, words), sum(steering.values(), np.zeros(encoding.dimension)))
@@ -85,6 +86,14 @@ class PrivateSums:
         self._openings += 1
         addends: dict[str, Floats] = {name: encoding.decode(each) for name, each in words.items()}
         return addends, encoding.decode(_add(encoding, words))
+
+
+def remaining_mu(settings: PrivacySettings, members: int, honest: int) -> float:
+    """Return μ of a training against a coalition of all but this many members.
+
+    It is that of the settings if t members collude, larger if more do, and smaller if fewer do.
+    """
+    return math.sqrt(settings.budget().mu_squared * (members - settings.colluders) / honest)
 
 
 def honest_noise(encoding: NoisyEncoding, honest: int) -> float:
@@ -116,6 +125,10 @@ def _accepted_part(encoding: NoisyEncoding, words: npt.NDArray[Any], vector: Flo
     if square == 0 or room <= 0:
         return 0.0
     return min(1.0, (math.sqrt(product**2 + square * room) - product) / square)
+
+
+def _first_bytes(key: bytes, count: int) -> bytes:
+    return key[:count]
 
 
 def _round(encoding: NoisyEncoding, vector: Floats) -> npt.NDArray[Any]:

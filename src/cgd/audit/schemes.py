@@ -20,7 +20,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from cgd.audit.private_sums import PrivateSums, honest_noise, max_steering
+from cgd.audit.private_sums import PrivateSums, honest_noise, max_steering, remaining_mu
 from cgd.audit.view import EPSILONS, Colluder, Round, Truth, View, flat, is_confined, unflat
 from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
@@ -189,7 +189,7 @@ class _Run:
             tuple(rounds),
             noise=self._noise(first),
             clip=math.inf if self.settings is None else self.settings.clip,
-            mu=math.inf if self.settings is None else math.sqrt(self.settings.budget().mu_squared),
+            mu=math.inf if self.settings is None else self._mu(self.settings, first),
         )
         honest_names = [name for name in scenario.data if name not in scenario.coalition]
         return view, Truth(
@@ -254,7 +254,7 @@ class _Run:
         x, y = self._batch(name, number)
         vector_to_parameters(self.origins[name] + displacement, self.model.parameters())
         self.model.zero_grad()
-        self.scenario.loss(self.model(x), y).backward()  # type: ignore[no-untyped-call]
+        self.scenario.loss(self.model(x), y).backward()
         repeated = len(self.scenario.data[name][1]) / len(y) if name in self.scenario.coalition else 1.0
         return repeated * self.clipping.take().gradient.numpy()
 
@@ -273,6 +273,12 @@ class _Run:
             addends=addends, bound=self.scenario.bound, ring_bits=self.scenario.ring_bits
         )
 
+    def _honest(self, first: Round) -> int:
+        return sum(name not in self.scenario.coalition for name in first.members)
+
+    def _mu(self, settings: PrivacySettings, first: Round) -> float:
+        return remaining_mu(settings, len(first.members), self._honest(first))
+
     def _noise(self, first: Round) -> float:
         """Return the standard deviation of the error in `View.honest_sum`, in the first round.
 
@@ -285,5 +291,5 @@ class _Run:
             encoding = self.settings.step_encoding(
                 members, first.gradient_sum.numel(), first.samples or 0, self.scenario.ring_bits
             )
-            return honest_noise(encoding, sum(name not in self.scenario.coalition for name in first.members))
+            return honest_noise(encoding, self._honest(first))
         return 0.0 if self.scheme == "plain" else self._fixed_point(members).resolution * math.sqrt(members / 12)

@@ -55,7 +55,7 @@ UNDECIDED = "too few"
 """The verdict on a value above chance with too few records to be sure."""
 NOT_MEASURED = "not measured"
 """The verdict where an attack does not apply."""
-SHORT = {
+SHORT: dict[str, str] = {
     "plain": "in the open",
     "secure": "secure sums",
     "cgd": "CGD",

@@ -110,7 +110,7 @@ class View:
             the noise of differential privacy, whose settings everybody knows.
         final: D after the last step, flat, if another rule than gradient descent with `lr` moved it.
         clip: the clipping norm of each sample's gradient in differential privacy, which everybody knows.
-        mu: μ of everything that the training opens, in differential privacy; infinite without noise.
+        mu: μ of everything that the training opens to this coalition, in differential privacy; infinite without noise.
     """
 
     scheme: Scheme

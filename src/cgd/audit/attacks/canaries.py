@@ -1,8 +1,8 @@
 """Canaries: is the claimed ε true? Measured on the path of the product, not on a simulated view.
 
 `cgd.audit.canaries` trains on fake records, each of which is among the records or not, by a coin, and guesses the coins
-from the opened totals. The rates of wrong guesses give a lower bound of ε. Where a protection is removed, the bound must
-be above the claim. The noise is the product's own, and so another one in every run, whatever the seed is.
+from the opened totals. The rates of wrong guesses give a lower bound of ε. Where a protection is removed, the bound
+must be above the claim. The noise is the product's own, and so another one in every run, whatever the seed is.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ FORGETFUL_RUNS: dict[Scheme, int] = {"dp8": 10, "dp2": 50}
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the lower bound of ε."""
-    audit = audit_canaries(
-        epsilon=EPSILONS[scheme], canaries=CANARIES, runs=RUNS, seed=seed, confidence=CONFIDENCE
-    )
+    audit = audit_canaries(epsilon=EPSILONS[scheme], canaries=CANARIES, runs=RUNS, seed=seed, confidence=CONFIDENCE)
     return [_result(audit, scheme, f"5 members, t = 1, {RUNS * CANARIES:,} canaries")]
 
 
@@ -39,9 +37,7 @@ def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     results = [_result(silent, scheme, "5 members, t = 1, without noise", must_succeed=True)]
     if scheme in FORGETFUL_RUNS:
         runs = FORGETFUL_RUNS[scheme]
-        less = audit_canaries(
-            epsilon=epsilon, members=3, forgetful=2, runs=runs, seed=seed, confidence=CONFIDENCE
-        )
+        less = audit_canaries(epsilon=epsilon, members=3, forgetful=2, runs=runs, seed=seed, confidence=CONFIDENCE)
         results.append(_result(less, scheme, "3 members, t = 1, two without noise", must_succeed=True))
     return results
 

@@ -136,7 +136,9 @@ def _mean(past: Sequence[torch.Tensor], count: int) -> torch.Tensor:
 
 def _best_predictor(past: Sequence[torch.Tensor], *, averages: bool = False) -> Predictor:
     """Return the function that predicts the latest sum best from those before it."""
-    predictors: list[Predictor] = [partial(_extrapolate, order=order) for order in range(min(MAX_ORDERS, len(past) - 1))]
+    predictors: list[Predictor] = [
+        partial(_extrapolate, order=order) for order in range(min(MAX_ORDERS, len(past) - 1))
+    ]
     predictors += [partial(_mean, count=count) for count in range(2, len(past)) if averages]
     return min(
         predictors, key=lambda predict: float((predict(past[:-1]) - past[-1]).norm()), default=partial(_mean, count=1)

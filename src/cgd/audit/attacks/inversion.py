@@ -13,7 +13,7 @@ The result depends on what the attacker assumes about the honest participants' m
 Labels are optimised as well. The attacker knows the total number of records only. With one model it does not matter
 which honest participant holds which record; with unknown origins the records are distributed evenly.
 
-With differential privacy, gradients are clipped and the noise is known. So the most likely records are searched for: the
+With differential privacy, gradients are clipped and the noise is known. So the search is for the most likely records:
 errors are divided by the noise, and a record is expected to be like the attacker's own ones, in mean and variance. With
 much noise, this is the mean of its own records.
 """
