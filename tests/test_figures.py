@@ -6,10 +6,8 @@ commands that the pages name: `make demo-results`, `make table-results`, `make a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ import pytest
 
 from cgd.audit import results, verdicts
 from cgd.experiments.demo import DemoSettings, run
+from support.pages import load_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,12 +133,7 @@ def displacement_as_model() -> str:
 
 
 def organisations() -> str:
-    path = ROOT / "benchmarks" / "organisations.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("organisations", "benchmarks")
     sections = [
         module.section(*name.split(", "), [module.SplitResult(**split) for split in splits])
         for name, splits in load("tables/results.json").items()

@@ -25,7 +25,7 @@ What makes the test sharp:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ from cgd.optim.privacy import Privacy
 from cgd.optim.sgd import ConfinedSGD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     import numpy.typing as npt
@@ -164,9 +165,11 @@ def one_run_p_value(guesses: int, correct: int, canaries: int, epsilon: float, d
     if not 0 <= correct <= guesses <= canaries:
         raise InputError(f"{correct} of {guesses} guesses about {canaries} canaries are right; these are no numbers")
     right = special.expit(epsilon)
-    below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, right).cumsum()
-    added = 2 * canaries * delta * float((below / np.arange(1, correct + 1)).max(initial=0.0))
-    return min(1.0, float(stats.binom.sf(correct - 1, guesses, right)) + added)
+    value = float(stats.binom.sf(correct - 1, guesses, right))
+    if delta > 0:
+        below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, right).cumsum()
+        value += 2 * canaries * delta * float((below / np.arange(1, correct + 1)).max(initial=0.0))
+    return min(1.0, value)
 
 
 def audit_canaries(
@@ -228,6 +231,13 @@ def judge(
     correct = int((~coins[order[:few]]).sum() + coins[order[-few:]].sum())
     inside, missed, alarms = (int(each.sum()) for each in (coins, coins & ~above, ~coins & above))
     return CanaryAudit(epsilon, delta, inside, coins.size - inside, missed, alarms, 2 * few, correct, confidence)
+
+
+def judge_all(audits: Sequence[CanaryAudit]) -> CanaryAudit:
+    """Return what the guesses of several audits of the same claim show together."""
+    first = audits[0]
+    counts = ("inside", "outside", "missed", "alarms", "guesses", "correct")
+    return replace(first, **{name: sum(getattr(each, name) for each in audits) for name in counts})
 
 
 def _scores(
