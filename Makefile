@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results canary-results lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results canary-results organisation-results lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -72,6 +72,9 @@ audit-results: .venv/installed  ## run the audit with five seeds, store the resu
 
 canary-results: .venv/installed  ## measure lower bounds of ε with canaries, also without protections; store the figures (ten minutes)
 	$(BIN)/python benchmarks/canaries.py --out results/canaries.json
+
+organisation-results: .venv/installed  ## attack four organisations with a table of tumours, with and without noise; store the figures (ten minutes)
+	$(BIN)/python benchmarks/four_organisations.py --out results/four-organisations.json
 
 lock: | .venv/bin/python  ## resolve the versions of all packages and write the lock files with digests (some minutes; network)
 	$(BIN)/python requirements/lock.py

@@ -76,7 +76,7 @@ def test_leverage_succeeds_on_digits_with_three_records_per_pixel(scheme: Scheme
 
 def test_noise_hides_the_span() -> None:
     scenario, fresh = membership.scenario(20, 5)
-    view, truth = observe(scenario, "dp")
+    view, truth = observe(scenario, "dp2")
     assert len(membership.span(view)) == 0
     assert membership.span_membership(view, truth, fresh).value == 0.5
 

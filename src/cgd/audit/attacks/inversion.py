@@ -211,7 +211,8 @@ class _Search:
         """Return the weights of the squared errors of each round, and of the distance of a record from the mean."""
         if not self.view.is_private:
             return 1 / self.sums.square().sum(dim=1), torch.full_like(variance, _RECORD_PRIOR)
-        return torch.full_like(self.sums[:, 0], self.view.noise**-2), 1 / variance
+        size = float(self.sums.square().sum())  # both weights are divided by it and by the noise
+        return torch.full_like(self.sums[:, 0], 1 / size), self.view.noise**2 / size / variance
 
     def _predicted_sums(self) -> torch.Tensor:
         """Return the sums of all rounds for the current values of the unknowns."""

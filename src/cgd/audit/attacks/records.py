@@ -15,9 +15,9 @@ With more records than inputs, the rows span the whole space and nearly every un
 still recovered: of 200 records, the 1 to 4 % that activate some unit alone.
 
 Both methods need exact sums: they recognise equal directions. With differential privacy, the rows of all rounds are
-averaged, and the units whose gradients stand out most from the noise are taken for single records. All rounds together
-contain a record with at most μ times the noise, spread over all its features; a correlation of 0.99 would need about
-seven times the noise in each of them.
+averaged, and the gradient of every unit is taken for a single record. All rounds together contain a record with at most
+μ times the noise, spread over all its features; a correlation of 0.99 would need about seven times the noise in each of
+them.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ def recover(view: View) -> torch.Tensor:
 
 
 def _from_noisy_rows(view: View) -> torch.Tensor:
-    """Return the record of every unit, if only one activates it, from means over all rounds; the largest ones first."""
+    """Return the record of every unit, if only one activates it, from means over all rounds."""
     rows = gradient_rows(view)
     rows = rows.reshape(len(view.rounds), -1, rows.shape[1]).mean(0)
-    rows = rows[rows.norm(dim=1).argsort(descending=True, stable=True)]
     own = own_records(view)
     # A bias near zero is noise; the sign of a unit's gradient is that of its bias.
     bias = torch.where(rows[:, -1:] < 0, -1.0, 1.0) * rows[:, -1:].abs().clamp_min(view.noise / len(view.rounds) ** 0.5)
-    return _distinct((rows[:, :-1] / bias).clamp(own.min(), own.max()), view.honest_samples)
+    guesses: torch.Tensor = (rows[:, :-1] / bias).clamp(own.min(), own.max())
+    return guesses
 
 
 def _single(rows: torch.Tensor) -> torch.Tensor:

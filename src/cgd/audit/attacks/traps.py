@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from cgd.audit.schemes import Scenario
     from cgd.audit.view import Scheme, View
 
-# The size of trap weights, far above that of origins.
-TRAP_WEIGHT = 5.0
+# The size of trap weights, far above that of origins; and with differential privacy, where the distance is limited.
+TRAP_WEIGHT, PRIVATE_TRAP_WEIGHT = 5.0, 2.0
 # The traps are set when no weight is further from its target.
 MAX_DISTANCE = 0.25
 
@@ -49,6 +49,7 @@ class TrapProbe:
         limit: the largest magnitude that it may enter.
         reach: the distance by which it can move the first layer; it sets as many traps as that allows.
         keep: true to keep the first traps, false to set others in the next round.
+        weight: the size of trap weights.
         armed_rounds: the rounds in which traps were set, which the attack reads.
     """
 
@@ -59,6 +60,7 @@ class TrapProbe:
     limit: float
     reach: float = math.inf
     keep: bool = False
+    weight: float = TRAP_WEIGHT
     armed_rounds: list[int] = field(default_factory=list)
 
     def __call__(self, number: int, displacement: torch.Tensor) -> torch.Tensor:
@@ -92,7 +94,7 @@ class TrapProbe:
         activations = self.own @ directions.T
         quantile = NormalDist().inv_cdf(1 - 1 / self.honest)
         thresholds = activations.mean(0) + quantile * activations.std(0)
-        return TRAP_WEIGHT * torch.cat([directions.reshape(-1), -thresholds])
+        return self.weight * torch.cat([directions.reshape(-1), -thresholds])
 
 
 def read_traps(view: View, truth: Truth, rounds: list[int], setting: str = "") -> AttackResult:
@@ -128,7 +130,9 @@ def steer(passive: Scenario, scheme: Scheme) -> tuple[Scenario, TrapProbe]:
     units = next(passive.build_model().parameters()).shape[0]
     honest = sum(len(y) for each, (_, y) in passive.data.items() if each not in passive.coalition)
     reach = passive.lr * max_probe(passive, scheme) * passive.rounds / 2
-    probe = TrapProbe(own, honest, units, passive.lr, share * passive.bound, reach, keep=reach < math.inf)
+    probe = TrapProbe(own, honest, units, passive.lr, share * passive.bound, reach)
+    if reach < math.inf:
+        probe = replace(probe, keep=True, weight=PRIVATE_TRAP_WEIGHT)
     return replace(passive, probe=lambda _, number, displacement: probe(number, displacement)), probe
 
 
