@@ -99,7 +99,8 @@ def figures(audit: CanaryAudit) -> dict[str, float]:
 
 def measure(console: Console) -> dict[str, Any]:
     """Return all figures."""
-    claims, mutations = {}, {}
+    claims: dict[str, Any] = {}
+    mutations: dict[str, dict[str, Any]] = {}
     for epsilon in CLAIMS:
         audits = []
         for seed in range(SEEDS):

@@ -1,10 +1,10 @@
 """Attack four organisations with a table of tumours, with and without noise: `python benchmarks/four_organisations.py`.
 
-455 of the 569 records of the demo's data set are divided among four organisations, which train the usual model of tables
-(32 ReLU units, δ = 0.02) in 50 steps. The smallest one attacks the 410 records of the others: it watches (`records`,
-`membership`), or it steers the first layer (`traps`). With differential privacy, t is 1. The other 114 records are the
-fresh ones of membership inference. `results/four-organisations.json` has the figures of 20 seeds, each of which draws
-the division, the origins and the noise; `tests/audit/test_four_organisations.py` repeats some of them.
+455 of the 569 records of the demo's data set are divided among four organisations, which train the usual model of
+tables (32 ReLU units, δ = 0.02) in 50 steps. The smallest one attacks the 410 records of the others: it watches
+(`records`, `membership`), or it steers the first layer (`traps`). With differential privacy, t is 1. The other 114
+records are the fresh ones of membership inference. `results/four-organisations.json` has the figures of 20 seeds, each
+of which draws the division, the origins and the noise; `tests/audit/test_four_organisations.py` repeats some of them.
 """
 
 from __future__ import annotations

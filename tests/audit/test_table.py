@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cgd.audit import results, table, verdicts
+from cgd.audit.runner import PartResult
+from cgd.audit.view import SCHEMES
 from support import audits
 
 if TYPE_CHECKING:
@@ -52,6 +54,22 @@ def test_table_is_readable_at_80_columns() -> None:
     assert "not measured: Attack theory: the model is not linear" in " ".join(text.split())
     summary = "1 of 3 attacks succeed against CGD, 1 could not be measured; all 2 controls passed."
     assert text.split()[-len(summary.split()) :] == summary.split()
+
+
+def test_six_schemes_fit_80_columns() -> None:
+    """With many columns, a value is above that of guessing, and above what ε allows."""
+    parts = [audits.Part("a", scheme) for scheme in SCHEMES]
+    finished = {
+        place: PartResult((audits.result("a", scheme, 0.51, False, setting="5 rounds", allowed=allowed),))
+        for place, (scheme, allowed) in enumerate(zip(SCHEMES, (None,) * 3 + (0.952, 0.692, 0.557), strict=True))
+    }
+    lines = to_text(audits.assemble(audits.plan(*parts), finished)).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines]
+    assert ["5", "rounds", *["holds"] * 6] in words
+    assert [*["(0.500)"] * 6] in words
+    assert ["≤", "0.952", "≤", "0.692", "≤", "0.557"] in words
+    assert ["open", "sums"] in words
 
 
 def test_narrow_table_has_settings() -> None:

@@ -91,8 +91,8 @@ def embedded() -> Plan:
     """Return the plan of all attacks and controls on data of scikit-learn."""
     about = (
         "The data comes with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have "
-        "some records each, and one or two of them collude. Each attack runs in settings where it is strong. With "
-        f"ε = 8, 2 and 0.5, the noise is that of cgd's own mechanism, for δ = {DELTA:g} and t = the number of colluders."
+        "some records each, and one or two of them collude. Each attack runs in settings where it is strong. With ε = "
+        f"8, 2 and 0.5, the noise is that of cgd's own mechanism, for δ = {DELTA:g} and t = the number of colluders."
     )
     parts = [
         DemonstrationPart(attack.id, scheme, control)
