@@ -68,14 +68,15 @@ def test_few_records_of_a_spec_leak(spec: Path) -> None:
 
 
 def test_privacy_of_the_run_is_audited_as_well(spec: Path) -> None:
-    spec.write_text(SPEC + "[privacy]\nepsilon = 3.0\ndelta = 1e-6\nclip = 0.5\n")
+    clinics = '[[run]]\ndata = "breast-cancer"\nsamples = 40\nhidden = [8]\nsteps = 4\nrows = 5\n'
+    spec.write_text(f"{clinics}privacy = {{ epsilon = 3.0, delta = 1e-6, clip = 0.5 }}\n")
     plan = plan_for([spec], honest=2)
     assert list(plan.schemes) == [*SCHEMES, "dp"]
     assert plan.schemes["dp"] == "CGD, its own ε = 3"
     assert "The run has its own privacy, too: ε = 3, δ = 1e-06, t = 1, C = 0.5. 3 collude, which is more than t: " in (
         plan.source.about
     )
-    assert "against them ε is 3.9" in plan.source.about
+    assert "against them ε is 4.42." in plan.source.about
     part = next(each for each in plan.parts if each.scheme == "dp" and each.attack == "membership")
     found = part.run(0)
     assert {each.scheme for each in found} == {"dp"}
