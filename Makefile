@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results canary-results organisation-results lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -75,6 +75,9 @@ canary-results: .venv/installed  ## measure lower bounds of ε with canaries, al
 
 organisation-results: .venv/installed  ## attack four organisations with a table of tumours, with and without noise; store the figures (ten minutes)
 	$(BIN)/python benchmarks/four_organisations.py --out results/four-organisations.json
+
+privacy-picture: .venv/installed  ## draw the results of attacks with and without noise, from the stored audits (a minute)
+	$(BIN)/python docs/privacy_picture.py
 
 lock: | .venv/bin/python  ## resolve the versions of all packages and write the lock files with digests (some minutes; network)
 	$(BIN)/python requirements/lock.py
