@@ -60,7 +60,7 @@ quick-experiments: .venv/installed  ## run all experiments at the quick scale (a
 	$(BIN)/cgd reproduce all --scale quick --out build
 	$(BIN)/cgd reproduce report --scale quick --out build
 
-audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (ten minutes)
+audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (a quarter of an hour)
 	rm -rf build/audit && mkdir -p build/audit/results
 	for seed in 0 1 2 3 4; do \
 	  $(BIN)/cgd audit --seed $$seed --out build/audit/seed-$$seed > build/audit/seed-$$seed.txt || exit 1; \

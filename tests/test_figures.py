@@ -178,9 +178,9 @@ def four_organisations() -> str:
     assert (stored["records"], len(steered), private) == (410, 20, {0})
     auc = {name: mean(each["AUC by leverage"] for each in draws[name]) for name in ("cgd", "dp2")}
     return (
-        f"without noise it reads {min(steered)} to {max(steered)} records by steering in each of 20 seeds, and none by "
-        "watching; at ε = 8, 2 and 0.5, with t = 1, it reads none in any seed. Membership by leverage has a mean AUC of "
-        f"{auc['cgd']:.3f} without noise and {auc['dp2']:.3f} at ε = 2."
+        f"without noise it reads {min(steered)} to {max(steered)} records by steering in each of 20 seeds, and none "
+        "by watching; at ε = 8, 2 and 0.5, with t = 1, it reads none in any seed. Membership by leverage has a mean "
+        f"AUC of {auc['cgd']:.3f} without noise and {auc['dp2']:.3f} at ε = 2."
     )
 
 

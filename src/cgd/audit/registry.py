@@ -36,7 +36,8 @@ The view may be of any scheme, and of a recorded run. There,
 
 - `View.loss` may be weighted by class; the gradient of the last biases is then not predicted minus actual labels;
 - `Colluder.sample_count`, its part of n, may differ from the number of its samples in the view;
-- an addend is the mean gradient of a participant's samples, times n_l/n: times `View.samples`, it is their sum.
+- an addend is the mean gradient of a participant's samples, times n_l/n: times `View.samples`, it is their sum. With
+  differential privacy (`View.is_private`), it is that of clipped gradients, with noise.
 
 The setting of a result is `view.describe()`. Unless the attack has `on_changing_members`, the view ends before the
 first change of members, and the models of the truth are those after its last round.
