@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -63,7 +63,7 @@ quick-experiments: .venv/installed  ## run all experiments at the quick scale (a
 	$(BIN)/cgd reproduce all --scale quick --out build
 	$(BIN)/cgd reproduce report --scale quick --out build
 
-audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (ten minutes)
+audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (a quarter of an hour)
 	rm -rf build/audit && mkdir -p build/audit/results
 	for seed in 0 1 2 3 4; do \
 	  $(BIN)/cgd audit --seed $$seed --out build/audit/seed-$$seed > build/audit/seed-$$seed.txt || exit 1; \
@@ -72,6 +72,15 @@ audit-results: .venv/installed  ## run the audit with five seeds, store the resu
 	done
 	rm -rf results/audit && mv build/audit/results results/audit
 	$(BIN)/python docs/threat_table.py
+
+canary-results: .venv/installed  ## measure lower bounds of ε with canaries, also without protections; store the figures (ten minutes)
+	$(BIN)/python benchmarks/canaries.py --out results/canaries.json
+
+organisation-results: .venv/installed  ## attack four organisations with a table of tumours, with and without noise; store the figures (ten minutes)
+	$(BIN)/python benchmarks/four_organisations.py --out results/four-organisations.json
+
+privacy-picture: .venv/installed  ## draw the results of attacks with and without noise, from the stored audits (a minute)
+	$(BIN)/python docs/privacy_picture.py
 
 lock: | .venv/bin/python  ## resolve the versions of all packages and write the lock files with digests (some minutes; network)
 	$(BIN)/python requirements/lock.py

@@ -61,7 +61,8 @@ def _cell(draws: list[Verdict]) -> str:
     low, middle, high = (format_value(each, metric) for each in (min(values), median(values), max(values)))
     spread = f", {low} to {high}" if low != high else ""
     chance = format_value(median(each.chance for each in found), metric)
-    return f"**{sum(each.succeeds for each in found)}/{len(draws)}** {middle}{spread} ({chance})"
+    allowed = f", at most {draws[0].allowed}" if draws[0].allowed else ""
+    return f"**{sum(each.succeeds for each in found)}/{len(draws)}** {middle}{spread} ({chance}{allowed})"
 
 
 if __name__ == "__main__":

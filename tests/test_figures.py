@@ -6,10 +6,8 @@ commands that the pages name: `make demo-results`, `make table-results`, `make a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd.audit import results, verdicts
+from cgd.audit.attacks.membership import allowed_auc, allowed_record_auc
+from cgd.audit.schemes import DELTA
+from cgd.audit.view import EPSILONS
+from cgd.dp.accountant import mu_of
 from cgd.experiments.demo import DemoSettings, run
+from support.pages import load_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,11 +99,11 @@ def joint_grid() -> str:
     )
 
 
-def verdicts_of(attack: str, setting: str) -> Iterator[Verdict]:
-    """Return the verdicts on CGD of all stored audits, with this text in the setting."""
+def verdicts_of(attack: str, setting: str, scheme: str = "cgd") -> Iterator[Verdict]:
+    """Return the verdicts on a scheme of all stored audits, with this text in the setting."""
     for folder in sorted((RESULTS / "audit").iterdir()):
         (found,) = (each for each in results.load(folder).attacks if each.id == attack)
-        yield from (row.cells["cgd"] for row in verdicts.rows(found) if setting in row.setting and "cgd" in row.cells)
+        yield from (row.cells[scheme] for row in verdicts.rows(found) if setting in row.setting and scheme in row.cells)
 
 
 def joint_records() -> str:
@@ -133,13 +136,56 @@ def displacement_as_model() -> str:
     )
 
 
+def canaries() -> str:
+    """Return the table of the measured bounds of ε."""
+    found = load("canaries.json")
+    names = {
+        "no noise": "No noise",
+        "half of the noise": "Half of the noise",
+        "the same noise in every step": "Same noise in every step",
+        "no clipping": "No clipping",
+        "one member more than t leaves out its noise": "One more than t without noise",
+    }
+    assert set(names) == set(found["mutations"])
+    assert (found["confidence"], found["confidence_one_run"]) == (1 - 1e-6, 0.95)
+    rows = [
+        f"| Claimed ε | Lower bound, 20 seeds | All together | {' | '.join(names.values())} | Without assumptions |",
+        f"|{'---|' * (len(names) + 4)}",
+    ]
+    for claim, each in found["claims"].items():
+        bounds, weak = ([seed[name] for seed in each["seeds"]] for name in ("epsilon_lower", "epsilon_lower_one_run"))
+        removed = [found["mutations"][name][claim]["epsilon_lower"] for name in names]
+        assert len(bounds) == 20
+        assert max(*bounds, each["all"]["epsilon_lower"]) < float(claim) < min(removed)
+        assert {seed["canaries"] for seed in each["seeds"]} == {20_000}
+        cells = [
+            claim,
+            f"{min(bounds):.2f} to {max(bounds):.2f}",
+            f"{each['all']['epsilon_lower']:.2f}",
+            *(f"{value:.2f}" for value in removed),
+            f"{min(weak):.2f} to {max(weak):.2f}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return " ".join(" ".join(rows).split())
+
+
+def four_organisations() -> str:
+    stored = load("four-organisations.json")
+    draws = stored["schemes"]
+    steered = [each["records by steering"] for each in draws["cgd"]]
+    assert {each["records by watching"] for each in draws["cgd"]} == {0}
+    private = {each[f"records by {how}"] for name in ("dp8", "dp2", "dp0.5") for each in draws[name] for how in HOW}
+    assert (stored["records"], len(steered), private) == (410, 20, {0})
+    auc = {name: mean(each["AUC by leverage"] for each in draws[name]) for name in ("cgd", "dp2")}
+    return (
+        f"without noise it reads {min(steered)} to {max(steered)} records by steering in each of 20 seeds, and none "
+        "by watching; at ε = 8, 2 and 0.5, with t = 1, it reads none in any seed. Membership by leverage has a mean "
+        f"AUC of {auc['cgd']:.3f} without noise and {auc['dp2']:.3f} at ε = 2."
+    )
+
+
 def organisations() -> str:
-    path = ROOT / "benchmarks" / "organisations.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("organisations", "benchmarks")
     sections = [
         module.section(*name.split(", "), [module.SplitResult(**split) for split in splits])
         for name, splits in load("tables/results.json").items()
@@ -147,13 +193,24 @@ def organisations() -> str:
     return " ".join("\n".join(sections).split())
 
 
+def largest_auc() -> str:
+    mu = [mu_of(epsilon, DELTA) for epsilon in (8.0, 2.0, 0.5)]
+    pair, one = ([f"{allowed(each):.3f}" for each in mu] for allowed in (allowed_auc, allowed_record_auc))
+    return (
+        f"has an AUC of at most Φ(μ): {pair[0]}, {pair[1]} and {pair[2]} at ε = 8, 2 and 0.5 with δ = 10⁻⁵. (For the "
+        f"decision about one given record, it is Φ(μ/√2): {one[0]}, {one[1]} and {one[2]}.)"
+    )
+
+
+HOW = ("watching", "steering")
 SENTENCES = {
+    "docs/differential-privacy.md": [canaries, four_organisations],
     "README.md": [demo, adult, mnist],
     "docs/index.md": [mnist],
     "docs/operations.md": [departure],
     "docs/simulation.md": [joint_grid, joint_records],
     "docs/tables.md": [organisations],
-    "docs/threat-model.md": [detectable_gap, displacement_as_model],
+    "docs/threat-model.md": [detectable_gap, displacement_as_model, largest_auc],
 }
 
 
@@ -202,6 +259,36 @@ def test_words_of_the_threat_model_fit_the_audits(
     """The median over all draws is in the range that the words mean."""
     assert words in text_of("docs/threat-model.md")
     assert low <= median(each.result.value for each in verdicts_of(attack, setting)) <= high
+
+
+@pytest.mark.parametrize("scheme", EPSILONS)
+@pytest.mark.parametrize("attack", ["records", "traps", "inversion", "dropout", "membership"])
+def test_no_record_comes_out_with_differential_privacy(attack: str, scheme: str) -> None:
+    """The threat model says so, of every ε and every setting, in five draws."""
+    found = list(verdicts_of(attack, "", scheme))
+    assert found
+    assert not any(each.result.succeeds for each in found)
+    assert "no record comes out at any of these ε" in text_of("docs/threat-model.md")
+    if attack == "membership":
+        means = median(each.result.value for each in found)
+        assert abs(means - 0.5) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("words", "attack", "setting", "scheme", "low", "high"),
+    [
+        ("the attack finds a part of them at ε = 8", "gram", "probe", "dp8", 0.1, 0.3),
+        ("where the attack still succeeds", "labels", "from biases", "dp8", 0.0, 0.106),
+        ("where it mostly fails", "labels", "from biases", "dp2", 0.1, 0.3),
+        ("the gradient was not found", "dropout", "", "dp8", 0.9, 1.5),
+    ],
+)
+def test_words_about_noise_fit_the_audits(
+    words: str, attack: str, setting: str, scheme: str, low: float, high: float
+) -> None:
+    """As `test_words_of_the_threat_model_fit_the_audits`."""
+    assert words in text_of("docs/threat-model.md")
+    assert low <= median(each.result.value for each in verdicts_of(attack, setting, scheme)) <= high
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -315,8 +315,13 @@ class Peers:
                 self._abort(error)
                 raise
 
+            entered: list[npt.NDArray[Any]] = []  # with noise, those of the latest attempt, for a recording
+
             def encode_again() -> npt.NDArray[Any]:  # after the first call: the protocol modifies the words in place
-                return encoded.pop() if encoded else encode(array, fixed_point, spec, weight, addends, noise)
+                words = encoded.pop() if encoded else encode(array, fixed_point, spec, weight, addends, noise)
+                if noise is not None and addend is not None:
+                    entered[:] = [words.copy()]
+                return words
 
             try:
                 total = self._driver.run_sum(spec, encode_again, epoch, options.step, options.before_reveal)
@@ -329,7 +334,8 @@ class Peers:
                 decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
                 decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
                 if self.observer is not None and addend is not None:
-                    self.observer.after_sum(addend, decoded)
+                    own = fixed_point.decode(entered[0]).reshape(array.shape) if entered else None
+                    self.observer.after_sum(replace(addend, entered=own), decoded)
                 result: Array = from_numpy(decoded, values)
             except BaseException:  # an interrupt, or a recording that fails: the caller may request the sum again
                 self._driver.repeat_sum()
@@ -340,7 +346,7 @@ class Peers:
         """Pass the addend to the observer, if there is one, unless the sum is replayed from the journal."""
         if self.observer is None:
             return None
-        addend = Addend(array, options.weight, options.context, options.step, self.members, epoch)
+        addend = Addend(array, options.weight, options.context, options.step, self.members, epoch, options.noise)
         if not self.recovery.is_replay():
             self.observer.before_sum(addend)
         return addend

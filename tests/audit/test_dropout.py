@@ -18,6 +18,7 @@ from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.journal import Journal
 from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
+from support.audits import observe_with_weak_noise
 from support.identities import identity, public_keys
 from support.wire import spec
 
@@ -63,9 +64,16 @@ def test_minibatches_hide_the_gradient_in_a_single_step(scheme: Scheme) -> None:
 
 
 def test_noise_hides_the_gradient() -> None:
-    for found in (*dropout.attacks("dp"), *dropout.controls("dp")):
-        assert found.value == pytest.approx(1.0, abs=0.1)
-        assert not found.succeeds
+    """Also if the same step is summed twice: each sum has its own noise."""
+    for scheme in ("dp8", "dp2", "dp0.5"):
+        for found in (*dropout.attacks(scheme), *dropout.controls(scheme)):
+            assert found.value == pytest.approx(1.0, abs=0.1)
+            assert not found.succeeds
+            assert not found.must_succeed
+
+
+def test_attack_on_noisy_sums_succeeds_with_far_too_little_noise() -> None:
+    assert dropout.difference(*observe_with_weak_noise(dropout.scenario())).succeeds
 
 
 def test_attack_needs_a_dropout() -> None:

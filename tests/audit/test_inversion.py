@@ -14,10 +14,11 @@ from cgd.audit.attacks.inversion import MIN_PSNR_GAIN, demonstrate, inversion, i
 from cgd.audit.embedded import digit_scenario
 from cgd.audit.schemes import Scenario, observe
 from cgd.errors import InputError
+from support.audits import observe_with_weak_noise
 
 if TYPE_CHECKING:
     from cgd.audit.results import AttackResult
-    from cgd.audit.view import Scheme
+    from cgd.audit.view import Scheme, Truth, View
 
 
 @cache
@@ -39,9 +40,23 @@ def test_guessed_origin_fails_in_the_first_round_of_cgd_at_delta_0_1() -> None:
 
 
 def test_noise_prevents_inversion() -> None:
-    found = one_round("dp")
-    assert not found.succeeds
-    assert found.value < found.chance
+    """The most likely records are then the mean of the attacker's own ones."""
+    for scheme in ("dp8", "dp2"):
+        found = one_round(scheme)
+        assert not found.succeeds
+        assert found.value == pytest.approx(found.chance, abs=0.5)
+
+
+def test_search_in_noisy_sums_succeeds_with_far_too_little_noise() -> None:
+    """And if the guess of the only honest participant's model is right."""
+    scenario = digit_scenario(2, honest=1, hidden=16, smooth=True, lr=0.5)
+    view, truth = observe_with_weak_noise(scenario)
+    right = {name: replace(each, origin=view_origin(view, truth)) for name, each in view.coalition.items()}
+    assert inversion(replace(view, coalition=right), truth, models="guessed", steps=200).succeeds
+
+
+def view_origin(view: View, truth: Truth) -> torch.Tensor:
+    return truth.models["honest-1"] - view.final_displacement
 
 
 def test_strangers_are_not_recovered() -> None:

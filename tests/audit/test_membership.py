@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from cgd.audit.attacks import membership
-from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import Truth
+from cgd.audit.schemes import DELTA, Scenario, observe
+from cgd.audit.view import EPSILONS, Truth
+from cgd.dp.accountant import mu_of
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,9 +80,53 @@ def test_leverage_succeeds_on_digits_with_three_records_per_pixel(scheme: Scheme
 
 def test_noise_hides_the_span() -> None:
     scenario, fresh = membership.scenario(20, 5)
-    view, truth = observe(scenario, "dp")
+    view, truth = observe(scenario, "dp2")
     assert len(membership.span(view)) == 0
     assert membership.span_membership(view, truth, fresh).value == 0.5
+
+
+def lower_bound(values: list[float]) -> float:
+    """Return a lower bound of the mean of normal numbers, with a probability of error of 1e-6."""
+    deviations = float(stats.t.ppf(1 - 1e-6, len(values) - 1))
+    return fmean(values) - deviations * stdev(values) / math.sqrt(len(values))
+
+
+@pytest.mark.parametrize("scheme", ["dp8", "dp2", "dp0.5"])
+def test_auc_is_not_above_what_epsilon_allows(scheme: Scheme) -> None:
+    """Not even above that of the decision about one record. Without noise, the same measurement is above it."""
+    private, exact = [], []
+    for seed in range(8):
+        scenario, fresh = membership.scenario(10, 5, data="breast-cancer", seed=seed)
+        view, truth = observe(scenario, scheme)
+        attacks = (membership.gradient_membership, membership.leverage_membership)
+        results = [attack(view, truth, fresh) for attack in attacks]
+        private.append([each.value for each in results])
+        assert {each.allowed for each in results} == {membership.allowed_auc(view.mu)}
+        exact.append(membership.leverage_membership(*observe(scenario, "cgd"), fresh).value)
+    allowed = membership.allowed_record_auc(mu_of(EPSILONS[scheme], DELTA))
+    for values in zip(*private, strict=True):
+        assert lower_bound(list(values)) <= allowed < membership.allowed_auc(view.mu)
+    assert lower_bound(exact) > allowed
+
+
+def test_allowed_auc_is_reached_by_opposite_and_by_orthogonal_gradients() -> None:
+    """One number N(μ, 1) or N(−μ, 1), and two numbers; 10⁶ draws are exact to 0.0005, and 6 of these are 0.003."""
+    random = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 1_000_000, generator=random)
+    mu = 0.5
+    opposite = float((mu + one > -(mu + one)).double().mean())
+    assert opposite == pytest.approx(membership.allowed_auc(mu), abs=0.003)
+    orthogonal = float((mu + one > other).double().mean())
+    assert orthogonal == pytest.approx(membership.allowed_record_auc(mu), abs=0.003)
+
+
+def test_gradient_of_a_member_is_similar_to_the_sum() -> None:
+    """In FedSGD, where the model is known; a sum over 10 seeds, because one alone has few records."""
+    areas = []
+    for seed in range(10):
+        scenario, fresh = membership.scenario(20, 5, data="breast-cancer", seed=seed)
+        areas.append(membership.gradient_membership(*observe(scenario, "secure"), fresh).value)
+    assert fmean(areas) > 0.58
 
 
 def test_loss_of_the_displacement_is_better_than_that_of_confined_models() -> None:

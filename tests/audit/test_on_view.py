@@ -159,6 +159,7 @@ def test_attacks_on_the_first_layer_do_not_apply_to_convolutions() -> None:
     assert "begins with Conv2d" in why["membership"]
     assert "begins with Conv2d" in why["records"]
     assert [each.attack for each in run(view, truth)["membership"]] == [
+        "membership, by the gradient of the record",
         "membership, from the loss of final models",
         "membership, from the loss of the displacement",
     ]

@@ -97,7 +97,7 @@ def test_page_shows_failures_and_interruptions(tmp_path: Path) -> None:
     text = Page(page(tmp_path / "failed", audits.example(failed_control=True))).text
     assert "Not reliable: Attack moments. 1 of 2 controls failed." in text
     assert "CONTROL FAILED" in text
-    assert "records, dp failed: ZeroDivisionError" in text
+    assert "records, dp2 failed: ZeroDivisionError" in text
     assert "Attack theory , CGD, does not apply: the model is not linear" in text
     text = Page(page(tmp_path / "part", audits.example(complete=False))).text
     assert "Not complete. The audit was interrupted." in text

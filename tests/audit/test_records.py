@@ -13,6 +13,7 @@ from cgd.audit.embedded import digit_scenario
 from cgd.audit.matching import match
 from cgd.audit.schemes import observe
 from cgd.errors import InputError
+from support.audits import observe_with_weak_noise
 
 if TYPE_CHECKING:
     from cgd.audit.view import Scheme
@@ -41,11 +42,17 @@ def test_hardly_any_of_many_records_is_recovered(scheme: Scheme) -> None:
     assert found.succeeds
 
 
+@pytest.mark.parametrize("scheme", ["dp8", "dp2", "dp0.5"])
 @pytest.mark.parametrize("records", [1, 4])
-def test_noise_prevents_recovery(records: int) -> None:
-    found = demonstrate("dp", records)
+def test_noise_prevents_recovery(scheme: Scheme, records: int) -> None:
+    found = demonstrate(scheme, records)
     assert not found.succeeds
     assert found.value == found.chance == 0.0
+
+
+def test_recovery_from_noisy_sums_succeeds_with_far_too_little_noise() -> None:
+    """The most visible units give single records, as there are with one record for each participant."""
+    assert analytic_recovery(*observe_with_weak_noise(digit_scenario(1, rounds=3))).succeeds
 
 
 def test_strangers_are_not_recovered() -> None:

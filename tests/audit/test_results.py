@@ -39,7 +39,7 @@ def test_written_audit_is_read_back(tmp_path: Path) -> None:
         *("records-2-real.png", "records-2-recovered.png"),
     ]
     assert audit.complete
-    assert list(audit.schemes) == ["secure", "dp", "cgd"]  # those that were attacked, in the order of the report
+    assert list(audit.schemes) == ["secure", "cgd", "dp2"]  # those that were attacked, in the order of the report
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
@@ -124,7 +124,7 @@ def test_other_file_is_rejected(content: bytes, message: str, tmp_path: Path) ->
             "outside",
         ),
         (lambda content: content["attacks"][1]["findings"][0]["pictures"].update(real="/etc/passwd"), "outside"),
-        (lambda content: content["schemes"].pop("dp"), "not among the schemes"),
+        (lambda content: content["schemes"].pop("dp2"), "not among the schemes"),
     ],
 )
 def test_invalid_names_and_paths_are_rejected(change: Any, message: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.audit.registry import attacks_on_views
+from cgd.audit.results import AttackResult
 from cgd.audit.runner import run
 from cgd.audit.sources import plan_for
 from cgd.audit.view import SCHEMES
@@ -63,7 +64,25 @@ def test_few_records_of_a_spec_leak(spec: Path) -> None:
     membership = audit.attacks[0].findings
     assert {each.setting for each in membership} == {"2 honest, 16 records, 3 rounds"}
     by_span = {each.scheme: each.succeeds for each in membership if "span" in each.attack}
-    assert by_span == {"plain": True, "secure": True, "dp": False, "cgd": True}
+    assert by_span == {scheme: scheme in ("plain", "secure", "cgd") for scheme in SCHEMES}
+
+
+def test_privacy_of_the_run_is_audited_as_well(spec: Path) -> None:
+    clinics = '[[run]]\ndata = "breast-cancer"\nsamples = 40\nhidden = [8]\nsteps = 4\nrows = 5\n'
+    spec.write_text(f"{clinics}privacy = {{ epsilon = 3.0, delta = 1e-6, clip = 0.5 }}\n")
+    plan = plan_for([spec], honest=2)
+    assert list(plan.schemes) == [*SCHEMES, "dp"]
+    assert plan.schemes["dp"] == "CGD, its own ε = 3"
+    assert "The run has its own privacy, too: ε = 3, δ = 1e-06, t = 1, C = 0.5. 3 collude, which is more than t: " in (
+        plan.source.about
+    )
+    assert "against them ε is 4.42." in plan.source.about
+    part = next(each for each in plan.parts if each.scheme == "dp" and each.attack == "membership")
+    found = part.run(0)
+    assert {each.scheme for each in found} == {"dp"}
+    assert all(isinstance(each, AttackResult) and each.allowed is not None for each in found)
+    fewer = plan_for([spec], honest=4)
+    assert fewer.source.about.endswith("t = 1, C = 0.5.")
 
 
 def test_other_seed_gives_another_split(spec: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from cgd.audit.sources import observed
+from cgd.audit.view import EPSILONS, SCHEMES, is_confined
+from cgd.dp.accountant import mu_of
+from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.experiments.spec import RunSpec
 
@@ -24,10 +29,20 @@ def test_view_has_the_settings_of_the_spec() -> None:
 
 def test_every_scheme_has_its_view() -> None:
     spec = RunSpec(data="iris", rows=3, hidden=(4,), steps=2)
-    for scheme in ("plain", "secure", "dp", "cgd"):
+    for scheme in SCHEMES:
         view, _, _ = observed(spec, scheme, rounds=2, honest=1)
         assert view.scheme == scheme
-        assert (view.rounds[0].weights is None) == (scheme == "cgd")
+        assert (view.rounds[0].weights is None) == is_confined(scheme)
+        assert view.is_private == (scheme in EPSILONS)
+    with pytest.raises(InputError, match="has no settings of privacy"):
+        observed(spec, "dp", rounds=2, honest=1)
+    own = PrivacySettings(3.0, 1e-6, steps=2, clip=0.5)
+    view, _, _ = observed(replace(spec, privacy=own), "dp", rounds=2, honest=2)
+    assert view.clip == 0.5
+    assert view.mu == pytest.approx(mu_of(3.0, 1e-6), rel=1e-6)
+    # With one honest participant of three, and not two, less noise remains than t = 1 promises.
+    exposed, _, _ = observed(replace(spec, privacy=own), "dp", rounds=2, honest=1)
+    assert exposed.mu == pytest.approx(view.mu * 2**0.5)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cgd.audit import results, table, verdicts
+from cgd.audit.runner import PartResult
+from cgd.audit.view import SCHEMES
 from support import audits
 
 if TYPE_CHECKING:
@@ -32,12 +34,12 @@ def test_table_is_readable_at_80_columns() -> None:
     lines = [line.rstrip() for line in to_text(audits.example()).splitlines()]
     assert max(map(len, lines)) <= 80
     heading = next(line for line in lines if "secure sums" in line)
-    assert heading.split("  ")[-1].strip() == "CGD"
+    assert heading.split("  ")[-1].strip() == "ε = 2"
     at = lines.index("Attack moments [moments]")
     # The common words of the variants are left out; a verdict is above its figures, below its scheme.
     assert lines[at + 1] == "XᵀX: relative error"
     words, figures = lines[at + 2], lines[at + 3]
-    assert words.split() == ["passive", "leaks", "–", "leaks"]
+    assert words.split() == ["passive", "leaks", "leaks", "–"]
     assert figures.split() == ["0.077", "(0.295)", "0.077", "(0.295)"]
     for text in ("leaks", "0.077"):
         assert {heading.index("secure"), heading.index("CGD")} == {
@@ -45,13 +47,29 @@ def test_table_is_readable_at_80_columns() -> None:
         }
     assert lines[at + 5].split() == ["4.6e−7", "(0.295)", "8.0e−7", "(0.295)"]
     assert lines[at + 6] == "Xᵀy: relative error"
-    assert lines[at + 7].split() == ["passive", "leaks", "–", "holds"]
+    assert lines[at + 7].split() == ["passive", "leaks", "holds", "–"]
     text = "\n".join(lines)
     assert "caught" in text
-    assert "failed: records, dp: ZeroDivisionError: a fault of the attack" in " ".join(text.split())
+    assert "failed: records, dp2: ZeroDivisionError: a fault of the attack" in " ".join(text.split())
     assert "not measured: Attack theory: the model is not linear" in " ".join(text.split())
     summary = "1 of 3 attacks succeed against CGD, 1 could not be measured; all 2 controls passed."
     assert text.split()[-len(summary.split()) :] == summary.split()
+
+
+def test_six_schemes_fit_80_columns() -> None:
+    """With many columns, a value is above that of guessing, and above what ε allows."""
+    parts = [audits.Part("a", scheme) for scheme in SCHEMES]
+    finished = {
+        place: PartResult((audits.result("a", scheme, 0.51, False, setting="5 rounds", allowed=allowed),))
+        for place, (scheme, allowed) in enumerate(zip(SCHEMES, (None,) * 3 + (0.952, 0.692, 0.557), strict=True))
+    }
+    lines = to_text(audits.assemble(audits.plan(*parts), finished)).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines]
+    assert ["5", "rounds", *["holds"] * 6] in words
+    assert [*["(0.500)"] * 6] in words
+    assert ["≤", "0.952", "≤", "0.692", "≤", "0.557"] in words
+    assert ["open", "sums"] in words
 
 
 def test_narrow_table_has_settings() -> None:

@@ -31,7 +31,7 @@ def test_products_are_masked_in_proportion_to_delta() -> None:
 
 
 def test_noise_hides_all_values() -> None:
-    found = demonstrate("dp", rounds=12)
+    found = demonstrate("dp0.5", rounds=12)
     assert min(found.z1, found.z2, found.moments, found.products) > 0.5
 
 

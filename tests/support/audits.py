@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 import torch
 
@@ -18,13 +19,31 @@ from cgd.audit.matching import draw
 from cgd.audit.registry import Attack
 from cgd.audit.results import AttackResult, Audit, Inapplicable, Source
 from cgd.audit.runner import PartResult, Plan
+from cgd.audit.schemes import observe
+from cgd.dp.sampler import IntegerGaussian
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from cgd.audit import runner
-    from cgd.audit.view import Scheme
+    from cgd.audit.schemes import Scenario
+    from cgd.audit.view import Scheme, Truth, View
+
+WEAKER = 10**6
+"""The factor by which `observe_with_weak_noise` reduces noise."""
+
+
+def observe_with_weak_noise(scenario: Scenario, scheme: Scheme = "dp2") -> tuple[View, Truth]:
+    """Return the view of a private training with a millionth of the noise, which the coalition knows about.
+
+    Attacks on noisy sums must succeed on it: they fail because of the noise, and not for another reason.
+    """
+    draw = IntegerGaussian.draw
+    with patch.object(IntegerGaussian, "draw", lambda self, count: draw(self, count) // WEAKER):
+        view, truth = observe(scenario, scheme)
+    return replace(view, noise=view.noise / WEAKER), truth
+
 
 END = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
@@ -130,7 +149,7 @@ def example(
             PartResult((result("records", "secure", 1.0, True, pictures=pictures(1), **share),)),
         ),
         (Part("records", "cgd"), PartResult((result("records", "cgd", 0.035, False, pictures=pictures(2), **share),))),
-        (Part("records", "dp"), PartResult(failure="ZeroDivisionError: a fault of the attack (audits.py, line 60)")),
+        (Part("records", "dp2"), PartResult(failure="ZeroDivisionError: a fault of the attack (audits.py, line 60)")),
         (Part("liars", "cgd"), PartResult((result("lies", "cgd", 1.0, False, **(lies | {"setting": "to one"})),))),
         (Part("liars", "cgd", control=True), PartResult((result("lies", "cgd", 0.0, True, **removed),))),
         (Part("theory", "cgd"), PartResult((Inapplicable("cgd", "the model is not linear"),))),

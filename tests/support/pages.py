@@ -1,4 +1,4 @@
-"""Load scripts of the documentation, and parse HTML pages."""
+"""Load scripts of the documentation and benchmarks, and parse HTML pages."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 INJECTION = "<script>document.title='gone'</script><img src=x onerror=alert(1)>\"'>&{{ 7*7 }}"
 
 
-def load_script(name: str) -> ModuleType:
-    """Load a script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+def load_script(name: str, folder: str = "docs") -> ModuleType:
+    """Load a script of docs/ or of another folder as a module."""
+    path = ROOT / folder / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{folder}_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look it up there
+    sys.modules[module.__name__] = module  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cgd.audit.attacks import (
+    canaries,
     dropout,
     gram,
     inversion,
@@ -23,7 +24,7 @@ from cgd.audit.attacks import (
 )
 from cgd.audit.results import AttackResult, Inapplicable
 from cgd.audit.schemes import Sample
-from cgd.audit.view import SCHEMES, Scheme, Truth, View
+from cgd.audit.view import EPSILONS, SCHEMES, Scheme, Truth, View
 from cgd.errors import InputError
 
 Demonstration = Callable[[Scheme, int], list[AttackResult]]
@@ -35,7 +36,8 @@ The view may be of any scheme, and of a recorded run. There,
 
 - `View.loss` may be weighted by class; the gradient of the last biases is then not predicted minus actual labels;
 - `Colluder.sample_count`, its part of n, may differ from the number of its samples in the view;
-- an addend is the mean gradient of a participant's samples, times n_l/n: times `View.samples`, it is their sum.
+- an addend is the mean gradient of a participant's samples, times n_l/n: times `View.samples`, it is their sum. With
+  differential privacy (`View.is_private`), it is that of clipped gradients, with noise.
 
 The setting of a result is `view.describe()`. Unless the attack has `on_changing_members`, the view ends before the
 first change of members, and the models of the truth are those after its last round.
@@ -106,8 +108,8 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         rule="the relative error is at most half of that of guessing from the coalition's own records",
         remedy=(
-            "Do not train a linear model with a squared error on data whose covariances are secret. Noise on the sum "
-            "limits this attack; confinement does not."
+            "Do not train a linear model with a squared error on data whose covariances are secret. Differential "
+            "privacy makes this harder, but ε does not bound statistics of many records; confinement does not help."
         ),
         demonstrate=gram.attacks,
         control=gram.controls,
@@ -122,12 +124,14 @@ ATTACKS: tuple[Attack, ...] = (
             "While there are fewer honest records than inputs, the gradients span a subspace that contains the members "
             "and no other record. With more records, members still have a lower leverage in the gradients than other "
             "records. Besides, the loss of a trained model is lower on the records it was trained on; in CGD the "
-            "displacement itself serves as such a model."
+            "displacement itself serves as such a model. And the sum is more similar to the gradient of a member. With "
+            "differential privacy, no attack has a larger AUC than Φ(μ), where μ follows from ε and δ."
         ),
         rule="the AUC is at least 0.6 and 3 standard deviations above 0.5",
         remedy=(
-            "Bring many times as many records as the first layer has inputs, and more if some inputs are rarely used. "
-            "The advantage of the others shrinks slowly with the number of records; only noise on the sum limits it."
+            "Train with differential privacy, or bring many times as many records as the first layer has inputs, and "
+            "more if some inputs are rarely used. The advantage of the others shrinks slowly with the number of "
+            "records; only noise bounds it."
         ),
         demonstrate=membership.attacks,
         control=membership.controls,
@@ -144,8 +148,8 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         rule="a guess correlates with a record by at least 0.99, for more records than by chance",
         remedy=(
-            "Never join with a handful of records: combine them with those of another organisation first. Noise on the "
-            "sum prevents this attack."
+            "Train with differential privacy. Without it, never join with a handful of records: combine them with "
+            "those of another organisation first."
         ),
         demonstrate=records.attacks,
         control=records.controls,
@@ -163,9 +167,9 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         rule="a guess correlates with a record by at least 0.99, for more records than by chance",
         remedy=(
-            "Train only with participants that you trust not to do this. Sums much larger than your own gradient are a "
-            "sign of it, and cgd warns about them; a lower bound of the sums slows it down. Noise on the sum prevents "
-            "it."
+            "Train with differential privacy, or only with participants that you trust not to do this. Sums much "
+            "larger than your own gradient are a sign of it, and cgd warns about them; a lower bound of the sums slows "
+            "it down."
         ),
         demonstrate=traps.attacks,
         control=traps.controls,
@@ -182,8 +186,8 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         rule="the mean PSNR is at least 3 dB above that of guessing",
         remedy=(
-            "Bring more records than a search can separate; choose δ as large as accuracy allows. Do not rely on "
-            "confinement alone: a coalition sees every round. Noise on the sum prevents this attack."
+            "Train with differential privacy, or bring more records than a search can separate, and choose δ as large "
+            "as accuracy allows. Do not rely on confinement alone: a coalition sees every round."
         ),
         demonstrate=inversion.attacks,
         control=inversion.controls,
@@ -199,7 +203,10 @@ ATTACKS: tuple[Attack, ...] = (
             "to its gradient can make all models predict one class for every record, whatever δ is (steered)."
         ),
         rule="at most half as many labels are wrong as by guessing",
-        remedy="Assume that the others know how many records of each class the honest participants have together.",
+        remedy=(
+            "Assume that the others know how many records of each class the honest participants have together. "
+            "Differential privacy makes the numbers uncertain by some records each; ε does not bound them."
+        ),
         demonstrate=labels.attacks,
         control=labels.controls,
         on_view=(labels.on_view,),
@@ -215,8 +222,8 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         rule="the relative error is at most half of that of guessing",
         remedy=(
-            "Leave together with others. Minibatches that change from round to round hide the gradient in a single "
-            "round."
+            "Leave together with others, or train with differential privacy. Without it, minibatches that change from "
+            "round to round hide the gradient in a single round."
         ),
         demonstrate=dropout.attacks,
         control=dropout.controls,
@@ -268,6 +275,21 @@ ATTACKS: tuple[Attack, ...] = (
         schemes=("cgd",),
     ),
     Attack(
+        id="canaries",
+        title="The claimed ε, measured",
+        question="With differential privacy: is ε as small as it is said to be?",
+        about=(
+            "Fake records, the canaries, are added to the training or not, each by a coin, and the coins are guessed "
+            "from the opened totals. The more guesses are right, the larger ε must be. This is measured on the code of "
+            "the product, from clipping to the opened total, with the noise that remains if t members leave theirs out."
+        ),
+        rule="the lower bound of ε, with a confidence of 99.99 %, is above the claimed ε",
+        remedy="Nothing has to be done. A bound above the claim would be a defect; please report it.",
+        demonstrate=canaries.attacks,
+        control=canaries.controls,
+        schemes=tuple(EPSILONS),
+    ),
+    Attack(
         id="theorem3",
         title="Theorem 3: the gradient at a known model",
         question="Do the others know the model at which our gradients were computed?",
@@ -284,8 +306,8 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         demonstrate=theorem3.attacks,
         control=theorem3.controls,
-        schemes=("plain", "secure", "cgd"),
-        control_schemes=("dp",),
+        schemes=("plain", "secure", "cgd", "dp8", "dp2"),
+        control_schemes=("dp0.5",),
     ),
 )
 

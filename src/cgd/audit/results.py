@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import cgd
-from cgd.audit.view import SCHEMES
 from cgd.json_files import damaged_file, read_json
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ class AttackResult:
         undecided: true if the value is better than chance, but there are too few records to be sure.
         must_succeed: the known outcome of a control. An attack must fail where there is nothing to find, and must
             succeed where a protection was removed.
+        allowed: the largest value that ε allows, with differential privacy; None if it allows any.
         pictures: addresses of pictures of records, by caption.
     """
 
@@ -73,6 +73,7 @@ class AttackResult:
     control: bool = False
     undecided: bool = False
     must_succeed: bool = False
+    allowed: float | None = None
     pictures: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -266,7 +267,7 @@ def assemble(plan: Plan, finished: Mapping[int, PartResult], *, seed: int, secon
         command=plan.command(seed),
         source=plan.source,
         seed=seed,
-        schemes={scheme: text for scheme, text in SCHEMES.items() if scheme in attacked},
+        schemes={scheme: text for scheme, text in plan.schemes.items() if scheme in attacked},
         attacks=attacks,
         failed=[FailedPart(*_identify(part), result.failure) for part, result in results if result.failure],
         unfinished=[UnfinishedPart(*_identify(part)) for place, part in enumerate(plan.parts) if place not in finished],

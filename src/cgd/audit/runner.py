@@ -16,15 +16,16 @@ import signal
 import threading
 import traceback
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
@@ -70,6 +71,7 @@ class Plan:
         parts: the work.
         arguments: the arguments of `cgd audit` that name the source.
         only: the ids of the chosen attacks; empty for all.
+        schemes: the names of the schemes that are attacked, and of others, in the order of the report.
     """
 
     source: Source
@@ -77,6 +79,7 @@ class Plan:
     parts: tuple[Part, ...]
     arguments: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    schemes: Mapping[Scheme, str] = field(default_factory=lambda: SCHEMES)
 
     def choose(self, ids: Sequence[str]) -> Plan:
         """Return the plan with these attacks only, or with all if none is given.

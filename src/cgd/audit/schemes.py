@@ -2,6 +2,9 @@
 
 The gradients are computed participant by participant, and summed in the ring of the real protocol. Every opened value
 is kept, so this is for small scenarios.
+
+With differential privacy, the noise is calibrated for t = the size of the coalition, so that exactly the promised noise
+remains when the coalition has subtracted its own.
 """
 
 from __future__ import annotations
@@ -9,23 +12,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
 
-from cgd.audit.view import Colluder, Round, Truth, View, flat, unflat
+from cgd.audit.private_sums import PrivateSums, honest_noise, max_steering, remaining_mu
+from cgd.audit.view import EPSILONS, Colluder, Round, Truth, View, flat, is_confined, unflat
+from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.optim.origin import Origin
+from cgd.optim.record_gradients import RecordGradients
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from cgd.audit.view import Scheme
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 Batches = Callable[[str, int, torch.Tensor], torch.Tensor]
+DELTA = 1e-5
+"""δ of the schemes with differential privacy."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +54,13 @@ class Scenario:
         seed: the seed of origins, batches and noise.
         bound: the bound of the fixed-point encoding.
         ring_bits: the ring size of the fixed-point encoding.
-        noise: the noise multiplier, in "dp".
-        clip: the clipping norm of each sample's gradient, in "dp".
+        clip: the clipping norm of each sample's gradient, in the schemes of `EPSILONS`.
+        privacy: the settings of differential privacy, in "dp".
         batches: returns the samples that a participant uses in a round, given its name, the round and the indices of
             all its samples; all samples if None. Colluders may choose their own batches.
         probe: returns a vector that a colluder adds to its addend, or None, given its name, the round and the
-            displacement; an active attack within the protocol.
+            displacement; an active attack within the protocol. With differential privacy it adds as much of it as the
+            others accept.
         dropouts: the participants that drop out, by the first round without them.
     """
 
@@ -62,8 +74,8 @@ class Scenario:
     seed: int = 0
     bound: float = 16.0
     ring_bits: int = 32
-    noise: float = 1.0
     clip: float = 1.0
+    privacy: PrivacySettings | None = None
     batches: Batches | None = None
     probe: Callable[[str, int, torch.Tensor], torch.Tensor | None] | None = None
     dropouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -81,19 +93,57 @@ def observe(scenario: Scenario, scheme: Scheme) -> tuple[View, Truth]:
     return _Run(scenario, scheme).run()
 
 
+def privacy_of(scenario: Scenario, scheme: Scheme) -> PrivacySettings | None:
+    """Return the settings of differential privacy under a scheme; None without noise.
+
+    Raises:
+        InputError: the scheme is "dp", and the scenario has no settings.
+    """
+    if scheme == "dp":
+        if scenario.privacy is None:
+            raise InputError('the scheme is "dp", and the scenario has no settings of privacy; give it some')
+        return scenario.privacy
+    if scheme not in EPSILONS:
+        return None
+    return PrivacySettings(
+        EPSILONS[scheme],
+        DELTA,
+        scenario.rounds,
+        scenario.clip,
+        len(scenario.coalition),
+        reruns=len(scenario.dropouts),  # each pays for a new count
+    )
+
+
+def max_probe(scenario: Scenario, scheme: Scheme) -> float:
+    """Return the norm of a vector that colluders can add to a sum with noise; infinite without noise.
+
+    Without noise, only the bound of each number limits it.
+    """
+    settings = privacy_of(scenario, scheme)
+    if settings is None:
+        return math.inf
+    members, records = len(scenario.data), sum(len(y) for _, y in scenario.data.values())
+    dimension = sum(each.numel() for each in scenario.build_model().parameters())
+    encoding = settings.step_encoding(members, dimension, records, scenario.ring_bits)
+    return max_steering(encoding, members - len(scenario.coalition))
+
+
 class _Run:
     def __init__(self, scenario: Scenario, scheme: Scheme) -> None:
         self.scenario, self.scheme = scenario, scheme
         self.model = scenario.build_model()
-        self.samples = sum(len(y) for _, y in scenario.data.values())
         shapes = {name: tuple(each.shape) for name, each in self.model.named_parameters()}
         self.dtype = next(self.model.parameters()).dtype
         self.origins = {}
         for place, name in enumerate(scenario.data):
-            number = place if scheme == "cgd" else 0  # in FedSGD all participants start from the same model
+            number = place if is_confined(scheme) else 0  # in FedSGD all participants start from the same model
             seed = (scenario.seed * 100_003 + number).to_bytes(32, "little")
             self.origins[name] = flat(dict(Origin(scenario.delta, shapes, seed).draw())).to(self.dtype)
-        self.random = torch.Generator().manual_seed(scenario.seed)
+        self.settings = privacy_of(scenario, scheme)
+        if self.settings is not None:
+            self.private_sums = PrivateSums(self.settings, scenario.seed, scenario.ring_bits)
+            self.clipping = RecordGradients(self.model, self.settings.clip)
 
     def run(self) -> tuple[View, Truth]:
         scenario = self.scenario
@@ -101,22 +151,25 @@ class _Run:
         rounds: list[Round] = []
         addends: dict[str, list[torch.Tensor]] = {name: [] for name in scenario.data}
         missing: set[str] = set()
+        samples = 0
         for number in range(scenario.rounds):
             missing |= set(scenario.dropouts.get(number, ()))
             members = tuple(name for name in scenario.data if name not in missing)
-            own = {name: self._addend(name, number, displacement, members) for name in members}
+            if number == 0 or number in scenario.dropouts:
+                samples = self._count(members)
+            own, total = self._sum(number, displacement, members, samples)
             for name in scenario.data:
                 addends[name].append(own.get(name, torch.zeros_like(displacement)))
-            total = self._sum(list(own.values()))
-            shared = self.scheme != "cgd"
+            honest = sum(len(scenario.data[name][1]) for name in members if name not in scenario.coalition)
             rounds.append(
                 Round(
                     members,
                     displacement.clone(),
                     total,
-                    weights=self.origins[members[0]] + displacement if shared else None,
+                    weights=None if is_confined(self.scheme) else self.origins[members[0]] + displacement,
                     gradients={name: each.clone() for name, each in own.items()} if self.scheme == "plain" else {},
-                    samples=sum(len(scenario.data[name][1]) for name in members),
+                    samples=samples,
+                    honest_samples=None if self.settings is None else honest,
                 )
             )
             displacement = displacement - scenario.lr * total
@@ -124,64 +177,88 @@ class _Run:
             name: Colluder(*scenario.data[name], tuple(addends[name]), self.origins[name])
             for name in scenario.coalition
         }
+        first = rounds[0]
         view = View(
             self.scheme,
             scenario.build_model,
             scenario.loss,
-            self.samples,
+            samples if first.samples is None else first.samples,
             scenario.lr,
             scenario.delta,
             coalition,
             tuple(rounds),
-            noise=self._noise(),
-            clip=scenario.clip if self.scheme == "dp" else math.inf,
+            noise=self._noise(first),
+            clip=math.inf if self.settings is None else self.settings.clip,
+            mu=math.inf if self.settings is None else self._mu(self.settings, first),
         )
-        honest = [name for name in scenario.data if name not in scenario.coalition]
+        honest_names = [name for name in scenario.data if name not in scenario.coalition]
         return view, Truth(
-            {name: scenario.data[name][0] for name in honest},
-            {name: scenario.data[name][1] for name in honest},
-            {name: self.origins[name] + displacement for name in honest},
+            {name: scenario.data[name][0] for name in honest_names},
+            {name: scenario.data[name][1] for name in honest_names},
+            {name: self.origins[name] + displacement for name in honest_names},
         )
 
-    def _addend(self, name: str, number: int, displacement: torch.Tensor, members: Sequence[str]) -> torch.Tensor:
-        scenario = self.scenario
-        x, y = scenario.data[name]
-        if scenario.batches is not None:
-            chosen = scenario.batches(name, number, torch.arange(len(y)))
-            x, y = x[chosen], y[chosen]
-        weights = unflat(self.origins[name] + displacement, self.model)
-        present = sum(len(scenario.data[each][1]) for each in members)
-        share = len(scenario.data[name][1]) / present
-        private = self.scheme == "dp"
-        addend = share * (self._private(weights, x, y, present) if private else self._gradient(weights, x, y))
-        if scenario.probe is None or name not in scenario.coalition:
-            return addend
-        added = scenario.probe(name, number, displacement)
-        return addend if added is None else addend + added
+    def _count(self, members: Sequence[str]) -> int:
+        samples = {name: len(self.scenario.data[name][1]) for name in members}
+        return sum(samples.values()) if self.settings is None else self.private_sums.count(samples)
 
-    def _gradient(self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _sum(
+        self, number: int, displacement: torch.Tensor, members: Sequence[str], samples: int
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the addends of a round, and the opened sum."""
+        probes = {name: self._probe(name, number, displacement) for name in members}
+        added = {name: each for name, each in probes.items() if each is not None}
+        if self.settings is not None:
+            sums = {name: self._clipped_sum(name, number, displacement) for name in members}
+            steering = {name: each.double().numpy() for name, each in added.items()}
+            own, total = self.private_sums.step(sums, samples, steering)
+            return {name: self._tensor(each) for name, each in own.items()}, self._tensor(total)
+        addends = {}
+        for name in members:
+            share = len(self.scenario.data[name][1]) / samples
+            addends[name] = share * self._gradient(name, number, displacement)
+            if name in added:
+                addends[name] = addends[name] + added[name]
+        return addends, self._add(list(addends.values()))
+
+    def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.dtype)
+
+    def _probe(self, name: str, number: int, displacement: torch.Tensor) -> torch.Tensor | None:
+        scenario = self.scenario
+        if scenario.probe is None or name not in scenario.coalition:
+            return None
+        return scenario.probe(name, number, displacement)
+
+    def _batch(self, name: str, number: int) -> Sample:
+        x, y = self.scenario.data[name]
+        if self.scenario.batches is None:
+            return x, y
+        chosen = self.scenario.batches(name, number, torch.arange(len(y)))
+        return x[chosen], y[chosen]
+
+    def _gradient(self, name: str, number: int, displacement: torch.Tensor) -> torch.Tensor:
+        """Return the mean gradient of a participant's samples."""
+        x, y = self._batch(name, number)
+
         def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
             return self.scenario.loss(functional_call(self.model, given, (x,)), y)
 
-        return flat(grad(value)(weights))
+        return flat(grad(value)(unflat(self.origins[name] + displacement, self.model)))
 
-    def _private(
-        self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, present: int
-    ) -> torch.Tensor:
-        """Return the mean of clipped gradients with a participant's part of the noise (Gaussian mechanism)."""
+    def _clipped_sum(self, name: str, number: int, displacement: torch.Tensor) -> npt.NDArray[Any]:
+        """Return the sum of the clipped gradients of a participant's samples, as `cgd.Privacy` computes it.
 
-        def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-            return self.scenario.loss(functional_call(self.model, given, (sample[None],)), label[None])
+        If a colluder uses some of its samples only, they count as if they were all of them, which nobody can see.
+        """
+        x, y = self._batch(name, number)
+        vector_to_parameters(self.origins[name] + displacement, self.model.parameters())
+        self.model.zero_grad()
+        self.scenario.loss(self.model(x), y).backward()
+        repeated = len(self.scenario.data[name][1]) / len(y) if name in self.scenario.coalition else 1.0
+        return repeated * self.clipping.take().gradient.numpy()
 
-        gradients = vmap(grad(value), in_dims=(None, 0, 0))(weights, x, y)
-        each = torch.cat([part.reshape(len(y), -1) for part in gradients.values()], dim=1)
-        total = (each * (self.scenario.clip / (each.norm(dim=1) + 1e-12)).clamp(max=1.0)[:, None]).sum(0)
-        spread = self.scenario.noise * self.scenario.clip * (len(y) / present) ** 0.5
-        noise = torch.randn(total.shape, generator=self.random, dtype=total.dtype)
-        private: torch.Tensor = (total + spread * noise) / len(y)
-        return private
-
-    def _sum(self, addends: list[torch.Tensor]) -> torch.Tensor:
+    def _add(self, addends: list[torch.Tensor]) -> torch.Tensor:
         """Add floats in plain FedSGD; otherwise add in the ring, with its rounding."""
         if self.scheme == "plain":
             return torch.stack(addends).sum(0)
@@ -196,19 +273,23 @@ class _Run:
             addends=addends, bound=self.scenario.bound, ring_bits=self.scenario.ring_bits
         )
 
-    def _noise(self) -> float:
-        """Return the standard deviation of the error in `View.honest_sum`.
+    def _honest(self, first: Round) -> int:
+        return sum(name not in self.scenario.coalition for name in first.members)
 
-        The rounding error of every addend is uniform, up to half a step of the ring. In "dp", n times a participant's
-        addend has a variance of (noise·clip)²·n_l/n. The coalition subtracts its own addends with their noise, so the
-        noise of the honest participants' samples remains.
+    def _mu(self, settings: PrivacySettings, first: Round) -> float:
+        return remaining_mu(settings, len(first.members), self._honest(first))
+
+    def _noise(self, first: Round) -> float:
+        """Return the standard deviation of the error in `View.honest_sum`, in the first round.
+
+        The coalition subtracts its own addends, and with differential privacy their noise, so that the noise of the
+        honest members remains. Without it, the rounding error of every addend is uniform, up to half a step of the
+        ring.
         """
-        if self.scheme == "plain":
-            return 0.0
-        members = len(self.scenario.data)
-        rounding = self._fixed_point(members).resolution * math.sqrt(members / 12)
-        if self.scheme != "dp":
-            return rounding
-        honest = sum(len(y) for name, (_, y) in self.scenario.data.items() if name not in self.scenario.coalition)
-        added = self.scenario.noise * self.scenario.clip * math.sqrt(honest / self.samples) / self.samples
-        return math.hypot(rounding, added)
+        members = len(first.members)
+        if self.settings is not None:
+            encoding = self.settings.step_encoding(
+                members, first.gradient_sum.numel(), first.samples or 0, self.scenario.ring_bits
+            )
+            return honest_noise(encoding, self._honest(first))
+        return 0.0 if self.scheme == "plain" else self._fixed_point(members).resolution * math.sqrt(members / 12)

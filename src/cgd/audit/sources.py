@@ -6,17 +6,20 @@ memory, so only the first rounds are simulated, which reveal the most.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
+from cgd.audit.private_sums import remaining_mu
 from cgd.audit.registry import ATTACKS, attacks_on_views, get
 from cgd.audit.results import Source
 from cgd.audit.runner import Plan
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.schemes import DELTA, Scenario, observe
 from cgd.audit.view import SCHEMES
+from cgd.dp.accountant import epsilon_of
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
 from cgd.experiments.runner import build_model, load_data
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from cgd.audit.results import AttackResult, Inapplicable
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, Truth, View
+    from cgd.dp.settings import PrivacySettings
     from cgd.experiments.spec import RunSpec
 
 
@@ -87,7 +91,8 @@ def embedded() -> Plan:
     """Return the plan of all attacks and controls on data of scikit-learn."""
     about = (
         "The data comes with scikit-learn: handwritten digits, tumours, diabetes patients. A few participants have "
-        "some records each, and one or two of them collude. Each attack runs in settings where it is strong."
+        "some records each, and one or two of them collude. Each attack runs in settings where it is strong. With ε = "
+        f"8, 2 and 0.5, the noise is that of cgd's own mechanism, for δ = {DELTA:g} and t = the number of colluders."
     )
     parts = [
         DemonstrationPart(attack.id, scheme, control)
@@ -154,8 +159,13 @@ def from_spec(
     about = (
         f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants. {honest} of them "
         f"{'is' if honest == 1 else 'are'} honest; the others collude and pool their views of the first "
-        f"{min(rounds, spec.steps)} rounds, under each scheme."
+        f"{min(rounds, spec.steps)} rounds, under each scheme. With ε = 8, 2 and 0.5, the noise is for these rounds, "
+        f"δ = {DELTA:g} and t = {spec.rows - honest}."
     )
+    schemes = SCHEMES
+    if spec.privacy is not None:
+        about += f" The run has its own privacy, too: {describe_privacy(spec.privacy, spec.rows, honest)}"
+        schemes = {**SCHEMES, "dp": f"CGD, its own ε = {spec.privacy.epsilon:g}"}
     arguments = [str(path)]
     for option, value, default in (
         ("--run", label, None),
@@ -164,8 +174,18 @@ def from_spec(
     ):
         arguments += [option, str(value)] if value != default else []
     attacks = attacks_on_views()
-    parts = [SpecPart(spec, rounds, honest, data_dir, scheme, each.id) for scheme in SCHEMES for each in attacks]
-    return Plan(Source("spec", path.name, about), attacks, tuple(parts), tuple(arguments))
+    parts = [SpecPart(spec, rounds, honest, data_dir, scheme, each.id) for scheme in schemes for each in attacks]
+    return Plan(Source("spec", path.name, about), attacks, tuple(parts), tuple(arguments), schemes=schemes)
+
+
+def describe_privacy(settings: PrivacySettings, members: int, honest: int) -> str:
+    """Return ε of a training, and what it is against a larger coalition than it was meant for, in sentences."""
+    text = f"ε = {settings.epsilon:g}, δ = {settings.delta:g}, t = {settings.colluders}, C = {settings.clip:g}."
+    colluders = members - honest
+    if colluders <= settings.colluders:
+        return text
+    epsilon = epsilon_of(remaining_mu(settings, members, honest), settings.delta)
+    return f"{text} {colluders} collude, which is more than t: against them ε is {epsilon:.3g}."
 
 
 @dataclass(frozen=True)
@@ -218,15 +238,22 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: 
     named = {"--coalition": ",".join(coalition), "--function": function}
     arguments = (*map(str, folders), *(each for option, value in named.items() if value for each in (option, value)))
     about = f"A recorded run; {who}. {view.describe()}."
+    schemes = SCHEMES
+    if first.privacy is not None:
+        members = len(first.members)
+        honest = len(view.honest)
+        about += f" It has differential privacy: {describe_privacy(first.privacy, members, honest)}"
+        schemes = {"dp": f"CGD, ε = {first.privacy.epsilon:g}"}
     steps = max(len(each.steps) for each in traces)
     if len(view.rounds) < steps:
         about += f" Only {len(view.rounds)} of {steps} steps can be used: parts of the others are missing."
     if len(view.honest) == 1:
-        about += f" With no other honest participant, the gradient of {view.honest[0]} is open in every step."
+        noise = ", with its own noise" if view.is_private else ""
+        about += f" With no other honest participant, the gradient of {view.honest[0]} is open in every step{noise}."
     attacks = attacks_on_views()
-    parts = [TracePart(tuple(map(str, folders)), tuple(coalition), each.id, function) for each in attacks]
+    parts = [TracePart(tuple(map(str, folders)), tuple(coalition), each.id, function, view.scheme) for each in attacks]
     source = Source("recording", f"a run of {first.federation}", about)
-    return Plan(source, attacks, tuple(parts), arguments)
+    return Plan(source, attacks, tuple(parts), arguments, schemes=schemes)
 
 
 @dataclass(frozen=True)
@@ -238,6 +265,7 @@ class TracePart:
         coalition: the colluders.
         attack: the id of the attack.
         function: the `module:function` that builds a custom network.
+        scheme: "cgd", or "dp" if the run has differential privacy.
     """
 
     folders: tuple[str, ...]
@@ -309,11 +337,13 @@ def observed(
         lr=spec.lr,
         delta=spec.delta if isinstance(spec.delta, float) else sum(spec.delta) / 2,
         seed=spec.seed,
-        clip=spec.clip,
+        clip=spec.clip if spec.privacy is None else spec.privacy.clip,
+        privacy=spec.privacy,
     )
     try:
         view, truth = observe(scenario, scheme)
-        finite = all(each.gradient_sum.abs().max() <= scenario.bound for each in view.rounds)  # false for NaN, too
+        bound = math.inf if view.is_private else scenario.bound  # clipping bounds the rest
+        finite = all(each.gradient_sum.abs().max() <= bound for each in view.rounds)  # false for NaN, too
     except RangeError:
         finite = False
     if not finite:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from cgd.audit.results import AttackFindings, Audit
     from cgd.audit.verdicts import Row, Tone, Verdict
 
-CELL_WIDTH = 14
-"""The width of a scheme's column, for "4.6e-7 (0.295)"."""
+CELL_WIDTH, NARROW_CELL_WIDTH = 14, 8
+"""The width of a scheme's column, for "4.6e-7 (0.295)"; and with many columns, for these below each other."""
+MAX_WIDE_CELLS = 4
+"""The number of columns that fit 80 characters with their full width."""
 MIN_SETTING_WIDTH = 12
 """The width of the settings in a narrow terminal."""
 STYLES: dict[Tone, str] = {"bad": "bold yellow", "good": "green", "wrong": "bold white on red", "none": "dim"}
@@ -35,6 +37,8 @@ def _blocks(audit: Audit) -> Iterator[RenderableType]:
     schemes = list(audit.schemes)
     yield Text(f"Privacy audit: {audit.source.name}", style="bold")
     yield Text("Each cell: verdict, measured value, and in brackets the value of guessing.")
+    if any(each.allowed is not None for attack in audit.attacks for each in attack.findings):
+        yield Text("≤ is the largest value that ε allows.")
     yield Text()
     heading = _grid(schemes)
     heading.add_row("", *(Text(verdicts.SHORT.get(each, each), style="bold") for each in schemes))
@@ -69,16 +73,21 @@ def _rows(rows: list[Row], schemes: list[str]) -> Iterator[RenderableType]:
         yield Text(": ".join(filter(None, (variant, metric))), style="dim")
         table = _grid(schemes)
         for row in own:
-            table.add_row(Text(row.setting or "default"), *(_cell(row.cells.get(each)) for each in schemes))
+            narrow = len(schemes) > MAX_WIDE_CELLS
+            cells = (_cell(row.cells.get(each), narrow=narrow) for each in schemes)
+            table.add_row(Text(row.setting or "default"), *cells)
         yield table
 
 
-def _cell(verdict: Verdict | None) -> Text:
+def _cell(verdict: Verdict | None, *, narrow: bool) -> Text:
     if verdict is None:
         return Text("–", style=STYLES["none"])
+    figures = f"{verdict.value}\n({verdict.chance})" if narrow else verdict.figures
+    if verdict.allowed:
+        figures += f"\n≤ {verdict.allowed}"
     if verdict.word == verdicts.FAILS:
-        return Text(verdict.figures)
-    return Text.assemble((verdict.word, STYLES[verdict.tone]), "\n", verdict.figures)
+        return Text(figures)
+    return Text.assemble((verdict.word, STYLES[verdict.tone]), "\n", figures)
 
 
 def _controls(audit: Audit) -> Iterator[RenderableType]:
@@ -113,5 +122,5 @@ def _grid(schemes: list[str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
     table.add_column(ratio=1, min_width=MIN_SETTING_WIDTH, overflow="fold")
     for _ in schemes:
-        table.add_column(width=CELL_WIDTH, overflow="fold")
+        table.add_column(width=CELL_WIDTH if len(schemes) <= MAX_WIDE_CELLS else NARROW_CELL_WIDTH, overflow="fold")
     return table

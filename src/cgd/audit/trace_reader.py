@@ -1,16 +1,10 @@
-"""Read the trace of a run, which `cgd.tabular.trace_writer` recorded: what one participant received and held.
-
-`replay` computes the displacement of every step from the opened sums, bit for bit, by the rule of the optimiser. A
-trace may lack the total of a step, if its participant was killed before it received the total. After the restart the
-members sent it the state after that step. The replay continues from there, and computes the missing total from the two
-states around it, up to their rounding.
-"""
+"""Read the trace of a run, which `cgd.tabular.trace_writer` recorded: what one participant received and held."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +12,13 @@ import safetensors
 import safetensors.torch
 import torch
 
+from cgd.audit.trace_replay import replay
+from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.federation.config import Training
 from cgd.federation.data_schema import Model
 from cgd.federation.toml_validation import at, check_name
 from cgd.json_files import convert, damaged_file, decode_json
-from cgd.optim.displacement import AdamRule, SGDRule
-from cgd.optim.lr_scheduler import inverse_square_factor
 from cgd.optim.origin import check_delta
 from cgd.peers import SumSettings
 from cgd.tabular.models import build, count_parameters
@@ -38,92 +32,10 @@ if TYPE_CHECKING:
     from cgd.audit.schemes import Sample
 
 
-@dataclass(repr=False)
-class Replay:
-    """The result of a replay.
-
-    Attributes:
-        final: the last displacement.
-        displacements: the displacement after each number of steps, flat; zeros after 0 steps.
-        inferred: totals that were not recorded, computed from the states around them.
-    """
-
-    final: torch.Tensor
-    displacements: dict[int, torch.Tensor] = field(default_factory=dict)
-    inferred: dict[int, torch.Tensor] = field(default_factory=dict)
-
-
-def replay(
-    training: Training,
-    parameters: int,
-    totals: Mapping[int, torch.Tensor],
-    states: Mapping[int, Mapping[str, torch.Tensor]],
-) -> Replay:
-    """Move the displacement by the totals.
-
-    Args:
-        training: the settings of the optimiser.
-        parameters: the number of parameters.
-        totals: the opened sums by the number of the step, from 0; some may be missing.
-        states: the displacement and the state of the optimiser after some numbers of steps.
-
-    Raises:
-        InputError: a state does not follow from the totals.
-    """
-    found = Replay(torch.zeros(parameters))
-    displacement, state, known = torch.zeros(parameters), dict[str, Any](), 0
-    # The steps at which anything is known; between them there may be millions, by the numbers in the files' names.
-    for step in sorted({0, *totals, *(each + 1 for each in totals), *states}):
-        if step in states:
-            after = _parse_state(states[step])
-            if known == step and not torch.equal(after["displacement"], displacement):
-                raise InputError(
-                    f"the displacement before step {step} does not follow from the recorded sums; the trace is "
-                    "damaged, or of two runs: record again"
-                )
-            if known == step - 1:
-                found.inferred[known] = _infer_total(_rule(training, known), displacement, state, after)
-            displacement, state, known = after.pop("displacement").clone(), after, step
-        if known != step:
-            continue
-        found.final = found.displacements[step] = displacement.clone()
-        if step in totals:
-            _rule(training, step).move(displacement, totals[step], state)
-            known += 1
-    return found
-
-
-def _rule(training: Training, step: int) -> SGDRule | AdamRule:
-    """Return the rule of a step, with its learning rate, as in `cgd.tabular.training`."""
-    lr = training.lr * inverse_square_factor(step, training.mu, training.steps) if training.mu else training.lr
-    return AdamRule(lr) if training.optimizer == "adam" else SGDRule(lr, training.momentum)
-
-
-def _parse_state(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    if "displacement" not in state:
-        raise InputError("a state of the trace has no displacement; it is damaged: record again")
-    return {key: tuple(each.tolist()) if key == "powers" else each for key, each in state.items()}
-
-
-def _infer_total(
-    rule: SGDRule | AdamRule, displacement: torch.Tensor, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> torch.Tensor:
-    """Return the total by which a rule moved from one state to the next."""
-    if isinstance(rule, AdamRule):
-        decayed = rule.betas[0] * before["mean"].double() if before else 0.0
-        total = (after["mean"].double() - decayed) / (1 - rule.betas[0])
-    elif rule.momentum:
-        decayed = rule.momentum * before["momentum_buffer"].double() if before else 0.0
-        total = after["momentum_buffer"].double() - decayed
-    else:
-        total = (displacement.double() - after["displacement"].double()) / rule.lr
-    inferred: torch.Tensor = total.to(displacement.dtype)
-    return inferred
-
-
 REMEDY = "record again"
 MIN_WEIGHT = 2.0**-40
 """The smallest part of all records that a participant may have."""
+MAX_RECORDS = 1 << 40
 _STEP_FILE = re.compile(r"([0-9]{1,9})\.(own|total|state)\.safetensors")
 
 
@@ -145,15 +57,17 @@ class _Header:
     samples: int
     class_weights: list[float] | None = None
     best_step: int | None = None
+    privacy: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class _StepMetadata:
     """The metadata of a file with an addend."""
 
-    weight: float
     members: list[str]
     epoch: int
+    weight: float | None = None
+    records: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,8 +77,8 @@ class TraceStep:
     Attributes:
         members: the members of the sum.
         epoch: the epoch of the federation.
-        samples: n, the number of all members' samples.
-        addend: its addend: its gradient, flat, times n_l/n.
+        samples: n, the number of all members' samples, by which they divide; with differential privacy, as opened.
+        addend: its addend: its gradient, flat, times n_l/n; with differential privacy, with its noise.
     """
 
     members: tuple[str, ...]
@@ -198,6 +112,7 @@ class Trace:
         states: the displacement and the optimiser's state before the steps at which the participant restarted.
         members: the members at the start.
         best_step: the number of steps of the chosen model; None if the run was not finished.
+        privacy: the settings of differential privacy; None without it.
     """
 
     folder: Path
@@ -220,6 +135,7 @@ class Trace:
     states: Mapping[int, Mapping[str, torch.Tensor]]
     members: tuple[str, ...]
     best_step: int | None = None
+    privacy: PrivacySettings | None = None
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -273,6 +189,7 @@ def _read(folder: Path, header: _Header) -> Trace:
         model, training = Model(**_known(Model, header.model)), Training.from_stored(header.training)
         SumSettings(header.bound, header.ring_bits)
         check_delta(header.delta)
+        privacy = None if header.privacy is None else _privacy(header.privacy, len(header.members))
     files = _step_files(folder, training.steps)
     data = _Tensors(folder / DATA)
     regression = header.task == "regression"
@@ -304,12 +221,23 @@ def _read(folder: Path, header: _Header) -> Trace:
         samples[""],
         samples["kept_"],
         origin,
-        {step: _read_step(path, header.samples, size) for step, path in files["own"].items()},
+        {
+            step: _read_step(path, header.samples, size, private=privacy is not None)
+            for step, path in files["own"].items()
+        },
         {step: _Tensors(path).get("total", 1, size) for step, path in files["total"].items()},
         {step: _read_state(path, size, training) for step, path in files["state"].items()},
         tuple(header.members),
         header.best_step,
+        privacy,
     )
+
+
+def _privacy(table: dict[str, Any], members: int) -> PrivacySettings:
+    """Return the settings of differential privacy, checked."""
+    privacy = convert(_known(PrivacySettings, table), PrivacySettings)
+    privacy.check_members(members)
+    return privacy
 
 
 def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:
@@ -345,16 +273,21 @@ def _check_sizes(trace: Trace) -> None:
         raise damaged_file(trace.folder / FILE, f"class_weights are not {trace.outputs} weights", REMEDY)
 
 
-def _read_step(path: Path, samples: int, size: tuple[int, ...]) -> TraceStep:
+def _read_step(path: Path, samples: int, size: tuple[int, ...], *, private: bool) -> TraceStep:
     tensors = _Tensors(path)
     try:
         metadata = decode_json(tensors.metadata.get("told", ""), _StepMetadata)
     except InputError as error:
         raise tensors.damaged(f"its metadata is invalid: {error}") from None
-    if not MIN_WEIGHT <= metadata.weight <= 1:
-        raise tensors.damaged(f"the weight is {metadata.weight}; it must be a part of all records")
-    addend = tensors.get("own", 1, size) * metadata.weight
-    return TraceStep(tuple(metadata.members), metadata.epoch, round(samples / metadata.weight), addend)
+    own = tensors.get("own", 1, size)
+    weight, records = metadata.weight, metadata.records
+    if private:
+        if records is None or not 1 <= records <= MAX_RECORDS:
+            raise tensors.damaged(f"the number of all records is {records}; it must be at least 1")
+        return TraceStep(tuple(metadata.members), metadata.epoch, records, own)
+    if weight is None or not MIN_WEIGHT <= weight <= 1:
+        raise tensors.damaged(f"the weight is {weight}; it must be a part of all records")
+    return TraceStep(tuple(metadata.members), metadata.epoch, round(samples / weight), own * weight)
 
 
 def _read_state(path: Path, size: tuple[int, ...], training: Training) -> dict[str, torch.Tensor]:

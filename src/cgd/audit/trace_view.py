@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from cgd.audit.trace_reader import Trace, load, replay
+from cgd.audit.private_sums import honest_noise, remaining_mu
+from cgd.audit.trace_reader import Trace, load
+from cgd.audit.trace_replay import replay
 from cgd.audit.view import Colluder, Round, Truth, View, flat
 from cgd.errors import InputError
 from cgd.federation.toml_validation import at
@@ -31,13 +33,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cgd.audit.schemes import Sample
-    from cgd.audit.trace_reader import Replay, TraceStep
+    from cgd.audit.trace_reader import TraceStep
+    from cgd.audit.trace_replay import Replay
 
 __all__ = ["OTHERS", "Frames", "Trace", "WeightedCrossEntropy", "load", "view_of"]
 
 OTHERS = "the others"
 """The name of all participants but the owner of a single trace, as one colluder."""
-COMMON = ("federation", "model", "features", "outputs", "task", "class_weights", "training", "bound", "ring_bits")
+COMMON = (
+    *("federation", "model", "features", "outputs", "task", "class_weights", "training", "bound", "ring_bits"),
+    "privacy",
+)
 """Attributes that are equal in all traces of one run."""
 
 
@@ -108,7 +114,13 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
     found = {step: _find_step(step, traces, colluding) for step in sorted(totals) if step in known.displacements}
     used = {number: step for number, step in found.items() if step is not None}
     rounds = [
-        Round(step.members, known.displacements[number], totals[number], samples=step.samples)
+        Round(
+            step.members,
+            known.displacements[number],
+            totals[number],
+            samples=step.samples,
+            honest_samples=None if first.privacy is None else _honest_samples(by_name, step.members, coalition),
+        )
         for number, step in used.items()
     ]
     colluders = {
@@ -118,10 +130,21 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
     honest = [each for each in traces if each.participant not in colluding]
     fresh = [each.validation for each in honest if len(each.validation[1])]
     fresh = fresh or [each.validation for each in colluding.values()]
+    members = rounds[0].members if rounds else ()
     view = _view(
-        first, colluders, rounds, known, len(rounds[0].members) if rounds else 0, Frames(tuple(colluding.values()))
+        first,
+        colluders,
+        rounds,
+        known,
+        len(members),
+        sum(name not in coalition for name in members),
+        Frames(tuple(colluding.values())),
     )
     return view, _truth(honest, known), (torch.cat([x for x, _ in fresh]), torch.cat([y for _, y in fresh]))
+
+
+def _honest_samples(traces: Mapping[str, Trace], members: Sequence[str], coalition: Sequence[str]) -> int:
+    return sum(len(traces[name].records[1]) for name in members if name not in coalition)
 
 
 def _find_step(number: int, traces: Sequence[Trace], colluding: Mapping[str, Trace]) -> TraceStep | None:
@@ -152,7 +175,13 @@ def _worst_case(owner: Trace) -> tuple[View, Truth, Sample]:
     totals = {**known.inferred, **owner.totals}
     steps = [step for step in sorted(totals) if step in owner.steps and step in known.displacements]
     rounds = [
-        Round((owner.participant, OTHERS), known.displacements[step], totals[step], samples=owner.steps[step].samples)
+        Round(
+            (owner.participant, OTHERS),
+            known.displacements[step],
+            totals[step],
+            samples=owner.steps[step].samples,
+            honest_samples=None if owner.privacy is None else len(owner.records[1]),
+        )
         for step in steps
     ]
     shapes = {name: tuple(each.shape) for name, each in owner.build_model().named_parameters()}
@@ -162,9 +191,10 @@ def _worst_case(owner: Trace) -> tuple[View, Truth, Sample]:
         y[::2],
         tuple(totals[step] - owner.steps[step].addend for step in steps),
         flat(dict(drawn)).to(owner.origin.dtype),
-        samples=owner.steps[steps[0]].samples - len(owner.records[1]) if steps else None,
+        # With noise, the number of all may be below ours.
+        samples=max(0, owner.steps[steps[0]].samples - len(owner.records[1])) if steps else None,
     )
-    view = _view(owner, {OTHERS: others}, rounds, known, len(owner.members))
+    view = _view(owner, {OTHERS: others}, rounds, known, len(owner.members), 1)
     return view, _truth([owner], known), (x[1::2], y[1::2])
 
 
@@ -174,25 +204,34 @@ def _view(
     rounds: list[Round],
     known: Replay,
     addends: int,
+    honest: int,
     frames: Iterable[tuple[str, bytes]] = (),
 ) -> View:
     if not rounds:
         raise InputError(f"no step of the trace {first.folder} can be used: files of all are missing; record again")
-    fixed_point = FixedPoint.for_weighted_sum(addends=addends, bound=first.bound, ring_bits=first.ring_bits)
-    assert rounds[0].samples is not None  # noqa: S101 - for the type checker
+    samples = rounds[0].samples or 0
+    private: dict[str, Any] = {}
+    if first.privacy is not None:
+        encoding = first.privacy.step_encoding(addends, len(first.origin), samples, first.ring_bits)
+        noise = honest_noise(encoding, honest)
+        private = {"clip": first.privacy.clip, "mu": remaining_mu(first.privacy, addends, honest)}
+    else:
+        fixed_point = FixedPoint.for_weighted_sum(addends=addends, bound=first.bound, ring_bits=first.ring_bits)
+        # The rounding error of every addend is uniform, up to half a step of the ring.
+        noise = fixed_point.resolution * (addends / 12) ** 0.5
     return View(
-        "cgd",
+        "cgd" if first.privacy is None else "dp",
         partial(build, first.model, first.features, first.outputs),
         _loss(first),
-        rounds[0].samples,
+        samples,
         first.training.lr,
         first.model.delta,
         coalition,
         tuple(rounds),
         frames,
-        # The rounding error of every addend is uniform, up to half a step of the ring.
-        noise=fixed_point.resolution * (addends / 12) ** 0.5,
+        noise=noise,
         final=known.final,
+        **private,
     )
 
 

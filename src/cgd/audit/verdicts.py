@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from cgd.audit.view import EPSILONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -37,6 +39,7 @@ METRICS: dict[str, tuple[str, str]] = {
         _PLAIN,
         "the relative difference of the opened sum and the gradient at a known model; 0 is equal",
     ),
+    "lower bound of ε": (_PLAIN, "of the ε that the training really has; above the claimed one, it proves a defect"),
     "largest gap between distributions": (
         _PLAIN,
         "between real views and views that a simulator generates without the data",
@@ -52,7 +55,13 @@ UNDECIDED = "too few"
 """The verdict on a value above chance with too few records to be sure."""
 NOT_MEASURED = "not measured"
 """The verdict where an attack does not apply."""
-SHORT = {"plain": "in the open", "secure": "secure sums", "dp": "diff. privacy", "cgd": "CGD"}
+SHORT: dict[str, str] = {
+    "plain": "in the open",
+    "secure": "secure sums",
+    "cgd": "CGD",
+    **{scheme: f"ε = {epsilon:g}" for scheme, epsilon in EPSILONS.items()},
+    "dp": "own ε",
+}
 """Short names of the schemes."""
 
 
@@ -65,6 +74,7 @@ class Verdict:
         tone: its colour.
         value: the measured value, formatted.
         chance: the value of guessing, formatted.
+        allowed: the largest value that ε allows, formatted; empty if there is none.
         result: the result.
     """
 
@@ -72,6 +82,7 @@ class Verdict:
     tone: Tone
     value: str
     chance: str
+    allowed: str
     result: AttackResult = field(repr=False)
 
     @property
@@ -129,7 +140,8 @@ def verdict(result: AttackResult) -> Verdict:
     else:
         word, tone = ("leaks", "bad") if result.succeeds else ("holds", "good")
     value, chance = (format_value(each, result.metric) for each in (result.value, result.chance))
-    return Verdict(word, tone, value, chance, result)
+    allowed = "" if result.allowed is None else format_value(result.allowed, result.metric)
+    return Verdict(word, tone, value, chance, allowed, result)
 
 
 def format_value(value: float, metric: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from cgd.errors import InputError
 
@@ -23,13 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-Scheme = Literal["cgd", "plain", "secure", "dp"]
+Scheme = Literal["plain", "secure", "cgd", "dp8", "dp2", "dp0.5", "dp"]
+"""Ways to train together. "dp" is CGD with the privacy of a spec's run or of a recorded run."""
+EPSILONS: dict[Scheme, float] = {"dp8": 8.0, "dp2": 2.0, "dp0.5": 0.5}
+"""ε of the schemes with differential privacy that every attack is tried against."""
 SCHEMES: dict[Scheme, str] = {
     "plain": "FedSGD, gradients in the open",
     "secure": "FedSGD, secure aggregation",
-    "dp": "FedSGD, differential privacy",
     "cgd": "CGD",
+    **{scheme: f"CGD, ε = {epsilon:g}" for scheme, epsilon in EPSILONS.items()},
 }
+"""The schemes that an audit compares, in the order of the report, and their names."""
+
+
+def is_confined(scheme: Scheme) -> bool:
+    """Return whether participants have origins of their own: in CGD, with and without noise."""
+    return scheme not in ("plain", "secure")
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +49,7 @@ class Colluder:
     Attributes:
         x: its samples.
         y: their labels.
-        addends: its addend in each round: its gradient, flat, times n_l/n.
+        addends: its addend in each round: its gradient, flat, times n_l/n; with differential privacy, with its noise.
         origin: its origin, flat; in FedSGD the common one.
         samples: its part of n, if that differs from the number of samples here.
     """
@@ -68,6 +78,8 @@ class Round:
         gradients: all addends by name, in plain FedSGD; else empty.
         pre_activations: the opened z⁽¹⁾ of the row's samples, with `joint` columns; else None.
         samples: n of this round, which is counted again when members change; None if it is that of the view.
+        honest_samples: the number of the honest participants' samples. With differential privacy it does not follow
+            from n, which has noise; the coalition is assumed to know it. Otherwise None.
     """
 
     members: tuple[str, ...]
@@ -77,6 +89,7 @@ class Round:
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     pre_activations: torch.Tensor | None = None
     samples: int | None = None
+    honest_samples: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,7 +100,7 @@ class View:
         scheme: the scheme of the training.
         build_model: builds the network, whose architecture everybody knows.
         loss: the loss of outputs and labels, a mean over samples.
-        samples: n, the number of all samples.
+        samples: n, the number of all samples, by which sums are divided; with differential privacy, as it was opened.
         lr: the learning rate.
         delta: the usual δ of origins, whose order of magnitude everybody knows.
         coalition: the colluders by name.
@@ -97,6 +110,7 @@ class View:
             the noise of differential privacy, whose settings everybody knows.
         final: D after the last step, flat, if another rule than gradient descent with `lr` moved it.
         clip: the clipping norm of each sample's gradient in differential privacy, which everybody knows.
+        mu: μ of everything that the training opens to this coalition, in differential privacy; infinite without noise.
     """
 
     scheme: Scheme
@@ -111,6 +125,12 @@ class View:
     noise: float = 0.0
     final: torch.Tensor | None = None
     clip: float = math.inf
+    mu: float = math.inf
+
+    @property
+    def is_private(self) -> bool:
+        """True with differential privacy."""
+        return self.mu < math.inf
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -119,8 +139,8 @@ class View:
 
     @property
     def honest_samples(self) -> int:
-        """The number of samples of the honest participants together, which follows from n."""
-        return self.samples - sum(each.sample_count for each in self.coalition.values())
+        """The number of samples of the honest participants together."""
+        return self.honest_samples_in(0)
 
     def describe(self) -> str:
         """Return the honest participants, their records and the rounds in a few words."""
@@ -131,9 +151,12 @@ class View:
         """Return n of a round."""
         return self.rounds[number].samples or self.samples
 
-    def coalition_samples(self, number: int) -> int:
-        """Return the number of the coalition's samples in a round."""
-        return sum(each.sample_count for name, each in self.coalition.items() if name in self.rounds[number].members)
+    def honest_samples_in(self, number: int) -> int:
+        """Return the number of the honest participants' samples in a round, which follows from n if that is exact."""
+        known = self.rounds[number].honest_samples
+        members = self.rounds[number].members
+        own = sum(each.sample_count for name, each in self.coalition.items() if name in members)
+        return self.samples_in(number) - own if known is None else known
 
     def same_members(self, number: int) -> bool:
         """Return whether a round has the members and n of the round before it."""
@@ -212,6 +235,20 @@ def unflat(vector: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.Tens
     return found
 
 
+def sample_gradients(view: View, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of each sample at these weights, a flat row each, clipped as in the training."""
+    model = view.build_model()
+
+    def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return view.loss(functional_call(model, given, (sample[None],)), label[None])
+
+    gradients = vmap(grad(value), in_dims=(None, 0, 0))(unflat(weights, model), x, y)
+    rows = torch.cat([part.reshape(len(y), -1) for part in gradients.values()], dim=1)
+    clipped: torch.Tensor = rows * (view.clip / rows.norm(dim=1, keepdim=True).clamp_min(TINY)).clamp(max=1.0)
+    return clipped
+
+
+TINY = 1e-12
 # Comparing all rows with each other takes minutes beyond this.
 MAX_ROWS = 4096
 _SAME_VALUES = (nn.Flatten, nn.Identity, nn.Unflatten)

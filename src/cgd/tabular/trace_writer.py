@@ -6,15 +6,17 @@ files 0600), and nothing of it is ever sent.
 
     recording.json                    participant, federation and training settings
     data.safetensors                  our encoded training and validation records, our origin
-    steps/000007.own.safetensors      our addend to the gradient sum of step 7, written before anything is sent
+    steps/000007.own.safetensors      our addend to the gradient sum of step 7, written before anything is sent; with
+                                      differential privacy with its noise, written when the sum is open
     steps/000007.total.safetensors    the opened sum
     steps/000007.state.safetensors    the displacement after 7 steps, as the members sent it after a restart
     frames                            every received frame with its sender, if it is well-formed
 
 A participant that was killed continues the trace when it is restarted with the same command. All of its addends are
 there, because they are written first. The total of its last step may be missing, if the others opened the sum and it
-was killed before it received the total; the state that the members send after the restart replaces it. The other sums,
-of statistics and validation losses, are not recorded: their results are in the model and its report.
+was killed before it received the total; the state that the members send after the restart replaces it. With
+differential privacy, our addend of that step is missing, too: its noise existed in the killed process only. The other
+sums, of statistics and validation losses, are not recorded: their results are in the model and its report.
 
 The frames of a sender are recorded up to a size that grows with the sums, so that nobody can fill the disk of another
 participant. An honest sender stays far below it; the log names one that exceeds it, and the training continues.
@@ -42,7 +44,7 @@ from cgd.files import write_private
 from cgd.json_files import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from io import FileIO
     from pathlib import Path
     from types import TracebackType
@@ -89,6 +91,7 @@ class TraceWriter:
         self._frame_bytes: Counter[PeerId] = Counter()
         self._max_frame_bytes = FIRST_FRAME_BYTES
         self._excessive: set[PeerId] = set()
+        self._parameters = 0
         try:
             self._frames = self._open()
         except OSError as error:
@@ -158,7 +161,9 @@ class TraceWriter:
             "ring_bits": peers.settings.ring_bits,
             "delta": delta,
             "samples": len(training),
+            **({} if settings.privacy is None else {"privacy": asdict(settings.privacy_settings())}),
         }
+        self._parameters = len(origin)
         content = json.loads(json.dumps(content))  # as it is when read from the file
         data = safetensors.numpy.save(
             {
@@ -201,11 +206,8 @@ class TraceWriter:
     def before_sum(self, addend: Addend) -> None:
         """Write our addend to a gradient sum, before anything is sent; see `Observer`."""
         self._max_frame_bytes += FRAME_BYTES_PER_VALUE * addend.values.size
-        if addend.step is None or addend.weight is None:
-            return
-        metadata = {"weight": addend.weight, "members": list(addend.members), "epoch": addend.epoch}
-        content = safetensors.numpy.save({"own": np.ascontiguousarray(addend.values)}, {"told": json.dumps(metadata)})
-        write_private(self._step(addend.step.number, "own"), content)
+        if addend.step is not None and addend.weight is not None:
+            self._save_addend(addend.step.number, addend, addend.values, {"weight": addend.weight})
 
     def after_sum(self, addend: Addend, total: npt.NDArray[Any]) -> None:
         """Write the opened sum.
@@ -213,8 +215,13 @@ class TraceWriter:
         Raises:
             InputError: it cannot be written; or the folder has another total of this step, of another run.
         """
-        if addend.step is None or addend.weight is None:
+        if addend.step is None or (addend.weight is None and not self._is_private_step(addend)):
             return
+        if addend.noise is not None:
+            total = total.astype(np.float32)  # as the parameters, which are moved by it
+            if addend.entered is not None:
+                records = {"records": round(addend.noise.denominator)}
+                self._save_addend(addend.step.number, addend, addend.entered.astype(np.float32), records)
         path, content = self._step(addend.step.number, "total"), safetensors.numpy.save({"total": total})
         if not path.exists():
             write_private(path, content)
@@ -223,6 +230,15 @@ class TraceWriter:
                 f"{self.folder} has another total of step {addend.step.number}: it holds another run; name another "
                 "folder (--record), or move it away"
             )
+
+    def _is_private_step(self, addend: Addend) -> bool:
+        """Return whether a sum with noise is that of the gradients, and not of the number of records."""
+        return addend.noise is not None and addend.values.size == self._parameters
+
+    def _save_addend(self, step: int, addend: Addend, values: npt.NDArray[Any], weight: Mapping[str, float]) -> None:
+        metadata = {**weight, "members": list(addend.members), "epoch": addend.epoch}
+        content = safetensors.numpy.save({"own": np.ascontiguousarray(values)}, {"told": json.dumps(metadata)})
+        write_private(self._step(step, "own"), content)
 
     def frame(self, sender: PeerId, frame: Buffer) -> None:
         """Write a received frame, before the protocol processes it, unless its sender has sent far too much.
@@ -320,13 +336,8 @@ def check_recordable(settings: TabularSettings) -> None:
     """Raise InputError for a run of which no trace can be recorded.
 
     Raises:
-        InputError: the table is partitioned by columns, or the sums have noise.
+        InputError: the table is partitioned by columns.
     """
-    if settings.privacy is not None:
-        raise InputError(
-            "the federation file has [privacy], and traces of sums with noise are not supported yet; join without "
-            "--record"
-        )
     if settings.vertical:
         raise InputError(
             f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "

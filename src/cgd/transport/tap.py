@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.dp.mechanism import NoisyEncoding
     from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.base import PeerStatus, ReconnectingTransport, Transport
@@ -43,6 +44,9 @@ class Addend:
         step: the step of an optimiser that the sum belongs to, or None.
         members: the members of the sum.
         epoch: the epoch of the federation; 0 in one process.
+        noise: the encoding of a sum with noise, or None.
+        entered: in `after_sum` of a sum with noise, the values with noise as they were entered in the latest attempt;
+            None if the sum was replayed from the journal.
     """
 
     values: npt.NDArray[Any]
@@ -51,6 +55,8 @@ class Addend:
     step: Step | None
     members: tuple[PeerId, ...]
     epoch: int
+    noise: NoisyEncoding | None = None
+    entered: npt.NDArray[Any] | None = None
 
 
 class Observer(Protocol):

@@ -4,31 +4,34 @@ If the same step were summed before and after a participant dropped out, the dif
 gradient, exactly. The product never does that: a sum is opened once (see `cgd.secagg.membership`). But the members go
 on with the next step. Training is smooth, so the coalition extrapolates the sums before the dropout to that step, and
 the difference to the actual sum is the missing gradient, up to the error of the extrapolation. Minibatches make this
-error large in a single step (averaging over many steps would reduce it), and noise in every step. If several
-participants leave at once, only the sum of their gradients comes out.
+error large in a single step (averaging over many steps would reduce it). With differential privacy, the mean of several
+sums may predict the next one better than an extrapolation. If several participants leave at once, only the sum of their
+gradients comes out.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad
 
 from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import flat, unflat
+from cgd.audit.view import EPSILONS, sample_gradients
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, Truth, View
+
+    Predictor = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 # Relative to the error of guessing.
 MAX_RELATIVE_ERROR = 0.5
@@ -58,25 +61,27 @@ def missing_gradient(view: View) -> torch.Tensor:
     number, names = find_dropout(view)
     start = _first_round_with_members_of(view, number - 1)
     before, after = view.samples_in(number - 1), view.samples_in(number)
-    missing = before - view.coalition_samples(number - 1) - (after - view.coalition_samples(number))
+    missing = view.honest_samples_in(number - 1) - view.honest_samples_in(number)
     public = [each.gradients for each in view.rounds[start:number]]
     if all(name in each for each in public for name in names):  # plain FedSGD: no difference is needed
         past = [torch.stack([each[name].double() for name in names]).sum(0) * before / missing for each in public]
-        return _extrapolate(past, _best_order(past))
+        return _best_predictor(past)(past)
     past = [view.honest_sum(each).double() for each in range(start, number)]
-    order = _best_order(past)
-    found = (before * _extrapolate(past, order) - after * view.honest_sum(number).double()) / missing
-    # The error one round earlier estimates the error now; the guess is shrunk by it, to zero if it is not larger.
-    error = before / missing * (_extrapolate(past[:-1], order) - past[-1]) if len(past) > 1 else torch.zeros_like(found)
-    return found * float((1 - (error.norm() / found.norm()) ** 2).clamp(min=0))
+    predict = _best_predictor(past, averages=view.is_private)
+    found = (before * predict(past) - after * view.honest_sum(number).double()) / missing
+    # The error one round earlier estimates the error now; the guess is shrunk by it, to zero if it is not larger. The
+    # noise of both parts is known: of the prediction at least that of a mean over all sums.
+    error = before / missing * (predict(past[:-1]) - past[-1]) if len(past) > 1 else torch.zeros_like(found)
+    noise = before / missing * view.noise * math.sqrt(found.numel() * (1 + 1 / len(past)))
+    return found * max(0.0, 1 - (max(float(error.norm()), noise) / float(found.norm())) ** 2)
 
 
 def guess_from_remaining(view: View) -> torch.Tensor:
     """Return the mean gradient of the honest participants that stayed, as a guess without differencing."""
     number, _ = find_dropout(view)
-    after = view.samples_in(number)
-    stayed = after - view.coalition_samples(number)
-    return after * view.honest_sum(number).double() / max(1, stayed)  # if nobody stayed, the sum is zero
+    stayed = view.honest_samples_in(number)
+    # If nobody stayed, the sum is zero.
+    return view.samples_in(number) * view.honest_sum(number).double() / max(1, stayed)
 
 
 def difference(view: View, truth: Truth, setting: str = "") -> AttackResult:
@@ -124,25 +129,29 @@ def _extrapolate(past: Sequence[torch.Tensor], order: int) -> torch.Tensor:
     return torch.stack(terms).sum(0)
 
 
-def _best_order(past: Sequence[torch.Tensor]) -> int:
-    """Return the order that predicts the latest sum best from those before it."""
-    orders = range(min(MAX_ORDERS, len(past) - 1))
-    return min(orders, key=lambda order: float((_extrapolate(past[:-1], order) - past[-1]).norm()), default=0)
+def _mean(past: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+    """Return the mean of the latest values."""
+    return torch.stack(list(past[-count:])).mean(0)
+
+
+def _best_predictor(past: Sequence[torch.Tensor], *, averages: bool = False) -> Predictor:
+    """Return the function that predicts the latest sum best from those before it."""
+    predictors: list[Predictor] = [
+        partial(_extrapolate, order=order) for order in range(min(MAX_ORDERS, len(past) - 1))
+    ]
+    predictors += [partial(_mean, count=count) for count in range(2, len(past)) if averages]
+    return min(
+        predictors, key=lambda predict: float((predict(past[:-1]) - past[-1]).norm()), default=partial(_mean, count=1)
+    )
 
 
 def _real_gradient(view: View, truth: Truth, names: Sequence[str], number: int) -> torch.Tensor:
-    """Return the mean gradient over all samples of these participants, at a round's displacement."""
-    model = view.build_model()
+    """Return the mean gradient over all samples of these participants, at a round's displacement; as clipped."""
     moved = view.rounds[number].displacement - view.final_displacement
-
-    def gradient(name: str) -> torch.Tensor:
-        def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
-            return view.loss(functional_call(model, given, (truth.x[name],)), truth.y[name])
-
-        return flat(grad(value)(unflat(truth.models[name] + moved, model))).double()
-
-    counts = {name: len(truth.y[name]) for name in names}
-    return torch.stack([count * gradient(name) for name, count in counts.items()]).sum(0) / sum(counts.values())
+    gradients = [
+        sample_gradients(view, truth.models[name] + moved, truth.x[name], truth.y[name]).double() for name in names
+    ]
+    return torch.cat(gradients).mean(0)
 
 
 # Demonstrations.
@@ -181,7 +190,7 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
 def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the results with minibatches, where it must fail, and with one step summed twice, where it must succeed.
 
-    The product never sums a step twice. In "dp" the attack must fail in both cases.
+    The product never sums an exact step twice. With noise, the attack must fail in both cases.
     """
     hidden = difference(
         *observe(scenario(batch=10, seed=seed), scheme), setting="a step apart, minibatches of 10 of 40"
@@ -189,4 +198,4 @@ def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     again = difference(
         *observe(scenario(lr=0.0, seed=seed), scheme), setting="the same step summed twice, which cgd never does"
     )
-    return [hidden, replace(again, must_succeed=scheme != "dp")]
+    return [hidden, replace(again, must_succeed=scheme not in EPSILONS)]

@@ -13,7 +13,9 @@ more directions the displacements take, the better A is determined. There are th
 - `probe`: a colluder adds a vector to its addend, in a different direction every round.
 
 Where the displacements determine little, the attack falls back on the coalition's own samples: it is never much worse
-than that guess, which is its chance level.
+than that guess, which is its chance level. With differential privacy, the sums are those of clipped gradients. So they
+are compared with what the coalition's own samples would give with the same clipping, and the difference is added to
+their moments. ε bounds what is learned about one record, not the moments of all of them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch.nn import functional
 from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
+from cgd.audit.view import EPSILONS, is_confined, sample_gradients
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ TINY = 1e-300
 FEATURES = 10
 # The default of models for tables.
 DEFAULT_DELTA = 0.02
+# The size of a probe against noise: larger ones make most gradients so large that clipping hides the moments.
+PRIVATE_PROBE = 4.0
 
 
 def second_moments(view: View) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,12 +60,13 @@ def second_moments(view: View) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         InputError: the model is not linear with one output.
     """
-    guess, _ = own_moments(view)
+    guess, guessed_products = own_moments(view)
     scale = 2 / view.samples
     displacements = torch.stack([each.displacement for each in view.rounds]).double()
     sums = torch.stack([view.honest_sum(number) for number in range(len(view.rounds))]).double()
     moved = displacements - displacements.mean(0)
-    unexpected = sums - sums.mean(0) - moved @ (scale * guess)
+    expected = _expected_sums(view) if view.is_private else scale * (displacements @ guess - guessed_products)
+    unexpected = (sums - sums.mean(0)) - (expected - expected.mean(0))
     left, strength, right = torch.linalg.svd(moved, full_matrices=False)
     noise = max(view.noise, FLOAT_ROUNDING * float(sums.abs().max()))
     rotated = left.T @ unexpected
@@ -73,8 +79,15 @@ def second_moments(view: View) -> tuple[torch.Tensor, torch.Tensor]:
     # In CGD the origins are unknown, and zero on average.
     shared = view.rounds[0].weights
     origin = torch.zeros(len(gram)) if shared is None else shared - view.rounds[0].displacement
-    offset = sums.mean(0) / scale - gram @ displacements.mean(0)
-    return gram, gram @ origin.double() - offset
+    offset = (sums - expected).mean(0) / scale - (gram - guess) @ displacements.mean(0)
+    return gram, guessed_products + gram @ origin.double() - offset
+
+
+def _expected_sums(view: View) -> torch.Tensor:
+    """Return the sums of all rounds if the honest participants had our samples, and no origins; as clipped."""
+    x, y = (torch.cat([getattr(each, name) for each in view.coalition.values()]) for name in ("x", "y"))
+    sums = [sample_gradients(view, each.displacement, x, y).double().mean(0) for each in view.rounds]
+    return torch.stack(sums) * view.honest_samples / view.samples
 
 
 def own_moments(view: View) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,7 +148,13 @@ def _with_bias(view: View, x: torch.Tensor) -> torch.Tensor:
 
 
 def scenario(
-    strategy: Strategy = "passive", *, rounds: int = 60, delta: float = 0.1, bound: float = 16.0, seed: int = 0
+    strategy: Strategy = "passive",
+    *,
+    rounds: int = 60,
+    delta: float = 0.1,
+    bound: float = 16.0,
+    size: float = 1.0,
+    seed: int = 0,
 ) -> Scenario:
     """Return two honest participants and two colluders, who predict the progress of diabetes from 10 measurements.
 
@@ -144,6 +163,7 @@ def scenario(
         rounds: the number of steps.
         delta: δ of the origins.
         bound: the bound of the fixed-point encoding; 16 leaves 26 fraction bits, 16,000 leaves 16.
+        size: the norm of the vectors of a probe.
         seed: the seed of the split, origins and batches.
     """
     counts, coalition = participants(2, 150, own=30)
@@ -154,7 +174,7 @@ def scenario(
 
     def probe(name: str, number: int, _: torch.Tensor) -> torch.Tensor | None:
         direction = torch.zeros(FEATURES + 1)
-        direction[number % (FEATURES + 1)] = 1.0 if number // (FEATURES + 1) % 2 else -1.0
+        direction[number % (FEATURES + 1)] = size if number // (FEATURES + 1) % 2 else -size
         return direction if name == coalition[0] else None
 
     return Scenario(
@@ -167,7 +187,7 @@ def scenario(
         delta=delta,
         seed=seed,
         bound=bound,
-        clip=10.0,  # in "dp"; so large that the noise protects, not the clipping
+        clip=10.0,  # so large that the noise protects, not the clipping
         batches=own_batch if strategy == "own batches" else None,
         probe=probe if strategy == "probe" else None,
     )
@@ -175,9 +195,12 @@ def scenario(
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the results for XᵀX with each strategy, and for Xᵀy with the passive one; in CGD also with default δ."""
-    results = {each: recover(*observe(scenario(each, seed=seed), scheme), setting=each) for each in STRATEGIES}
+    size = PRIVATE_PROBE if scheme in EPSILONS else 1.0
+    results = {
+        each: recover(*observe(scenario(each, size=size, seed=seed), scheme), setting=each) for each in STRATEGIES
+    }
     products = [replace(results["passive"][1], setting="passive, δ = 0.1")]
-    if scheme == "cgd":
+    if is_confined(scheme):
         default = observe(scenario(delta=DEFAULT_DELTA, seed=seed), scheme)
         products.append(recover(*default, setting=f"passive, δ = {DEFAULT_DELTA:g}")[1])
     return [*(moments for moments, _ in results.values()), *products]
@@ -187,4 +210,4 @@ def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the results of a single round, and in CGD for Xᵀy with large origins."""
     alone, _ = recover(*observe(scenario(rounds=1, seed=seed), scheme), setting="one round only")
     _, masked = recover(*observe(scenario(delta=1.0, seed=seed), scheme), setting="passive, δ = 1")
-    return [alone, masked] if scheme == "cgd" else [alone]
+    return [alone, masked] if is_confined(scheme) else [alone]

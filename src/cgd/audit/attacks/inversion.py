@@ -12,6 +12,10 @@ The result depends on what the attacker assumes about the honest participants' m
 
 Labels are optimised as well. The attacker knows the total number of records only. With one model it does not matter
 which honest participant holds which record; with unknown origins the records are distributed evenly.
+
+With differential privacy, gradients are clipped and the noise is known. So the search is for the most likely records:
+errors are divided by the noise, and a record is expected to be like the attacker's own ones, in mean and variance. With
+much noise, this is the mean of its own records.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from cgd.audit.embedded import digit_scenario, samples
 from cgd.audit.matching import draw, match, own_records, value_range
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import observe
-from cgd.audit.view import Truth, unflat
+from cgd.audit.view import Truth, is_confined, unflat
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ MIN_PSNR_GAIN = 3.0
 # On any view, the attack is tried within these limits: with more parameters it takes minutes, and it recovers no more
 # records than this.
 MAX_RECORDS, MAX_PARAMETERS, MAX_ROUNDS = 8, 20_000, 3
+# With noise, the search has an optimum near its start.
+MAX_PRIVATE_STEPS = 100
 
 # Weights of the priors, relative to a relative error of the gradients of 1: a record like the mean, an origin of the
 # usual size. They are weak, and decide only what the gradients leave open.
@@ -93,7 +99,7 @@ def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
             f"{records:,} record{'s' * (records != 1)} and {parameters:,} parameters; the search is tried with up to "
             f"{MAX_RECORDS} records and {MAX_PARAMETERS:,} parameters"
         )
-    views = [view.until(1)] if view.scheme != "cgd" else [view.until(1), view.until(MAX_ROUNDS)]
+    views = [view.until(1), view.until(MAX_ROUNDS)] if is_confined(view.scheme) else [view.until(1)]
     return [inversion(each, truth, each.describe()) for each in views]
 
 
@@ -156,6 +162,9 @@ class _Search:
 
         own, records = own_records(view), view.honest_samples
         self.mean = own.mean(dim=0)
+        # One pseudo-record with the variance of all features: a pixel that is constant here may vary elsewhere.
+        variance = (own.var(dim=0, correction=0) * len(own) + own.var()) / (len(own) + 1)
+        self.weights_of_errors, self.record_prior = self._weights(variance)
         outputs = self.model(own[:1].reshape(1, *self.shape)).shape[1:]
         self.unknowns = _Unknowns(
             self.mean + 0.1 * value_range(view) * normal(records, own.shape[1]),
@@ -189,14 +198,21 @@ class _Search:
         return self._objective().item(), self.unknowns.x.detach()
 
     def _objective(self) -> torch.Tensor:
-        """Return the relative squared error of all rounds' sums, plus the priors."""
+        """Return the weighted squared error of all rounds' sums, plus the priors."""
         found = self.unknowns
-        error = (self._predicted_sums() - self.sums).square().sum(dim=1) / self.sums.square().sum(dim=1)
-        prior = _RECORD_PRIOR * (found.x - self.mean).square().sum() + _LABEL_PRIOR * found.y.square().sum()
+        error = (self._predicted_sums() - self.sums).square().sum(dim=1) @ self.weights_of_errors
+        prior = ((found.x - self.mean).square() * self.record_prior).sum() + _LABEL_PRIOR * found.y.square().sum()
         if found.origins is not None:
             prior = prior + _ORIGIN_PRIOR * found.origins.square().sum()
-        objective: torch.Tensor = error.sum() + prior
+        objective: torch.Tensor = error + prior
         return objective
+
+    def _weights(self, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights of the squared errors of each round, and of the distance of a record from the mean."""
+        if not self.view.is_private:
+            return 1 / self.sums.square().sum(dim=1), torch.full_like(variance, _RECORD_PRIOR)
+        size = float(self.sums.square().sum())  # both weights are divided by it and by the noise
+        return torch.full_like(self.sums[:, 0], 1 / size), self.view.noise**2 / size / variance
 
     def _predicted_sums(self) -> torch.Tensor:
         """Return the sums of all rounds for the current values of the unknowns."""
@@ -209,6 +225,8 @@ class _Search:
         y = torch.softmax(found.y, dim=-1) if self.classes else found.y
         one_round = vmap(grad(self._loss), in_dims=(0, 0, 0))
         gradients: torch.Tensor = vmap(one_round, in_dims=(0, None, None))(weights, found.x, y)
+        if self.view.is_private:
+            gradients = gradients * (self.view.clip / gradients.norm(dim=2, keepdim=True)).clamp(max=1.0)
         return gradients.sum(dim=1) / self.view.samples
 
     def _loss(self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -278,6 +296,7 @@ def demonstrate(
     if strangers:
         x, y = samples("digits", seed)
         truth = Truth({"stranger": x[-4:]}, {"stranger": y[-4:]}, {})
+    steps = min(steps, MAX_PRIVATE_STEPS) if view.is_private else steps
     used = f"round {rounds} alone" if alone else f"{rounds} round{'s' * (rounds > 1)}"
     setting = f"2 × 2 {'strangers' if strangers else 'records'}, {used}, δ {delta:g}"
     return inversion(view.only([rounds - 1]) if alone else view, truth, setting, models=models, steps=steps)
@@ -286,7 +305,7 @@ def demonstrate(
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the result of one round; in CGD also with unknown origins, of three rounds, and of a later round."""
     one = demonstrate(scheme, seed=seed)
-    if scheme != "cgd":
+    if not is_confined(scheme):
         return [one]
     return [
         one,
@@ -298,4 +317,4 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
 
 def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the result on records that nobody trained on."""
-    return [demonstrate(scheme, rounds=3 if scheme == "cgd" else 1, seed=seed, strangers=True)]
+    return [demonstrate(scheme, rounds=3 if is_confined(scheme) else 1, seed=seed, strangers=True)]

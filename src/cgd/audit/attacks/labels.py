@@ -12,7 +12,8 @@ first or the last round, whichever has the more certain predictions.
 
 Without biases, the gradient of the last layer's weights, summed over its inputs, serves as well: each sample's part is
 multiplied by the sum of its activations, whose average the coalition takes from its own gradients. These also show the
-effect of clipping in differential privacy.
+effect of clipping in differential privacy. There, the sums of all rounds are combined, each by its certainty, because
+the noise of each is independent. ε bounds what is learned about one record, not the number of records in a class.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn import functional
 
 from cgd.audit.embedded import participants, samples
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import Truth, flat, unflat
+from cgd.audit.view import EPSILONS, TINY, Truth, flat, is_confined, sample_gradients, unflat
 from cgd.errors import InputError
 from cgd.optim.origin import Origin
 
@@ -42,13 +43,16 @@ if TYPE_CHECKING:
 MAX_LABEL_ERROR = 0.5
 # The number of models that a coalition draws to estimate the honest participants' predictions.
 ORIGINS = 16
-TINY = 1e-12
 # The change of biases by an active colluder, for δ up to 1: a digit has a norm of about 4, times 5 deviations.
 BIAS_SHIFT = 20.0
+# With differential privacy the norm of a total is bounded, so that steering takes longer.
+STEERED_ROUNDS, PRIVATE_STEERED_ROUNDS = 16, 128
 
 
 def label_counts(view: View) -> torch.Tensor:
-    """Estimate the number of the honest participants' samples in each class, from the first or the last round.
+    """Estimate the number of the honest participants' samples in each class.
+
+    With exact sums, the first or the last round is used; with noise, all rounds.
 
     The less certain the predictions of their models are, the nearer is the estimate to equal classes.
 
@@ -57,14 +61,31 @@ def label_counts(view: View) -> torch.Tensor:
             does not end with a fully-connected layer.
     """
     guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
-    counts, variance = min((_estimate(view, number) for number in (0, len(view.rounds) - 1)), key=lambda each: each[1])
+    if view.is_private:
+        counts, variance = _combine([_estimate(view, number) for number in range(len(view.rounds))])
+    else:
+        found = [_estimate(view, number) for number in (0, len(view.rounds) - 1)]
+        counts, variance, _ = min(found, key=lambda each: each[1])
     distance = float(((counts - guess) ** 2).sum())
     weight = 1 - variance / distance if distance > 2 * variance else 0.0
     return _whole((guess + weight * (counts - guess)).clamp(min=0), view.honest_samples)
 
 
-def _estimate(view: View, number: int) -> tuple[torch.Tensor, float]:
-    """Estimate the counts from one round, and return the expected squared error, too."""
+def _combine(estimates: list[tuple[torch.Tensor, float, float]]) -> tuple[torch.Tensor, float]:
+    """Return the mean of several estimates, weighted by their certainty, and its expected squared error.
+
+    Only the noise is independent; the other errors may be the same in all rounds.
+    """
+    weights = torch.tensor([1 / variance for _, variance, _ in estimates], dtype=torch.float64)
+    weights /= weights.sum()
+    noise = torch.tensor([each for _, _, each in estimates], dtype=torch.float64)
+    other = torch.tensor([variance for _, variance, _ in estimates], dtype=torch.float64) - noise
+    counts = (weights[:, None] * torch.stack([each for each, _, _ in estimates])).sum(0)
+    return counts, float(weights @ other.sqrt()) ** 2 + float(weights**2 @ noise)
+
+
+def _estimate(view: View, number: int) -> tuple[torch.Tensor, float, float]:
+    """Estimate the counts from one round, and return the expected squared error, and the part of it that is noise."""
     shared, moved = view.rounds[number].weights, view.rounds[number].displacement
     drawn = [shared] if shared is not None else [_origin(view, place) + moved for place in range(ORIGINS)]
     own = torch.cat([each.x for each in view.coalition.values()])
@@ -76,8 +97,8 @@ def _estimate(view: View, number: int) -> tuple[torch.Tensor, float]:
     # noise.
     models = means.var(dim=0, correction=0).sum() / len(view.honest)
     records = predictions.var(dim=1, correction=0).mean(0).sum() * (1 / view.honest_samples + 1 / len(own))
-    variance = view.honest_samples**2 * (models + records) + len(counts) * (scale * view.noise) ** 2
-    return counts, float(variance)
+    noise = len(counts) * (scale * view.noise * _numbers_per_class(view) ** 0.5) ** 2
+    return counts, float(view.honest_samples**2 * (models + records)) + noise, noise
 
 
 def own_counts(view: View) -> torch.Tensor:
@@ -107,6 +128,7 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> AttackResult:
     if chance == 0:
         raise InputError("a guess of the class counts is exact already; an attack cannot add anything")
     detail = "all counts are exact" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
+    detail += f"; opened sums: {len(view.rounds)}"
     return AttackResult(
         "label histogram",
         view.scheme,
@@ -147,42 +169,37 @@ def _per_class(view: View, gradient: torch.Tensor) -> torch.Tensor:
 
 def _activation(view: View, number: int) -> float:
     """Return the average factor of (probabilities − labels) in the gradient: 1 with biases and without clipping."""
-    if list(view.build_model().parameters())[-1].ndim == 1:
+    if _numbers_per_class(view) == 1:
         return _clipping_factor(view, number)
     actual = torch.cat([_per_class(view, _addend(view, each, number)) for each in view.coalition.values()])
     expected = torch.cat([_difference(view, each, number) for each in view.coalition.values()])
     return float(actual @ expected / (expected @ expected))
 
 
+def _numbers_per_class(view: View) -> int:
+    """Return how many numbers of a sum are added for a class: 1 with biases, otherwise those of its weights."""
+    last = list(view.build_model().parameters())[-1]
+    return 1 if last.ndim == 1 else last.shape[1]
+
+
 def _addend(view: View, colluder: Colluder, number: int) -> torch.Tensor:
-    """Return a colluder's addend, computed from its samples in the view if the real one is of more samples."""
-    if colluder.sample_count == len(colluder.y):
+    """Return a colluder's addend, computed from its samples if the real one is of more samples, or has noise."""
+    if colluder.sample_count == len(colluder.y) and not view.is_private:
         return colluder.addends[number]
-    model = view.build_model()
-
-    def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
-        return view.loss(functional_call(model, given, (colluder.x,)), colluder.y)
-
-    gradient = flat(grad(value)(unflat(colluder.origin + view.rounds[number].displacement, model)))
-    return len(colluder.y) / view.samples * gradient
+    weights = colluder.origin + view.rounds[number].displacement
+    return sample_gradients(view, weights, colluder.x, colluder.y).sum(0) / view.samples
 
 
 def _clipping_factor(view: View, number: int) -> float:
     """Return the average factor by which clipping scales the gradients of the coalition's samples."""
     if view.clip == math.inf:
         return 1.0
-    model = view.build_model()
-
-    def value(given: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return view.loss(functional_call(model, given, (sample[None],)), label[None])
-
-    clipped, unclipped = 0.0, 0.0
+    clipped, unclipped, classes = 0.0, 0.0, _classes(view)
     for each in view.coalition.values():
-        weights = unflat(each.origin + view.rounds[number].displacement, model)
-        gradients = list(vmap(grad(value), in_dims=(None, 0, 0))(weights, each.x, each.y).values())
-        norms = torch.cat([part.reshape(len(each.y), -1) for part in gradients], dim=1).norm(dim=1)
-        size = gradients[-1].square().sum(1)
-        clipped += float((size * (view.clip / norms.clamp(min=TINY)).clamp(max=1.0)).sum())
+        weights = each.origin + view.rounds[number].displacement
+        whole = sample_gradients(replace(view, clip=math.inf), weights, each.x, each.y)
+        size = whole[:, -classes:].square().sum(1)
+        clipped += float((size * (view.clip / whole.norm(dim=1).clamp(min=TINY)).clamp(max=1.0)).sum())
         unclipped += float(size.sum())
     return clipped / max(unclipped, TINY)
 
@@ -243,7 +260,7 @@ def scenario(*, delta: float = 0.1, each: int = 40, biases: bool = True, seed: i
     return Scenario(data, build, coalition, rounds=1, delta=delta, seed=seed)
 
 
-def steering_scenario(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) -> Scenario:
+def steering_scenario(*, delta: float = 1.0, rounds: int = STEERED_ROUNDS, seed: int = 0) -> Scenario:
     """Return the same scenario with an active colluder, which makes every model predict class 0 for every sample.
 
     Every number that it adds is within the bound of the sum, weighted by its part of all samples, like a gradient.
@@ -264,25 +281,22 @@ def steering_scenario(*, delta: float = 1.0, rounds: int = 16, seed: int = 0) ->
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the results from biases, from weights, and with an active colluder and large origins."""
-    active = steering_scenario(seed=seed)
+    active = steering_scenario(seed=seed, rounds=PRIVATE_STEERED_ROUNDS if scheme in EPSILONS else STEERED_ROUNDS)
     return [
         count_labels(*observe(scenario(seed=seed), scheme), setting="2 × 40 records, from biases"),
         count_labels(*observe(scenario(biases=False, seed=seed), scheme), setting="2 × 40 records, from weights"),
-        count_labels(*observe(active, scheme), setting=f"2 × 40 records, steered, δ = 1, {active.rounds} rounds"),
+        count_labels(*observe(active, scheme), setting="2 × 40 records, steered, δ = 1"),
     ]
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
-    """Return the results with large origins in CGD, with much noise in "dp", otherwise on records of nobody.
+    """Return the results with large origins in CGD, otherwise on records of nobody.
 
     Large origins make the predictions of the models unknown.
     """
-    if scheme == "cgd":
+    if is_confined(scheme):
         large = scenario(delta=1.0, seed=seed)
         return [count_labels(*observe(large, scheme), setting="2 × 40 records, passive, δ = 1")]
-    if scheme == "dp":
-        noisy = replace(scenario(seed=seed), noise=20.0)
-        return [count_labels(*observe(noisy, "dp"), setting="2 × 40 records, noise of 20 clipping norms")]
     view, _ = observe(scenario(seed=seed), scheme)
     x, y = samples("digits", seed)
     strangers = Truth({"strangers": x[-80:]}, {"strangers": y[-80:]}, {})

@@ -11,13 +11,23 @@ Candidates are the honest participants' records (members) and fresh records of t
 - `loss_scores`: the loss of a trained model is lower on its training records. In FedSGD the coalition has the common
   model; in CGD it has its own models, with other origins and the same displacement. In CGD the displacement itself,
   used as a model (`displacement_scores`), is the better one: it was fitted to the records, and origins are noise.
+- `gradient_scores`: a member's gradient is a part of the sum, so that the sum is more similar to it. With exact sums
+  the others see more; with noise this is the best of these, because it adds up all that a record contributes.
 
 An attack succeeds with an AUC of at least 0.6 that is 3 standard deviations above chance, which happens by chance once
 in 700 times.
+
+Differential privacy bounds the AUC (`allowed_auc`). Two trainings that differ in one of two records, x and x', are as
+hard to distinguish as N(−μ, 1) and N(μ, 1): each record changes the sum by at most C, where the noise has C/μ. By
+symmetry, x ranks above x' in the one as often as below in the other. So if x was used and x' was not, x ranks above x'
+with a probability of at most Φ(μ). This is reached by opposite gradients; orthogonal ones reach Φ(μ/√2), which is also
+the AUC of the decision about a single record, whether it was used or not.
 """
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +38,7 @@ from torch.func import functional_call, vmap
 from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
-from cgd.audit.view import Truth, gradient_rows, has_bias, limit_rows, unflat
+from cgd.audit.view import Truth, gradient_rows, has_bias, is_confined, limit_rows, sample_gradients, unflat
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,6 +56,8 @@ FALSE_POSITIVE_RATE = 0.001
 FLOAT_ROUNDING = 1e-7
 # On any view, the numbers of members and of fresh records that are compared.
 MIN_CANDIDATES, MAX_CANDIDATES = 5, 2000
+# Of gradients that are compared with the sums: candidates × parameters × rounds; and of those in memory at once.
+MAX_GRADIENT_NUMBERS, CHUNK_NUMBERS = 2e9, 2e7
 
 
 def span(view: View) -> torch.Tensor:
@@ -88,6 +100,37 @@ def loss_scores(view: View, candidates: Sample) -> torch.Tensor:
 def displacement_scores(view: View, candidates: Sample) -> torch.Tensor:
     """Score each candidate by minus its loss with the displacement as the model: origins are zero on average."""
     return -_losses(view, torch.zeros_like(view.final_displacement), candidates)
+
+
+def gradient_scores(view: View, candidates: Sample) -> torch.Tensor:
+    """Score each candidate by the product of its gradient with the sums, both without the mean gradient of our records.
+
+    In CGD, gradients are means over the models of the colluders.
+    """
+    x, y = candidates
+    size = view.final_displacement.numel()
+    rounds = max(1, min(len(view.rounds), int(MAX_GRADIENT_NUMBERS / (size * len(y)))))
+    scores = torch.zeros(len(y), dtype=torch.float64)
+    for number in range(rounds):
+        models = _models(view, number)
+        own = [_gradients(view, models, each.x, each.y).sum(0) for each in view.coalition.values()]
+        mean = torch.stack(own).sum(0) / sum(len(each.y) for each in view.coalition.values())
+        unexpected = view.samples_in(number) * view.honest_sum(number).double() - view.honest_samples * mean
+        chunk = max(1, int(CHUNK_NUMBERS / size))
+        for start in range(0, len(y), chunk):
+            part = slice(start, start + chunk)
+            scores[part] += (_gradients(view, models, x[part], y[part]) - mean) @ unexpected
+    return scores
+
+
+def _models(view: View, number: int) -> list[torch.Tensor]:
+    """Return the models of a round that the coalition has: the common one, or those of the colluders."""
+    common, moved = view.rounds[number].weights, view.rounds[number].displacement
+    return [each.origin + moved for each in view.coalition.values()] if common is None else [common]
+
+
+def _gradients(view: View, models: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([sample_gradients(view, each, x, y) for each in models]).mean(0).double()
 
 
 def _with_bias(view: View, x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +179,30 @@ def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, se
         f"{true_positive_rate(members, others):.0%} of the members are found with {rate} among {len(others)} others"
     )
     undecided = value >= MIN_AUC and not succeeds
-    return AttackResult(attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided)
+    allowed = allowed_auc(view.mu) if view.is_private else None
+    return AttackResult(
+        attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided, allowed=allowed
+    )
+
+
+def allowed_auc(mu: float) -> float:
+    """Return the largest AUC between records that were used and others, if a training is μ-GDP: Φ(μ).
+
+    Examples:
+        >>> round(allowed_auc(0.5016), 3)
+        0.692
+    """
+    return NormalDist().cdf(mu)
+
+
+def allowed_record_auc(mu: float) -> float:
+    """Return the largest AUC of a test whether one given record was used, if a training is μ-GDP: Φ(μ/√2).
+
+    Examples:
+        >>> round(allowed_record_auc(0.5016), 3)
+        0.639
+    """
+    return NormalDist().cdf(mu / math.sqrt(2))
 
 
 def span_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> AttackResult:
@@ -159,6 +225,11 @@ def displacement_membership(view: View, truth: Truth, fresh: Sample, setting: st
     return infer(view, truth, fresh, displacement_scores, "membership, from the loss of the displacement", setting)
 
 
+def gradient_membership(view: View, truth: Truth, fresh: Sample, setting: str = "") -> AttackResult:
+    """Infer membership by `gradient_scores`."""
+    return infer(view, truth, fresh, gradient_scores, "membership, by the gradient of the record", setting)
+
+
 def gradients_on_view(view: View, truth: Truth, fresh: Sample) -> list[AttackResult]:
     """Run the attacks on first-layer gradients on any view."""
     members, others = _candidates(truth, fresh)
@@ -167,9 +238,11 @@ def gradients_on_view(view: View, truth: Truth, fresh: Sample) -> list[AttackRes
 
 
 def loss_on_view(view: View, truth: Truth, fresh: Sample) -> list[AttackResult]:
-    """Run the attacks on the loss on any view."""
+    """Run the attacks on the loss and its gradient on any view."""
     members, others = _candidates(truth, fresh)
-    methods = [loss_membership, displacement_membership] if view.scheme == "cgd" else [loss_membership]
+    methods = [gradient_membership, loss_membership]
+    if is_confined(view.scheme):
+        methods.append(displacement_membership)
     return [method(view, members, others, view.describe()) for method in methods]
 
 
@@ -211,7 +284,7 @@ def scenario(
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
-    """Return the results with few records for the span, more records for leverage, many rounds for the loss."""
+    """Return the results with few records for the span and gradients, more for leverage, many rounds for the loss."""
     digits, other_digits = scenario(20, 5, seed=seed)
     tumours, other_tumours = scenario(10, 5, data="breast-cancer", seed=seed)
     more, other_more = scenario(20, 5, data="breast-cancer", seed=seed)
@@ -225,9 +298,11 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
         leverage_membership(*observe(more, scheme), other_more, "2 × 20 records of 30 measurements, 5 rounds"),
         leverage_membership(*observe(many, scheme), other_many, "2 × 40 records of 30 measurements, 5 rounds"),
         leverage_membership(*observe(most, scheme), other_most, "2 × 100 records of 64 pixels, 5 rounds"),
+        gradient_membership(*observe(digits, scheme), other_digits, "2 × 20 records of 64 pixels, 5 rounds"),
+        gradient_membership(*observe(more, scheme), other_more, "2 × 20 records of 30 measurements, 5 rounds"),
         loss_membership(view, truth, fresh, "2 × 40 records, 150 rounds"),
     ]
-    if scheme == "cgd":
+    if is_confined(scheme):
         results.append(displacement_membership(view, truth, fresh, "2 × 40 records, 150 rounds"))
     return results
 
@@ -245,6 +320,7 @@ def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     return [
         spanned,
         leverage_membership(observe(few, scheme)[0], *_strangers(others, 200), "200 records of nobody, 5 rounds"),
+        gradient_membership(observe(few, scheme)[0], *_strangers(others, 200), "200 records of nobody, 5 rounds"),
         loss_membership(observe(trained, scheme)[0], *_strangers(fresh, 80), "80 records of nobody, 150 rounds"),
     ]
 

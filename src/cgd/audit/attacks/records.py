@@ -13,6 +13,11 @@ known, and confinement changes nothing. There are two methods:
 
 With more records than inputs, the rows span the whole space and nearly every unit combines many records. A few are
 still recovered: of 200 records, the 1 to 4 % that activate some unit alone.
+
+Both methods need exact sums: they recognise equal directions. With differential privacy, the rows of all rounds are
+averaged, and the gradient of every unit is taken for a single record. All rounds together contain a record with at most
+μ times the noise, spread over all its features; a correlation of 0.99 would need about seven times the noise in each of
+them.
 """
 
 from __future__ import annotations
@@ -82,6 +87,8 @@ def recover(view: View) -> torch.Tensor:
         raise InputError("the first layer has no bias; this attack divides by the gradient of the bias")
     if not any(isinstance(each, torch.nn.ReLU) for each in model.modules()):
         raise InputError("there are no ReLU units; this attack needs units that only some records activate")
+    if view.is_private:
+        return _from_noisy_rows(view)
     rows = gradient_rows(view)
     rows = rows[rows.norm(dim=1) > SAME_DIRECTION * rows.norm(dim=1).max()]
     rows = rows / rows.norm(dim=1, keepdim=True)
@@ -90,6 +97,17 @@ def recover(view: View) -> torch.Tensor:
     slack = 0.05 * value_range(view)
     possible = ((guesses > own.min() - slack) & (guesses < own.max() + slack)).all(dim=1)
     return _distinct(torch.cat([guesses[possible], guesses[~possible]]), view.honest_samples)
+
+
+def _from_noisy_rows(view: View) -> torch.Tensor:
+    """Return the record of every unit, if only one activates it, from means over all rounds."""
+    rows = gradient_rows(view)
+    rows = rows.reshape(len(view.rounds), -1, rows.shape[1]).mean(0)
+    own = own_records(view)
+    # A bias near zero is noise; the sign of a unit's gradient is that of its bias.
+    bias = torch.where(rows[:, -1:] < 0, -1.0, 1.0) * rows[:, -1:].abs().clamp_min(view.noise / len(view.rounds) ** 0.5)
+    guesses: torch.Tensor = (rows[:, :-1] / bias).clamp(own.min(), own.max())
+    return guesses
 
 
 def _single(rows: torch.Tensor) -> torch.Tensor:

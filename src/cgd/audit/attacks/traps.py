@@ -7,10 +7,14 @@ all honest records exceeds. A single record, or none, then activates such a unit
 
 It follows the protocol: every number that it enters is within the bound of the sum, weighted by its part of all
 samples, like a gradient. Addends are secret, so nobody can see which participant did it. The sums are visibly large.
+
+With differential privacy, honest members refuse a total with a larger norm than they produce together. So the colluder
+moves as many units as it can in half of the rounds. Then it keeps the traps, to average the noise of the other half.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -19,7 +23,7 @@ import torch
 
 from cgd.audit.attacks.records import analytic_recovery
 from cgd.audit.embedded import digit_scenario, samples
-from cgd.audit.schemes import observe
+from cgd.audit.schemes import max_probe, observe
 from cgd.audit.view import Truth
 
 if TYPE_CHECKING:
@@ -27,8 +31,8 @@ if TYPE_CHECKING:
     from cgd.audit.schemes import Scenario
     from cgd.audit.view import Scheme, View
 
-# The size of trap weights, far above that of origins.
-TRAP_WEIGHT = 5.0
+# The size of trap weights, far above that of origins; and with differential privacy, where the distance is limited.
+TRAP_WEIGHT, PRIVATE_TRAP_WEIGHT = 5.0, 2.0
 # The traps are set when no weight is further from its target.
 MAX_DISTANCE = 0.25
 
@@ -43,6 +47,9 @@ class TrapProbe:
         units: the number of units of the first layer.
         lr: the learning rate.
         limit: the largest magnitude that it may enter.
+        reach: the distance by which it can move the first layer; it sets as many traps as that allows.
+        keep: true to keep the first traps, false to set others in the next round.
+        weight: the size of trap weights.
         armed_rounds: the rounds in which traps were set, which the attack reads.
     """
 
@@ -51,18 +58,33 @@ class TrapProbe:
     units: int
     lr: float
     limit: float
+    reach: float = math.inf
+    keep: bool = False
+    weight: float = TRAP_WEIGHT
     armed_rounds: list[int] = field(default_factory=list)
 
     def __call__(self, number: int, displacement: torch.Tensor) -> torch.Tensor:
         """Return the vector of a round, given the displacement."""
-        target = self._traps(len(self.armed_rounds))
-        distance = displacement[: len(target)] - target
+        distance = self._distance(displacement)
         if distance.abs().max() < MAX_DISTANCE:
             self.armed_rounds.append(number)
-            distance = displacement[: len(target)] - self._traps(len(self.armed_rounds))
+            distance = self._distance(displacement)
         added = torch.zeros_like(displacement)
-        added[: len(target)] = (distance / self.lr).clamp(-self.limit, self.limit)
+        added[: len(distance)] = (distance / self.lr).clamp(-self.limit, self.limit)
         return added
+
+    def read(self, phases: int) -> list[int]:
+        """Return the rounds to read: the first ones with traps, or all of them if these are the same."""
+        return self.armed_rounds if self.keep else self.armed_rounds[:phases]
+
+    def _distance(self, displacement: torch.Tensor) -> torch.Tensor:
+        """Return the distance of the first layer from the traps, flat; zero for units that get none."""
+        target = self._traps(0 if self.keep else len(self.armed_rounds))
+        weight, bias = target[: -self.units].reshape(self.units, -1), target[-self.units :]
+        further = (weight.square().sum(1) + bias.square()).cumsum(0).sqrt() > self.reach
+        further[0] = False
+        unused = torch.cat([further[:, None].expand_as(weight).reshape(-1), further])
+        return torch.where(unused, 0.0, displacement[: len(target)] - target)
 
     def _traps(self, phase: int) -> torch.Tensor:
         """Return weights and biases of a first layer whose units are activated by about one of all records, flat."""
@@ -72,26 +94,45 @@ class TrapProbe:
         activations = self.own @ directions.T
         quantile = NormalDist().inv_cdf(1 - 1 / self.honest)
         thresholds = activations.mean(0) + quantile * activations.std(0)
-        return TRAP_WEIGHT * torch.cat([directions.reshape(-1), -thresholds])
+        return self.weight * torch.cat([directions.reshape(-1), -thresholds])
 
 
 def read_traps(view: View, truth: Truth, rounds: list[int], setting: str = "") -> AttackResult:
-    """Measure the fraction of the real records that are recovered from the rounds in which traps were set."""
-    found = analytic_recovery(view.only(rounds), truth, setting)
-    return replace(found, attack="records by steering the first layer")
+    """Measure the fraction of the real records that are recovered from the rounds in which traps were set.
+
+    If the traps were never complete, the last round is read.
+    """
+    found = analytic_recovery(view.only(rounds or [len(view.rounds) - 1]), truth, setting)
+    detail = f"{found.detail}; rounds with traps: {len(rounds)}"
+    return replace(found, attack="records by steering the first layer", detail=detail)
 
 
 # Demonstrations.
 
 
-def scenario(records: int, phases: int, *, seed: int = 0) -> tuple[Scenario, TrapProbe]:
-    """Return two honest participants with `records` digits each, and a colluder that sets traps `phases` times."""
-    passive = digit_scenario(records, rounds=5 * phases, lr=0.5, seed=seed)
+def scenario(records: int, phases: int, *, scheme: Scheme = "cgd", seed: int = 0) -> tuple[Scenario, TrapProbe]:
+    """Return two honest participants with `records` digits each, and a colluder that sets traps.
+
+    Args:
+        records: the number of records of each honest participant.
+        phases: how many times it can set traps, if there is no noise.
+        scheme: the scheme under which the scenario will be run.
+        seed: the seed of everything.
+    """
+    return steer(digit_scenario(records, rounds=5 * phases, lr=0.5, seed=seed), scheme)
+
+
+def steer(passive: Scenario, scheme: Scheme) -> tuple[Scenario, TrapProbe]:
+    """Return a scenario in which the first colluder sets traps, and its probe."""
     name = passive.coalition[0]
     own = passive.data[name][0]
     share = len(own) / sum(len(y) for _, y in passive.data.values())
     units = next(passive.build_model().parameters()).shape[0]
-    probe = TrapProbe(own, 2 * records, units, passive.lr, share * passive.bound)
+    honest = sum(len(y) for each, (_, y) in passive.data.items() if each not in passive.coalition)
+    reach = passive.lr * max_probe(passive, scheme) * passive.rounds / 2
+    probe = TrapProbe(own, honest, units, passive.lr, share * passive.bound, reach)
+    if reach < math.inf:
+        probe = replace(probe, keep=True, weight=PRIVATE_TRAP_WEIGHT)
     return replace(passive, probe=lambda _, number, displacement: probe(number, displacement)), probe
 
 
@@ -99,19 +140,18 @@ def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the results with many more records than inputs."""
     results = []
     for records, phases in ((100, 4), (400, 6)):
-        steered, probe = scenario(records, phases, seed=seed)
+        steered, probe = scenario(records, phases, scheme=scheme, seed=seed)
         view, truth = observe(steered, scheme)
-        rounds = probe.armed_rounds[:phases]
-        setting = f"2 × {records} records, {steered.rounds} rounds, {len(rounds)} sets of traps"
-        results.append(read_traps(view, truth, rounds, setting))
+        setting = f"2 × {records} records, {steered.rounds} rounds"
+        results.append(read_traps(view, truth, probe.read(phases), setting))
     return results
 
 
 def controls(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
     """Return the result on records that nobody trained on."""
-    steered, probe = scenario(100, 2, seed=seed)
+    steered, probe = scenario(100, 2, scheme=scheme, seed=seed)
     view, _ = observe(steered, scheme)
     x, y = samples("digits", seed)
     strangers = Truth({"strangers": x[-200:]}, {"strangers": y[-200:]}, {})
-    setting = "2 × 100 records, 2 sets of traps, scored on 200 strangers"
-    return [read_traps(view, strangers, probe.armed_rounds[:2], setting)]
+    setting = "2 × 100 records, scored on 200 strangers"
+    return [read_traps(view, strangers, probe.read(2), setting)]
