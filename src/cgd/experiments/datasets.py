@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
-from cgd.experiments import idx
+from cgd.experiments import cifar, idx
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_FRACTION = 0.25
 BUNDLED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
-NAMES = (*BUNDLED, *idx.SOURCES)
+NAMES = (*BUNDLED, *idx.SOURCES, cifar.NAME)
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
     if name in idx.SOURCES:
         x, y, held_out_x, held_out_y = (torch.from_numpy(each.copy()) for each in idx.load(name, data_dir).values())
         return Dataset(name, x.flatten(1), y.long(), held_out_x.flatten(1), held_out_y.long())
+    if name == cifar.NAME:
+        return Dataset(name, *cifar.load(data_dir))
     if name not in BUNDLED:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
     if seed < 0:

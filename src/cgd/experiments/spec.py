@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cgd.errors import InputError
 from cgd.experiments import privacy_table
 from cgd.experiments.datasets import NAMES
+from cgd.experiments.setting_values import as_float, check_choice, converted, is_number, suggest
 from cgd.files import parse_toml
 from cgd.optim.vertical import check_joint_accepted
 
@@ -88,15 +88,14 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            # Whole numbers become floats in float settings, so that equal runs have equal slugs.
-            object.__setattr__(self, each.name, _typed(each.name, getattr(self, each.name)))
-        _check_choice("method", self.method, METHODS)
-        _check_choice("data", self.data, NAMES)
-        _check_choice("mode", self.mode, ("towers", "joint"))
+            object.__setattr__(self, each.name, converted(each.name, getattr(self, each.name), _DEFAULTS[each.name]))
+        check_choice("method", self.method, METHODS)
+        check_choice("data", self.data, NAMES)
+        check_choice("mode", self.mode, ("towers", "joint"))
         check_joint_accepted(self.mode, self.accept)
-        _check_choice("activation", self.activation, ACTIVATIONS)
-        _check_choice("arithmetic", self.arithmetic, ("float", "ring"))
-        _check_choice("measure", self.measure, ("held-out", "training"))
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("arithmetic", self.arithmetic, ("float", "ring"))
+        check_choice("measure", self.measure, ("held-out", "training"))
         at_least = dict.fromkeys(("samples", "hold", "seed"), 0)
         at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch"), 1)
         for name, least in at_least.items():
@@ -140,7 +139,7 @@ class RunSpec:
         epsilon = self.privacy.epsilon if self.privacy else self.epsilon
         private = f"-eps{epsilon:g}" if self.method == "dp-sgd" or self.privacy else ""
         # Only settings that differ from the defaults, so that a new setting does not rename old results.
-        changed = {name: value for name, value in self.as_json().items() if value != _json(_DEFAULTS[name])}
+        changed = {name: value for name, value in self.as_json().items() if value != _plain(_DEFAULTS[name])}
         changed.pop("accept", None)  # has no effect on the result, and old results were made without it
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
@@ -153,7 +152,7 @@ class RunSpec:
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""
-        return {name: _json(value) for name, value in asdict(self).items() if (name, value) not in _OMITTED}
+        return {name: _plain(value) for name, value in asdict(self).items() if (name, value) not in _OMITTED}
 
     @classmethod
     def from_table(cls, table: dict[str, Any], where: str) -> RunSpec:
@@ -165,7 +164,7 @@ class RunSpec:
         for name in table:
             if name not in _DEFAULTS:
                 raise InputError(
-                    f"{where}: there is no setting {name!r}{_suggest(name, _DEFAULTS)}; "
+                    f"{where}: there is no setting {name!r}{suggest(name, _DEFAULTS)}; "
                     f"choose one of {', '.join(_DEFAULTS)}"
                 )
         try:
@@ -239,13 +238,13 @@ def read(path: Path, referrers: tuple[Path, ...] = ()) -> Experiment:
     for key in content:
         if key not in known:
             raise InputError(
-                f"{path.name}: there is no table {key!r}{_suggest(key, known)}; choose one of {', '.join(known)}"
+                f"{path.name}: there is no table {key!r}{suggest(key, known)}; choose one of {', '.join(known)}"
             )
     show = content.get("show", "curves")
-    _check_choice(f"{path.name}: show", show, SHOW_CHOICES)
+    check_choice(f"{path.name}: show", show, SHOW_CHOICES)
     scales = _table(content, "scale", path.name) or {"paper": {}}
     for scale in scales:
-        _check_choice(f"{path.name}: scale", scale, SCALES)
+        check_choice(f"{path.name}: scale", scale, SCALES)
         _table(scales, scale, f"{path.name}: scale")
     runs = content.get("run", [])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
@@ -269,7 +268,7 @@ def _read_like(path: Path, content: dict[str, Any], referrers: tuple[Path, ...])
     for key in content:
         if key not in known:
             raise InputError(
-                f"{path.name}: {key!r} is not allowed with `like`{_suggest(key, known)}; "
+                f"{path.name}: {key!r} is not allowed with `like`{suggest(key, known)}; "
                 f"choose one of {', '.join(known)}"
             )
     other_path = path.parent / f"{_text(content, 'like', '', path.name)}.toml"
@@ -277,7 +276,7 @@ def _read_like(path: Path, content: dict[str, Any], referrers: tuple[Path, ...])
         raise InputError(f"{path.name}: like is {content['like']!r}, a circular reference; name a file with runs")
     other = read(other_path, referrers)
     show = content.get("show", other.show)
-    _check_choice(f"{path.name}: show", show, SHOW_CHOICES)
+    check_choice(f"{path.name}: show", show, SHOW_CHOICES)
     only = _text(content, "only", "", path.name)
     entries = {
         scale: tuple(entry for entry in own if only in f"{entry.group} {entry.label}")
@@ -322,13 +321,13 @@ def _entry(
     spec = RunSpec.from_table(settings, where if len(scales) == 1 else f"{where}, scale {scale}")
     reported = _table(run, "reported", where)
     for key, value in reported.items():
-        if not _is_number(value):
+        if not is_number(value):
             raise InputError(f"{where}: reported {key} is {value!r}; it must be a number")
     return RunEntry(
         _text(run, "label", f"run {number}", where),
         spec,
         _text(run, "group", "", where),
-        {key: _float(value) for key, value in reported.items()},
+        {key: as_float(value) for key, value in reported.items()},
     )
 
 
@@ -348,46 +347,5 @@ def _text(content: dict[str, Any], name: str, default: str, where: str) -> str:
     return value
 
 
-def _typed(name: str, value: Any) -> Any:
-    default = _DEFAULTS[name]
-    if default is None:  # a table, which is checked later
-        return value
-    if name == "delta" and isinstance(value, (list, tuple)):
-        if not all(_is_number(each) for each in value):
-            raise InputError(f"delta is {list(value)}; it must be a number, or a list of two")
-        return tuple(_float(each) for each in value)
-    if isinstance(default, tuple):
-        if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
-            return tuple(value)
-        raise InputError(f"{name} is {value!r}; it must be a list of whole numbers")
-    if isinstance(default, float) and _is_number(value):
-        return _float(value)
-    if type(value) is not type(default):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise InputError(f"{name} is {value!r}; it must be {kind}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value) + 0.0  # -0.0 becomes 0.0, which equals it
-    except OverflowError:  # a whole number too large for a float
-        return math.inf if value > 0 else -math.inf
-
-
-def _json(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{what} is {value!r}{_suggest(str(value), choices)}; choose one of {', '.join(choices)}")
-
-
-def _suggest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
