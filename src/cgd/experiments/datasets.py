@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 HELD_OUT_FRACTION = 0.25
+VALIDATION_FRACTION = 1 / 6
 BUNDLED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
 NAMES = (*BUNDLED, *idx.SOURCES, cifar.NAME)
 
@@ -74,6 +75,17 @@ class Dataset:
                 f"samples is {samples}; {self.name} has {len(self.x)} training samples, choose from 1 to {len(self.x)}"
             )
         return Dataset(self.name, self.x[:samples], self.y[:samples], self.held_out_x, self.held_out_y)
+
+    def validation(self) -> Dataset:
+        """Return the training samples alone, with the last sixth of them as the held-out part.
+
+        Raises:
+            InputError: there are fewer than two.
+        """
+        training = len(self.x) - max(1, round(VALIDATION_FRACTION * len(self.x)))
+        if not training:
+            raise InputError(f"{self.name} has one training sample, and none is left to train on; use more samples")
+        return Dataset(self.name, self.x[:training], self.y[:training], self.x[training:], self.y[training:])
 
 
 def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:

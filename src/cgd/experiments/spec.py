@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "dp-sgd", "private-centralised"]
 METHODS: tuple[str, ...] = get_args(Method)
 POOLED_METHODS = ("centralised", "dp-sgd", "private-centralised")
+_METHODS_OF: dict[str, tuple[str, ...]] = {  # settings that not all methods have
+    **dict.fromkeys(("mu", "hold", "arithmetic"), ("cgd",)),
+    **dict.fromkeys(("schedule", "momentum"), privacy_table.PRIVATE_METHODS),
+}
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "elu", "softplus")
 Scale = Literal["quick", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -36,6 +40,7 @@ class RunSpec:
         method: training method, one of METHODS.
         data: name of a data set.
         samples: number of training samples, taken from the start; 0 for all.
+        normalise: see `cgd.experiments.normalisation`: "none", "unit" or "centred".
         rows: number of rows, the paper's m^h.
         columns: number of columns, the paper's m^v.
         mode: "towers" or "joint", see `cgd.optim.vertical`.
@@ -48,10 +53,13 @@ class RunSpec:
         lr: step size, the paper's α.
         mu: the paper's μ of the step size; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
+        schedule: "paper" for the step size of `mu` and `hold`, "linear" for one that falls linearly to 0.
+        momentum: momentum of the steps.
         seed: seed of the split of the data and of the origins.
         sample: number of participants to evaluate (in `local`: to train).
         evaluations: number of evaluations during the run.
-        measure: evaluate on "held-out" samples, or on all "training" samples for the regret of Theorem 1.
+        measure: evaluate on "held-out" samples; on all "training" samples, for the regret of Theorem 1; or on the last
+            sixth of the training samples after training on the others ("validation"), to choose settings.
         arithmetic: "float" or "ring".
         epsilon: ε of dp-sgd.
         dp_delta: δ of dp-sgd.
@@ -63,6 +71,7 @@ class RunSpec:
     method: str = "cgd"
     data: str = "digits"
     samples: int = 0
+    normalise: str = "none"
     rows: int = 1
     columns: int = 1
     mode: str = "towers"
@@ -75,6 +84,8 @@ class RunSpec:
     lr: float = 0.5
     mu: float = 0.0
     hold: int = 0
+    schedule: str = "paper"
+    momentum: float = 0.0
     seed: int = 0
     sample: int = 10
     evaluations: int = 50
@@ -95,7 +106,9 @@ class RunSpec:
         check_joint_accepted(self.mode, self.accept)
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("arithmetic", self.arithmetic, ("float", "ring"))
-        check_choice("measure", self.measure, ("held-out", "training"))
+        check_choice("measure", self.measure, ("held-out", "training", "validation"))
+        check_choice("normalise", self.normalise, ("none", "unit", "centred"))
+        check_choice("schedule", self.schedule, ("paper", "linear"))
         at_least = dict.fromkeys(("samples", "hold", "seed"), 0)
         at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch"), 1)
         for name, least in at_least.items():
@@ -110,16 +123,24 @@ class RunSpec:
                 )
         elif not 0 < self.delta < math.inf:
             raise InputError(f"delta is {self.delta}; it is a standard deviation and must be a finite number above 0")
-        for name in ("lr", "mu", "epsilon"):
+        for name in ("lr", "mu", "momentum", "epsilon"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
         if self.hold > self.steps:
             raise InputError(f"hold is {self.hold} and steps is {self.steps}; hold must not be larger than steps")
-        for name in ("mu", "hold", "arithmetic"):
-            if self.method != "cgd" and getattr(self, name) != _DEFAULTS[name]:
+        if not self.momentum < 1:
+            raise InputError(f"momentum is {self.momentum}; it must be below 1, 0.9 is common")
+        if self.schedule == "linear" and (self.mu or self.hold):
+            raise InputError(
+                f"mu is {self.mu}, hold is {self.hold} and the schedule is linear; set either mu and hold, or schedule"
+            )
+        for name, methods in _METHODS_OF.items():
+            if self.method not in methods and getattr(self, name) != _DEFAULTS[name]:
+                users = " and ".join(methods)
                 raise InputError(
-                    f"{name} is {getattr(self, name)} and the method is {self.method}; only cgd uses it, set it "
-                    "only in runs with the method cgd"
+                    f"{name} is {getattr(self, name)} and the method is {self.method}; only {users} "
+                    f"{'use' if len(methods) > 1 else 'uses'} it, set it only in runs with the method "
+                    f"{' or '.join(methods)}"
                 )
         if self.method == "dp-sgd" and not self.epsilon > 0:
             raise InputError(f"epsilon is {self.epsilon}; dp-sgd needs a privacy parameter above 0")
@@ -174,7 +195,8 @@ class RunSpec:
 
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(RunSpec) if each.default is not MISSING}
-_OMITTED = (("accept", ""), ("privacy", None))  # from JSON, so that the results of former versions stay as they are
+# Defaults that are left out of JSON, so that the results of former versions stay as they are.
+_OMITTED = (("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0))
 
 
 @dataclass(frozen=True)
