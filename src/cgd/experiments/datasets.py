@@ -1,4 +1,4 @@
-"""Data sets by name: those bundled with scikit-learn, and those in MNIST's file format."""
+"""Data sets by name: those bundled with scikit-learn, those in MNIST's file format, and features of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -52,9 +52,15 @@ class Dataset:
         return 0 if self.y.is_floating_point() else int(torch.cat((self.y, self.held_out_y)).max()) + 1
 
     def scaled(self) -> Dataset:
-        """Return the data in single precision: bytes divided by 255, other features and targets standardised."""
+        """Return the data in single precision.
+
+        Bytes are divided by 255. Features in double precision, and targets, are standardised. Features in single
+        precision are those of a network, and stay as they are.
+        """
         if self.x.dtype == torch.uint8:
             x, held_out = self.x.float() / 255, self.held_out_x.float() / 255
+        elif self.x.dtype == torch.float32:
+            x, held_out = self.x, self.held_out_x
         else:
             mean, deviation = _moments(self.x)
             x, held_out = (((each - mean) / deviation).float() for each in (self.x, self.held_out_x))
