@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -28,6 +28,9 @@ test: .venv/installed-dev  ## run all tests except the slow ones
 
 test-slow: .venv/installed-dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest --numprocesses 2 -m slow
+
+test-accountant: .venv/installed-dev .venv/dp-accounting/installed  ## compare the accountant with dp-accounting (installs it into .venv/dp-accounting)
+	$(BIN)/python -m pytest tests/dp/test_accountant.py -k dp_accounting
 
 check: .venv/installed-dev  ## check style, format, types and layers
 	$(BIN)/ruff check .
@@ -127,6 +130,12 @@ clean:  ## remove all generated files
 	$(LOCKED) requirements/dev.lock
 	$(EDITABLE) '.[dev]'
 	@touch $@ .venv/installed
+
+# dp-accounting needs an older attrs than our tools, so it has an environment of its own; only a test uses it.
+.venv/dp-accounting/installed: | .venv/bin/python
+	$(PYTHON) -m venv .venv/dp-accounting
+	.venv/dp-accounting/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: dp-accounting==0.6.0
+	@touch $@
 
 .venv/installed-docs: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd and its documentation tools into .venv (once; a minute or two) ...'

@@ -30,13 +30,13 @@ def run(*arguments: str) -> list[str]:
 
 def test_budget_is_shown_by_training(budget: BudgetFile) -> None:
     limit, spent, training = run(str(budget.path))
-    assert limit == "limit: epsilon 2 at delta 1e-05"
+    assert limit == "limit: epsilon 2 at delta 1e-05, for every record"
     assert spent == "spent: epsilon 0.497, by 2 openings"
     assert training.startswith("  five-hospitals: 2 openings, 20")
 
 
 def test_limit_is_raised_and_never_lowered(budget: BudgetFile) -> None:
-    assert run(str(budget.path), "--raise", "3")[0] == "limit: epsilon 3 at delta 1e-05"
+    assert run(str(budget.path), "--raise", "3")[0] == "limit: epsilon 3 at delta 1e-05, for every record"
     with pytest.raises(InputError, match="name a higher one, not 1"):
         run(str(budget.path), "--raise", "1")
     assert BudgetFile(budget.path, 1.0, 1e-5).epsilon == 3.0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -42,10 +46,23 @@ def test_composition_equals_privacy_loss_distributions(
     assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-5)
 
 
-def test_composition_equals_the_installed_dp_accounting() -> None:
-    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    composed = pld.from_gaussian_mechanism(20.0, value_discretization_interval=1e-4).self_compose(100)
-    assert epsilon_of(0.5, 1e-5) == pytest.approx(composed.get_epsilon_for_delta(1e-5), rel=0.01)
+DP_ACCOUNTING = Path(sys.prefix) / "dp-accounting" / "bin" / "python"
+COMPOSE = """
+import json, sys
+from dp_accounting.pld import privacy_loss_distribution
+for sigma, openings, delta in json.loads(sys.argv[1]):
+    one = privacy_loss_distribution.from_gaussian_mechanism(sigma, value_discretization_interval=1e-3)
+    print(one.self_compose(openings).get_epsilon_for_delta(delta))
+"""
+
+
+@pytest.mark.skipif(not DP_ACCOUNTING.exists(), reason="needs dp-accounting: make test-accountant")
+def test_composition_equals_dp_accounting() -> None:
+    cases = [(sigma, openings, delta) for sigma in (0.8, 5.0, 30.0) for openings in (1, 70) for delta in (1e-5, 1e-8)]
+    command = [str(DP_ACCOUNTING), "-c", COMPOSE, json.dumps(cases)]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    for (sigma, openings, delta), epsilon in zip(cases, printed, strict=True):
+        assert epsilon_of(math.sqrt(openings) / sigma, delta) == pytest.approx(float(epsilon), rel=0.01)
 
 
 @pytest.mark.parametrize(("epsilon", "mu"), [(0.5, 0.1422), (1, 0.2681), (2, 0.5016), (3, 0.7191), (8, 1.6660)])

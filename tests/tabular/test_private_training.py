@@ -147,7 +147,7 @@ def test_gradients_do_not_depend_on_how_many_other_records_there_are() -> None:
 
     def gradient(rows: int) -> torch.Tensor:
         data = _pad(EncodedDataset(x[:rows], y[:rows], torch.ones(rows)), BATCH_RECORDS)
-        privacy = Privacy.from_ledger(network, ledger, reduction="sum", batch=BATCH_RECORDS)
+        privacy = Privacy.from_ledger(network, ledger, reduction="sum", records=BATCH_RECORDS)
         data.losses(network(data.x)).sum().backward()
         taken = privacy.gradient(list(network.parameters()), rows)
         privacy._gradients.remove()

@@ -33,10 +33,11 @@ def budget(
 
     if not file.is_file():
         raise InputError(f"{file} does not exist; name the budget file of a data set, which its first training creates")
-    found = BudgetFile(file, epsilon=1.0, delta=1e-5)  # an existing file keeps its own limit
+    found = BudgetFile(file, epsilon=1.0, delta=1e-5, unit=None)  # an existing file keeps its own limit and unit
     if raise_to is not None:
         found.raise_limit(raise_to)
-    typer.echo(f"limit: epsilon {found.epsilon:g} at delta {found.delta:g}")
+    unit = f"all records of one {found.unit}" if found.unit else "every record"
+    typer.echo(printable(f"limit: epsilon {found.epsilon:g} at delta {found.delta:g}, for {unit}"))
     typer.echo(f"spent: epsilon {found.epsilon_spent:.4g}, by {len(found.charges)} openings")
     for training in dict.fromkeys(each.training for each in found.charges):
         charges = found.of_training(training)

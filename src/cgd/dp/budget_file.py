@@ -67,13 +67,16 @@ class BudgetFile:
         path: the file. It is created if it does not exist, readable by its owner alone.
         epsilon: the limit for all trainings together, if the file does not exist. An existing file keeps its own.
         delta: the δ of the limit.
+        unit: the column that names the unit of privacy of the trainings, as in [privacy]; empty: every record is one;
+            None: that of the file, which must exist.
 
     Attributes:
         charges: all charges, as of the last call of `check` or `charge`.
+        unit: the unit of privacy of all charges.
         created: True if this call created the file: nothing was charged for these records before, or elsewhere.
 
     Raises:
-        InputError: the file cannot be read or written, or is damaged.
+        InputError: the file cannot be read or written, is damaged, or is for another unit.
 
     Examples:
         >>> import tempfile, pathlib
@@ -85,8 +88,8 @@ class BudgetFile:
         >>> folder.cleanup()
     """
 
-    def __init__(self, path: Path, epsilon: float, delta: float) -> None:
-        self.path = path
+    def __init__(self, path: Path, epsilon: float, delta: float, unit: str | None = "") -> None:
+        self.path, self.unit = path, unit or ""
         self.charges: list[Charge] = []
         self._spent: dict[tuple[str, str], Fraction] = {}  # by training and part of its records
         self._size = self._checksum = 0
@@ -97,6 +100,11 @@ class BudgetFile:
                 pass
         except OSError as error:
             raise InputError(_unwritable(path, error)) from None
+        if unit not in (None, self.unit):
+            raise InputError(
+                f"the charges in {path} are for {_units(self.unit)}, and those of this training for {_units(unit)}, "
+                "which cannot be added; write the same unit in [privacy], or name another file with --budget"
+            )
 
     @property
     def epsilon(self) -> float:
@@ -169,7 +177,7 @@ class BudgetFile:
                     raise InputError(
                         f"the limit of {self.path} is epsilon = {self.epsilon:g}; name a higher one, not {epsilon:g}"
                     )
-                self._append(file, {"format": FORMAT, "epsilon": epsilon, "delta": self.delta})
+                self._append(file, self._head(epsilon))
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
 
@@ -191,7 +199,7 @@ class BudgetFile:
             return False
         # Written under another name first, and linked: no process ever finds a file without its limit.
         new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}.new")
-        write_file(new, self._line({"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta}), mode=PRIVATE)
+        write_file(new, self._line(self._head(self.epsilon)), mode=PRIVATE)
         try:
             os.link(new, self.path)
         except FileExistsError:  # another process was faster
@@ -200,6 +208,9 @@ class BudgetFile:
             new.unlink()
         _flush_folder(self.path)
         return True
+
+    def _head(self, epsilon: float) -> dict[str, Any]:
+        return {"format": FORMAT, "epsilon": epsilon, "delta": self.delta, "unit": self.unit}
 
     def _line(self, content: dict[str, Any]) -> bytes:
         text = json.dumps(content).encode()
@@ -222,6 +233,7 @@ class BudgetFile:
             if content["format"] != FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
             self._limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
+            self.unit = str(content["unit"])
             return
         texts = [str(content[name]) for name in ("training", "what", "time", "records")]
         charge = Charge(float(content["mu_squared"]), *texts)
@@ -298,6 +310,10 @@ def _flush_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _units(unit: str) -> str:
+    return f"all records of one {unit!r}" if unit else "single records"
 
 
 def _unwritable(path: Path, error: OSError) -> str:

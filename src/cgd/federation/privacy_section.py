@@ -5,6 +5,7 @@
     delta = 1e-6       # δ, far below one divided by the number of all records
     clip = 1.0         # the largest norm of a record's gradient
     colluders = 1      # how many participants may collude, or leave out their noise
+    unit = "patient"   # optional: the column that names the person of a record; (ε, δ) is then for every person
 
 What depends on records is opened with noise only. So nothing else may be learned from them: the file lists categories,
 classes and the ranges of numbers, and `check_coverage` refuses a file without.
@@ -36,6 +37,8 @@ class PrivacySection:
         clip: C, the largest norm of a record's gradient over all parameters.
         colluders: t, how many members may collude, or leave out their noise, without weakening the guarantee.
         reruns: how many attempts may be opened besides the steps; −1 for the default of `PrivacySettings`.
+        unit: the column whose values name the person, or other unit, that a record belongs to. The guarantee is for all
+            records of a unit together. Empty: every record is a unit of its own.
     """
 
     epsilon: float
@@ -43,9 +46,11 @@ class PrivacySection:
     clip: float = 1.0
     colluders: int = 1
     reruns: int = -1
+    unit: str = ""
 
     def __post_init__(self) -> None:
-        for name, kind in (("epsilon", float), ("delta", float), ("clip", float), ("colluders", int), ("reruns", int)):
+        kinds = {"epsilon": float, "delta": float, "clip": float, "colluders": int, "reruns": int, "unit": str}
+        for name, kind in kinds.items():
             object.__setattr__(self, name, typed(name, getattr(self, name), kind))
         self.settings(1)  # raises if they are invalid
 
@@ -97,6 +102,11 @@ def check_coverage(section: PrivacySection, data: Data | None, members: int, *, 
             "participant hold all columns, or remove [privacy]"
         )
     section.settings(1).check_members(members)
+    if section.unit in (*data.names, data.target):
+        raise InputError(
+            f"unit is {section.unit!r}, which is also a column to predict from, or the target; it must name persons, "
+            "and nothing about them. Remove it from [data.columns], or name another column"
+        )
     for column in data.columns:
         if column.type == "category" and not column.categories:
             raise InputError(

@@ -95,7 +95,7 @@ class Privacy:
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         settings = PrivacySettings(epsilon, delta, steps, float(clip), colluders, -1 if reruns is None else reruns)
-        self._use(model, PrivacyLedger(settings, None if budget is None else Path(budget), training), reduction, 1)
+        self._use(model, PrivacyLedger(settings, None if budget is None else Path(budget), training), reduction, None)
 
     @classmethod
     def from_ledger(
@@ -104,7 +104,7 @@ class Privacy:
         ledger: PrivacyLedger,
         *,
         reduction: Literal["mean", "sum"] = "mean",
-        batch: int = 1,
+        records: int | None = None,
     ) -> Privacy:
         """Return the privacy of a training that is charged to a ledger with other openings.
 
@@ -112,20 +112,31 @@ class Privacy:
             model: the model that the optimiser trains.
             ledger: the ledger, with the settings.
             reduction: of the loss over the records of a batch, "mean" or "sum".
-            batch: all batches have this number of records, the last one filled with records whose loss is multiplied
-                by zero: then the gradient of a record has the same bits whatever other records there are.
+            records: the largest number of records in a step, if it is not the optimiser's `samples`: with records whose
+                loss is multiplied by zero, or with several records of a person.
         """
         privacy = cls.__new__(cls)
-        privacy._use(model, ledger, reduction, batch)
+        privacy._use(model, ledger, reduction, records)
         return privacy
 
     def _use(
-        self, model: torch.nn.Module, ledger: PrivacyLedger, reduction: Literal["mean", "sum"], batch: int
+        self, model: torch.nn.Module, ledger: PrivacyLedger, reduction: Literal["mean", "sum"], records: int | None
     ) -> None:
-        self.settings, self._ledger, self._batch = ledger.settings, ledger, batch
+        self.settings, self._ledger, self._records = ledger.settings, ledger, records
         self._gradients = RecordGradients(model, ledger.settings.clip, reduction=reduction)
         self._taken: ClippedSum | None = None
         self._optimizer: ConfinedOptimizer | None = None
+
+    def weigh_records(self, weights: torch.Tensor) -> None:
+        """Multiply the clipped gradients of the next batch's records by these weights, from 0 to 1.
+
+        If k records are of one person, weights of 1/k make the guarantee one for persons. Then `samples` of the
+        optimiser is the number of persons, and no person may be in two participants' data.
+
+        Raises:
+            InputError: a weight is below 0 or above 1.
+        """
+        self._gradients.weigh_records(weights)
 
     def spent(self) -> Spent:
         """Return what was charged so far for this training: epsilon, delta, mu, openings.
@@ -230,7 +241,7 @@ class Privacy:
         if self._taken is None:
             self._taken = self._gradients.take(parameters)
         gradient, records = self._taken
-        if not 1 <= records <= -(-samples // self._batch) * self._batch:
+        if not 1 <= records <= (self._records or samples):
             raise InputError(
                 f"{records} records were used in this step, and samples is {samples}; call backward() before step(), "
                 "and use each record once per step"

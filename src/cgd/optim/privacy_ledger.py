@@ -52,6 +52,7 @@ class PrivacyLedger:
         budget: the file with the budget of these records, over all trainings; needed in a federation.
         training: the name under which the file lists the charges; by default the name of the federation, and in one
             process a new name every time.
+        unit: the column that names the unit of privacy, if it is not the record.
 
     Attributes:
         file: the budget of these records, if there is a file.
@@ -60,9 +61,11 @@ class PrivacyLedger:
         InputError: the budget file cannot be used.
     """
 
-    def __init__(self, settings: PrivacySettings, budget: Path | None = None, training: str = "") -> None:
+    def __init__(
+        self, settings: PrivacySettings, budget: Path | None = None, training: str = "", unit: str = ""
+    ) -> None:
         self.settings = settings
-        self.file = None if budget is None else BudgetFile(budget, settings.epsilon, settings.delta)
+        self.file = None if budget is None else BudgetFile(budget, settings.epsilon, settings.delta, unit)
         self._training, self._begun = training, False
         self._budgets: dict[str, Budget] = {}
         self._charged: dict[tuple[str, str], SpentOn] = {}

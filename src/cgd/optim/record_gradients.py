@@ -107,6 +107,7 @@ class RecordGradients:
         self._parameters = _trainable(model)
         self._calls: list[Call] | None = None  # while records are run one by one
         self._model_checked = self._sums_checked = self._settling = False
+        self._weights: torch.Tensor | None = None  # of the next pass
         self._current: Pass | None = None  # of the forward pass that is running
         self._buffers: list[tuple[int, int]] = []
         self.reset()
@@ -118,6 +119,17 @@ class RecordGradients:
             model.register_forward_pre_hook(_Hook(self._begin_pass), with_kwargs=True, prepend=True),
             model.register_forward_hook(_Hook(self._end_pass), with_kwargs=True, always_call=True),
         ]
+
+    def weigh_records(self, weights: torch.Tensor) -> None:
+        """Multiply the clipped gradients of the records of the next pass by these weights, from 0 to 1.
+
+        Raises:
+            InputError: a weight is below 0, above 1, or not a number.
+        """
+        own = weights.detach().to("cpu", torch.float64)
+        if own.dim() != 1 or not bool(((own >= 0) & (own <= 1)).all()):
+            raise InputError("the weights of records must be one dimension of numbers from 0 to 1")
+        self._weights = own
 
     @property
     def records(self) -> int:
@@ -185,7 +197,12 @@ class RecordGradients:
                 "the model has other trainable parameters than before; call remove(), and create RecordGradients again"
             )
         source = first_tensor(args, kwargs)
-        self._current = Pass(len(source), weakref.ref(source), source._version)
+        weights, self._weights = self._weights, None
+        if weights is not None and len(weights) != len(source):
+            raise InputError(
+                f"{len(weights)} weights were given for a batch of {len(source)} records; give one for each"
+            )
+        self._current = Pass(len(source), weakref.ref(source), source._version, weights)
         self._buffers = _versions(self._model)
 
     def _end_pass(self, _model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

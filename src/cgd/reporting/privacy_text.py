@@ -14,9 +14,10 @@ PROMISE = (
 )
 COVERED = (
     "Everything that left us: statistics of the columns, the number of records, every step of the training, and the "
-    "validation loss. Each record counts by itself; for a person with several records the promise is weaker. How long "
-    "our computer took for its answers is not covered."
+    "validation loss."
 )
+SINGLE_RECORDS = "Each record counts by itself; for a person with several records the promise is weaker."
+TIME = "How long our computer took for its answers is not covered."
 NOT_COVERED = (
     "This page, our model and the other files of this run. They are exact, and made from our own records. If they are "
     "published, nothing is promised about them."
@@ -35,7 +36,7 @@ def describe_guarantee(privacy: PrivacyInfo) -> dict[str, str]:
         "What is promised": PROMISE,
         "How much": _amount(privacy.epsilon, privacy.delta),
         "Against whom": _coalition(privacy.colluders, privacy.members),
-        "What it covers": COVERED,
+        "What it covers": f"{COVERED} {_unit(privacy.unit)} {TIME}",
         "What it does not cover": NOT_COVERED,
     }
     return paragraphs | ({} if privacy.budget is None else {"All trainings together": _budget(privacy.budget)})
@@ -50,6 +51,15 @@ def _amount(epsilon: float, delta: float) -> str:
         f"is used as likely as not. After it, that person can be {certainty:.3g} % sure at most, instead of 50 %. More "
         f"exactly: with your record, the probability of anything that they may see changes by a factor of at most e^ε "
         f"= {factor} (ε = {epsilon:g}), and this fails with a probability of at most δ = {delta:g}{cases}."
+    )
+
+
+def _unit(unit: str) -> str:
+    if not unit:
+        return SINGLE_RECORDS
+    return (
+        f"All our records with the same value in the column {unit} count as one: the promise is for them together. For "
+        "somebody whose records are at two participants it is weaker."
     )
 
 

@@ -210,6 +210,7 @@ class PrivacyInfo(Struct):
     delta: float
     colluders: int
     members: int | None = None
+    unit: str = ""
     clip: float | None = None
     spent: list[SpentInfo] | None = None
     budget: BudgetInfo | None = None

@@ -64,6 +64,11 @@ class Categorical:
         # One bin in front for the missing ones: a mask would copy the codes.
         return np.bincount(self.codes.astype(np.int64) + 1, minlength=len(self.names) + 1)[1:]
 
+    def total_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the sum of the weights of each category's records, in the order of `names`; first, of missing ones."""
+        totals: npt.NDArray[Any] = np.bincount(self.codes.astype(np.int64) + 1, weights, len(self.names) + 1)
+        return totals
+
     def take(self, indices: npt.NDArray[Any]) -> Categorical:
         """Return some of the values, in the given order."""
         return Categorical(self.codes[indices], self.names)

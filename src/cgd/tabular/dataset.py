@@ -31,7 +31,7 @@ from cgd.tabular.readers import DataFrameTable, open_table
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -53,6 +53,7 @@ class TabularDataset:
         categories: category codes by column name.
         target: values to predict, float64 or classes; None if not read.
         ids: IDs of the records; None if not read.
+        units: the unit of privacy, such as the patient, that each record belongs to; None if every record is one.
     """
 
     rows: int
@@ -60,6 +61,14 @@ class TabularDataset:
     categories: Mapping[str, Categorical]
     target: npt.NDArray[np.float64] | Categorical | None = None
     ids: tuple[str, ...] | None = None
+    units: tuple[str, ...] | None = None
+
+    def unit_weights(self) -> npt.NDArray[np.float64]:
+        """Return 1/k for each record, where k is the number of records of its unit: every unit has the weight 1."""
+        if self.units is None:
+            return np.ones(self.rows)
+        sizes = Counter(self.units)
+        return np.array([1 / sizes[each] for each in self.units])
 
     def take(self, indices: npt.ArrayLike) -> TabularDataset:
         """Return some of the records, in the given order.
@@ -82,6 +91,7 @@ class TabularDataset:
             if target is None
             else target[places],
             ids=None if self.ids is None else tuple(self.ids[place] for place in places),
+            units=None if self.units is None else tuple(self.units[place] for place in places),
         )
 
     def __repr__(self) -> str:
@@ -97,6 +107,7 @@ def read_dataset(
     label: str | None = None,
     target: bool = True,
     ids: bool = False,
+    unit: str = "",
 ) -> tuple[TabularDataset, tuple[str, ...]]:
     """Read the records of a CSV or Parquet file.
 
@@ -107,6 +118,7 @@ def read_dataset(
         label: the target's name in this file, if it is not `data.target`.
         target: read the target, and leave records without one out.
         ids: read the column `data.id`.
+        unit: read this column as the unit of privacy of each record.
 
     Returns:
         The records, and notes for the user about them.
@@ -114,8 +126,8 @@ def read_dataset(
     Raises:
         InputError: the file cannot be used; the message gives the place and a remedy.
     """
-    wanted = [each.name for each in columns] + [label or data.target] * target + [data.id] * ids
-    return _load(open_table(path, wanted, data.missing), data, columns, label=label, target=target, ids=ids)
+    wanted = _wanted(data, columns, label or data.target if target else None, ids, unit)
+    return _load(open_table(path, wanted, data.missing), data, columns, label=label, target=target, ids=ids, unit=unit)
 
 
 def dataset_from_frame(
@@ -126,13 +138,20 @@ def dataset_from_frame(
     label: str | None = None,
     target: bool = False,
     ids: bool = False,
+    unit: str = "",
 ) -> tuple[TabularDataset, tuple[str, ...]]:
     """Convert a dictionary of columns, a pandas or polars data frame, or an Arrow table; see `read_dataset`."""
-    return _load(DataFrameTable(frame), data, columns, label=label, target=target, ids=ids)
+    return _load(DataFrameTable(frame), data, columns, label=label, target=target, ids=ids, unit=unit)
+
+
+def _wanted(data: Data, columns: Sequence[Column], label: str | None, ids: bool, unit: str) -> list[str]:
+    """Return the names of the columns to read, in the order of `_DatasetBuilder.add_batch`."""
+    more = ([] if label is None else [label]) + [data.id] * ids + [unit] * bool(unit)
+    return [each.name for each in columns] + more
 
 
 def _load(
-    table: Table, data: Data, columns: Sequence[Column], *, label: str | None, target: bool, ids: bool
+    table: Table, data: Data, columns: Sequence[Column], *, label: str | None, target: bool, ids: bool, unit: str
 ) -> tuple[TabularDataset, tuple[str, ...]]:
     if ids and not data.id:
         raise InputError("[data] names no id column, which is needed to identify records; add id = 'NAME'")
@@ -144,9 +163,14 @@ def _load(
             f"the label is {label!r}, which is the id column of [data], and classes are disclosed to all participants; "
             "name the column to predict with --label"
         )
-    wanted = [each.name for each in columns] + [label] * target + [data.id] * ids
+    if target and label == unit:
+        raise InputError(
+            f"the label is {label!r}, which is the unit in [privacy], and names persons; name the column to predict "
+            "with --label"
+        )
+    wanted = _wanted(data, columns, label if target else None, ids, unit)
     positions = [find_column(table, name, label if target else None) for name in wanted]
-    builder = _DatasetBuilder(table, data, columns, label if target else None, ids)
+    builder = _DatasetBuilder(table, data, columns, label if target else None, ids, unit)
     for arrays in table.batches(positions):
         builder.add_batch(arrays)
     finished = builder.finish(_unread_columns_note(table, {*wanted, data.target, data.id}))
@@ -157,7 +181,9 @@ def _load(
 class _DatasetBuilder:
     """Convert a table batch by batch, keeping only numbers and codes."""
 
-    def __init__(self, table: Table, data: Data, columns: Sequence[Column], label: str | None, ids: bool) -> None:
+    def __init__(
+        self, table: Table, data: Data, columns: Sequence[Column], label: str | None, ids: bool, unit: str
+    ) -> None:
         self._title, self._locate = table.title, table.locate
         self._missing = MissingMarkers(data.missing)
         self._id = data.id
@@ -170,16 +196,19 @@ class _DatasetBuilder:
             self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES, MAX_LEARNED_CLASSES)
         self._label = label
         self._ids: dict[str, int] | None = {} if ids else None
+        self._unit, self._units = unit, list[str]()
         self._rows_read, self._rows_kept = 0, 0
 
     def add_batch(self, arrays: Sequence[Any]) -> None:
-        """Add one batch: the columns, then the target, then the IDs."""
+        """Add one batch: the columns, then the target, then the IDs, then the units of privacy."""
         rest = list(arrays)
         rows = len(rest[0])
         values = [column.convert(rest.pop(0), self._rows_read) for column in self._columns.values()]
         keep = None if self._target is None else self._add_labels(self._target, rest.pop(0))
         if self._ids is not None:
             self._add_ids(self._ids, rest.pop(0), keep)
+        if self._unit:
+            self._units += [text for _, text in self._names(rest.pop(0), "unit", self._unit, keep)]
         for column, some in zip(self._columns.values(), values, strict=True):
             column.add(some if keep is None else some[keep])  # type: ignore[arg-type]
         self._rows_read += rows
@@ -216,6 +245,7 @@ class _DatasetBuilder:
             categories={name: made for name, made in finished.items() if not isinstance(made, np.ndarray)},
             target=None if self._target is None else self._target.finish(),
             ids=None if self._ids is None else tuple(self._ids),
+            units=tuple(self._units) if self._unit else None,
         )
         return dataset, tuple(notes)
 
@@ -240,21 +270,28 @@ class _DatasetBuilder:
         return None if keep.all() else keep
 
     def _add_ids(self, ids: dict[str, int], array: Any, keep: npt.NDArray[np.bool_] | None) -> None:
-        for place, text in enumerate(to_texts(array, self._missing, self._id, self._title)):
-            row = self._rows_read + place
-            if keep is not None and not keep[place]:
-                continue
-            if text is None:
-                raise InputError(
-                    f"{self._title}, {self._locate(row)}: the id in column {self._id!r} is missing; every record "
-                    "needs one"
-                )
+        for row, text in self._names(array, "id", self._id, keep):
             other = ids.setdefault(text, row)
             if other != row:
                 raise InputError(
                     f"{self._title}: the id {text!r} in column {self._id!r} is in {self._locate(other)} and "
                     f"{self._locate(row)}; every record must have its own id"
                 )
+
+    def _names(
+        self, array: Any, what: str, column: str, keep: npt.NDArray[np.bool_] | None
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the rows of a batch that are kept, and their values, none of which may be missing."""
+        for place, text in enumerate(to_texts(array, self._missing, column, self._title)):
+            row = self._rows_read + place
+            if keep is not None and not keep[place]:
+                continue
+            if text is None:
+                raise InputError(
+                    f"{self._title}, {self._locate(row)}: the {what} in column {column!r} is missing; every record "
+                    "needs one"
+                )
+            yield row, text
 
 
 def find_column(table: Table, name: str, label: str | None) -> int:

@@ -54,7 +54,8 @@ def open_ledger(
     Raises:
         InputError: the budget cannot be used, or is spent.
     """
-    ledger = PrivacyLedger(settings.privacy_settings(), budget or data.with_name(f"{data.name}.budget"))
+    path = budget or data.with_name(f"{data.name}.budget")
+    ledger = PrivacyLedger(settings.privacy_settings(), path, unit=settings.unit)
     ledger.check(federation)
     file = ledger.file
     if file is None or not file.created:
@@ -81,7 +82,7 @@ def private_sums(settings: TabularSettings, trained: TrainingResult) -> list[Dis
     ]
 
 
-def privacy_summary(ledger: PrivacyLedger, members: int) -> dict[str, Any]:
+def privacy_summary(ledger: PrivacyLedger, members: int, unit: str = "") -> dict[str, Any]:
     """Return the part of run.json about differential privacy."""
     settings, file = ledger.settings, ledger.file
     total = settings.budget().mu_squared
@@ -91,6 +92,7 @@ def privacy_summary(ledger: PrivacyLedger, members: int) -> dict[str, Any]:
         "clip": settings.clip,
         "colluders": settings.colluders,
         "members": members,
+        "unit": unit,
         "spent": [
             {
                 "what": each.what,

@@ -8,7 +8,9 @@ Each training record has one vector, and the sum of all vectors is opened once:
     of a target with classes:          1 at the record's class
     of a target that is a number:      u;  u²
 
-u is the value, cut to the range of the federation file and scaled so that the range becomes −1 to 1.
+u is the value, cut to the range of the federation file and scaled so that the range becomes −1 to 1. If `unit` in
+[privacy] names persons, the vector of each of a person's k records is divided by k: every person has the mean vector of
+its records, whose norm is at most that of the longest, and all numbers below are about persons.
 
 **Sensitivity.** A data set with one record more has another sum, by the vector of this record. Its squared norm is a
 sum over its parts. The first part is 1. A number column has either 1² (missing) or u² + u⁴ ≤ 2. A category column has
@@ -96,28 +98,33 @@ def private_fit(
 
 def _own_sums(records: TabularDataset, data: Data, columns: Sequence[Column]) -> Iterator[float]:
     """Yield the elements of our sum, in the order of the module's docstring."""
-    yield records.rows
+    weights = records.unit_weights()
+    yield float(weights.sum())
     for column in columns:
         if column.type == "number":
             values = records.numbers[column.name]
-            yield int(np.count_nonzero(np.isnan(values)))
-            yield from _moments(values, _known(column.range))
+            yield float(weights[np.isnan(values)].sum())
+            yield from _moments(values, weights, _known(column.range))
         else:
-            categories = records.categories[column.name]
-            yield from categories.counts().tolist()
-            yield categories.missing
+            missing, *counts = records.categories[column.name].total_weights(weights).tolist()
+            yield from (*counts, missing)
     target = records.target
     if target is None:
         raise InputError("the target was not read; read the file with its label")
-    yield from target.counts().tolist() if isinstance(target, Categorical) else _moments(target, _known(data.range))
+    if isinstance(target, Categorical):
+        yield from target.total_weights(weights)[1:].tolist()
+    else:
+        yield from _moments(target, weights, _known(data.range))
 
 
-def _moments(values: Floats, limits: Range) -> tuple[float, float]:
-    """Return Σu and Σu² of the values that are not missing."""
+def _moments(values: Floats, weights: Floats, limits: Range) -> tuple[float, float]:
+    """Return Σu and Σu² of the values that are not missing, weighted."""
     low, high = limits
-    u = (np.clip(values[~np.isnan(values)], low, high) - low) * (2 / (high - low)) - 1
+    present = ~np.isnan(values)
+    u = (np.clip(values[present], low, high) - low) * (2 / (high - low)) - 1
     np.clip(u, -1, 1, out=u)  # rounding
-    return float(u.sum()), float(np.square(u).sum())
+    weighted = u * weights[present]
+    return float(weighted.sum()), float((weighted * u).sum())
 
 
 def _preprocessing(opened: Iterator[float], noise: float, data: Data, columns: Sequence[Column]) -> Preprocessing:

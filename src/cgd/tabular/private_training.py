@@ -1,11 +1,15 @@
 """What differs in a training on a table with differential privacy: validation split, gradients, validation loss.
 
 **Validation split.** Each record is in it by a coin of its own, a keyed digest of its content: adding a record moves no
-other one. So a record changes either what is opened about training records (statistics, number, gradients) or the
-validation losses, and each has the whole budget (parallel composition).
+other one. If `unit` in [privacy] names persons, the coin is that of the person, for all its records. So a record, or a
+person, changes either what is opened about training records (statistics, number, gradients) or the validation losses,
+and each has the whole budget (parallel composition).
 
 **Validation loss.** The loss of a record is cut to L, and its vector is (loss/L − ½, ½). Its squared norm is at most ½,
 whatever the loss is. From the opened sums S and H follows the mean loss L·(S/2H + ½).
+
+**Persons.** The gradient of each of a person's k records is clipped to C and divided by k, and so is the vector of its
+loss. So all records of a person together count as one record.
 
 **Nothing depends on records but through noise.** A loss that is not finite is no error, as it is without privacy. A
 participant without training records takes part with one that has no weight. Losses and scores of our own are exact;
@@ -19,9 +23,10 @@ import hmac
 import math
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch.nn import functional
 
 from cgd.dp.budget_file import VALIDATION
@@ -32,7 +37,6 @@ from cgd.tabular.training_loop import EncodedDataset, TrainingLoop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import torch
     from torch import nn
 
     from cgd.optim.privacy_ledger import PrivacyLedger
@@ -51,13 +55,14 @@ BATCH_RECORDS = 2048
 def private_validation_split(records: TabularDataset, part: float, seed: bytes) -> npt.NDArray[np.bool_]:
     """Return the mask of our validation records: about this part of them, each chosen by its own content.
 
-    Equal records have different coins: the second one is that of the content and the number 2.
+    Equal records have different coins: the second one is that of the content and the number 2. All records of a unit
+    have the same coin.
     """
     key, threshold = hmac.digest(seed, b"cgd private validation", "sha256"), int(part * 2**64)
     seen: Counter[bytes] = Counter()
     mask = np.zeros(records.rows, dtype=np.bool_)
-    for place, content in enumerate(_contents(records)):
-        seen[content] += 1
+    for place, content in enumerate(_contents(records) if records.units is None else map(str.encode, records.units)):
+        seen[content] += records.units is None
         drawn = hashlib.blake2b(seen[content].to_bytes(8, "little") + content, digest_size=8, key=key).digest()
         mask[place] = int.from_bytes(drawn, "little") < threshold
     return mask
@@ -74,6 +79,24 @@ def _contents(records: TabularDataset) -> list[bytes]:
     return [row.tobytes() for row in table]
 
 
+class Shares(NamedTuple):
+    """The weight of each record: 1/k if its unit of privacy has k records.
+
+    Attributes:
+        training: of the training records.
+        validation: of the validation records.
+    """
+
+    training: torch.Tensor
+    validation: torch.Tensor
+
+    @classmethod
+    def of(cls, records: TabularDataset, held_out: npt.NDArray[np.bool_]) -> Shares:
+        """Return the shares of both parts; all records of a unit are in one of them."""
+        weights = torch.from_numpy(records.unit_weights())
+        return cls(weights[~held_out], weights[held_out])
+
+
 class PrivateTrainingLoop(TrainingLoop):
     """The training steps with clipped gradients and noise, charged to a ledger."""
 
@@ -86,15 +109,18 @@ class PrivateTrainingLoop(TrainingLoop):
         validation: EncodedDataset,
         delta: float,
         ledger: PrivacyLedger,
+        shares: Shares,
     ) -> None:
-        self._ledger = ledger
-        if not len(training):
-            training = _pad(training, 1)
-        privacy = Privacy.from_ledger(network, ledger, reduction="sum", batch=BATCH_RECORDS)
-        super().__init__(peers, settings, network, training, validation, delta, privacy)
-        whole = _pad(training, -(-len(training) // BATCH_RECORDS) * BATCH_RECORDS)
+        self._ledger, self._shares = ledger, shares
+        whole = _pad(training, max(1, -(-len(training) // BATCH_RECORDS)) * BATCH_RECORDS)
+        privacy = Privacy.from_ledger(network, ledger, reduction="sum", records=len(whole))
+        units = max(1, round(shares.training.sum().item()))
+        super().__init__(peers, settings, network, training, validation, delta, privacy, units)
+        self.optimizer.records_digest += hashlib.sha256(shares.training.numpy().tobytes()).digest()
+        self._privacy = privacy
         parts = zip(*(each.split(BATCH_RECORDS) for each in (whole.x, whole.y, whole.weight)), strict=True)
         self._batches = [EncodedDataset(*each) for each in parts]
+        self._batch_shares = _pad_end(shares.training, len(whole)).split(BATCH_RECORDS)
 
     def _compute_gradient(self) -> float | None:
         """Compute the clipped gradients of our records, in batches; return the mean loss if it is finite."""
@@ -102,11 +128,13 @@ class PrivateTrainingLoop(TrainingLoop):
         self.optimizer.zero_grad()
         total = 0.0
         with self._own_random_numbers():
-            for batch in self._batches:
+            for batch, shares in zip(self._batches, self._batch_shares, strict=True):
+                if self.settings.unit:
+                    self._privacy.weigh_records(shares)
                 loss = batch.losses(self.network(batch.x)).sum()
                 loss.backward()
                 total += loss.item()
-        return total / len(self.training) if math.isfinite(total) else None
+        return total / max(1, len(self.training)) if math.isfinite(total) else None
 
     def _open_loss(self, losses: torch.Tensor) -> float | None:
         """Return the mean validation loss of all members with noise; None if it is not opened after this step."""
@@ -114,8 +142,9 @@ class PrivateTrainingLoop(TrainingLoop):
         last = self.step == self.settings.training.steps
         if not settings.looks or not (last or self.settings.training.patience):
             return None
-        scaled = (losses / LOSS_BOUND).nan_to_num(nan=1.0).clamp(0.0, 1.0).numpy()
-        own = np.array([(scaled - 0.5).sum(), 0.5 * len(scaled)])
+        scaled = (losses / LOSS_BOUND).nan_to_num(nan=1.0).clamp(0.0, 1.0)
+        shares = self._shares.validation[: len(scaled)]  # none in a replayed step
+        own = np.array([((scaled - 0.5) * shares).sum().item(), 0.5 * shares.sum().item()])
         while True:
             epoch, members = self.peers.next_round()
             encoding = settings.sum_encoding(members, 2, LOSS_NORM, settings.look_mu)
@@ -135,6 +164,9 @@ class PrivateTrainingLoop(TrainingLoop):
 
 def _pad(data: EncodedDataset, rows: int) -> EncodedDataset:
     """Return the records and as many of no weight as are needed for this number."""
-    more = rows - len(data)
-    x = functional.pad(data.x, (0, 0, 0, more))
-    return EncodedDataset(x, functional.pad(data.y, (0, more)), functional.pad(data.weight, (0, more)))
+    x = functional.pad(data.x, (0, 0, 0, rows - len(data)))
+    return EncodedDataset(x, _pad_end(data.y, rows), _pad_end(data.weight, rows))
+
+
+def _pad_end(values: torch.Tensor, length: int) -> torch.Tensor:
+    return functional.pad(values, (0, length - len(values)))

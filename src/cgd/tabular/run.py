@@ -197,7 +197,9 @@ class TabularRun:
         check_function_named(settings.model.function, function, federation.path)
         if settings.model.function:
             load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
-        records, notes = read_dataset(data, settings.data, settings.own_columns, label=label, ids=settings.vertical)
+        records, notes = read_dataset(
+            data, settings.data, settings.own_columns, label=label, ids=settings.vertical, unit=settings.unit
+        )
         if settings.privacy is not None:
             check_private(settings, records)
         run_folder = RunFolder(folder, federation, participant)
@@ -296,7 +298,7 @@ class TabularRun:
                 "used": self.records.rows,
                 "training": trained.samples,
                 "validation": trained.validation.rows,
-                "everyone_training": trained.everyone_samples,
+                "everyone_training": None if settings.unit else trained.everyone_samples,
             },
             "features": list(trained.preprocessing.features),
             "columns": [_column_summary(each, settings) for each in trained.preprocessing.columns],
@@ -312,7 +314,11 @@ class TabularRun:
             "validation": scores,
             "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
             "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
-            **({} if trained.ledger is None else {"privacy": privacy_summary(trained.ledger, len(peers))}),
+            **(
+                {}
+                if trained.ledger is None
+                else {"privacy": privacy_summary(trained.ledger, len(peers), settings.unit)}
+            ),
         }
 
 

@@ -77,6 +77,11 @@ class TabularSettings:
             return 0
         return math.ceil(self.training.steps / self.training.validate_every) if self.training.patience else 1
 
+    @property
+    def unit(self) -> str:
+        """The column that names the unit of privacy of a record; empty if every record is one, or without privacy."""
+        return "" if self.privacy is None else self.privacy.unit
+
     def privacy_settings(self) -> PrivacySettings:
         """Return the settings of differential privacy.
 

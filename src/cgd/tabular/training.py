@@ -17,7 +17,7 @@ from cgd.tabular.alignment import align, row_key, shared_validation_split, valid
 from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
-from cgd.tabular.private_training import PrivateTrainingLoop, private_validation_split
+from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split
 from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TrainingResult:
         steps: number of steps taken.
         validation: the validation split; in a grid, in the order of the row.
         samples: number of our training records.
-        everyone_samples: number of all members' training records.
+        everyone_samples: number of all members' training records, or of their units of privacy.
         clipped: number of steps in which our gradient was clipped to the bound.
         notes: notes for the user.
         seconds: duration.
@@ -113,7 +113,9 @@ def train(
     loop = (
         TrainingLoop(peers, settings, network, training, validation, origin.delta)
         if ledger is None
-        else PrivateTrainingLoop(peers, settings, network, training, validation, origin.delta, ledger)
+        else PrivateTrainingLoop(
+            peers, settings, network, training, validation, origin.delta, ledger, Shares.of(records, held_out)
+        )
     )
     if trace_writer is not None:
         trace_writer.resume(loop.optimizer)

@@ -108,10 +108,12 @@ class TrainingLoop:
         validation: EncodedDataset,
         delta: float,
         privacy: Privacy | None = None,
+        samples: int | None = None,
     ) -> None:
         self.peers, self.settings, self.network = peers, settings, network
         self.training, self.validation = training, validation
-        self.optimizer = _build_optimizer(peers, settings, network, len(training), privacy)
+        count = len(training) if samples is None else samples
+        self.optimizer = _build_optimizer(peers, settings, network, count, privacy)
         digests = training.digest(), validation.digest(), _network_digest(settings.model, delta)
         self.optimizer.records_digest = b"".join(digests)
         self.best = BestCheckpoint(self.optimizer)
