@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import pickle
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cgd import InputError
 from cgd.experiments import cifar, datasets, resnet
@@ -189,6 +193,19 @@ def test_damaged_archive_is_refused(
     assert files_of(tmp_path / "cache") == {}
 
 
+@given(st.lists(st.tuples(st.integers(0, 1600), st.binary(min_size=1, max_size=20)), min_size=1, max_size=3))
+def test_archive_with_changed_headers_raises_only_input_errors(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]]
+) -> None:
+    content = bytearray(gzip.decompress(WHOLE))
+    for place, change in changes:
+        content[place : place + len(change)] = change
+    path = tmp_path_factory.getbasetemp() / cifar.ARCHIVE
+    path.write_bytes(gzip.compress(content, 1))
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        cifar.read_archive(path)
+
+
 class Malicious:
     """A pickle that runs code."""
 
@@ -241,6 +258,22 @@ def without_digest(content: bytes) -> bytes:
     return safetensors.torch.save(safetensors.torch.load(content))
 
 
+def reshaped(content: bytes) -> bytes:
+    tensors = safetensors.torch.load(content)
+    tensors["x"] = tensors["x"].reshape(10, 32)
+    return safetensors.torch.save(tensors, metadata(content))
+
+
+def in_half_precision(content: bytes) -> bytes:
+    tensors = safetensors.torch.load(content)
+    return safetensors.torch.save({**tensors, "x": tensors["x"].bfloat16()}, metadata(content))
+
+
+def metadata(content: bytes) -> dict[str, str]:
+    size = int.from_bytes(content[:8], "little")
+    return dict(json.loads(content[8 : 8 + size])["__metadata__"])
+
+
 def without_labels(content: bytes) -> bytes:
     return safetensors.torch.save({"x": safetensors.torch.load(content)["x"]}, {"sha256": "0"})
 
@@ -251,6 +284,8 @@ def without_labels(content: bytes) -> bytes:
         (altered, "was altered: the sha256 of its content is "),
         (without_digest, "was altered: the sha256 of its content is "),
         (without_labels, "cannot be read"),
+        (reshaped, "was altered"),
+        (in_half_precision, "cannot be read"),
         (lambda content: content[:-1], "cannot be read"),
         (lambda content: b"", "cannot be read"),
         (lambda content: pickle.dumps(Malicious()), "cannot be read"),

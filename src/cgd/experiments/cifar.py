@@ -71,7 +71,7 @@ def load(data_dir: Path | None = None) -> Features:
     """
     path = data_files.cache() / NAME / CACHE_FILE
     if os.path.isfile(path):
-        return _read_cache(path)
+        return read_cache(path)
     missing = []
     found = {}
     for file, names, url in (
@@ -93,7 +93,7 @@ def load(data_dir: Path | None = None) -> Features:
     training = len(images) - IMAGES_PER_FILE
     features = extract(network, images)
     data = Features(features[:training], labels[:training], features[training:], labels[training:])
-    _write_cache(path, data)
+    write_cache(path, data)
     return data
 
 
@@ -171,13 +171,19 @@ def _not_written(path: Path, error: OSError) -> str:
 
 
 def _digest(data: Features) -> str:
-    state = hashlib.sha256(resnet.WEIGHTS_SHA256.encode())
+    """Return a digest of the types, shapes and values, and of the weights with which they were computed."""
+    state = hashlib.sha256(f"{resnet.WEIGHTS_SHA256} {[(each.dtype, each.shape) for each in data]}".encode())
     for each in data:
         state.update(each.contiguous().numpy().data)
     return state.hexdigest()
 
 
-def _write_cache(path: Path, data: Features) -> None:
+def write_cache(path: Path, data: Features) -> None:
+    """Store features with their digest.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     tensors = {name: each.contiguous() for name, each in data._asdict().items()}
     try:
         write_file(path, safetensors.torch.save(tensors, {"sha256": _digest(data)}))
@@ -185,8 +191,8 @@ def _write_cache(path: Path, data: Features) -> None:
         raise InputError(_not_written(path, error)) from None
 
 
-def _read_cache(path: Path) -> Features:
-    """Return the stored features.
+def read_cache(path: Path) -> Features:
+    """Return the features that were stored in a file.
 
     Raises:
         InputError: they cannot be read, or differ from those that were stored.
@@ -196,9 +202,9 @@ def _read_cache(path: Path) -> Features:
         with safetensors.safe_open(path, "pt") as file:
             stored = (file.metadata() or {}).get("sha256", "missing")
             data = Features(*(file.get_tensor(name) for name in Features._fields))
-    except (OSError, safetensors.SafetensorError) as error:
+        digest = _digest(data)
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} cannot be read ({error}); {remedy}") from None
-    digest = _digest(data)
     if digest != stored:
         raise InputError(f"{path} was altered: the sha256 of its content is {digest}, not {stored}; {remedy}")
     return data
