@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from cgd import InputError
 from cgd.experiments import cifar, datasets, resnet
+from cgd.experiments.runner import execute
+from cgd.experiments.spec import RunSpec
 from support import cifar_files
 
 
@@ -83,6 +85,12 @@ def test_features_are_computed_once(data: Path, tmp_path: Path, monkeypatch: pyt
         path.unlink()
     monkeypatch.setattr(cifar, "extract", None)
     assert equal(cifar.load(data), first)
+
+
+def test_runs_train_on_the_features(data: Path) -> None:
+    result = execute(RunSpec(data="cifar10-features", rows=5, columns=2, hidden=(3,), steps=2, lr=0.01), data)
+    assert result.history.training_loss[1] < result.history.training_loss[0]
+    assert len(result.last.accuracy) == 10
 
 
 def test_interrupted_extraction_leaves_nothing_and_gives_the_same_bits(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cgd.experiments import spec
+from cgd.experiments import reproduce, spec
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "private_training.py"
+ROOT = Path(__file__).parents[2]
+BENCHMARK, CHOICES = ROOT / "benchmarks" / "private_training.py", ROOT / "results" / "private-training"
+TABLES = {"mnist": "table-4", "cifar10-features": "table-6"}
 
 
 @pytest.fixture
@@ -70,3 +73,20 @@ def test_program_chooses_on_training_records_and_prints_runs(
     program.main(["digits", "--out", str(tmp_path)])  # continues, and has nothing left to run
     assert capsys.readouterr().out == printed
     assert {path: path.stat().st_mtime_ns for path in results} == stamps
+
+
+def test_private_runs_of_a_table_have_the_chosen_settings(program: ModuleType) -> None:
+    """The settings in the tables of the paper are those that the program chose, not others."""
+    for path in sorted(CHOICES.glob("*.json")):
+        content = json.loads(path.read_text())
+        chosen = [program.Setting(**each) for each in content["chosen"]]
+        expected = {
+            spec.RunSpec.from_table(run, path.name)
+            for setting in chosen
+            for run in (setting.as_run(content["data"]), setting.as_confined_run(content["data"]))
+        }
+        entries = reproduce.get(TABLES[content["data"]]).entries["paper"]
+        assert {entry.run for entry in entries if entry.run.privacy is not None} == expected
+        for setting in chosen:
+            own = {each["accuracy"] for each in content["tried"] if each["epsilon"] == setting.epsilon}
+            assert {**asdict(setting), "accuracy": max(own)} in content["tried"]
