@@ -68,7 +68,7 @@ def test_simulate_writes_a_table_a_plot_and_json(tmp_path: Path) -> None:
 def test_reproduce_list_names_the_experiments(tmp_path: Path) -> None:
     finished = run("reproduce", "list", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
-    for name in ("table-3", "table-4", "table-7", "table-8", "figure-4", "figure-9", "theory", "towers"):
+    for name in ("table-3", "table-4", "table-6", "table-7", "table-8", "figure-4", "figure-9", "theory", "towers"):
         assert name in finished.stdout
     assert "0 of 7" in finished.stdout
     assert list(tmp_path.iterdir()) == []
@@ -121,6 +121,15 @@ def test_missing_data_error_names_files_and_folder(tmp_path: Path) -> None:
     output = " ".join(finished.stderr.split())
     assert "train-images-idx3-ubyte.gz" in output
     assert f"{tmp_path}/cache/cgd/mnist" in output
+    assert "Traceback" not in output
+
+
+def test_missing_images_and_weights_are_named(tmp_path: Path) -> None:
+    finished = run("reproduce", "table-6", cwd=tmp_path)
+    assert finished.returncode == 2
+    output = "".join(finished.stderr.split())  # lines are broken within addresses
+    assert f"cifar-10-binary.tar.gzinto{tmp_path}/cache/cgd/cifar10" in output
+    assert f"cifar100_resnet56-f2eff4c8.ptinto{tmp_path}/cache/cgd/weights" in output
     assert "Traceback" not in output
 
 

@@ -44,7 +44,7 @@ def columns(*values: list[float]) -> torch.Tensor:
 
 def test_names_include_the_data_sets_bundled_with_scikit_learn() -> None:
     assert set(datasets.BUNDLED) == set(SHAPES)
-    assert set(datasets.NAMES) == {*SHAPES, "mnist", "fashion-mnist"}
+    assert set(datasets.NAMES) == {*SHAPES, "mnist", "fashion-mnist", "cifar10-features"}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -153,6 +153,14 @@ def test_scaled_divides_bytes_by_255() -> None:
     assert torch.equal(data.held_out_x, data.x.flip(0))
 
 
+def test_scaled_keeps_the_features_of_a_network() -> None:
+    """Statistics of all records would not be covered by the privacy of a run."""
+    x = torch.tensor([[3.5, 0.0], [1e6, -2.0]])
+    scaled = make_dataset(x, x[:1]).scaled()
+    assert torch.equal(scaled.x, x)
+    assert torch.equal(scaled.held_out_x, x[:1])
+
+
 @given(st.lists(st.tuples(*3 * [st.integers(-(2**20), 2**20)]), min_size=2, max_size=30), st.integers(-20, 20))
 def test_scaled_standardises_other_features(rows: list[tuple[int, ...]], exponent: int) -> None:
     x = torch.tensor(rows, dtype=torch.float64) * 2.0**exponent
@@ -252,3 +260,21 @@ def test_classes_include_those_that_the_first_samples_miss() -> None:
     data = datasets.load("iris").first(1)
     assert data.y.numel() == 1
     assert data.classes == 3
+
+
+# The validation part
+
+
+@pytest.mark.parametrize(("samples", "training"), [(112, 93), (6, 5), (3, 2), (2, 1)])
+def test_validation_part_is_the_last_sixth_of_the_training_samples(samples: int, training: int) -> None:
+    data = datasets.load("iris").first(samples)
+    split = data.validation()
+    assert torch.equal(split.x, data.x[:training])
+    assert torch.equal(split.y, data.y[:training])
+    assert torch.equal(split.held_out_x, data.x[training:])
+    assert torch.equal(split.held_out_y, data.y[training:])
+
+
+def test_validation_needs_two_samples() -> None:
+    with pytest.raises(InputError, match="iris has one training sample, and none is left to train on; use more"):
+        datasets.load("iris").first(1).validation()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgd import InputError
-from cgd.experiments import idx
+from cgd.experiments import data_files, idx
 from support.idx_files import ARRAYS, GZIPPED, PLAIN, assert_loads, idx_bytes, md5, write_files
 
 pytestmark = pytest.mark.usefixtures("no_idx_files")
@@ -176,7 +176,7 @@ def test_folders_default_to_the_xdg_folders(monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("XDG_DATA_DIRS", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    folders = list(idx.folders(idx.SOURCES["tiny"], None))
+    folders = list(data_files.folders(("tiny",), None))
     assert folders[0] == tmp_path / ".cache/cgd/tiny"
     assert {Path("/usr/share/tiny"), Path("/usr/local/share/datasets/tiny")} < set(folders)
 

@@ -29,10 +29,12 @@ def specs(draw: st.DrawFn) -> RunSpec:
     method = draw(st.sampled_from(spec.METHODS))
     steps = draw(st.integers(1, 10**6))
     low, high = draw(positive()), draw(positive())
+    linear = method in ("cgd", "private-centralised") and draw(st.booleans())
     return RunSpec(
         method=method,
         data=draw(st.sampled_from(NAMES)),
         samples=draw(st.integers(0, 10**5)),
+        normalise=draw(st.sampled_from(["none", "unit"])),
         rows=draw(st.integers(1, 1000)),
         columns=draw(st.integers(1, 100)),
         mode=draw(st.sampled_from(["towers", "joint"])),
@@ -43,11 +45,14 @@ def specs(draw: st.DrawFn) -> RunSpec:
         delta=(low, high) if low < high else low,
         steps=steps,
         lr=draw(st.one_of(st.integers(0, 9), st.floats(0, 10))),
-        mu=draw(st.floats(0, 10)) if method == "cgd" else 0.0,
-        hold=draw(st.integers(0, steps)) if method == "cgd" else 0,
+        mu=draw(st.floats(0, 10)) if method == "cgd" and not linear else 0.0,
+        hold=draw(st.integers(0, steps)) if method == "cgd" and not linear else 0,
+        schedule="linear" if linear else "paper",
+        momentum=draw(st.floats(0, 0.99)) if linear else 0.0,
         seed=draw(st.integers(0, 2**70)),
         sample=draw(st.integers(1, 100)),
         evaluations=draw(st.integers(1, 1000)),
+        measure=draw(st.sampled_from(["held-out", "training", "validation"])),
         arithmetic=draw(st.sampled_from(["float", "ring"])) if method == "cgd" else "float",
         epsilon=draw(positive() if method == "dp-sgd" else st.floats(0, 10)),
         dp_delta=draw(st.floats(0, 1, exclude_min=True, exclude_max=True)),
@@ -82,6 +87,12 @@ def test_slugs_of_stored_results_do_not_change() -> None:
     assert RunSpec.from_table({**table_8, "steps": 2000}, "").slug == "mnist-cgd-1000x1-d0.1-t2000-4cea957b"
     private = RunSpec("dp-sgd", "mnist", rows=7, columns=2, hidden=(), delta=(0.05, 0.2), epsilon=3)
     assert private.slug == "mnist-dp-sgd-towers-d0.05-0.2-eps3-t500-83a02e98"
+
+
+def test_new_settings_do_not_change_the_results_of_former_versions() -> None:
+    assert not {"normalise", "schedule", "momentum"} & RunSpec().as_json().keys()
+    changed = RunSpec(normalise="unit", schedule="linear", momentum=0.9).as_json()
+    assert (changed["normalise"], changed["schedule"], changed["momentum"]) == ("unit", "linear", 0.9)
 
 
 def test_accept_does_not_change_the_run() -> None:
@@ -129,7 +140,10 @@ def test_from_table_converts_values(table: dict[str, Any], attribute: str, value
 
 INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
     # names
-    ({"stepz": 5}, "there is no setting 'stepz' (did you mean 'steps'?); choose one of method, data, samples, rows"),
+    (
+        {"stepz": 5},
+        "there is no setting 'stepz' (did you mean 'steps'?); choose one of method, data, samples, normalise",
+    ),
     ({"Rows": 5}, "there is no setting 'Rows' (did you mean 'rows'?)"),
     ({"xyzzy": 5}, "there is no setting 'xyzzy'; choose one of"),
     ({"label": "in common"}, "there is no setting 'label'"),
@@ -157,6 +171,9 @@ INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"mode": "tower"}, "mode is 'tower' (did you mean 'towers'?); choose one of towers, joint"),
     ({"activation": "swish"}, "activation is 'swish'; choose one of relu, tanh"),
     ({"arithmetic": "double"}, "arithmetic is 'double'; choose one of float, ring"),
+    ({"measure": "test"}, "measure is 'test'; choose one of held-out, training, validation"),
+    ({"normalise": "unity"}, "normalise is 'unity' (did you mean 'unit'?); choose one of none, unit, centred"),
+    ({"schedule": "cosine"}, "schedule is 'cosine'; choose one of paper, linear"),
     # values
     ({"samples": -1}, "samples is -1; it must be at least 0"),
     ({"rows": 0}, "rows is 0; it must be at least 1"),
@@ -186,6 +203,22 @@ INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"lr": -(10**400)}, "lr is -inf; it must be a finite number, at least 0"),
     ({"mu": -1}, "mu is -1.0; it must be a finite number, at least 0"),
     ({"mu": math.inf}, "mu is inf; it must be a finite number, at least 0"),
+    ({"momentum": -0.1}, "momentum is -0.1; it must be a finite number, at least 0"),
+    ({"momentum": 1}, "momentum is 1.0; it must be below 1, 0.9 is common"),
+    ({"momentum": math.nan}, "momentum is nan; it must be a finite number, at least 0"),
+    (
+        {"schedule": "linear", "mu": 0.1},
+        "mu is 0.1, hold is 0 and the schedule is linear; set either mu and hold, or schedule",
+    ),
+    (
+        {"method": "local", "momentum": 0.9},
+        "momentum is 0.9 and the method is local; only cgd and private-centralised use it, set it only in runs with",
+    ),
+    (
+        {"method": "centralised", "schedule": "linear"},
+        "schedule is linear and the method is centralised; only cgd and private-centralised use it",
+    ),
+    ({"method": "fedsgd", "mu": 1}, "mu is 1.0 and the method is fedsgd; only cgd uses it, set it only in runs with"),
     ({"epsilon": -1}, "epsilon is -1.0; it must be a finite number, at least 0"),
     ({"method": "dp-sgd"}, "epsilon is 0.0; dp-sgd needs a privacy parameter above 0"),
     ({"method": "dp-sgd", "epsilon": math.nan}, "epsilon is nan; it must be a finite number"),

@@ -24,7 +24,7 @@ from cgd.audit import results
 from cgd.audit.report import render_page
 from cgd.audit.trace_view import load, view_of
 from cgd.errors import CGDError
-from cgd.experiments import idx
+from cgd.experiments import cifar, idx
 from cgd.experiments.runner import RunResult
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys, read_public_key
@@ -142,6 +142,7 @@ KINDS = {
     "checkpoint": Kind(("run.pt",), lambda folder: checkpoint.load(folder / "run.pt", CHECKPOINT)),
     "result": Kind(("result.json",), lambda folder: RunResult.read(folder / "result.json")),
     "data set": Kind(("idx",), lambda folder: idx.parse((folder / "idx").read_bytes(), folder / "idx")),
+    "features": Kind(("features.safetensors",), lambda folder: cifar.read_cache(folder / "features.safetensors")),
     "state": Kind(
         ("trial+everyone.ledger", "trial+everyone.2.entries"),
         lambda folder: StateFolder(folder, "trial").load(),
@@ -160,7 +161,7 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs.write(runs.classification(), folder / "run")
     record(folder / "recordings")
     shutil.copytree(folder / "recordings" / "ada", folder / "recording")
-    for name in ("federation", "history", "state", "checkpoint", "data set", "result", "audit"):
+    for name in ("federation", "history", "state", "checkpoint", "data set", "features", "result", "audit"):
         (folder / name).mkdir()
     path = write_federation(folder / "federation", NAMES)
     for name in ("keys", "public key"):
@@ -170,6 +171,10 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint.save(folder / "checkpoint" / "run.pt", CHECKPOINT, {"displacement": torch.zeros(3), "history": {}})
     shutil.copy(next(RESULTS.glob("iris-*.json")), folder / "result" / "result.json")
     (folder / "data set" / "idx").write_bytes(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + bytes(6))
+    images, labels = torch.ones(5, 64), torch.arange(5)
+    cifar.write_cache(
+        folder / "features" / "features.safetensors", cifar.Features(images, labels, images + 1, labels + 1)
+    )
     journal = Journal()
     state = StateFolder(folder / "state", "trial")
     for place in range(4):

@@ -95,7 +95,7 @@ def reproduce(
     ),
     data_dir: DataDir = None,
 ) -> None:
-    """Reproduce the paper's MNIST experiments, and show the results next to the paper's.
+    """Reproduce the paper's experiments, and show the results next to the paper's.
 
     Results are saved as JSON files and computed once. An interrupted or killed run continues from its last checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Data sets by name: those bundled with scikit-learn, and those in MNIST's file format."""
+"""Data sets by name: those bundled with scikit-learn, those in MNIST's file format, and features of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
-from cgd.experiments import idx
+from cgd.experiments import cifar, idx
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 HELD_OUT_FRACTION = 0.25
+VALIDATION_FRACTION = 1 / 6
 BUNDLED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
-NAMES = (*BUNDLED, *idx.SOURCES)
+NAMES = (*BUNDLED, *idx.SOURCES, cifar.NAME)
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,15 @@ class Dataset:
         return 0 if self.y.is_floating_point() else int(torch.cat((self.y, self.held_out_y)).max()) + 1
 
     def scaled(self) -> Dataset:
-        """Return the data in single precision: bytes divided by 255, other features and targets standardised."""
+        """Return the data in single precision.
+
+        Bytes are divided by 255. Features in double precision, and targets, are standardised. Features in single
+        precision are those of a network, and stay as they are.
+        """
         if self.x.dtype == torch.uint8:
             x, held_out = self.x.float() / 255, self.held_out_x.float() / 255
+        elif self.x.dtype == torch.float32:
+            x, held_out = self.x, self.held_out_x
         else:
             mean, deviation = _moments(self.x)
             x, held_out = (((each - mean) / deviation).float() for each in (self.x, self.held_out_x))
@@ -75,6 +82,17 @@ class Dataset:
             )
         return Dataset(self.name, self.x[:samples], self.y[:samples], self.held_out_x, self.held_out_y)
 
+    def validation(self) -> Dataset:
+        """Return the training samples alone, with the last sixth of them as the held-out part.
+
+        Raises:
+            InputError: there are fewer than two.
+        """
+        training = len(self.x) - max(1, round(VALIDATION_FRACTION * len(self.x)))
+        if not training:
+            raise InputError(f"{self.name} has one training sample, and none is left to train on; use more samples")
+        return Dataset(self.name, self.x[:training], self.y[:training], self.x[training:], self.y[training:])
+
 
 def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
     """Load a data set by name.
@@ -94,6 +112,8 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
     if name in idx.SOURCES:
         x, y, held_out_x, held_out_y = (torch.from_numpy(each.copy()) for each in idx.load(name, data_dir).values())
         return Dataset(name, x.flatten(1), y.long(), held_out_x.flatten(1), held_out_y.long())
+    if name == cifar.NAME:
+        return Dataset(name, *cifar.load(data_dir))
     if name not in BUNDLED:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
     if seed < 0:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgd.errors import InputError
+from cgd.experiments import data_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy.typing as npt
     from rich.progress import Progress
 
@@ -84,24 +83,8 @@ def load(name: str, data_dir: Path | None = None) -> dict[str, npt.NDArray[np.ui
     return {file: downloaded[file] if array is None else array for file, array in found.items()}
 
 
-def folders(source: DownloadSource, data_dir: Path | None) -> Iterator[Path]:
-    """Yield the folders to search for a data set, in order."""
-    given = [Path(folder) for folder in (data_dir, os.environ.get("CGD_DATA")) if folder]
-    shares = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
-    system = [Path(folder) for folder in shares.split(":") if folder]
-    for parent in (*given, cache(), *system, *(folder / "datasets" for folder in system)):
-        for folder in source.folders:
-            yield parent / folder
-    yield from given
-
-
-def cache() -> Path:
-    """Return the folder of downloaded files."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cgd"
-
-
 def _find(source: DownloadSource, file: str, data_dir: Path | None) -> npt.NDArray[np.uint8] | None:
-    for folder in folders(source, data_dir):
+    for folder in data_files.folders(source.folders, data_dir):
         for path in (folder / f"{file}.gz", folder / file):
             if os.path.isfile(path):  # Path.is_file raises an error in folders without permission
                 content = _read(path)
@@ -166,7 +149,7 @@ def _download(source: DownloadSource, missing: list[str], data_dir: Path | None)
     from requests import RequestException
 
     pooch.get_logger().setLevel("WARNING")  # the progress bar is enough
-    file, folder, failures = missing[0], cache() / source.folders[0], []
+    file, folder, failures = missing[0], data_files.cache() / source.folders[0], []
     for mirror in source.mirrors:
         url, digest = f"{mirror}/{file}.gz", f"md5:{source.md5[file]}"
         try:
@@ -179,7 +162,7 @@ def _download(source: DownloadSource, missing: list[str], data_dir: Path | None)
             ) from None
         else:
             return parse(Path(path).read_bytes(), path)
-    target = Path(data_dir or os.environ.get("CGD_DATA") or cache()) / source.folders[0]
+    target = data_files.suggested_folder(source.folders[0], data_dir)
     files = ", ".join(f"{each}.gz" for each in missing)
     raise InputError(
         f"the data set {source.name} is not on this machine and cannot be downloaded ({'; '.join(failures)}). "

@@ -70,6 +70,11 @@ def check(spec: RunSpec) -> None:
         privacy.check_members(spec.rows)
         if spec.columns > 1:
             raise InputError(f"there is a table privacy and columns is {spec.columns}; private runs have one column")
+    if (spec.normalise == "centred") != (privacy.statistics_share > 0):
+        raise InputError(
+            f"normalise is {spec.normalise!r} and statistics_share of privacy is {privacy.statistics_share:g}; the "
+            'mean of private records, and nothing else, needs a share: set normalise = "centred" and a share of 0.02'
+        )
     if spec.steps > privacy.steps:
         raise InputError(
             f"steps is {spec.steps}, and the noise of privacy is for {privacy.steps}; leave steps out of privacy"

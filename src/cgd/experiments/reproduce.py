@@ -164,7 +164,7 @@ def listing(out: Path) -> Table:
 def report(scale: str, store: ResultStore) -> Path:
     """Write the report that compares all results at this scale with the paper's, and return its path."""
     results = [stored_results(each, scale, store) for each in experiments().values() if scale in each.entries]
-    parts = ["# The paper's MNIST results and ours", _INTRODUCTION.format(scale=scale)]
+    parts = ["# The paper's results and ours", _INTRODUCTION.format(scale=scale)]
     parts += [_QUICK] if scale == "quick" else []
     parts.append(_one_column_table(results))
     for result in results:

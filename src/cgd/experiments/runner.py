@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from torch import nn
 
 import cgd
 from cgd.errors import InputError
-from cgd.experiments import datasets, theory
+from cgd.experiments import datasets, normalisation, theory
 from cgd.experiments.spec import RunSpec
 from cgd.files import write_file
+from cgd.optim.displacement import SGDRule
 from cgd.optim.grid import Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation import baselines
@@ -166,7 +167,7 @@ def execute(
         delta=origin_delta(spec),
         loss=nn.functional.cross_entropy if data.classes else nn.functional.mse_loss,
         seed=spec.seed,
-        test=(data.held_out_x, data.held_out_y) if spec.measure == "held-out" else (data.x, data.y),
+        test=(data.x, data.y) if spec.measure == "training" else (data.held_out_x, data.held_out_y),
         evaluate_every=max(1, spec.steps // spec.evaluations),
         checkpoint=checkpoint,
         on_step=on_step,
@@ -182,9 +183,10 @@ def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
         arithmetic=spec.arithmetic,  # type: ignore[arg-type]
         mu=spec.mu,
         hold=spec.hold,
+        **_steps(spec),
         privacy=spec.privacy,
     )
-    extra: dict[str, Any] = {"displacement": _digest(result.displacement()), **_spent(result)}
+    extra: dict[str, Any] = {"displacement": _digest(result.displacement()), **_spent(spec, settings, result)}
     if spec.has_regret:
         extra["theory"] = asdict(theory.measure(settings, result))
     return RunResult(spec, result.history, cgd.__version__, extra)
@@ -203,13 +205,32 @@ def _centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
 
 def _private_centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
     privacy: Any = spec.privacy  # the spec requires it for this method
-    result = baselines.private_centralised(settings, privacy)
-    extra = {"displacement": _digest(result.displacement()), **_spent(result)}
+    result = baselines.private_centralised(settings, privacy, **_steps(spec))
+    extra = {"displacement": _digest(result.displacement()), **_spent(spec, settings, result)}
     return RunResult(spec, result.history, cgd.__version__, extra)
 
 
-def _spent(result: SimulationResult) -> dict[str, Any]:
-    return {} if result.spent is None else {"spent": _rounded(result.spent._asdict())}
+def _steps(spec: RunSpec) -> dict[str, Any]:
+    """Return the update rule and the schedule of `cgd.simulate`."""
+    linear = spec.schedule == "linear"
+    return {
+        "rule": partial(SGDRule, momentum=spec.momentum),
+        "schedule": (lambda step: 1 - step / spec.steps) if linear else None,
+    }
+
+
+def _spent(spec: RunSpec, settings: BaselineSettings, result: SimulationResult) -> dict[str, Any]:
+    """Return what was spent by the training, and by the mean of all records if it was opened."""
+    spent = result.spent
+    if spent is None or spec.privacy is None:
+        return {}
+    if spec.normalise == "centred":
+        budget = spec.privacy.budget()
+        features = next(iter(settings.blocks.values())).x.shape[1]
+        budget.charge(normalisation.mean_encoding(spec, spec.privacy, features).mu ** 2, "the mean")
+        budget.charge(spent.mu**2, "the training")
+        spent = budget.spent()._replace(openings=1 + spent.openings)
+    return {"spent": _rounded(spent._asdict())}
 
 
 def _local(spec: RunSpec, settings: BaselineSettings) -> RunResult:
@@ -271,9 +292,11 @@ def origin_delta(spec: RunSpec) -> float | Callable[[Cell], float]:
 
 
 def load_data(spec: RunSpec, data_dir: Path | None) -> Dataset:
-    """Return the scaled data set of a run, limited to `spec.samples` training samples."""
+    """Return the data set of a run: scaled, limited to `spec.samples` training samples, split and normalised."""
     data = _load_scaled(spec.data, spec.seed, data_dir)
-    return data.first(spec.samples) if spec.samples else data
+    data = data.first(spec.samples) if spec.samples else data
+    data = data.validation() if spec.measure == "validation" else data
+    return normalisation.normalise(data, spec)
 
 
 @lru_cache(maxsize=2)

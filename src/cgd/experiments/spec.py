@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cgd.errors import InputError
 from cgd.experiments import privacy_table
 from cgd.experiments.datasets import NAMES
+from cgd.experiments.setting_values import as_float, check_choice, converted, is_number, suggest
 from cgd.files import parse_toml
 from cgd.optim.vertical import check_joint_accepted
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "dp-sgd", "private-centralised"]
 METHODS: tuple[str, ...] = get_args(Method)
 POOLED_METHODS = ("centralised", "dp-sgd", "private-centralised")
+_METHODS_OF: dict[str, tuple[str, ...]] = {  # settings that not all methods have
+    **dict.fromkeys(("mu", "hold", "arithmetic"), ("cgd",)),
+    **dict.fromkeys(("schedule", "momentum"), privacy_table.PRIVATE_METHODS),
+}
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "elu", "softplus")
 Scale = Literal["quick", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -36,6 +40,7 @@ class RunSpec:
         method: training method, one of METHODS.
         data: name of a data set.
         samples: number of training samples, taken from the start; 0 for all.
+        normalise: see `cgd.experiments.normalisation`: "none", "unit" or "centred".
         rows: number of rows, the paper's m^h.
         columns: number of columns, the paper's m^v.
         mode: "towers" or "joint", see `cgd.optim.vertical`.
@@ -48,10 +53,13 @@ class RunSpec:
         lr: step size, the paper's α.
         mu: the paper's μ of the step size; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
+        schedule: "paper" for the step size of `mu` and `hold`, "linear" for one that falls linearly to 0.
+        momentum: momentum of the steps.
         seed: seed of the split of the data and of the origins.
         sample: number of participants to evaluate (in `local`: to train).
         evaluations: number of evaluations during the run.
-        measure: evaluate on "held-out" samples, or on all "training" samples for the regret of Theorem 1.
+        measure: evaluate on "held-out" samples; on all "training" samples, for the regret of Theorem 1; or on the last
+            sixth of the training samples after training on the others ("validation"), to choose settings.
         arithmetic: "float" or "ring".
         epsilon: ε of dp-sgd.
         dp_delta: δ of dp-sgd.
@@ -63,6 +71,7 @@ class RunSpec:
     method: str = "cgd"
     data: str = "digits"
     samples: int = 0
+    normalise: str = "none"
     rows: int = 1
     columns: int = 1
     mode: str = "towers"
@@ -75,6 +84,8 @@ class RunSpec:
     lr: float = 0.5
     mu: float = 0.0
     hold: int = 0
+    schedule: str = "paper"
+    momentum: float = 0.0
     seed: int = 0
     sample: int = 10
     evaluations: int = 50
@@ -88,15 +99,16 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            # Whole numbers become floats in float settings, so that equal runs have equal slugs.
-            object.__setattr__(self, each.name, _typed(each.name, getattr(self, each.name)))
-        _check_choice("method", self.method, METHODS)
-        _check_choice("data", self.data, NAMES)
-        _check_choice("mode", self.mode, ("towers", "joint"))
+            object.__setattr__(self, each.name, converted(each.name, getattr(self, each.name), _DEFAULTS[each.name]))
+        check_choice("method", self.method, METHODS)
+        check_choice("data", self.data, NAMES)
+        check_choice("mode", self.mode, ("towers", "joint"))
         check_joint_accepted(self.mode, self.accept)
-        _check_choice("activation", self.activation, ACTIVATIONS)
-        _check_choice("arithmetic", self.arithmetic, ("float", "ring"))
-        _check_choice("measure", self.measure, ("held-out", "training"))
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("arithmetic", self.arithmetic, ("float", "ring"))
+        check_choice("measure", self.measure, ("held-out", "training", "validation"))
+        check_choice("normalise", self.normalise, ("none", "unit", "centred"))
+        check_choice("schedule", self.schedule, ("paper", "linear"))
         at_least = dict.fromkeys(("samples", "hold", "seed"), 0)
         at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch"), 1)
         for name, least in at_least.items():
@@ -111,16 +123,24 @@ class RunSpec:
                 )
         elif not 0 < self.delta < math.inf:
             raise InputError(f"delta is {self.delta}; it is a standard deviation and must be a finite number above 0")
-        for name in ("lr", "mu", "epsilon"):
+        for name in ("lr", "mu", "momentum", "epsilon"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
         if self.hold > self.steps:
             raise InputError(f"hold is {self.hold} and steps is {self.steps}; hold must not be larger than steps")
-        for name in ("mu", "hold", "arithmetic"):
-            if self.method != "cgd" and getattr(self, name) != _DEFAULTS[name]:
+        if not self.momentum < 1:
+            raise InputError(f"momentum is {self.momentum}; it must be below 1, 0.9 is common")
+        if self.schedule == "linear" and (self.mu or self.hold):
+            raise InputError(
+                f"mu is {self.mu}, hold is {self.hold} and the schedule is linear; set either mu and hold, or schedule"
+            )
+        for name, methods in _METHODS_OF.items():
+            if self.method not in methods and getattr(self, name) != _DEFAULTS[name]:
+                users = " and ".join(methods)
                 raise InputError(
-                    f"{name} is {getattr(self, name)} and the method is {self.method}; only cgd uses it, set it "
-                    "only in runs with the method cgd"
+                    f"{name} is {getattr(self, name)} and the method is {self.method}; only {users} "
+                    f"{'use' if len(methods) > 1 else 'uses'} it, set it only in runs with the method "
+                    f"{' or '.join(methods)}"
                 )
         if self.method == "dp-sgd" and not self.epsilon > 0:
             raise InputError(f"epsilon is {self.epsilon}; dp-sgd needs a privacy parameter above 0")
@@ -140,7 +160,7 @@ class RunSpec:
         epsilon = self.privacy.epsilon if self.privacy else self.epsilon
         private = f"-eps{epsilon:g}" if self.method == "dp-sgd" or self.privacy else ""
         # Only settings that differ from the defaults, so that a new setting does not rename old results.
-        changed = {name: value for name, value in self.as_json().items() if value != _json(_DEFAULTS[name])}
+        changed = {name: value for name, value in self.as_json().items() if value != _plain(_DEFAULTS[name])}
         changed.pop("accept", None)  # has no effect on the result, and old results were made without it
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
@@ -153,7 +173,7 @@ class RunSpec:
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""
-        return {name: _json(value) for name, value in asdict(self).items() if (name, value) not in _OMITTED}
+        return {name: _plain(value) for name, value in asdict(self).items() if (name, value) not in _OMITTED}
 
     @classmethod
     def from_table(cls, table: dict[str, Any], where: str) -> RunSpec:
@@ -165,7 +185,7 @@ class RunSpec:
         for name in table:
             if name not in _DEFAULTS:
                 raise InputError(
-                    f"{where}: there is no setting {name!r}{_suggest(name, _DEFAULTS)}; "
+                    f"{where}: there is no setting {name!r}{suggest(name, _DEFAULTS)}; "
                     f"choose one of {', '.join(_DEFAULTS)}"
                 )
         try:
@@ -175,7 +195,8 @@ class RunSpec:
 
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(RunSpec) if each.default is not MISSING}
-_OMITTED = (("accept", ""), ("privacy", None))  # from JSON, so that the results of former versions stay as they are
+# Defaults that are left out of JSON, so that the results of former versions stay as they are.
+_OMITTED = (("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0))
 
 
 @dataclass(frozen=True)
@@ -239,13 +260,13 @@ def read(path: Path, referrers: tuple[Path, ...] = ()) -> Experiment:
     for key in content:
         if key not in known:
             raise InputError(
-                f"{path.name}: there is no table {key!r}{_suggest(key, known)}; choose one of {', '.join(known)}"
+                f"{path.name}: there is no table {key!r}{suggest(key, known)}; choose one of {', '.join(known)}"
             )
     show = content.get("show", "curves")
-    _check_choice(f"{path.name}: show", show, SHOW_CHOICES)
+    check_choice(f"{path.name}: show", show, SHOW_CHOICES)
     scales = _table(content, "scale", path.name) or {"paper": {}}
     for scale in scales:
-        _check_choice(f"{path.name}: scale", scale, SCALES)
+        check_choice(f"{path.name}: scale", scale, SCALES)
         _table(scales, scale, f"{path.name}: scale")
     runs = content.get("run", [])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
@@ -269,7 +290,7 @@ def _read_like(path: Path, content: dict[str, Any], referrers: tuple[Path, ...])
     for key in content:
         if key not in known:
             raise InputError(
-                f"{path.name}: {key!r} is not allowed with `like`{_suggest(key, known)}; "
+                f"{path.name}: {key!r} is not allowed with `like`{suggest(key, known)}; "
                 f"choose one of {', '.join(known)}"
             )
     other_path = path.parent / f"{_text(content, 'like', '', path.name)}.toml"
@@ -277,7 +298,7 @@ def _read_like(path: Path, content: dict[str, Any], referrers: tuple[Path, ...])
         raise InputError(f"{path.name}: like is {content['like']!r}, a circular reference; name a file with runs")
     other = read(other_path, referrers)
     show = content.get("show", other.show)
-    _check_choice(f"{path.name}: show", show, SHOW_CHOICES)
+    check_choice(f"{path.name}: show", show, SHOW_CHOICES)
     only = _text(content, "only", "", path.name)
     entries = {
         scale: tuple(entry for entry in own if only in f"{entry.group} {entry.label}")
@@ -322,13 +343,13 @@ def _entry(
     spec = RunSpec.from_table(settings, where if len(scales) == 1 else f"{where}, scale {scale}")
     reported = _table(run, "reported", where)
     for key, value in reported.items():
-        if not _is_number(value):
+        if not is_number(value):
             raise InputError(f"{where}: reported {key} is {value!r}; it must be a number")
     return RunEntry(
         _text(run, "label", f"run {number}", where),
         spec,
         _text(run, "group", "", where),
-        {key: _float(value) for key, value in reported.items()},
+        {key: as_float(value) for key, value in reported.items()},
     )
 
 
@@ -348,46 +369,5 @@ def _text(content: dict[str, Any], name: str, default: str, where: str) -> str:
     return value
 
 
-def _typed(name: str, value: Any) -> Any:
-    default = _DEFAULTS[name]
-    if default is None:  # a table, which is checked later
-        return value
-    if name == "delta" and isinstance(value, (list, tuple)):
-        if not all(_is_number(each) for each in value):
-            raise InputError(f"delta is {list(value)}; it must be a number, or a list of two")
-        return tuple(_float(each) for each in value)
-    if isinstance(default, tuple):
-        if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
-            return tuple(value)
-        raise InputError(f"{name} is {value!r}; it must be a list of whole numbers")
-    if isinstance(default, float) and _is_number(value):
-        return _float(value)
-    if type(value) is not type(default):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise InputError(f"{name} is {value!r}; it must be {kind}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value) + 0.0  # -0.0 becomes 0.0, which equals it
-    except OverflowError:  # a whole number too large for a float
-        return math.inf if value > 0 else -math.inf
-
-
-def _json(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{what} is {value!r}{_suggest(str(value), choices)}; choose one of {', '.join(choices)}")
-
-
-def _suggest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

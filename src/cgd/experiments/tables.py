@@ -89,10 +89,10 @@ def _gap_table(experiment: Experiment, found: Found) -> ResultTable:
     rows = []
     for entry, result in found:
         mean = None if result is None else _mean(result)
-        gap = "" if mean is None or baseline is None else f"{100 * (baseline - mean):.1f}"
+        gap = "" if mean is None or baseline is None else f"{100 * (baseline - mean):.2f}"
         reported = entry.reported.get("gap")
         accuracy = NOT_RUN if mean is None else _percent(mean)
-        rows.append((entry.group, entry.label, accuracy, gap, "" if reported is None else f"{reported:.1f}"))
+        rows.append((entry.group, entry.label, accuracy, gap, "" if reported is None else f"{reported:.2f}"))
     header = ("", "method", "accuracy in %", "gap to centralised, points", "paper: gap to its baseline, points")
     return ResultTable(experiment.title, header, tuple(rows))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
+from cgd.optim.displacement import SGDRule
 from cgd.optim.grid import Cell
 from cgd.optim.origin import confine
 from cgd.simulation.population import Participants, as_input, as_labels, participant_seed
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cgd.dp.settings import PrivacySettings
+    from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Block
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
     from cgd.simulation.result import History, SimulationResult
+    from cgd.simulation.simulate import Schedule
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class BaselineSettings:
         arithmetic: Literal["float", "ring"] = "float",
         mu: float = 0.0,
         hold: int = 0,
+        rule: Callable[[float], UpdateRule] = SGDRule,
+        schedule: Schedule | None = None,
         common_origin: bool = False,
         privacy: PrivacySettings | None = None,
     ) -> SimulationResult:
@@ -89,6 +94,8 @@ class BaselineSettings:
             accept=accept,
             mu=mu,
             hold=hold,
+            rule=rule,
+            schedule=schedule,
             seed=self.seed,
             common_origin=common_origin,
             arithmetic=arithmetic,
