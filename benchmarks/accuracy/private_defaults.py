@@ -2,28 +2,26 @@
 
 Every candidate trains on three quarters of the training records of a data set, and is scored on the last quarter: the
 held-out records, with which all published figures are measured, are not used. A candidate's loss against exact
-training is the mean over all data sets, models, seeds, accuracy and AUC. Of all candidates within one standard error of
-the smallest loss, the one with the fewest steps is chosen (the rule of Breiman et al. 1984). One trusted curator trains
-(one member, no colluder): only the amount of noise matters here.
+training is the mean over all data sets, models, seeds, accuracy and AUC; the candidate with the smallest one is chosen.
+One trusted curator trains (one member, no colluder): only the amount of noise matters here.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+import covered_tables
 import numpy as np
 import torch
-
-import covered_tables
 from table_runs import METRICS, StoredRuns, sample, scores_alone
+
 from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Training
 from cgd.federation.data_schema import Model
 from cgd.federation.privacy_section import PrivacySection
@@ -64,16 +62,6 @@ def losses(results: dict[str, Scores]) -> dict[str, list[float]]:
     return dict(sorted(found.items(), key=lambda item: fmean(item[1])))
 
 
-def choose(results: dict[str, Scores]) -> str:
-    """Return the candidate to use, by the rule of one standard error."""
-    found = losses(results)
-    best = next(iter(found.values()))
-    limit = fmean(best) + stdev(best) / math.sqrt(len(best))
-    good = [candidate for candidate, each in found.items() if fmean(each) <= limit]
-    steps = {describe(each): each.steps for each in CANDIDATES}
-    return min(good, key=lambda candidate: steps[candidate])  # of equal ones, the first
-
-
 def measure(runs: StoredRuns) -> None:
     """Train all candidates in all settings."""
     for (dataset, count, epsilon), (kind, model), seed in product(SETTINGS, MODELS.items(), SEEDS):
@@ -99,7 +87,7 @@ def main() -> None:
     measure(runs)
     for candidate, each in losses(runs.results).items():
         print(f"{candidate}: {fmean(each):.2f} points")
-    print(f"chosen: {choose(runs.results)}; `cgd federation new` writes {describe(FOR_PRIVATE_TABLES)}")
+    print(f"`cgd federation new` writes {describe(FOR_PRIVATE_TABLES)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import os
 import textwrap
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def measure(runs: StoredRuns) -> None:
 
 def run_name(dataset: str, model: str, epsilon: float, colluders: int, seed: int) -> str:
     """Return the text under which a run is stored."""
-    return f"{dataset}, {model}, epsilon {epsilon:g}, {colluders} colluders, seed {seed}"
+    settings = describe(FOR_PRIVATE_TABLES)
+    return f"{dataset}, {model}, epsilon {epsilon:g}, {colluders} colluders, {settings}, seed {seed}"
 
 
 def section(dataset: str, model: str, runs: dict[str, Any], exact: dict[str, Any]) -> str:
@@ -64,15 +65,14 @@ def section(dataset: str, model: str, runs: dict[str, Any], exact: dict[str, Any
              "|---|---|---|---|---|"]  # fmt: skip
     for epsilon, colluders in product(EPSILONS, COLLUDERS):
         found = [runs[run_name(dataset, model, epsilon, colluders, seed)] for seed in SEEDS]
-        lost = [100 * (mean(one, "accuracy") - mean(other, "accuracy")) for one, other in zip(without, found, strict=True)]
-        last = [each[-1] for each in found]
+        lost = losses(without, found)
         lines.append(
-            f"| {epsilon:g} | {colluders} | {cell([one for each in found for one in each])} | {np.mean(lost):.2f} "
-            f"({min(lost):.2f} to {max(lost):.2f}) | {cell(last)} |"
+            f"| {epsilon:g} | {colluders} | {cell(list(chain(*found)))} | {np.mean(lost):.2f} "
+            f"({min(lost):.2f} to {max(lost):.2f}) | {cell([each[-1] for each in found])} |"
         )
     alone = [each["alone"][smallest] for each in splits]
-    lines += [f"| exact | | {cell([one for each in without for one in each])} | | {cell([each[-1] for each in without])} |",
-              f"| alone | | | | {cell(alone)} |", ""]  # fmt: skip
+    lines.append(f"| exact | | {cell(list(chain(*without)))} | | {cell([each[-1] for each in without])} |")
+    lines += [f"| alone | | | | {cell(alone)} |", ""]
     better = min(
         each[-1]["accuracy"] - splits[place]["alone"][smallest]["accuracy"]
         for epsilon, colluders in product(EPSILONS, COLLUDERS)
@@ -80,11 +80,16 @@ def section(dataset: str, model: str, runs: dict[str, Any], exact: dict[str, Any
         for place, each in enumerate(runs[run_name(dataset, model, epsilon, colluders, seed)] for seed in SEEDS)
     )
     text = (
-        f"At ε = 1 and 3, in each of {len(SEEDS)} splits and with both t, the private model of the smallest organisation "
-        f"is better than its model alone by {100 * better:.1f} points of accuracy or more."
+        f"At ε = 1 and 3, in each of {len(SEEDS)} splits and with both t, the accuracy of the private model of the "
+        f"smallest organisation minus that of its model alone is {100 * better:.1f} points or more."
     )
     lines += textwrap.wrap(text, 120)
     return "\n".join(lines) + "\n"
+
+
+def losses(exact: list[list[dict[str, float]]], private: list[list[dict[str, float]]]) -> list[float]:
+    """Return the loss of accuracy in each split, in points, as a mean over the organisations."""
+    return [100 * (mean(one, "accuracy") - mean(other, "accuracy")) for one, other in zip(exact, private, strict=True)]
 
 
 def mean(scores: list[dict[str, float]], metric: str) -> float:
@@ -102,10 +107,10 @@ HEAD = f"""\
 
 Built by `make private-table-results`: mean accuracy / AUC on held-out records over the models of five organisations and
 {len(SEEDS)} random splits, with differential privacy for the whole pipeline: statistics, count, steps, one look. δ is
-{PRIVACY_DELTA:g}, t the number of colluders; with t = 4 of five members, nothing rests on the others. Loss: accuracy below that of
-the exact training of the same split (mean, lowest and highest split). {describe(FOR_PRIVATE_TABLES).capitalize()}, clip 1, as
-`cgd federation new` writes them; they were chosen on training records (results/privacy). Exact training and training
-alone are those of `make table-results`.
+{PRIVACY_DELTA:g}, t the number of colluders; with t = 4 of five members, nothing rests on the others. Loss: accuracy
+below that of the exact training of the same split (mean, lowest and highest split). The settings are those that `cgd
+federation new` writes ({describe(FOR_PRIVATE_TABLES)}, clip 1); they were chosen on training records
+(results/privacy). Exact training and training alone are those of `make table-results`.
 
 """
 

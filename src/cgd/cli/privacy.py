@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cgd.cli.base import app, printable
 from cgd.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cgd.tabular.privacy_costs import Interval, ModelKind, PrivateSetting
-
 privacy_app = typer.Typer(no_args_is_help=True, help="Choose ε; show and change the privacy budget of a data set.")
 app.add_typer(privacy_app, name="privacy")
-
-LOSSES = (0.02, 0.01, 0.005)
 
 BudgetPath = Annotated[Path, typer.Argument(metavar="FILE", help="The budget file, beside the records: DATA.budget.")]
 
@@ -48,64 +40,36 @@ def expect(
     The figures come from a table of measurements on public data sets with the default settings. They are no promise:
     on your records the loss may be smaller or larger. Nothing is read but FILE, and nothing is sent.
     """
-    from cgd.tabular.privacy_costs import read_setting
+    from cgd.tabular.privacy_expectation import describe_expectation, read_question
 
-    given = {"columns": columns, "members": members, "epsilon": epsilon, "delta": delta, "colluders": colluders}
-    asked = read_setting(file, records, {key: value for key, value in given.items() if value is not None}, model)
-    for line in _expectation(records, asked.setting, asked.models, asked.cautions):
-        typer.echo(printable(line))
-
-
-def _expectation(
-    records: int, setting: PrivateSetting, models: tuple[ModelKind, ...], cautions: tuple[str, ...]
-) -> Iterator[str]:
-    from cgd.reporting.privacy_text import describe_epsilon
-    from cgd.tabular.privacy_costs import MODEL_NAMES, cost_table
-
-    yield (
-        f"{records:,} records ({round(setting.records):,} of them for training), {setting.columns} columns, "
-        f"{setting.members} participants, up to {setting.colluders} of them collude, epsilon = {setting.epsilon:g}, "
-        f"delta = {setting.delta:g}"
-    )
-    yield f"What this epsilon means: {describe_epsilon(setting.epsilon)}"
-    for each in cautions:
-        yield f"Caution: {each}"
-    for model in models:
-        yield ""
-        yield f"{MODEL_NAMES[model]}:"
-        yield from _losses(setting, model)
-        yield from _needs(setting, model)
-    names = ", ".join(dict.fromkeys(each.dataset for each in cost_table().curves))
-    yield ""
-    yield f"Measured on {names}, for two classes, with {cost_table().settings}. Your records may differ."
+    options = {"columns": columns, "members": members, "epsilon": epsilon, "delta": delta, "colluders": colluders}
+    given = {name: value for name, value in options.items() if value is not None}
+    for line in describe_expectation(read_question(file, records, given, model)):
+        typer.echo(line)
 
 
-def _losses(setting: PrivateSetting, model: ModelKind) -> Iterator[str]:
-    from cgd.tabular.privacy_costs import expected_loss, why_not_measured
+@privacy_app.command()
+def budget(
+    file: BudgetPath,
+    raise_to: Annotated[
+        float | None,
+        typer.Option("--raise", metavar="EPSILON", help="Permit this ε for all trainings together, more than before."),
+    ] = None,
+) -> None:
+    """Show how much of the privacy budget of a data set is spent, and by which trainings.
 
-    accuracy, auc = expected_loss(setting, model), expected_loss(setting, model, "auc")
-    if accuracy is None or auc is None:
-        yield f"  expected loss: unknown; {why_not_measured(setting, model)}"
-        return
-    yield (
-        f"  expected loss: {_points(accuracy)} points of accuracy, {max(0.0, auc.low):.3f} to {max(0.0, auc.high):.3f} "
-        f"of AUC (on {', '.join(accuracy.datasets)})"
-    )
+    With --raise, the limit becomes higher. It is your decision about the people behind these records: all trainings on
+    them together then disclose more.
+    """
+    from cgd.dp.budget_file import BudgetFile
 
-
-def _needs(setting: PrivateSetting, model: ModelKind) -> Iterator[str]:
-    from cgd.tabular.privacy_costs import needed_signal
-
-    if not setting.measured:
-        return
-    yield "  for a loss of accuracy below      this epsilon needs records      these records need an epsilon of"
-    for loss in LOSSES:
-        signal = needed_signal(model, loss)
-        if signal is None:
-            cells = ["more than was measured"] * 2
-        else:
-            scale = setting.total_records / setting.records
-            counts = [_rounded(scale * setting.records_for(each)) for each in _ends(signal)]
-            epsilons = [f"{setting.epsilon_for(each):.2g}" for each in _ends(signal)]
-            cells = [_range(counts, signal), _range(epsilons, signal)]
-        yield f"    {100 * loss:>3g} points                     {cells[0]:<32}{cells[1]}"
+    if not file.is_file():
+        raise InputError(f"{file} does not exist; name the budget file of a data set, which its first training creates")
+    found = BudgetFile(file, epsilon=1.0, delta=1e-5)  # an existing file keeps its own limit
+    if raise_to is not None:
+        found.raise_limit(raise_to)
+    typer.echo(f"limit: epsilon {found.epsilon:g} at delta {found.delta:g}")
+    typer.echo(f"spent: epsilon {found.epsilon_spent:.4g}, by {len(found.charges)} openings")
+    for training in dict.fromkeys(each.training for each in found.charges):
+        charges = found.of_training(training)
+        typer.echo(printable(f"  {training}: {len(charges)} openings, {charges[0].time} to {charges[-1].time}"))

@@ -132,7 +132,7 @@ class Training:
 
 FOR_TABLES = Training(steps=300, lr=0.01, optimizer="adam")
 """Default settings for networks on tables."""
-FOR_PRIVATE_TABLES = replace(FOR_TABLES, steps=100, lr=0.02, patience=0)
+FOR_PRIVATE_TABLES = replace(FOR_TABLES, steps=200, lr=0.02, patience=0)
 """The same with differential privacy: fewer, larger steps with less noise each, and one look at the validation loss.
 
 `benchmarks/accuracy/private_defaults.py` chooses them, on training records only.

@@ -12,8 +12,7 @@ for a record with p standardised columns adds up p or so of these. So the ratio 
 and on nothing else, whatever ε, m, t, n and p are. Measurements with equal s and different n, ε, m and t have about the
 same loss (results/privacy). A category column counts as one column, because a record has one of its categories.
 
-The range of the losses over the measured data sets is returned. Between two measured s it is interpolated; outside of
-what was measured, there is no answer.
+Between two measured s, losses are interpolated. Outside of what was measured, there is no answer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -114,20 +113,6 @@ class CostTable(Struct, frozen=True):
         return tuple(each for each in self.curves if each.model == model)
 
 
-class Interval(NamedTuple):
-    """The lowest and the highest value over the data sets that were measured.
-
-    Attributes:
-        low: the lowest value.
-        high: the highest value.
-        datasets: the names of the data sets.
-    """
-
-    low: float
-    high: float
-    datasets: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class PrivateSetting:
     """What the cost of a private training depends on. Invalid values raise an `InputError`.
@@ -192,24 +177,14 @@ def cost_table() -> CostTable:
     return decode_json((files("cgd.tabular") / FILE).read_bytes(), CostTable)
 
 
-def expected_loss(setting: PrivateSetting, model: ModelKind, metric: Metric = "accuracy") -> Interval | None:
-    """Return the loss that was measured with as much noise; None if there is no measurement."""
+def measured_losses(setting: PrivateSetting, model: ModelKind, metric: Metric = "accuracy") -> dict[str, float]:
+    """Return the losses that were measured with as much noise, by data set; empty if there are none."""
     if not setting.measured:
-        return None
-    return _interval({each.dataset: each.loss(setting.signal, metric) for each in cost_table().of(model)})
+        return {}
+    found = {each.dataset: each.loss(setting.signal, metric) for each in cost_table().of(model)}
+    return {dataset: loss for dataset, loss in found.items() if loss is not None}
 
 
-def needed_signal(model: ModelKind, loss: float, metric: Metric = "accuracy") -> Interval | None:
-    """Return the s from which on the loss stays below `loss`; None if it does on no data set.
-
-    Data sets on which it was not reached count with infinity.
-    """
-    found = {each.dataset: each.needed(loss, metric) for each in cost_table().of(model)}
-    if all(each is None for each in found.values()):
-        return None
-    return _interval({dataset: math.inf if each is None else each for dataset, each in found.items()})
-
-
-def _interval(values: dict[str, float | None]) -> Interval | None:
-    found = {dataset: each for dataset, each in values.items() if each is not None}
-    return Interval(min(found.values()), max(found.values()), tuple(found)) if found else None
+def needed_signals(model: ModelKind, loss: float, metric: Metric = "accuracy") -> dict[str, float | None]:
+    """Return the s from which on the loss stays below `loss`, by data set; None where that was not reached."""
+    return {each.dataset: each.needed(loss, metric) for each in cost_table().of(model)}
