@@ -1,11 +1,11 @@
 """Measure what privacy costs: `python benchmarks/accuracy/privacy_costs.py`, by `make privacy-results`.
 
 Models are trained on public tables with the whole private pipeline (statistics, count, steps, one look) and without
-noise, by members in one process, and tested on held-out records. For each data set, the ratio s of signal to noise
-(`cgd.tabular.privacy_costs`) grows by a factor of four from point to point. Each point is measured with two settings of
-the same s: many records with ε = 1, five members and one colluder; and fewer than half with ε = 4, three members and
-two colluders. If the theory holds, both have the same loss. Where a data set has too few records for its s, ε is
-larger.
+noise on the same records, and tested on held-out records. For each data set, the ratio s of signal to noise
+(`cgd.tabular.privacy_costs`) doubles from point to point. Each point has two settings of the same s, by one trusted
+curator: many records with ε = 1, and fewer than half with ε = 4; where a data set has too few records, ε is larger. At
+some points, several members train, of whom some collude. If the theory holds, all settings of a point have the same
+loss.
 
 Writes runs.json (every run), report.md (the page) and src/cgd/tabular/privacy_costs.json (the table that is shipped).
 The same command continues where it was stopped. Data sets that are not in the folder CGD_DATA are an error: the table
@@ -18,37 +18,64 @@ import argparse
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import stdev
-from typing import Any
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Any
 
 import covered_tables
 import numpy as np
 import torch
 from private_defaults import MODELS, OUT, PRIVACY_DELTA, describe, losses
-from table_runs import METRICS, StoredRuns, sample, scores_together
+from table_runs import METRICS, StoredRuns, sample, scores_alone, scores_together
 
 from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES
 from cgd.federation.privacy_section import PrivacySection
 from cgd.tabular.privacy_costs import FILE, PrivateSetting
 from cgd.tabular.settings import TabularSettings
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from table_runs import Scores
+
+    from cgd.tabular.dataset import TabularDataset
+
 SHIPPED = Path(__file__).parents[2] / "src" / "cgd" / "tabular" / FILE
-SIGNALS = tuple(10.0 * 4**power for power in range(5))
+SIGNALS = tuple(10.0 * 2**power for power in range(9))
 DATASETS = ("adult", "credit-default", "tumours", "digits", "synthetic-10", "synthetic-100")
 SEEDS = (0, 1, 2)
 VALIDATION = 0.2
 MIN_RECORDS, MAX_EPSILON = 100, 20.0
-SIDES = {"many records": (1.0, 5, 1), "fewer records": (4.0, 3, 2)}
-"""ε, members and colluders of the two settings of each point."""
+MANY, FEWER = "many records", "fewer records"
+SIDES = {MANY: (1.0, 1, 0), FEWER: (4.0, 1, 0)}
+TOGETHER = {
+    "five members, one colludes": (1.0, 5, 1),
+    "three members, two collude": (4.0, 3, 2),
+    "five members, four collude": (3.0, 5, 4),
+}
+"""ε, members and colluders of the settings of a point."""
+POINTS_TOGETHER = (("adult", 40.0), ("adult", 640.0), ("tumours", 40.0))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of one seed in one setting of a point."""
+
+    dataset: str
+    model: str
+    signal: float
+    side: str
+    setting: PrivateSetting
+    losses: dict[str, float]
 
 
 def setting_for(signal: float, available: int, columns: int, side: str) -> PrivateSetting | None:
     """Return a setting with this s, with the records that there are; None if ε would have to be too large."""
-    epsilon, members, colluders = SIDES[side]
-    most = math.floor((1 - VALIDATION) * available * (1 if side == "many records" else 0.5))
+    epsilon, members, colluders = (SIDES | TOGETHER)[side]
+    most = math.floor((1 - VALIDATION) * available * (0.5 if epsilon == SIDES[FEWER][0] else 1))
     one = PrivateSetting(most, columns, members, epsilon, PRIVACY_DELTA, colluders)
     records = max(one.records_for(signal), MIN_RECORDS)
     if records <= most:
@@ -57,61 +84,72 @@ def setting_for(signal: float, available: int, columns: int, side: str) -> Priva
     return replace(one, epsilon=needed) if needed <= MAX_EPSILON else None
 
 
-def measure(runs: StoredRuns) -> list[dict[str, Any]]:
-    """Run everything that is not stored; return the losses of every point, model, setting and seed."""
+def points() -> Iterator[tuple[str, str, float, str]]:
+    """Yield all data sets, models, s and settings."""
+    for dataset, kind, signal, side in product(DATASETS, MODELS, SIGNALS, SIDES):
+        if not dataset.startswith("synthetic") or signal in SIGNALS[::2]:  # to save time
+            yield dataset, kind, signal, side
+    for (dataset, signal), kind, side in product(POINTS_TOGETHER, MODELS, TOGETHER):
+        yield dataset, kind, signal, side
+
+
+def measure(runs: StoredRuns) -> list[Row]:
+    """Run everything that is not stored; return the losses."""
     rows = []
-    for dataset, (kind, model), signal, side in product(DATASETS, MODELS.items(), SIGNALS, SIDES):
+    for dataset, kind, signal, side in points():
         table = covered_tables.load(dataset)
         one = setting_for(signal, table.training.rows, len(table.data.columns), side)
         if one is None:
             continue
+        section = PrivacySection(one.epsilon, PRIVACY_DELTA, colluders=one.colluders)
+        exact = TabularSettings(table.data, MODELS[kind], FOR_TABLES)
+        private = replace(exact, training=FOR_PRIVATE_TABLES, privacy=section)
         count = round(one.records / (1 - VALIDATION))
+        noise = f"epsilon {one.epsilon:.4g}, {one.colluders} colluders, {describe(FOR_PRIVATE_TABLES)}"
         for seed in SEEDS:
-            chosen = sample(table.training, count, seed)
-            parts = [sample_part(chosen, part, one.members) for part in range(one.members)]
-            seeds = [f"{seed} {part}" for part in range(one.members)]
-            section = PrivacySection(one.epsilon, PRIVACY_DELTA, colluders=one.colluders)
-            settings = {
-                "exact": TabularSettings(table.data, model, FOR_TABLES),
-                "private": TabularSettings(table.data, model, FOR_PRIVATE_TABLES, privacy=section),
-            }
             name = f"{dataset}, {kind}, {count} records, {one.members} members, seed {seed}"
-            noise = f", epsilon {one.epsilon:.4g}, {one.colluders} colluders, {describe(FOR_PRIVATE_TABLES)}"
-            found = {
-                what: runs.get(
-                    f"{name}{noise if what == 'private' else ''} | {what}",
-                    lambda: mean_scores(scores_together(settings[what], parts, table.held_out, seeds)),  # noqa: B023
-                )
-                for what in settings
-            }
-            lost = {metric: found["exact"][metric] - found["private"][metric] for metric in METRICS}
-            rows.append({"dataset": dataset, "model": kind, "signal": signal, "side": side, "seed": seed,
-                         "setting": one, "exact": found["exact"], "losses": lost})  # fmt: skip
+            train = partial(scores, sample(table.training, count, seed), table.held_out, one.members, seed)
+            without = runs.get(f"{name} | exact", partial(train, exact))
+            found = runs.get(f"{name}, {noise} | private", partial(train, private))
+            lost = {metric: without[metric] - found[metric] for metric in METRICS}
+            rows.append(Row(dataset, kind, signal, side, one, lost))
     return rows
 
 
-def sample_part(records: Any, part: int, parts: int) -> Any:
-    """Return every `parts`-th record."""
-    return records.take(np.arange(records.rows) % parts == part)
+def scores(records: TabularDataset, test: TabularDataset, members: int, seed: int, settings: TabularSettings) -> Scores:
+    """Train, alone or together, and return the mean scores of all models."""
+    if members == 1:
+        return scores_alone(settings, records, test, f"{seed}")
+    parts = [records.take(np.arange(records.rows) % members == part) for part in range(members)]
+    found = scores_together(settings, parts, test, [f"{seed} {part}" for part in range(members)])
+    return {metric: fmean(each[metric] for each in found) for metric in METRICS}
 
 
-def mean_scores(scores: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean scores of the members' models."""
-    return {metric: float(np.mean([each[metric] for each in scores])) for metric in METRICS}
+def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """Return the rows that have certain values."""
+    return [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
 
 
-def shipped_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of the table in the package."""
+def lost_points(rows: list[Row]) -> list[float]:
+    """Return the losses of accuracy in points."""
+    return [100 * row.losses["accuracy"] for row in rows]
+
+
+def shipped_table(rows: list[Row]) -> dict[str, Any]:
+    """Return the content of the table in the package: means over the seeds and both settings of one curator."""
     curves = []
     for dataset, kind in product(DATASETS, MODELS):
-        own = [row for row in rows if (row["dataset"], row["model"]) == (dataset, kind)]
-        records = [row["setting"].records for row in own]
+        own = [row for row in select(rows, dataset=dataset, model=kind) if row.side in SIDES]
+        records = [round(row.setting.records) for row in own]
         points = [
-            {"signal": signal, **{metric: round(mean_loss(own, metric, signal), 5) for metric in METRICS}}
-            for signal in sorted({row["signal"] for row in own})
+            {
+                "signal": signal,
+                **{m: round(fmean(row.losses[m] for row in select(own, signal=signal)), 5) for m in METRICS},
+            }
+            for signal in sorted({row.signal for row in own})
         ]
-        curves.append({"dataset": dataset, "model": kind, "columns": own[0]["setting"].columns,
-                       "records": [min(records), max(records)], "points": points})  # fmt: skip
+        curve = {"dataset": dataset, "model": kind, "columns": own[0].setting.columns}
+        curves.append(curve | {"records": [min(records), max(records)], "points": points})
     return {"settings": describe_settings(), "curves": curves}
 
 
@@ -120,84 +158,79 @@ def describe_settings() -> str:
     return f"{describe(FOR_PRIVATE_TABLES)}, clip {PrivacySection(1.0, PRIVACY_DELTA).clip:g}"
 
 
-def mean_loss(rows: list[dict[str, Any]], metric: str, signal: float, side: str | None = None) -> float:
-    """Return the mean loss at one s, of both settings or of one."""
-    return float(np.mean(chosen_losses(rows, metric, signal, side)))
-
-
-def chosen_losses(rows: list[dict[str, Any]], metric: str, signal: float, side: str | None = None) -> list[float]:
-    """Return the losses at one s."""
-    return [row["losses"][metric] for row in rows if row["signal"] == signal and side in (None, row["side"])]
-
-
-def page(rows: list[dict[str, Any]], defaults: dict[str, Any]) -> str:
+def page(rows: list[Row], defaults: dict[str, Scores]) -> str:
     """Return the page with all results."""
     lines = [HEAD.format(settings=describe_settings(), exact=describe(FOR_TABLES), seeds=len(SEEDS))]
-    lines += ["## Choice of the settings", "", CHOICE, "", "| Candidate | Mean loss, points |", "|---|---|"]
-    lines += [
-        f"| {candidate} | {np.mean(each):.2f} ± {standard_error(each):.2f} |"
-        for candidate, each in losses(defaults).items()
-    ]
-    for kind in MODELS:
-        lines += ["", f"## {'Logistic regression' if kind == 'logistic' else 'One hidden layer of 32'}", ""]
-        lines += ["| Data set | s | Many records: n, ε | Loss | Fewer records: n, ε | Loss | Loss of AUC, both |",
-                  "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for kind, title in (("logistic", "Logistic regression"), ("mlp", "One hidden layer of 32")):
+        lines += [f"## {title}", "", "| Data set | s | n, ε | Loss | n, ε | Loss | Loss of AUC |", "|---" * 7 + "|"]
         for dataset, signal in product(DATASETS, SIGNALS):
-            own = [row for row in rows if (row["dataset"], row["model"], row["signal"]) == (dataset, kind, signal)]
-            if own:
-                cells = [_side(own, signal, side) for side in SIDES]
-                lines.append(f"| {dataset} | {signal:g} | {' | '.join(cells)} | {mean_loss(own, 'auc', signal):.4f} |")
-    lines += ["", "## Is s enough?", "", agreement(rows), ""]
-    return "\n".join(lines)
+            own = select(rows, dataset=dataset, model=kind, signal=signal)
+            sides = [select(own, side=side) for side in SIDES]
+            if sides[0]:
+                auc = fmean(row.losses["auc"] for row in own if row.side in SIDES)
+                lines.append(f"| {dataset} | {signal:g} | {_cells(sides[0])} | {_cells(sides[1])} | {auc:.4f} |")
+        lines.append("")
+    lines += ["## Is s enough?", "", *agreement(rows), ""]
+    lines += ["## Choice of the settings", "", CHOICE, "", "| Candidate | Mean loss, points |", "|---|---|"]
+    lines += [f"| {candidate} | {mean_and_error(each)} |" for candidate, each in losses(defaults).items()]
+    return "\n".join(lines) + "\n"
 
 
-def _side(rows: list[dict[str, Any]], signal: float, side: str) -> str:
-    own = [row for row in rows if row["side"] == side]
-    if not own:
-        return "– | –"
-    found = [100 * each for each in chosen_losses(own, "accuracy", signal)]
-    one = own[0]["setting"]
-    return f"{one.records:,.0f}, {one.epsilon:.2g} | {np.mean(found):.2f} ± {standard_error(found):.2f}"
+def agreement(rows: list[Row]) -> Iterator[str]:
+    """Yield lines about the losses of different settings of one point."""
+    yield "| Data set, model | s | " + " | ".join((*SIDES, *TOGETHER)) + " |"
+    yield "|---" * (2 + len(SIDES | TOGETHER)) + "|"
+    for (dataset, signal), kind in product(POINTS_TOGETHER, MODELS):
+        own = select(rows, dataset=dataset, model=kind, signal=signal)
+        cells = [mean_and_error(lost_points(select(own, side=side))) for side in SIDES | TOGETHER]
+        yield f"| {dataset}, {kind} | {signal:g} | {' | '.join(cells)} |"
+    yield ""
+    yield differences(rows)
 
 
-def standard_error(values: list[float]) -> float:
-    """Return the standard error of a mean."""
-    return stdev(values) / math.sqrt(len(values))
-
-
-def agreement(rows: list[dict[str, Any]]) -> str:
-    """Return by how much the two settings of a point differ."""
-    differences = []
+def differences(rows: list[Row]) -> str:
+    """Return by how much the losses with many and with fewer records differ."""
+    found = []
     for dataset, kind, signal in product(DATASETS, MODELS, SIGNALS):
-        own = [row for row in rows if (row["dataset"], row["model"]) == (dataset, kind)]
-        means = [chosen_losses(own, "accuracy", signal, side) for side in SIDES]
-        if all(means):
-            differences.append((signal, 100 * (np.mean(means[0]) - np.mean(means[1]))))
+        own = select(rows, dataset=dataset, model=kind, signal=signal)
+        sides = [lost_points(select(own, side=side)) for side in SIDES]
+        if all(sides):
+            found.append((signal, fmean(sides[0]) - fmean(sides[1])))
     texts = []
     for low, high in ((0, 80), (80, 400), (400, math.inf)):
-        found = [each for signal, each in differences if low <= signal < high]
-        where = f"below {high:g}" if not low else f"from {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        texts.append(
-            f"s {where}: {np.mean(found):+.2f} on average, {np.median(np.abs(found)):.2f} in absolute value (median of "
-            f"{len(found)} points)"
+        values = [each for signal, each in found if low <= signal < high]
+        where = (
+            f"below {high:g}" if not low else f"of {low:g} or more" if high == math.inf else f"of {low:g} to {high:g}"
         )
-    return f"Loss with many records minus loss with fewer records, in points of accuracy. {'; '.join(texts)}."
+        typical = median(abs(each) for each in values)
+        texts.append(f"for s {where} {fmean(values):+.2f} on average, and {typical:.2f} in absolute value (median)")
+    return f"With many records, the loss minus that with fewer records is {'; '.join(texts)}, in points."
+
+
+def _cells(rows: list[Row]) -> str:
+    if not rows:
+        return "– | –"
+    one = rows[0].setting
+    return f"{one.records:,.0f}, {one.epsilon:.2g} | {mean_and_error(lost_points(rows))}"
+
+
+def mean_and_error(values: list[float]) -> str:
+    """Return the mean and its standard error."""
+    return f"{fmean(values):.2f} ± {stdev(values) / math.sqrt(len(values)):.2f}" if values else "–"
 
 
 HEAD = """\
 # What privacy costs
 
 Built by `make privacy-results`. Loss: points of accuracy by which private training is below exact training on the same
-records, both tested on held-out records; mean of {seeds} seeds ± standard error. n: all training records. The ratio of
-signal to noise s = n·μ·√((m − t)/m)/√p has the same value in both settings of a line: many records have five members
-and one colluder, fewer records have three members and two colluders. δ is 1e-6, that of the origins 0.02. Private:
-{settings}, one look. Exact: {exact}, early stopping. Both are what `cgd federation new` writes.
+records, both tested on held-out records; mean of {seeds} seeds ± standard error. n: the training records. All settings
+of a line have the same ratio of signal to noise s = n·μ·√((m − t)/m)/√p, with p columns. δ is 1e-6, that of the origins
+0.02. Private: {settings}, one look. Exact: {exact}, early stopping. Both are what `cgd federation new` writes.
 """
 CHOICE = """\
 On training records only: three quarters train, the last quarter scores, by one trusted curator. The loss of a candidate
 is the mean over data sets (adult with 4,000 and 24,000 records and credit default with 4,000 at ε = 1, tumours at ε =
-3), both models, two seeds, accuracy and AUC. The first one is chosen; some differ by less than their standard
-errors."""
+3), both models, two seeds, accuracy and AUC. The first one is chosen; some differ by less than their standard errors."""
 
 
 def main() -> None:
