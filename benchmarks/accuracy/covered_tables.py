@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
 
 HELD_OUT = 0.2
-SYNTHETIC_RECORDS, SYNTHETIC_LIMIT = 40_000, 4.0
+SYNTHETIC_RECORDS, SYNTHETIC_LIMIT = 20_000, 4.0
 
 ADULT: dict[str, Range] = {
     "age": (0, 100),

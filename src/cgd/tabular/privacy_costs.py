@@ -32,8 +32,8 @@ from cgd.errors import InputError
 from cgd.json_files import decode_json
 
 FILE = "privacy_costs.json"
-MIN_COLUMNS, MAX_COLUMNS = 3, 400
-"""Numbers of columns for which the table is used: up to four times more or fewer than was measured."""
+COLUMNS_FACTOR = 2
+"""The table is used for up to twice as many columns as were measured, and for half as few."""
 
 Metric = Literal["accuracy", "auc"]
 ModelKind = Literal["logistic", "mlp"]
@@ -108,6 +108,12 @@ class CostTable(Struct, frozen=True):
     settings: str
     curves: tuple[CostCurve, ...]
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The lowest and the highest number of columns."""
+        found = [each.columns for each in self.curves]
+        return min(found), max(found)
+
     def of(self, model: ModelKind) -> tuple[CostCurve, ...]:
         """Return the curves of a kind of model."""
         return tuple(each for each in self.curves if each.model == model)
@@ -163,7 +169,8 @@ class PrivateSetting:
     @property
     def measured(self) -> bool:
         """True if the table has measurements with about as many columns."""
-        return MIN_COLUMNS <= self.columns <= MAX_COLUMNS
+        low, high = cost_table().columns
+        return low <= COLUMNS_FACTOR * self.columns and self.columns <= COLUMNS_FACTOR * high
 
     @property
     def _share(self) -> float:

@@ -17,6 +17,7 @@ from cgd.federation.data_schema import Data, parse_schema
 from cgd.federation.privacy_section import PrivacySection
 from cgd.files import parse_toml, read_text
 from cgd.reporting.privacy_text import describe_epsilon, points
+from cgd.secagg.reduction import MIN_MEMBERS
 from cgd.tabular.privacy_costs import ModelKind, PrivateSetting, cost_table, measured_losses, needed_signals
 from cgd.tabular.settings import TabularSettings
 
@@ -29,6 +30,7 @@ TRAINING_KEYS = ("optimizer", "steps", "lr", "momentum", "mu", "patience")
 MODEL_NAMES: dict[ModelKind, str] = {"logistic": "Logistic regression", "mlp": "One hidden layer of 32 units"}
 LOSSES = (0.02, 0.01, 0.005)
 VALIDATION = Data.validation
+MAX_EPSILON = 20  # larger ones were not measured, and protect nobody
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def read_question(path: Path | None, records: int, given: Mapping[str, Any], mod
             raise InputError(f"--{name} is missing; give it, or a file that has it")
     if records < 1:
         raise InputError(f"--records is {records}; it is the number of all participants' records, at least 1")
+    if values["members"] < MIN_MEMBERS:
+        raise InputError(f"--members is {values['members']}; a federation has at least {MIN_MEMBERS}")
     if values["delta"] is None:
         values["delta"] = suggested_delta(records)
     PrivacySettings(values["epsilon"], values["delta"], 1, colluders=values["colluders"]).check_records(records)
@@ -184,9 +188,9 @@ def _kind(settings: TabularSettings) -> ModelKind:
 def _outside(setting: PrivateSetting, model: ModelKind) -> str:
     """Return why there is no figure for a setting."""
     curves = cost_table().of(model)
+    low, high = cost_table().columns
     if not setting.measured:
-        measured = sorted(each.columns for each in curves)
-        return f"tables with {measured[0]} to {measured[-1]} columns were measured"
+        return f"tables with {low} to {high} columns were measured"
     if setting.signal < min(each.points[0].signal for each in curves):
         return "so few records with so much noise were not measured; expect a model that has learned little or nothing"
     largest = max(curves, key=lambda each: each.points[-1].signal)
@@ -206,7 +210,7 @@ def _need(question: Question, model: ModelKind, loss: float) -> str:
         return f"{what} was not reached in any measurement"
     share = question.records / setting.records
     counts = [_round(share * setting.records_for(each)) for each in (reached[0], reached[-1])]
-    epsilons = [f"{setting.epsilon_for(each):.2g}" for each in (reached[0], reached[-1])]
+    epsilons = [_epsilon(setting.epsilon_for(each)) for each in (reached[0], reached[-1])]
     text = f"{what} needs {_between(counts)} records, or with these records epsilon {_between(epsilons)}"
     return text + (f"; it was not reached on {', '.join(missed)}" if missed else "")
 
@@ -219,6 +223,10 @@ def _round(number: float) -> str:
     """Return a number with two significant digits."""
     scale = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return f"{math.ceil(number / scale) * scale:,}"
+
+
+def _epsilon(epsilon: float) -> str:
+    return f"{epsilon:.2g}" if epsilon <= MAX_EPSILON else f"above {MAX_EPSILON}"
 
 
 def _auc(losses: Mapping[str, float]) -> str:
