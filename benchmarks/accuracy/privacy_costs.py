@@ -57,7 +57,7 @@ TOGETHER = {
     "five members, four collude": (3.0, 5, 4),
 }
 """ε, members and colluders of the settings of a point."""
-POINTS_TOGETHER = (("adult", 40.0), ("adult", 640.0))
+POINTS_TOGETHER = (("adult", "logistic", 40.0), ("adult", "logistic", 640.0))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def setting_for(signal: float, available: int, columns: int, side: str) -> Priva
 def points() -> Iterator[tuple[str, str, float, str]]:
     """Yield all data sets, models, s and settings."""
     yield from product(DATASETS, MODELS, SIGNALS, SIDES)
-    for (dataset, signal), kind, side in product(POINTS_TOGETHER, MODELS, TOGETHER):
+    for (dataset, kind, signal), side in product(POINTS_TOGETHER, TOGETHER):
         yield dataset, kind, signal, side
 
 
@@ -178,7 +178,7 @@ def agreement(rows: list[Row]) -> Iterator[str]:
     """Yield lines about the losses of different settings of one point."""
     yield "| Data set, model | s | " + " | ".join((*SIDES, *TOGETHER)) + " |"
     yield "|---" * (2 + len(SIDES | TOGETHER)) + "|"
-    for (dataset, signal), kind in product(POINTS_TOGETHER, MODELS):
+    for dataset, kind, signal in POINTS_TOGETHER:
         own = select(rows, dataset=dataset, model=kind, signal=signal)
         cells = [mean_and_error(lost_points(select(own, side=side))) for side in SIDES | TOGETHER]
         yield f"| {dataset}, {kind} | {signal:g} | {' | '.join(cells)} |"
