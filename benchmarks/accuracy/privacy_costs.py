@@ -41,11 +41,17 @@ if TYPE_CHECKING:
 
     from table_runs import Scores
 
-    from cgd.tabular.dataset import TabularDataset
-
 SHIPPED = Path(__file__).parents[2] / "src" / "cgd" / "tabular" / FILE
 SIGNALS = tuple(10.0 * 4**power for power in range(5))
-DATASETS = ("adult", "credit-default", "tumours", "digits", "synthetic-10", "synthetic-100")
+DATASETS = {
+    "adult": (32_561, 14),
+    "credit-default": (24_000, 23),
+    "tumours": (455, 30),
+    "digits": (1_438, 64),
+    "synthetic-10": (16_000, 10),
+    "synthetic-100": (16_000, 100),
+}
+"""The numbers of training records and of columns."""
 SEEDS = (0, 1, 2)
 VALIDATION = 0.2
 MIN_RECORDS, MAX_EPSILON = 100, 20.0
@@ -95,31 +101,35 @@ def measure(runs: StoredRuns) -> list[Row]:
     """Run everything that is not stored; return the losses."""
     rows = []
     for dataset, kind, signal, side in points():
-        table = covered_tables.load(dataset)
-        one = setting_for(signal, table.training.rows, len(table.data.columns), side)
+        one = setting_for(signal, *DATASETS[dataset], side)
         if one is None:
             continue
-        section = PrivacySection(one.epsilon, PRIVACY_DELTA, colluders=one.colluders)
-        exact = TabularSettings(table.data, MODELS[kind], FOR_TABLES)
-        private = replace(exact, training=FOR_PRIVATE_TABLES, privacy=section)
         count = round(one.records / (1 - VALIDATION))
         noise = f"epsilon {one.epsilon:.4g}, {one.colluders} colluders, {describe(FOR_PRIVATE_TABLES)}"
         for seed in SEEDS:
             name = f"{dataset}, {kind}, {count} records, {one.members} members, seed {seed}"
-            train = partial(scores, sample(table.training, count, seed), table.held_out, one.members, seed)
-            without = runs.get(f"{name} | exact", partial(train, exact))
-            found = runs.get(f"{name}, {noise} | private", partial(train, private))
+            train = partial(scores, dataset, kind, count, one, seed)
+            without = runs.get(f"{name} | exact", partial(train, private=False))
+            found = runs.get(f"{name}, {noise} | private", partial(train, private=True))
             lost = {metric: without[metric] - found[metric] for metric in METRICS}
             rows.append(Row(dataset, kind, signal, side, one, lost))
     return rows
 
 
-def scores(records: TabularDataset, test: TabularDataset, members: int, seed: int, settings: TabularSettings) -> Scores:
+def scores(dataset: str, kind: str, count: int, one: PrivateSetting, seed: int, *, private: bool) -> Scores:
     """Train, alone or together, and return the mean scores of all models."""
+    table = covered_tables.load(dataset)
+    if (table.training.rows, len(table.data.columns)) != DATASETS[dataset]:
+        raise SystemExit(f"{dataset} has other records or columns than this program states; get the original one")
+    settings = TabularSettings(table.data, MODELS[kind], FOR_TABLES)
+    if private:
+        section = PrivacySection(one.epsilon, PRIVACY_DELTA, colluders=one.colluders)
+        settings = replace(settings, training=FOR_PRIVATE_TABLES, privacy=section)
+    records, members = sample(table.training, count, seed), one.members
     if members == 1:
-        return scores_alone(settings, records, test, f"{seed}")
+        return scores_alone(settings, records, table.held_out, f"{seed}")
     parts = [records.take(np.arange(records.rows) % members == part) for part in range(members)]
-    found = scores_together(settings, parts, test, [f"{seed} {part}" for part in range(members)])
+    found = scores_together(settings, parts, table.held_out, [f"{seed} {part}" for part in range(members)])
     return {metric: fmean(each[metric] for each in found) for metric in METRICS}
 
 

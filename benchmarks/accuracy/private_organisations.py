@@ -61,8 +61,8 @@ def section(dataset: str, model: str, runs: dict[str, Any], exact: dict[str, Any
     splits = exact[f"{dataset}, {model}"]
     smallest = list(splits[0]["records"])[-1]
     without = [list(each["confined"].values()) for each in splits]
-    lines = [f"### {dataset}, {model}", "", "| ε | t | All models | Loss, points | Smallest organisation |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = [f"### {dataset}, {model}, with privacy", ""]
+    lines += ["| ε | t | All models | Loss, points | Smallest organisation |", "|---|---|---|---|---|"]
     for epsilon, colluders in product(EPSILONS, COLLUDERS):
         found = [runs[run_name(dataset, model, epsilon, colluders, seed)] for seed in SEEDS]
         lost = losses(without, found)
