@@ -144,8 +144,8 @@ def test_unusable_questions_are_refused(values: dict[str, Any], message: str) ->
 
 def test_question_is_read_from_a_federation_file_and_from_a_schema(tmp_path: Path) -> None:
     like = PRIVATE_SCHEMA.replace("layers = [8]", "layers = [32]")
-    training = {"steps": 200, "lr": 0.02, "patience": 0}
-    path = write_federation(tmp_path, ("ada", "bob", "cleo"), schema=like, **training)
+    steps, lr = FOR_PRIVATE_TABLES.steps, FOR_PRIVATE_TABLES.lr
+    path = write_federation(tmp_path, ("ada", "bob", "cleo"), schema=like, steps=steps, lr=lr, patience=0)
     question = read_question(path, 1000, {})
     assert question.models == ("mlp",)
     assert question.setting == PrivateSetting(800, 3, 3, 8.0, 1e-5, 1)
