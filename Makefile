@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results table-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results table-results private-table-results privacy-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -57,7 +57,14 @@ leverage-results: .venv/installed  ## measure membership inference by leverage a
 	$(BIN)/python benchmarks/leverage.py --out results/leverage.json
 
 table-results: .venv/installed  ## compare models of five organisations on real tables with pooled and local training; store the page
-	$(BIN)/python benchmarks/organisations.py --out results/tables
+	$(BIN)/python benchmarks/accuracy/organisations.py --out results/tables
+
+private-table-results: .venv/installed  ## the same with differential privacy (half an hour of one core; continues)
+	$(BIN)/python benchmarks/accuracy/private_organisations.py
+
+privacy-results: .venv/installed  ## measure what privacy costs on public tables; store the page and the table in the package (an hour of one core; continues)
+	$(BIN)/python benchmarks/accuracy/private_defaults.py
+	$(BIN)/python benchmarks/accuracy/privacy_costs.py
 
 quick-experiments: .venv/installed  ## run all experiments at the quick scale (an hour), to check that they work; page in build/quick
 	$(BIN)/cgd reproduce all --scale quick --out build

@@ -1,4 +1,4 @@
-"""`cgd privacy budget`: the budget of a data set is shown, and raised only by an explicit option."""
+"""`cgd privacy`: the budget of a data set, raised only by an explicit option, and the expected cost of noise."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def budget(tmp_path: Path) -> BudgetFile:
     return made
 
 
-def run(*arguments: str) -> list[str]:
-    result = CliRunner().invoke(app, ["privacy", "budget", *arguments], catch_exceptions=False)
+def run(*arguments: str, command: str = "budget") -> list[str]:
+    result = CliRunner().invoke(app, ["privacy", command, *arguments], catch_exceptions=False)
     return result.output.splitlines()
 
 
@@ -46,3 +46,21 @@ def test_missing_file_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         run(str(tmp_path / "records.budget"))
     assert not list(tmp_path.iterdir())
+
+
+def test_expected_cost_is_shown_for_numbers(tmp_path: Path) -> None:
+    options = ("--records", "20000", "--columns", "14", "--members", "5", "--epsilon", "1")
+    first, meaning, *rest = run(*options, command="expect")
+    assert first == (
+        "20,000 records (16,000 of them to train on), 14 columns, 5 participants (up to 1 colluding), epsilon = 1, "
+        "delta = 1e-07"
+    )
+    assert "can be 73.1 % sure at most" in meaning
+    assert {"Logistic regression:", "One hidden layer of 32 units:"} <= set(rest)
+    assert "This is no promise" in rest[-1]
+    with pytest.raises(InputError, match="choose at most 4"):
+        run(*options, "--colluders", "5", command="expect")
+    with pytest.raises(InputError, match="epsilon is 0.0"):
+        run(*options[:-1], "0", command="expect")
+    with pytest.raises(InputError, match="cannot be read"):
+        run(str(tmp_path / "nothing.toml"), *options, command="expect")

@@ -79,7 +79,7 @@ def test_any_opened_number_of_records_can_be_used(records: int) -> None:
 def test_delta_is_compared_with_the_number_of_records() -> None:
     settings = PrivacySettings(**GOOD)
     settings.check_records(99_999)
-    with pytest.raises(InputError, match="choose it far below one divided by them, such as 1e-06"):
+    with pytest.raises(InputError, match="choose it far below one divided by them, such as 1e-07"):
         settings.check_records(100_000)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cgd.reporting.privacy_text import describe_guarantee
-from cgd.reporting.run_file import BudgetInfo, PrivacyInfo
+from cgd.reporting.run_file import BudgetInfo, CostInfo, PrivacyInfo
 from cgd.reporting.training_report import render
 from support import runs
 
@@ -41,6 +41,22 @@ def test_other_trainings_are_named_if_there_is_a_budget_file() -> None:
     assert "All trainings together" not in guarantee()
     text = guarantee(budget=BudgetInfo("a.csv.budget", 2.0, 1e-6, 1.25))["All trainings together"]
     assert "ε = 1.25 of 2 at δ = 1e-06 is spent for these records. The file a.csv.budget has the list" in text
+
+
+def test_cost_is_that_of_measurements_and_no_promise() -> None:
+    assert "What it costs" not in guarantee()
+    cost = CostInfo(accuracy=(-0.001, 0.0123), auc=(0.001, 0.02), datasets=["adult", "tumours"])
+    text = guarantee(cost=cost)["What it costs"]
+    assert "The same model without noise was not trained." in text
+    assert "(adult, tumours)" in text
+    assert "the accuracy was 0.0 to 1.2 points below that without noise, and the AUC 0.001 to 0.020." in text
+    assert "With our records, the loss may be smaller or larger." in text
+    unknown = guarantee(cost=CostInfo(unknown="this training has 3 classes instead of two"))["What it costs"]
+    assert "There are no measurements to compare with: this training has 3 classes instead of two." in unknown
+
+
+def test_certainty_of_a_large_epsilon_is_not_rounded_to_all() -> None:
+    assert "99.966 % sure at most" in guarantee(epsilon=8.0)["How much"]
 
 
 def test_report_without_privacy_has_no_guarantee() -> None:

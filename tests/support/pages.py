@@ -18,14 +18,18 @@ INJECTION = "<script>document.title='gone'</script><img src=x onerror=alert(1)>\
 
 
 def load_script(name: str, folder: str = "docs") -> ModuleType:
-    """Load a script of docs/ or of another folder as a module."""
+    """Load a script of docs/ or of another folder as a module. It may import other scripts of the folder."""
     path = ROOT / folder / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{folder}_{name}", path)
+    spec = importlib.util.spec_from_file_location(f"{folder.replace('/', '_')}_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses look it up there
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module
 
 

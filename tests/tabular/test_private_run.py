@@ -83,6 +83,9 @@ def test_run_charges_the_budget_of_the_records_and_reports_the_guarantee(path: P
         assert "If they are published, nothing is promised about them." in " ".join(page.split())
         assert "no noise is added" not in page
         assert '<a href="#privacy">' in page
+        assert run.privacy.cost is not None
+        assert str(run.privacy.cost.unknown).startswith("this training has hidden layers of [8] (relu), steps = 6")
+        assert "There are no measurements to compare with" in page
 
 
 def test_spent_budget_is_refused_before_connecting(path: Path, tmp_path: Path) -> None:

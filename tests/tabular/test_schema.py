@@ -17,6 +17,7 @@ from cgd.federation import config_edit
 from cgd.federation.config import Federation, Participant
 from cgd.federation.data_schema import MISSING, Data
 from cgd.federation.keys import Keys
+from cgd.federation.privacy_section import REVIEW_MARK, check_reviewed
 from cgd.tabular import readers
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.schema import ColumnProfile, _outward, suggest_schema
@@ -251,7 +252,7 @@ def test_suggested_ranges_are_rounded_outward_and_are_not_those_of_the_table(
     assert max(values) < high or high == 0
 
 
-def test_schema_for_differential_privacy_is_valid_and_says_what_to_replace(tmp_path: Path, federation: str) -> None:
+def test_schema_for_differential_privacy_is_valid_and_has_marks(tmp_path: Path, federation: str) -> None:
     random = np.random.default_rng(1)
     content: dict[str, list[Any]] = {
         "age": random.normal(60, 10, ROWS).tolist(),
@@ -260,7 +261,10 @@ def test_schema_for_differential_privacy_is_valid_and_says_what_to_replace(tmp_p
         "y": (["well", "ill"] * ROWS)[:ROWS],
     }
     text = suggest_schema(written(tmp_path, content), "y", private=True)
-    assert "Replace them by what is known\n# without looking at records" in text
+    assert "Write what is known without looking\n# at records instead" in text
+    assert [line.partition(" =")[0] for line in text.splitlines() if line.endswith(f" {REVIEW_MARK}")] == [
+        *("classes", "age", "ward", "grade"),
+    ]
     made = Federation.parse(f"{federation}\n{text}", Path("federation.toml"))
     assert made.privacy is not None
     assert made.privacy.epsilon == 1.0
@@ -276,3 +280,27 @@ def test_schema_for_differential_privacy_is_valid_and_says_what_to_replace(tmp_p
     regression = Federation.parse(f"{federation}\n{numbers}", Path("federation.toml")).data
     assert regression is not None
     assert regression.range is not None
+
+
+def test_rare_categories_are_not_suggested_for_differential_privacy(tmp_path: Path) -> None:
+    """The only record of a category, or a value that one record has, would be published."""
+    common = ["A", "B"] * (ROWS // 2)
+    content: dict[str, list[Any]] = {
+        "ward": [*common[:-9], *["secret"] * 9],
+        "loss": [1594, 1741, 1848, *[0] * (ROWS - 3)],
+        "y": [*common[:-1], "third"],
+    }
+    plain, private = (suggest_schema(written(tmp_path, content), "y", private=each) for each in (False, True))
+    assert 'ward = ["A", "B"]' in private
+    assert "# loss = []  # left out" in private
+    assert 'classes = ["A", "B"]' in private
+    assert not any(value in private for value in ("secret", "1594", "third"))
+    assert 'loss = "category"' in plain
+
+
+def test_marked_schema_makes_no_federation_file(tmp_path: Path) -> None:
+    content: dict[str, list[Any]] = {"ward": ["A", "B"] * (ROWS // 2), "y": ["well", "ill"] * (ROWS // 2)}
+    text = suggest_schema(written(tmp_path, content), "y", private=True)
+    with pytest.raises(InputError, match="2 lines of the schema have the mark REVIEW, the first one for 'classes'"):
+        check_reviewed(text)
+    check_reviewed(text.replace(f"  # {REVIEW_MARK}", ""))

@@ -38,7 +38,7 @@ BudgetPath = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="With --data and [privacy]: the privacy budget of your records (default: beside them, DATA.budget).",
+        help="With --data: the privacy budget of your records, if sums have noise (default: beside them, DATA.budget).",
     ),
 ]
 Record = Annotated[

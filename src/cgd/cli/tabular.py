@@ -33,7 +33,8 @@ def schema(
 ) -> None:
     """Suggest the sections `data` and `model` of a federation file from a file with records; review them before use.
 
-    They contain names and types of columns, and the classes of the label, but no other values.
+    They contain names and types of columns, and the classes of the label, but no other values. With --private, there
+    are also rounded ranges and frequent categories of this file, with marks: replace them, and delete the marks.
     """
     from cgd.tabular.schema import suggest_schema
 

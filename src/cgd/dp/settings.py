@@ -22,6 +22,16 @@ LOOK_RERUN_FRACTION = 0.1
 MAX_STATISTICS_RECORDS = 1 << 32
 
 
+def suggested_delta(records: float) -> float:
+    """Return a δ far below one divided by a number of records: a power of ten, at most a hundredth of that.
+
+    Examples:
+        >>> suggested_delta(455), suggested_delta(32_561)
+        (1e-05, 1e-07)
+    """
+    return float(f"1e-{math.ceil(math.log10(100 * records))}")
+
+
 @dataclass(frozen=True)
 class PrivacySettings:
     """The settings of a private training, equal for all members. Invalid values raise an `InputError`.
@@ -151,8 +161,8 @@ class PrivacySettings:
         """
         if self.delta * records >= 1:
             raise InputError(
-                f"delta is {self.delta:g}, and there are about {records} records; choose it far below one divided by "
-                f"them, such as {0.1 / records:.1g}, in a new training"
+                f"delta is {self.delta:g}, and there are about {records:,} records; choose it far below one divided by "
+                f"them, such as {suggested_delta(records):g}, in a new training"
             )
 
     def step_encoding(self, members: int, dimension: int, records: int, ring_bits: int) -> NoisyEncoding:

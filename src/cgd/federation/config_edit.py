@@ -15,6 +15,7 @@ from tomlkit.items import AoT, Comment, Table, Whitespace
 from cgd.errors import InputError
 from cgd.federation.config import Federation, HubSite, Participant, Training
 from cgd.federation.data_schema import parse_schema
+from cgd.federation.privacy_section import check_reviewed
 from cgd.federation.toml_validation import at
 from cgd.files import create_text, read_text, replace_text
 
@@ -62,6 +63,8 @@ def create_federation(
     path = Path(path)
     with at(f"{path} is not written: "):
         data, model, privacy = (None, None, None) if schema is None else parse_schema(schema)
+        if schema is not None:
+            check_reviewed(schema)
         made = Federation(name, 1, training or Training(), tuple(participants), path, hub, data, model, privacy)
     settings = _lines(asdict(made.training))
     if hub is not None:

@@ -23,6 +23,8 @@ from cgd.federation.toml_validation import check_keys, typed
 if TYPE_CHECKING:
     from cgd.federation.data_schema import Data
 
+REVIEW_MARK = "REVIEW"
+"""In a comment of a schema: the line was taken from a table, and must be reviewed before it is published."""
 STATISTICS_SHARE = 0.1
 """The part of μ² for statistics of the tables; the steps have the rest."""
 
@@ -77,6 +79,22 @@ def parse_privacy(table: Any) -> PrivacySection:
     names = [each.name for each in fields(PrivacySection)]
     check_keys(table, ("epsilon", "delta"), names[2:])
     return PrivacySection(**table)
+
+
+def check_reviewed(schema: str) -> None:
+    """Check that no line of a schema has the mark of `cgd schema --private`.
+
+    Raises:
+        InputError: some have; the message names the first one.
+    """
+    lines = [line for line in schema.splitlines() if line.partition("#")[2].strip().endswith(REVIEW_MARK)]
+    marked = [line.partition("=")[0].strip() for line in lines if not line.startswith("#")]
+    if marked:
+        raise InputError(
+            f"{len(marked)} lines of the schema have the mark {REVIEW_MARK}, the first one for {marked[0]!r}: their "
+            "values come from one participant's table, and are not protected by noise. Write what is known without "
+            "looking at records, and delete the marks"
+        )
 
 
 def check_coverage(section: PrivacySection, data: Data | None, members: int, *, grid: bool) -> None:

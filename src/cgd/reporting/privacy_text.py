@@ -6,7 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cgd.reporting.run_file import BudgetInfo, PrivacyInfo
+    from collections.abc import Iterable
+
+    from cgd.reporting.run_file import BudgetInfo, CostInfo, PrivacyInfo
 
 PROMISE = (
     "If a record about you was used here, the other participants cannot learn much about it from what they received: "
@@ -39,18 +41,59 @@ def describe_guarantee(privacy: PrivacyInfo) -> dict[str, str]:
         "What it covers": f"{COVERED} {_unit(privacy.unit)} {TIME}",
         "What it does not cover": NOT_COVERED,
     }
+    if privacy.cost is not None:
+        paragraphs["What it costs"] = _cost(privacy.cost)
     return paragraphs | ({} if privacy.budget is None else {"All trainings together": _budget(privacy.budget)})
 
 
+def certainty(epsilon: float) -> float:
+    """Return how sure somebody can be at most that a record was used, who thought before that it is as likely as not.
+
+    Examples:
+        >>> round(certainty(1.0), 3)
+        0.731
+    """
+    return 1 / (1 + math.exp(-epsilon))
+
+
+def describe_epsilon(epsilon: float, delta: float) -> str:
+    """Return the meaning of ε in one sentence.
+
+    Examples:
+        >>> describe_epsilon(1.0, 1e-6)  # doctest: +ELLIPSIS
+        'epsilon = 1 means: ... can be 73.1 % sure at most after the training (except with a probability of 1e-06)'
+    """
+    return (
+        f"epsilon = {epsilon:g} means: somebody who knows everything else, and thinks that your record was used as "
+        f"likely as not, can be {_percent(epsilon)} sure at most after the training (except with a "
+        f"probability of {delta:g})"
+    )
+
+
+def points(losses: Iterable[float]) -> str:
+    """Return the range of losses of accuracy; below zero, noise did no harm.
+
+    Examples:
+        >>> points([0.0123, -0.001]), points([0.01])
+        ('0.0 to 1.2 points', '1.0 points')
+    """
+    found = [f"{100 * max(0.0, each):.1f}" for each in losses]
+    low, high = min(found, key=float), max(found, key=float)
+    return f"{low if low == high else f'{low} to {high}'} points"
+
+
+def _percent(epsilon: float) -> str:
+    return f"{100 * certainty(epsilon):.{3 if epsilon < 4 else 5}g} %"
+
+
 def _amount(epsilon: float, delta: float) -> str:
-    certainty = 100 / (1 + math.exp(-epsilon))
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else "an enormous number"
     cases = f", once in {round(1 / delta):,} cases" if 1e-15 < delta < 0.1 else ""
     return (
         "Take somebody who knows everything about you and all others, and thinks before the training that your record "
-        f"is used as likely as not. After it, that person can be {certainty:.3g} % sure at most, instead of 50 %. More "
-        f"exactly: with your record, the probability of anything that they may see changes by a factor of at most e^ε "
-        f"= {factor} (ε = {epsilon:g}), and this fails with a probability of at most δ = {delta:g}{cases}."
+        f"is used as likely as not. After it, that person can be {_percent(epsilon)} sure at most, instead of 50 %. "
+        "More exactly: with your record, the probability of anything that they may see changes by a factor of at most "
+        f"e^ε = {factor} (ε = {epsilon:g}), and this fails with a probability of at most δ = {delta:g}{cases}."
     )
 
 
@@ -87,4 +130,17 @@ def _budget(budget: BudgetInfo) -> str:
     return (
         f"With this training, ε = {budget.spent:.3g} of {budget.epsilon:g} at δ = {budget.delta:g} is spent for these "
         f"records. The file {budget.file} has the list, and a training beyond it is refused."
+    )
+
+
+def _cost(cost: CostInfo) -> str:
+    text = "Noise makes a model less accurate. The same model without noise was not trained. "
+    if cost.unknown is not None or not cost.accuracy or not cost.auc:
+        return f"{text}There are no measurements to compare with: {cost.unknown or 'none are in this file'}."
+    low, high = (f"{max(0.0, each):.3f}" for each in (min(cost.auc), max(cost.auc)))
+    datasets = ", ".join(cost.datasets or [])
+    return (
+        f"{text}On public data sets ({datasets}), with as much noise for the number of records and columns, the "
+        f"accuracy was {points(cost.accuracy)} below that without noise, and the AUC {low} to {high}. With our "
+        "records, the loss may be smaller or larger."
     )

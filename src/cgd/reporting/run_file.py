@@ -203,6 +203,22 @@ class BudgetInfo(Struct):
     spent: float
 
 
+class CostInfo(Struct):
+    """The lowest and highest loss in measurements with as much noise; see `cgd.tabular.privacy_expectation`.
+
+    Attributes:
+        accuracy: the losses of accuracy, as fractions.
+        auc: the losses of the AUC.
+        datasets: the data sets of the measurements.
+        unknown: the reason, if there are no such measurements.
+    """
+
+    accuracy: tuple[float, float] | None = None
+    auc: tuple[float, float] | None = None
+    datasets: list[str] | None = None
+    unknown: str | None = None
+
+
 class PrivacyInfo(Struct):
     """The guarantee of differential privacy; see `cgd.tabular.private_run.privacy_summary`."""
 
@@ -214,6 +230,7 @@ class PrivacyInfo(Struct):
     clip: float | None = None
     spent: list[SpentInfo] | None = None
     budget: BudgetInfo | None = None
+    cost: CostInfo | None = None
 
 
 class TrafficInfo(Struct):

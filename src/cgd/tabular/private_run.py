@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
+from cgd.dp.settings import suggested_delta
 from cgd.errors import InputError
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.optim.record_gradients import RecordGradients
 from cgd.reporting.run_file import DisclosedSum
 from cgd.tabular.models import build
+from cgd.tabular.privacy_expectation import expected_cost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,8 @@ def check_private(settings: TabularSettings, records: TabularDataset) -> None:
     if delta * records.rows >= 1:
         raise InputError(
             f"delta in [privacy] is {delta:g}, and we have {records.rows:,} records: a delta of one divided by their "
-            f"number allows to disclose one of them entirely. Agree on far less, such as {_far_below(records.rows)}"
+            "number allows to disclose one of them entirely. Agree on far less, such as "
+            f"{suggested_delta(records.rows):g}"
         )
     if settings.model.kind == "custom":
         sizes = [2 if each.type == "number" else 1 + len(each.categories) for each in settings.own_columns]
@@ -82,17 +84,24 @@ def private_sums(settings: TabularSettings, trained: TrainingResult) -> list[Dis
     ]
 
 
-def privacy_summary(ledger: PrivacyLedger, members: int, unit: str = "") -> dict[str, Any]:
-    """Return the part of run.json about differential privacy."""
-    settings, file = ledger.settings, ledger.file
-    total = settings.budget().mu_squared
+def privacy_summary(settings: TabularSettings, trained: TrainingResult, members: int) -> dict[str, Any]:
+    """Return the part of run.json about differential privacy.
+
+    Raises:
+        InputError: the training was not private.
+    """
+    ledger, privacy = trained.ledger, settings.privacy_settings()
+    if ledger is None:
+        raise InputError("the training has no privacy ledger; train with [privacy]")
+    file = ledger.file
+    total = privacy.budget().mu_squared
     return {
-        "epsilon": settings.epsilon,
-        "delta": settings.delta,
-        "clip": settings.clip,
-        "colluders": settings.colluders,
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "clip": privacy.clip,
+        "colluders": privacy.colluders,
         "members": members,
-        "unit": unit,
+        "unit": settings.unit,
         "spent": [
             {
                 "what": each.what,
@@ -105,9 +114,5 @@ def privacy_summary(ledger: PrivacyLedger, members: int, unit: str = "") -> dict
         "budget": None
         if file is None
         else {"file": file.path.name, "epsilon": file.epsilon, "delta": file.delta, "spent": file.epsilon_spent},
+        "cost": expected_cost(settings, members, trained.everyone_samples),
     }
-
-
-def _far_below(records: int) -> str:
-    """Return a power of ten of at most a hundredth of one divided by the number."""
-    return f"1e-{math.ceil(math.log10(100 * records)):02d}"

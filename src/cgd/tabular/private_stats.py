@@ -23,8 +23,8 @@ and a record with all its numbers at an end of their ranges reaches it. Sums of 
 10⁻⁶, Δ covers rounding of up to 67,000 records in the worst order of additions, and of far more in NumPy's.
 
 What is derived from the opened sum costs nothing. No check compares it with our own records, and no error depends on
-them: a number below its smallest possible value is replaced by that. A column whose variance is not positive, because
-of the noise or because it is constant, is a feature of zeros. Every column has a feature for missing values.
+them: a number below its smallest possible value is replaced by that. A column whose variance is hidden by the noise, or
+is zero, is scaled by the noise instead, so it is never lost. Every column has a feature for missing values.
 """
 
 from __future__ import annotations
@@ -145,25 +145,21 @@ def _preprocessing(opened: Iterator[float], noise: float, data: Data, columns: S
         target = TargetStats(data.classes, tuple(max(1, _count(next(opened))) for _ in data.classes))
     else:
         mean, deviation = _scaled_back(next(opened), next(opened), rows, noise, _known(data.range))
-        target = TargetStats(mean=mean, deviation=deviation or _half(_known(data.range)))
+        target = TargetStats(mean=mean, deviation=deviation)
     return Preprocessing(tuple(found), target)
 
 
 def _scaled_back(total: float, squares: float, count: float, noise: float, limits: Range) -> tuple[float, float]:
-    """Return mean and standard deviation in the unit of the column; a deviation of 0 if the variance is not positive.
+    """Return mean and standard deviation in the unit of the column.
 
     A variance below the standard deviation of its noise is set to that: divided by less, the noise of the mean, and
-    values far from it, would become huge features.
+    values far from it, would become huge features. Where noise hides the variance, the column remains a feature.
     """
     mean = min(max(total / count, -1.0), 1.0)
     variance = min(squares / count, 1.0) - mean * mean
-    deviation = math.sqrt(max(variance, noise / count)) if variance > 0 else 0.0
-    half = _half(limits)
+    deviation = math.sqrt(min(max(variance, noise / count), 1.0))
+    half = (limits[1] - limits[0]) / 2
     return limits[0] + (mean + 1) * half, deviation * half
-
-
-def _half(limits: Range) -> float:
-    return (limits[1] - limits[0]) / 2
 
 
 def _count(value: float) -> int:

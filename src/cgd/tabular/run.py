@@ -314,11 +314,7 @@ class TabularRun:
             "validation": scores,
             "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
             "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
-            **(
-                {}
-                if trained.ledger is None
-                else {"privacy": privacy_summary(trained.ledger, len(peers), settings.unit)}
-            ),
+            **({} if trained.ledger is None else {"privacy": privacy_summary(settings, trained, len(peers))}),
         }
 
 

@@ -5,7 +5,9 @@ The text is sent to all participants, so it contains nothing of the table but na
 values, usual markers of missing values and, in comments that can be deleted, the classes.
 
 For differential privacy, categories, classes and ranges have to be in the file. The suggestion then has those of the
-table, ranges rounded outward, with the advice to replace them by what is known without looking at records.
+table, ranges rounded outward, and categories only if enough records have them. Each of these lines has a mark, and
+`cgd federation new` refuses a file with marks: people must replace the values by what is known without looking at
+records.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING
+from cgd.federation.privacy_section import REVIEW_MARK
 from cgd.tabular.columns import MAX_CATEGORIES, MAX_NUMBER, MissingMarkers, canonical, is_number
 from cgd.tabular.dataset import find_column
 from cgd.tabular.readers import open_table
@@ -40,6 +44,7 @@ USUAL_MARKERS = re.compile(
     re.IGNORECASE,
 )
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
+MIN_RECORDS_OF_A_CATEGORY = 10  # for differential privacy; the only record of a category is not to be published
 
 
 @dataclass
@@ -49,7 +54,7 @@ class ColumnProfile:
     Attributes:
         rows: number of values, including missing ones.
         present: number of values that are not missing.
-        numbers: distinct numbers, at most one more than a column may have categories.
+        numbers: distinct numbers, at most one more than a column may have categories, with how often they occur.
         texts: distinct texts that are not numbers, with the same limit.
         whole: whether all numbers are whole.
         rising: whether the numbers are strictly increasing.
@@ -61,8 +66,8 @@ class ColumnProfile:
 
     rows: int = 0
     present: int = 0
-    numbers: set[float] = field(default_factory=set)
-    texts: set[str] = field(default_factory=set)
+    numbers: Counter[float] = field(default_factory=Counter)
+    texts: Counter[str] = field(default_factory=Counter)
     whole: bool = True
     rising: bool = True
     distinct: bool = True
@@ -80,36 +85,47 @@ class ColumnProfile:
         self.distinct &= len(places) == len(values)
         if not values:
             return
+        counts = np.bincount(places, minlength=len(values))
         try:
             numbers = encoded.dictionary.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
         except pyarrow.ArrowInvalid:
-            texts = [text for text in values if len(self.texts) > MAX_MARKER_TEXTS or not is_number(text)]
-            self._add_texts(texts)
-            self._add_numbers(np.array([float(text) for text in values if text not in set(texts)]))
+            is_text = np.array([len(self.texts) > MAX_MARKER_TEXTS or not is_number(text) for text in values])
+            self._add_texts([text for text, found in zip(values, is_text, strict=True) if found], counts[is_text])
+            numbers = np.array([float(text) for text, found in zip(values, is_text, strict=True) if not found])
+            self._add_numbers(numbers, counts[~is_text])
             self.rising = False
             return
         in_order = np.concatenate([[self._last], numbers[places]])
         self.rising = self.rising and bool(np.all(np.diff(in_order) > 0))
         self._last = float(in_order[-1])
-        self._add_numbers(numbers)
+        self._add_numbers(numbers, counts)
 
-    def _add_numbers(self, values: Any) -> None:
+    def _add_numbers(self, values: Any, counts: Any) -> None:
         self.whole = self.whole and bool(np.all(values == np.floor(values)))
         finite = values[np.isfinite(values)]
         if finite.size:
             self.lowest, self.highest = min(self.lowest, float(finite.min())), max(self.highest, float(finite.max()))
         if len(self.numbers) <= MAX_CATEGORIES:
-            self.numbers.update(values[: MAX_CATEGORIES + 1].tolist())
+            _count(self.numbers, values.tolist(), counts)
 
-    def _add_texts(self, texts: Sequence[str]) -> None:
+    def _add_texts(self, texts: Sequence[str], counts: Any) -> None:
         self.longest = max([self.longest, *(len(text.encode()) for text in texts)])
         if len(self.texts) <= MAX_CATEGORIES:
-            self.texts.update(texts[: MAX_CATEGORIES + 1])
+            _count(self.texts, texts, counts)
 
     @property
     def values(self) -> list[str]:
         """The distinct values as texts, sorted."""
-        return [canonical(number) for number in sorted(self.numbers)] + sorted(map(canonical, self.texts))
+        return self._values(1)
+
+    @property
+    def frequent(self) -> list[str]:
+        """The values that enough records have."""
+        return self._values(MIN_RECORDS_OF_A_CATEGORY)
+
+    def _values(self, least: int) -> list[str]:
+        numbers, texts = ([each for each, n in found.items() if n >= least] for found in (self.numbers, self.texts))
+        return [canonical(number) for number in sorted(numbers)] + sorted(map(canonical, texts))
 
     @property
     def numeric(self) -> bool:
@@ -192,9 +208,10 @@ PRIVACY = (
     "clip = 1.0         # the largest norm of a record's gradient",
     "colluders = 1      # how many participants may collude, or leave out their noise",
 )
-REPLACE = (
-    "# Ranges, categories and classes are taken from this table, ranges rounded outward. Replace them by what is known",
-    "# without looking at records, such as the range of a device: what stands here is not protected by noise.",
+REVIEW = (
+    f"# Lines with the mark {REVIEW_MARK} are taken from this table: ranges rounded outward, and values of at least",
+    f"# {MIN_RECORDS_OF_A_CATEGORY} records. Nothing here is protected by noise. Write what is known without looking",
+    "# at records instead, such as the range of a device, and delete the mark: `cgd federation new` refuses it.",
 )
 
 
@@ -206,14 +223,14 @@ def _data_lines(
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
-        *(REPLACE if private else ()),
+        *(REVIEW if private else ()),
         "[data]",
         f"target = {_text(label)}{remarks}",
         f'task = "{"regression" if regression else "classification"}"',
     ]
     if private:
-        listed = f"range = {_outward(target)}" if regression else f"classes = {_list(target.values)}"
-        lines.append(f"{listed}  # replace")
+        listed = f"range = {_outward(target)}" if regression else f"classes = {_list(target.frequent)}"
+        lines.append(f"{listed}  # {REVIEW_MARK}")
     elif not regression and len(target.values) <= MAX_CLASSES:
         lines.append(f"# classes = {_list(target.values)}  # as in this table; left out: learned by a secure sum")
     if markers:
@@ -233,11 +250,13 @@ def _column_line(name: str, profile: ColumnProfile, nested: bool, private: bool)
     line, start = _type_line(name, profile, nested), f"{_key(name)} = "
     for kind in ("number", "category") if private else ():
         if line.startswith(f'{start}"{kind}"'):
-            limits = _list(profile.values)
+            limits = _list(profile.frequent)
             if kind == "number":
                 limits = f'{{ type = "number", range = {_outward(profile)} }}'
+            elif len(profile.frequent) < 2:
+                return f"# {start}[]  # left out: fewer than two values of enough records; list them if all know them"
             comment = line.removeprefix(f'{start}"{kind}"')
-            return f"{start}{limits}{f'{comment};' if comment else '  #'} replace"
+            return f"{start}{limits}{f'{comment};' if comment else '  #'} {REVIEW_MARK}"
     return line
 
 
@@ -283,6 +302,12 @@ def _type_line(name: str, profile: ColumnProfile, nested: bool) -> str:
 def _remarks(profile: ColumnProfile) -> str:
     texts = "1 distinct text is" if profile.remarks == 1 else f"{profile.remarks} distinct texts are"
     return f"{texts} not a number: correct the table, or list the text as missing"
+
+
+def _count(found: Counter[Any], values: Sequence[Any], counts: Any) -> None:
+    """Count some more distinct values, if there are not too many."""
+    for value, count in zip(values[: MAX_CATEGORIES + 1], counts.tolist(), strict=False):
+        found[value] += count
 
 
 def _key(name: str) -> str:

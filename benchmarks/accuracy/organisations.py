@@ -1,6 +1,6 @@
 """Public tables split over five organisations: confined models, compared with training alone and on pooled records.
 
-    python benchmarks/organisations.py [--out results/tables] [--dataset adult] [--delta 0.02]
+    python benchmarks/accuracy/organisations.py [--out results/tables] [--dataset adult] [--delta 0.02]
 
 Every model is tested on the same held-out records. "Pooled" and "alone" run the same program with the same settings, on
 all records together and on those of one organisation (`cgd.local`). Adult and credit default are read from the folder
@@ -14,31 +14,22 @@ import json
 import os
 import textwrap
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from covered_tables import read_cells
+from table_runs import METRICS, scores_alone, scores_together
 
-import cgd
 from cgd.errors import InputError
 from cgd.experiments.organisations import Organisations, split
 from cgd.federation.config import FOR_TABLES
 from cgd.federation.data_schema import Model
-from cgd.local import solo_peers
-from cgd.tabular.dataset import dataset_from_frame
-from cgd.tabular.model import ConfinedModel
 from cgd.tabular.settings import TabularSettings
-from cgd.tabular.training import train
-
-if TYPE_CHECKING:
-    from cgd.tabular.dataset import TabularDataset
 
 MODELS = {"logistic regression": Model("logistic"), "one hidden layer of 32": Model("mlp", (32,))}
 DELTA = Model("logistic").delta
 SEEDS = (0, 1, 2)
-METRICS = ("accuracy", "auc")
 
 
 @dataclass(frozen=True)
@@ -51,36 +42,22 @@ class SplitResult:
     pooled: dict[str, float]
 
 
-def scores(
-    peers: cgd.Peers, records: TabularDataset, *, settings: TabularSettings, test: TabularDataset
-) -> dict[str, float]:
-    """Train a model and return its scores on the held-out records."""
-    model = ConfinedModel.from_training(train(peers, settings, records), settings, {})
-    found = model.scores(model.outputs(test), test)
-    return {name: found[name] for name in METRICS}
-
-
 def run_split(organisations: Organisations, model: Model, seed: int) -> SplitResult:
     """Train all models of one split."""
-    settings = TabularSettings(organisations.data, model, FOR_TABLES)
-    own = {name: _records(organisations, cells) for name, cells in organisations.tables.items()}
-    all_records = _records(organisations, np.concatenate(list(organisations.tables.values())))
-    train_one = partial(scores, settings=settings, test=_records(organisations, organisations.held_out))
-    seeds = {name: f"{name} {seed}".encode().ljust(32) for name in (*own, "pooled")}
-
-    def train_together(peers: cgd.Peers, records: TabularDataset) -> dict[str, float]:
-        peers.seed = seeds[peers.me]
-        return train_one(peers, records)
-
-    with cgd.local_peers(list(own)) as members:
-        confined = dict(zip(own, members.run(train_together, own.values()), strict=True))
+    data, tables = organisations.data, organisations.tables
+    settings = TabularSettings(data, model, FOR_TABLES)
+    own = {name: read_cells(data, cells) for name, cells in tables.items()}
+    test = read_cells(data, organisations.held_out)
+    seeds = {name: f"{name} {seed}" for name in (*own, "pooled")}
+    together = scores_together(settings, list(own.values()), test, [seeds[name] for name in own])
+    confined = dict(zip(own, together, strict=True))
     alone: dict[str, dict[str, float] | None] = {}
     for name, records in own.items():
         try:
-            alone[name] = train_one(solo_peers(seeds[name]), records)
+            alone[name] = scores_alone(settings, records, test, seeds[name])
         except InputError:  # all its records have the same class
             alone[name] = None
-    pooled = train_one(solo_peers(seeds["pooled"]), all_records)
+    pooled = scores_alone(settings, read_cells(data, np.concatenate(list(tables.values()))), test, seeds["pooled"])
     return SplitResult({name: each.rows for name, each in own.items()}, confined, alone, pooled)
 
 
@@ -145,12 +122,6 @@ Built by `make table-results`: accuracy / AUC on held-out records. {FOR_TABLES.o
 have very different sizes; some have missing values, one lacks a column, the small ones lack some categories.
 
 """
-
-
-def _records(organisations: Organisations, cells: Any) -> TabularDataset:
-    data = organisations.data
-    frame = {name: cells[:, column].tolist() for column, name in enumerate((*data.names, data.target))}
-    return dataset_from_frame(frame, data, data.columns, target=True)[0]
 
 
 def _cell(scores: dict[str, float] | None) -> str:
