@@ -213,6 +213,7 @@ def needed_records() -> str:
         cells = []
         for loss in (0.02, 0.01):
             signals = [each for each in needed_signals("logistic", loss).values() if each is not None]
+            assert len(signals) == 6  # reached on all data sets
             ends = (setting.records_for(each) / 0.8 for each in (min(signals), max(signals)))
             cells.append(" to ".join(_round(each) for each in ends))
         rows.append(f"| {epsilon:g} | {colluders} | {' | '.join(cells)} |")
