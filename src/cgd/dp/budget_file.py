@@ -2,8 +2,8 @@
 
 Openings of several trainings on the same records add up: their μ² are summed, whatever the federation. So the file
 belongs to the data set, not to a training, and lies beside it. A training may set validation records aside. Then each
-record is in one of two parts, and the training counts with the part that was charged more. A charge is on the disk
-before our self-mask key leaves this machine: a process that is killed at any moment has charged what others may have
+record is in one of two parts, and the training counts with the part that was charged more; if it began again with
+another split, the parts of both splits add up. A charge is on the disk before our self-mask key leaves this machine: a process that is killed at any moment has charged what others may have
 opened, and maybe one opening more.
 
 The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
@@ -49,6 +49,7 @@ class Charge:
         what: what was opened, such as a step.
         time: when, in UTC.
         records: the part of the records that it is about: those trained on, or those of the validation split.
+        split: names the rule by which a record is in one part or the other; empty if there is no validation split.
     """
 
     mu_squared: float
@@ -56,6 +57,7 @@ class Charge:
     what: str
     time: str
     records: str
+    split: str
 
 
 class BudgetFile:
@@ -91,7 +93,7 @@ class BudgetFile:
     def __init__(self, path: Path, epsilon: float, delta: float, unit: str | None = "") -> None:
         self.path, self.unit = path, unit or ""
         self.charges: list[Charge] = []
-        self._spent: dict[tuple[str, str], Fraction] = {}  # by training and part of its records
+        self._spent: dict[tuple[str, str, str], Fraction] = {}  # by training, split, and part of its records
         self._size = self._checksum = 0
         self._limit = Budget(epsilon, delta, MAX_DRAWS)
         try:
@@ -145,8 +147,8 @@ class BudgetFile:
             epsilon = self._epsilon_of(max(Fraction(), left))
             raise InputError(f"{self._describe()}; {epsilon:.3g} is left for a training. {REMEDY}")
 
-    def charge(self, mu_squared: float, training: str, what: str, records: str = TRAINING) -> None:
-        """Charge an opening. Return when the charge is on the disk.
+    def charge(self, mu_squared: float, training: str, what: str, records: str = TRAINING, split: str = "") -> None:
+        """Charge an opening; see `Charge` for the arguments. Return when the charge is on the disk.
 
         Raises:
             BudgetSpentError: it exceeds the limit; nothing was charged.
@@ -154,12 +156,12 @@ class BudgetFile:
         """
         try:
             with _LockedFile(self, writing=True) as file:
-                part = self._spent.get((training, records), Fraction()) + Fraction(mu_squared)
-                others = self._total() - self._total(training)
-                if others + max(part, self._total(training)) > Fraction(self._limit.mu_squared):
+                before, part = self._of_split(training, split), self._spent.get((training, split, records), Fraction())
+                after = max(before, part + Fraction(mu_squared))
+                if self._total() - before + after > Fraction(self._limit.mu_squared):
                     raise BudgetSpentError(f"{self._describe()}; {what} is not opened. {REMEDY}")
                 time = datetime.now(UTC).isoformat(timespec="seconds")
-                self._append(file, asdict(Charge(mu_squared, training, what, time, records)))
+                self._append(file, asdict(Charge(mu_squared, training, what, time, records, split)))
         except InputError as error:
             raise RevealError(str(error)) from None
         except OSError as error:
@@ -235,12 +237,12 @@ class BudgetFile:
             self._limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
             self.unit = str(content["unit"])
             return
-        texts = [str(content[name]) for name in ("training", "what", "time", "records")]
+        texts = [str(content[name]) for name in ("training", "what", "time", "records", "split")]
         charge = Charge(float(content["mu_squared"]), *texts)
         if not 0 <= charge.mu_squared < math.inf or charge.records not in (TRAINING, VALIDATION):
             raise ValueError(f"a charge is {charge.mu_squared} for {charge.records} records")
         self.charges.append(charge)
-        key = charge.training, charge.records
+        key = charge.training, charge.split, charge.records
         self._spent[key] = self._spent.get(key, Fraction()) + Fraction(charge.mu_squared)
 
     def _append(self, file: BinaryIO, content: dict[str, Any]) -> None:
@@ -255,10 +257,12 @@ class BudgetFile:
     # Messages.
 
     def _total(self, training: str | None = None) -> Fraction:
-        """Return what one training, or all together, have used: of each, the part that was charged more."""
-        if training is None:
-            return sum((self._total(each) for each in {name for name, _ in self._spent}), Fraction())
-        return max(self._spent.get((training, part), Fraction()) for part in (TRAINING, VALIDATION))
+        """Return what one training, or all together, have used: of each split, the part that was charged more."""
+        splits = {(name, split) for name, split, _ in self._spent if training in (None, name)}
+        return sum((self._of_split(*each) for each in splits), Fraction())
+
+    def _of_split(self, training: str, split: str) -> Fraction:
+        return max(self._spent.get((training, split, part), Fraction()) for part in (TRAINING, VALIDATION))
 
     def _epsilon_of(self, mu_squared: Fraction) -> float:
         return epsilon_of(math.nextafter(math.sqrt(mu_squared), math.inf), self.delta) if mu_squared else 0.0
