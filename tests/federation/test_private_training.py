@@ -136,13 +136,13 @@ def test_kill_between_the_charge_and_the_key(
     reached, go_on = threading.Event(), threading.Event()
     charge = BudgetFile.charge
 
-    def stop_in_second_step(self: BudgetFile, mu_squared: float, training: str, what: str, records: str) -> None:
+    def stop_in_second_step(self: BudgetFile, *arguments: Any) -> None:
         last = self.path.name == "cleo.budget" and len(self.charges) == SECOND_STEP and not reached.is_set()
         if last and not charged:
             reached.set()
             go_on.wait()
             raise KilledError("killed before the charge")
-        charge(self, mu_squared, training, what, records)
+        charge(self, *arguments)
         if last:
             reached.set()
             go_on.wait()

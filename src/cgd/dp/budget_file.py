@@ -3,8 +3,8 @@
 Openings of several trainings on the same records add up: their μ² are summed, whatever the federation. So the file
 belongs to the data set, not to a training, and lies beside it. A training may set validation records aside. Then each
 record is in one of two parts, and the training counts with the part that was charged more; if it began again with
-another split, the parts of both splits add up. A charge is on the disk before our self-mask key leaves this machine: a process that is killed at any moment has charged what others may have
-opened, and maybe one opening more.
+another split, the parts of both splits add up. A charge is on the disk before our self-mask key leaves this machine: a
+process that is killed at any moment has charged what others may have opened, and maybe one opening more.
 
 The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
 before. So a line that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while
