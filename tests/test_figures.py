@@ -246,7 +246,7 @@ def private_officers() -> str:
 
 
 def private_auc() -> str:
-    module, model = program("private_organisations"), "one hidden layer of 32"
+    module, model = load_script("private_organisations", ACCURACY), "one hidden layer of 32"
     splits, runs = load("tables/results.json")[f"credit-default, {model}"], load("private-tables/results.json")
     exact = mean(each["auc"] for split in splits for each in split["confined"].values())
     names = [module.run_name("credit-default", model, 1.0, 1, seed) for seed in module.SEEDS]
