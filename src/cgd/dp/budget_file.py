@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 FORMAT = "cgd budget 1"
+BEGINNING = b'{"format": "cgd budget '
 TRAINING, VALIDATION = "training", "validation"
 """The two parts of the records of one training."""
 
@@ -105,7 +106,8 @@ class BudgetFile:
         if unit not in (None, self.unit):
             raise InputError(
                 f"the charges in {path} are for {_units(self.unit)}, and those of this training for {_units(unit)}, "
-                "which cannot be added; write the same unit in [privacy], or name another file with --budget"
+                "which cannot be added; write the same unit in [privacy]. In another file (--budget), none of what was "
+                "opened before would count: both limits together are then what may be disclosed"
             )
 
     @property
@@ -122,6 +124,11 @@ class BudgetFile:
     def epsilon_spent(self) -> float:
         """The ε of all charges together, at the δ of the limit."""
         return self._epsilon_of(self._total())
+
+    @property
+    def epsilon_left(self) -> float:
+        """The largest ε of one more training, at the δ of the limit."""
+        return self._epsilon_of(max(Fraction(), Fraction(self._limit.mu_squared) - self._total()))
 
     def of_training(self, training: str) -> list[Charge]:
         """Return the charges of one training."""
@@ -171,7 +178,7 @@ class BudgetFile:
         """Replace the limit by a higher one: a decision about these records, for all trainings.
 
         Raises:
-            InputError: it is not higher, or the file cannot be written.
+            InputError: it is not higher, or cannot be promised, or the file cannot be written.
         """
         try:
             with _LockedFile(self, writing=True) as file:
@@ -179,6 +186,7 @@ class BudgetFile:
                     raise InputError(
                         f"the limit of {self.path} is epsilon = {self.epsilon:g}; name a higher one, not {epsilon:g}"
                     )
+                Budget(epsilon, self.delta, MAX_DRAWS)  # refuses a limit that nobody could read from the file
                 self._append(file, self._head(epsilon))
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
@@ -190,7 +198,13 @@ class BudgetFile:
         if os.fstat(file.fileno()).st_size < max(self._size, 1):
             raise InputError(f"{self.path} was emptied, shortened or replaced, so charges are missing; {RESTORE}")
         file.seek(self._size)
-        for line in file.readlines():
+        lines = file.readlines()
+        if not self._size and not lines[0].startswith(BEGINNING):
+            raise InputError(
+                f"{self.path} is not a budget file, or its beginning was changed; name the one beside the records, "
+                f"DATA.budget. If this was it, {RESTORE}"
+            )
+        for line in lines:
             if line.endswith(b"\n"):
                 self._add(line)
         if not self._size:
