@@ -334,8 +334,9 @@ class Peers:
                 decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
                 decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
                 if self.observer is not None and addend is not None:
-                    own = fixed_point.decode(entered[0]).reshape(array.shape) if entered else None
-                    self.observer.after_sum(replace(addend, entered=own), decoded)
+                    if entered:
+                        addend = replace(addend, entered=fixed_point.decode(entered[0]).reshape(array.shape))
+                    self.observer.after_sum(addend, decoded)
                 result: Array = from_numpy(decoded, values)
             except BaseException:  # an interrupt, or a recording that fails: the caller may request the sum again
                 self._driver.repeat_sum()
