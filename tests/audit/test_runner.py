@@ -56,7 +56,7 @@ def test_interrupt_keeps_finished_parts_and_ends_all_processes() -> None:
 def test_plan_chooses_attacks_and_rejects_unknown_ids() -> None:
     whole = plan(Part("a"), Part("b"), Part("b", "dp2"), Part("c"))
     chosen = whole.choose(["c", "b"])
-    assert [part.label for part in chosen.parts] == ["b, cgd", "b, dp", "c, cgd"]
+    assert [part.label for part in chosen.parts] == ["b, cgd", "b, dp2", "c, cgd"]
     assert [each.id for each in chosen.attacks] == ["b", "c"]
     assert chosen.command(7) == "cgd audit --only b --only c --seed 7"
     assert whole.choose([]) == whole
