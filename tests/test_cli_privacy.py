@@ -29,9 +29,10 @@ def run(*arguments: str, command: str = "budget") -> list[str]:
 
 
 def test_budget_is_shown_by_training(budget: BudgetFile) -> None:
-    limit, spent, training = run(str(budget.path))
+    limit, spent, left, training = run(str(budget.path))
     assert limit == "limit: epsilon 2 at delta 1e-05, for every record"
     assert spent == "spent: epsilon 0.497, by 2 openings"
+    assert left == f"left: epsilon {budget.epsilon_left:.4g}, for one more training"
     assert training.startswith("  five-hospitals: 2 openings, 20")
 
 

@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import textwrap
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -211,7 +212,8 @@ def differences(rows: list[Row]) -> str:
         where = last if low else f"below {high:g}"
         typical = median(abs(each) for each in values)
         texts.append(f"for s {where} {fmean(values):+.2f} on average, and {typical:.2f} in absolute value (median)")
-    return f"With many records, the loss minus that with fewer records is {'; '.join(texts)}, in points."
+    text = f"With many records, the loss minus that with fewer records is {'; '.join(texts)}, in points."
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 def _cells(rows: list[Row]) -> str:
@@ -232,7 +234,8 @@ HEAD = """\
 Built by `make privacy-results`. Loss: points of accuracy by which private training is below exact training on the same
 records, both tested on held-out records; mean of {seeds} seeds ± standard error. n: the training records. All settings
 of a line have the same ratio of signal to noise s = n·μ·√((m − t)/m)/√p, with p columns. δ is 1e-6, that of the origins
-0.02. Private: {settings}, one look. Exact: {exact}, early stopping. Both are what `cgd federation new` writes.
+0.02. Private: {settings}, one look. Exact: {exact}, early stopping.
+Both are what `cgd federation new` writes. The first n and ε are those of many records, the others of fewer.
 """
 CHOICE = """\
 On training records only: three quarters train, the last quarter scores, by one trusted curator. The loss of a candidate

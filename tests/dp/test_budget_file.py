@@ -79,10 +79,19 @@ def test_limit_can_only_be_raised(path: Path) -> None:
     for epsilon in (1.0, 2.0, float("inf"), float("nan")):
         with pytest.raises(InputError, match="name a higher one"):
             budget.raise_limit(epsilon)
+    with pytest.raises(InputError, match="cannot be promised"):
+        budget.raise_limit(1e9)
     budget.raise_limit(3.0)
     again = open_file(path)
     assert (again.epsilon, len(again.charges)) == (3.0, 1)
     again.charge(0.01, "two", "a step")
+
+
+def test_another_file_is_not_called_a_damaged_budget(path: Path) -> None:
+    path.write_text("age,outcome\n63,ill\n")
+    with pytest.raises(InputError, match="is not a budget file, or its beginning was changed"):
+        open_file(path)
+    assert path.read_text() == "age,outcome\n63,ill\n"
 
 
 def charge_many(path: Path, name: str) -> None:
@@ -169,7 +178,7 @@ def test_lines_that_are_missing_moved_or_repeated_are_noticed(
 def test_valid_checksum_of_an_invalid_line_is_not_enough(path: Path, content: Any) -> None:
     text = json.dumps(content).encode()
     path.write_bytes(text + b" %08x\n" % zlib.crc32(text))
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(InputError, match="is damaged|is not a budget file"):
         open_file(path)
 
 

@@ -16,9 +16,9 @@ GOOD: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "steps": 10}
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("epsilon", value) for value in (0, -1.0, math.inf, math.nan)),
+        *(("epsilon", value) for value in (0, -1.0, math.inf, math.nan, "1", None, True)),
         *(("delta", value) for value in (0, 1, 2.0, -1e-5, math.nan)),
-        *(("clip", value) for value in (0, -1.0, math.inf, math.nan)),
+        *(("clip", value) for value in (0, -1.0, math.inf, math.nan, None)),
         *(("steps", value) for value in (0, -1, 1.5, True)),
         *(("colluders", value) for value in (-1, 0.5, True)),
         *(("reruns", value) for value in (-2, 0.5, True)),

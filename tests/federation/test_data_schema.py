@@ -13,6 +13,7 @@ from cgd.federation.config import Federation, Training
 from cgd.federation.data_schema import MISSING, Column, Data, Model
 from cgd.federation.keys import Keys
 from cgd.federation.participants import Participant
+from cgd.federation.privacy_section import PrivacySection
 from cgd.optim.grid import Cell
 from cgd.tabular.settings import TabularSettings
 
@@ -151,12 +152,16 @@ def test_invalid_schema_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "f.toml").exists()
 
 
-@pytest.mark.parametrize("section", ["data", "model"])
+@pytest.mark.parametrize("section", ["data", "model", "privacy"])
 def test_running_participant_rejects_a_changed_schema(section: str) -> None:
-    before = parse()
+    before = parse('target = "y"\nclasses = ["no", "yes"]\n', 'age = { type = "number", range = [0, 120] }\n')
     assert before.data is not None
     assert before.model is not None
-    changed = {"data": replace(before.data, validation=0.5), "model": replace(before.model, delta=0.5)}[section]
+    changed = {
+        "data": replace(before.data, validation=0.5),
+        "model": replace(before.model, delta=0.5),
+        "privacy": PrivacySection(epsilon=1.0, delta=1e-6, unit="patient"),
+    }[section]
     running = object.__new__(member.FederationMember)
     running.federation, running.me, running._file_rejected = before, "p0", False
     with pytest.raises(InputError, match=rf"its \[{section}\] has changed, which running participants cannot adopt"):

@@ -228,9 +228,9 @@ def test_revealed_step_is_not_opened_with_other_weights(tmp_path: Path, monkeypa
     """
     check = sample_count.check_commitment
 
-    def check_unless_dishonest(peers: Peers, *arguments: Any) -> None:
+    def check_unless_dishonest(peers: Peers, *arguments: Any, private: bool) -> None:
         if peers.me != DISHONEST:
-            check(peers, *arguments)
+            check(peers, *arguments, private=private)
 
     monkeypatch.setattr(sample_count, "check_commitment", check_unless_dishonest)
     ada, bob, small = 1.78125, 1.0, 1 / 64

@@ -43,9 +43,9 @@ def _watch_the_file_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def _dishonest_member_has_any_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     check = sample_count.check_commitment
 
-    def check_unless_dishonest(peers: Peers, *arguments: Any) -> None:
+    def check_unless_dishonest(peers: Peers, *arguments: Any, private: bool) -> None:
         if peers.me != DISHONEST:
-            check(peers, *arguments)
+            check(peers, *arguments, private=private)
 
     monkeypatch.setattr(sample_count, "check_commitment", check_unless_dishonest)
 

@@ -69,9 +69,9 @@ def test_revealed_step_is_not_opened_with_a_new_key_under_an_old_name(
     check = sample_count.check_commitment
     accomplices: set[str] = set()
 
-    def check_unless_accomplice(peers: Peers, *arguments: Any) -> None:
+    def check_unless_accomplice(peers: Peers, *arguments: Any, private: bool) -> None:
         if peers.me not in accomplices:
-            check(peers, *arguments)
+            check(peers, *arguments, private=private)
 
     def enter_zeros(process: MemberProcess) -> None:
         parameter, optimizer = make_optimizer(process.peers, SAMPLES["bob"])

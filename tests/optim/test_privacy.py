@@ -462,3 +462,24 @@ def test_loaded_state_does_not_reset_the_budget(tmp_path: Path) -> None:
 def test_spent_before_the_first_step_is_nothing() -> None:
     privacy = cgd.Privacy(Network(), **TIGHT)
     assert privacy.spent() == (0.0, 1e-5, 0.0, 0)
+
+
+def test_repeated_count_does_not_show_whether_the_number_of_records_changed() -> None:
+    """Without noise there are only commitments; a commitment to the number would be equal if the number is."""
+
+    def member(peers: Peers, samples: int) -> list[Any]:
+        _, trained = begin(peers, samples=SAMPLES, steps=4)
+        seen = []
+        for number in (SAMPLES, samples):
+            trained.optimizer.samples = number
+            trained.optimizer.recount()
+            trained.optimizer.zero_grad()
+            x, y = data(0, number)
+            nn.functional.mse_loss(trained.privacy._gradients._model(x), y).backward()
+            trained.optimizer.step()
+            seen.append(trained.optimizer.param_groups[0]["pledges"])
+        return seen
+
+    with cgd.local_peers(3) as members:
+        for seen in members.run(member, [SAMPLES, SAMPLES - 1, SAMPLES]):
+            assert seen == [[0, 0, 0], [0, 0, 0]]

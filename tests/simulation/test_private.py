@@ -269,6 +269,7 @@ def test_spends_at_most_the_budget() -> None:
         ({"blocks": blocks(4, 2)}, "2 columns in the mode 'towers'.*use one column"),
         ({"blocks": blocks(4, 2), "mode": "joint", "accept": JOINT_REVEALS_RECORDS}, "mode 'joint'.*use one column"),
         ({"blocks": blocks(1)}, "colluders is 1, and there are 1 members"),
+        ({"privacy": 3.0}, "privacy is float; pass PrivacySettings"),
         ({"steps": STEPS + 1}, r"calibrated for 5; set PrivacySettings\(steps=6\)"),
         ({"privacy": replace(WEAK, delta=0.02)}, "there are 60 records; choose it far below 0.017"),
         (
@@ -276,7 +277,7 @@ def test_spends_at_most_the_budget() -> None:
             "BatchNorm|batch normalisation",
         ),
     ],
-    ids=["towers", "joint", "colluders", "steps", "delta", "batch-norm"],
+    ids=["towers", "joint", "colluders", "type", "steps", "delta", "batch-norm"],
 )
 def test_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+from cgd.dp.budget_file import TRAINING, VALIDATION, BudgetFile
+from cgd.errors import BudgetSpentError, RemoteProtocolError
 from cgd.federation.data_schema import Model
+from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.tabular.private_training import BATCH_RECORDS, LOSS_BOUND, LOSS_NORM, private_validation_split
 from cgd.tabular.training import EvalRecord, train
 from cgd.tabular.training_loop import EncodedDataset
@@ -17,11 +22,16 @@ from support.private_tables import PRIVATE_DATA, PRIVATE_REGRESSION, private_set
 from support.tabular import records, run_members, table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.dp.budget_file import Charge
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import TrainingResult
 
 SEED = bytes(range(32))
+PARTS = (TRAINING, VALIDATION)
 
 
 def joined(*parts: TabularDataset) -> TabularDataset:
@@ -105,6 +115,31 @@ def test_early_stopping_shares_the_validation_budget() -> None:
         looks = next(each for each in result.ledger.spent_on() if each.records == "validation")
         assert looks.openings == len(result.evaluations)
     assert len({each.best_step for each in results}) == 1
+
+
+def test_another_validation_split_in_a_training_of_the_same_name_is_charged_besides(tmp_path: Path) -> None:
+    """A record of the first training's validation split may be trained on in the second one, and the other way round.
+
+    So what was charged for one part in the first training and for the other part in the second one adds up.
+    """
+    first = private_settings(steps=6, patience=6, validate_every=1)
+    second = replace(first, data=replace(PRIVATE_DATA, validation=0.5))
+    tables = [records(table(100, place), PRIVATE_DATA) for place in range(3)]
+    opened: list[list[Charge]] = []
+    for settings in (first, second):
+
+        def run(peers: Peers, own: TabularDataset, settings: TabularSettings = settings) -> None:
+            ledger = PrivacyLedger(settings.privacy_settings(), tmp_path / peers.me, "again")
+            with suppress(BudgetSpentError, RemoteProtocolError):
+                train(peers, settings, own, ledger=ledger)
+
+        run_members(run, tables)
+        opened.append(BudgetFile(min(tmp_path.iterdir()), 8.0, 1e-5).charges[sum(map(len, opened)) :])
+    total = [{part: sum(each.mu_squared for each in some if each.records == part) for part in PARTS} for some in opened]
+    assert total[0][TRAINING] > 0.3
+    limit = first.privacy_settings().budget().mu_squared
+    assert total[0][TRAINING] + total[1][VALIDATION] <= limit
+    assert total[0][VALIDATION] + total[1][TRAINING] <= limit
 
 
 def test_participant_whose_records_are_all_in_the_validation_split_takes_part() -> None:

@@ -44,6 +44,14 @@ def per_person(own: Any, **training: Any) -> Any:
     return replace(given, privacy=replace(given.privacy, unit="patient"))
 
 
+def test_person_whose_name_is_written_differently_is_one_unit() -> None:
+    """Two persons that are taken for one are protected, too; one person that is taken for two is not."""
+    names = ["Patient  7", " patient 7 ", "PATIENT\u00a07", "7.0", "7", "patient 8"]
+    content = {**table(len(names), 1), "patient": names}
+    records = dataset_from_frame(content, PRIVATE_DATA, COLUMNS, target=True, unit="patient")[0]
+    assert records.unit_weights() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2, 1])
+
+
 def test_every_unit_has_the_weight_one() -> None:
     records = visits(people=30, each=4, seed=1).take(range(100))
     assert records.units is not None
@@ -73,11 +81,12 @@ def test_statistics_of_one_person_are_never_longer_than_the_sensitivity(visits: 
 @pytest.mark.parametrize("layers", [(), (16,)])
 def test_gradient_of_one_person_is_never_longer_than_the_clip_norm(layers: tuple[int, ...]) -> None:
     """All records of a person are equal and large, in many blocks between those of others: the longest sum there is."""
-    network = build(Model("mlp", layers) if layers else Model("logistic"), 5, 2)
     torch.manual_seed(1)
+    network = build(Model("mlp", layers) if layers else Model("logistic"), 5, 2)
     x, y = torch.randn(640, 5), torch.randint(2, (640,))
     own = torch.arange(640) % 64 == 3
-    x[own], y[own] = 100.0, 0
+    x[own] = 100.0
+    y[own] = network(x[own]).argmin(dim=1)  # the wrong class: the gradient of the right one is nearly zero
 
     def gradient(with_person: bool) -> torch.Tensor:
         clipping = RecordGradients(network, clip=1.0, reduction="sum")

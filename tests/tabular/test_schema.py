@@ -298,6 +298,21 @@ def test_rare_categories_are_not_suggested_for_differential_privacy(tmp_path: Pa
     assert 'loss = "category"' in plain
 
 
+def test_what_single_records_add_to_a_schema_for_differential_privacy_has_marks(tmp_path: Path) -> None:
+    """A marker of a missing value, a remark or a long text may be that of one record."""
+    content: dict[str, list[Any]] = {
+        "dose": ["not tested", *range(ROWS - 1)],
+        "weight": ["as of Monday", *range(ROWS - 1)],
+        "note": ["x" * 300, *(f"text {number % 7}" for number in range(ROWS - 1))],
+        "y": ["see letter", *np.linspace(0, 1, ROWS - 1).tolist()],
+    }
+    text = suggest_schema(written(tmp_path, content), "y", private=True)
+    lines = {line.partition(" =")[0]: line for line in text.splitlines() if " = " in line}
+    for name in ("target", "missing", "dose", "weight"):
+        assert lines[name].endswith(f" {REVIEW_MARK}"), lines[name]
+    assert "# note: left out, many distinct or long values: free text?" in text
+
+
 def test_marked_schema_makes_no_federation_file(tmp_path: Path) -> None:
     content: dict[str, list[Any]] = {"ward": ["A", "B"] * (ROWS // 2), "y": ["well", "ill"] * (ROWS // 2)}
     text = suggest_schema(written(tmp_path, content), "y", private=True)

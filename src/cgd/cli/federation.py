@@ -179,6 +179,10 @@ def show(path: FederationFile) -> None:
     if federation.hub is not None:
         console.print(Text(f"Hub: {federation.hub.address}, public key {federation.hub.key}"), soft_wrap=True)
     console.print(f"Training: {training}", soft_wrap=True, highlight=False)
+    if federation.privacy is not None:
+        chosen = {key: value for key, value in vars(federation.privacy).items() if value not in ("", -1)}
+        privacy = ", ".join(f"{key} {value}" for key, value in chosen.items())
+        console.print(Text(f"Privacy: {privacy}"), soft_wrap=True)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
 
 

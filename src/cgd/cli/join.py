@@ -31,7 +31,7 @@ Function = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:FUNCTION",
-        help="With --data: the function in [model] that builds the network, if there is one; it is run here.",
+        help="With --data: the function in `model` that builds the network, if there is one; it is run here.",
     ),
 ]
 BudgetPath = Annotated[

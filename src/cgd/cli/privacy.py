@@ -56,7 +56,7 @@ def budget(
         typer.Option("--raise", metavar="EPSILON", help="Permit this ε for all trainings together, more than before."),
     ] = None,
 ) -> None:
-    """Show how much of the privacy budget of a data set is spent, and by which trainings.
+    """Show how much of the privacy budget of a data set is spent, by which trainings, and what is left.
 
     With --raise, the limit becomes higher. It is your decision about the people behind these records: all trainings on
     them together then disclose more.
@@ -71,6 +71,7 @@ def budget(
     unit = f"all records of one {found.unit}" if found.unit else "every record"
     typer.echo(printable(f"limit: epsilon {found.epsilon:g} at delta {found.delta:g}, for {unit}"))
     typer.echo(f"spent: epsilon {found.epsilon_spent:.4g}, by {len(found.charges)} openings")
+    typer.echo(f"left: epsilon {found.epsilon_left:.4g}, for one more training")
     for training in dict.fromkeys(each.training for each in found.charges):
         charges = found.of_training(training)
         typer.echo(printable(f"  {training}: {len(charges)} openings, {charges[0].time} to {charges[-1].time}"))

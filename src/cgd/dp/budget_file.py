@@ -2,9 +2,9 @@
 
 Openings of several trainings on the same records add up: their μ² are summed, whatever the federation. So the file
 belongs to the data set, not to a training, and lies beside it. A training may set validation records aside. Then each
-record is in one of two parts, and the training counts with the part that was charged more. A charge is on the disk
-before our self-mask key leaves this machine: a process that is killed at any moment has charged what others may have
-opened, and maybe one opening more.
+record is in one of two parts, and the training counts with the part that was charged more; if it began again with
+another split, the parts of both splits add up. A charge is on the disk before our self-mask key leaves this machine: a
+process that is killed at any moment has charged what others may have opened, and maybe one opening more.
 
 The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
 before. So a line that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 FORMAT = "cgd budget 1"
+BEGINNING = b'{"format": "cgd budget '
 TRAINING, VALIDATION = "training", "validation"
 """The two parts of the records of one training."""
 
@@ -49,6 +50,7 @@ class Charge:
         what: what was opened, such as a step.
         time: when, in UTC.
         records: the part of the records that it is about: those trained on, or those of the validation split.
+        split: names the rule by which a record is in one part or the other; empty if there is no validation split.
     """
 
     mu_squared: float
@@ -56,6 +58,7 @@ class Charge:
     what: str
     time: str
     records: str
+    split: str
 
 
 class BudgetFile:
@@ -91,7 +94,7 @@ class BudgetFile:
     def __init__(self, path: Path, epsilon: float, delta: float, unit: str | None = "") -> None:
         self.path, self.unit = path, unit or ""
         self.charges: list[Charge] = []
-        self._spent: dict[tuple[str, str], Fraction] = {}  # by training and part of its records
+        self._spent: dict[tuple[str, str, str], Fraction] = {}  # by training, split, and part of its records
         self._size = self._checksum = 0
         self._limit = Budget(epsilon, delta, MAX_DRAWS)
         try:
@@ -103,7 +106,8 @@ class BudgetFile:
         if unit not in (None, self.unit):
             raise InputError(
                 f"the charges in {path} are for {_units(self.unit)}, and those of this training for {_units(unit)}, "
-                "which cannot be added; write the same unit in [privacy], or name another file with --budget"
+                "which cannot be added; write the same unit in [privacy]. In another file (--budget), none of what was "
+                "opened before would count: both limits together are then what may be disclosed"
             )
 
     @property
@@ -120,6 +124,11 @@ class BudgetFile:
     def epsilon_spent(self) -> float:
         """The ε of all charges together, at the δ of the limit."""
         return self._epsilon_of(self._total())
+
+    @property
+    def epsilon_left(self) -> float:
+        """The largest ε of one more training, at the δ of the limit."""
+        return self._epsilon_of(max(Fraction(), Fraction(self._limit.mu_squared) - self._total()))
 
     def of_training(self, training: str) -> list[Charge]:
         """Return the charges of one training."""
@@ -145,8 +154,8 @@ class BudgetFile:
             epsilon = self._epsilon_of(max(Fraction(), left))
             raise InputError(f"{self._describe()}; {epsilon:.3g} is left for a training. {REMEDY}")
 
-    def charge(self, mu_squared: float, training: str, what: str, records: str = TRAINING) -> None:
-        """Charge an opening. Return when the charge is on the disk.
+    def charge(self, mu_squared: float, training: str, what: str, records: str = TRAINING, split: str = "") -> None:
+        """Charge an opening; see `Charge` for the arguments. Return when the charge is on the disk.
 
         Raises:
             BudgetSpentError: it exceeds the limit; nothing was charged.
@@ -154,12 +163,12 @@ class BudgetFile:
         """
         try:
             with _LockedFile(self, writing=True) as file:
-                part = self._spent.get((training, records), Fraction()) + Fraction(mu_squared)
-                others = self._total() - self._total(training)
-                if others + max(part, self._total(training)) > Fraction(self._limit.mu_squared):
+                before, part = self._of_split(training, split), self._spent.get((training, split, records), Fraction())
+                after = max(before, part + Fraction(mu_squared))
+                if self._total() - before + after > Fraction(self._limit.mu_squared):
                     raise BudgetSpentError(f"{self._describe()}; {what} is not opened. {REMEDY}")
                 time = datetime.now(UTC).isoformat(timespec="seconds")
-                self._append(file, asdict(Charge(mu_squared, training, what, time, records)))
+                self._append(file, asdict(Charge(mu_squared, training, what, time, records, split)))
         except InputError as error:
             raise RevealError(str(error)) from None
         except OSError as error:
@@ -169,7 +178,7 @@ class BudgetFile:
         """Replace the limit by a higher one: a decision about these records, for all trainings.
 
         Raises:
-            InputError: it is not higher, or the file cannot be written.
+            InputError: it is not higher, or cannot be promised, or the file cannot be written.
         """
         try:
             with _LockedFile(self, writing=True) as file:
@@ -177,6 +186,7 @@ class BudgetFile:
                     raise InputError(
                         f"the limit of {self.path} is epsilon = {self.epsilon:g}; name a higher one, not {epsilon:g}"
                     )
+                Budget(epsilon, self.delta, MAX_DRAWS)  # refuses a limit that nobody could read from the file
                 self._append(file, self._head(epsilon))
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
@@ -188,7 +198,13 @@ class BudgetFile:
         if os.fstat(file.fileno()).st_size < max(self._size, 1):
             raise InputError(f"{self.path} was emptied, shortened or replaced, so charges are missing; {RESTORE}")
         file.seek(self._size)
-        for line in file.readlines():
+        lines = file.readlines()
+        if not self._size and not lines[0].startswith(BEGINNING):
+            raise InputError(
+                f"{self.path} is not a budget file, or its beginning was changed; name the one beside the records, "
+                f"DATA.budget. If this was it, {RESTORE}"
+            )
+        for line in lines:
             if line.endswith(b"\n"):
                 self._add(line)
         if not self._size:
@@ -235,12 +251,12 @@ class BudgetFile:
             self._limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
             self.unit = str(content["unit"])
             return
-        texts = [str(content[name]) for name in ("training", "what", "time", "records")]
+        texts = [str(content[name]) for name in ("training", "what", "time", "records", "split")]
         charge = Charge(float(content["mu_squared"]), *texts)
         if not 0 <= charge.mu_squared < math.inf or charge.records not in (TRAINING, VALIDATION):
             raise ValueError(f"a charge is {charge.mu_squared} for {charge.records} records")
         self.charges.append(charge)
-        key = charge.training, charge.records
+        key = charge.training, charge.split, charge.records
         self._spent[key] = self._spent.get(key, Fraction()) + Fraction(charge.mu_squared)
 
     def _append(self, file: BinaryIO, content: dict[str, Any]) -> None:
@@ -255,10 +271,12 @@ class BudgetFile:
     # Messages.
 
     def _total(self, training: str | None = None) -> Fraction:
-        """Return what one training, or all together, have used: of each, the part that was charged more."""
-        if training is None:
-            return sum((self._total(each) for each in {name for name, _ in self._spent}), Fraction())
-        return max(self._spent.get((training, part), Fraction()) for part in (TRAINING, VALIDATION))
+        """Return what one training, or all together, have used: of each split, the part that was charged more."""
+        splits = {(name, split) for name, split, _ in self._spent if training in (None, name)}
+        return sum((self._of_split(*each) for each in splits), Fraction())
+
+    def _of_split(self, training: str, split: str) -> Fraction:
+        return max(self._spent.get((training, split, part), Fraction()) for part in (TRAINING, VALIDATION))
 
     def _epsilon_of(self, mu_squared: Fraction) -> float:
         return epsilon_of(math.nextafter(math.sqrt(mu_squared), math.inf), self.delta) if mu_squared else 0.0

@@ -63,6 +63,11 @@ class PrivacySettings:
     looks: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("epsilon", "delta", "clip", "statistics_share"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{name} is {value!r}; it must be a number")
+            object.__setattr__(self, name, float(value))  # so that members with 1 and 1.0 agree
         if not 0 < self.epsilon < math.inf:
             raise InputError(
                 f"epsilon is {self.epsilon}; it must be a positive number: 1 is strong, 8 is weak protection"

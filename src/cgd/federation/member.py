@@ -177,7 +177,7 @@ class FederationMember:
             self._file_rejected = False
             return
         self._file_rejected = True  # until it is adopted below
-        for section in ("training", "data", "model"):
+        for section in ("training", "data", "model", "privacy"):
             if getattr(new, section) != getattr(self.federation, section):
                 raise InputError(
                     f"its [{section}] has changed, which running participants cannot adopt; stop them all, then join"

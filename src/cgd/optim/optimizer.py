@@ -281,7 +281,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         states = {parameter: self._state_of(parameter) for parameter in parameters}
         counted = recovery.restore(stored.content, parameters, states)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
-            sample_count.check_commitment(peers, self.samples, counted["pledges"], epoch, self.records_digest)
+            private, pledges = self.privacy is not None, counted["pledges"]
+            sample_count.check_commitment(peers, self.samples, pledges, epoch, self.records_digest, private=private)
             if self.privacy is not None:  # we were counted, which was charged
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():

@@ -94,7 +94,7 @@ class Privacy:
         training: str = "",
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
-        settings = PrivacySettings(epsilon, delta, steps, float(clip), colluders, -1 if reruns is None else reruns)
+        settings = PrivacySettings(epsilon, delta, steps, clip, colluders, -1 if reruns is None else reruns)
         self._use(model, PrivacyLedger(settings, None if budget is None else Path(budget), training), reduction, None)
 
     @classmethod

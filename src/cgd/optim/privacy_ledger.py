@@ -1,7 +1,8 @@
 """Noisy openings of a training, each charged before it can be seen: to its own budget, and to that of the data set.
 
 A record is in one of two parts: it is trained on, or it is in the validation split. So the openings about each part
-have the whole budget (parallel composition), and the training has spent the larger of the two sums.
+have the whole budget (parallel composition), and the training has spent the larger of the two sums. If a training of
+the same name had another split, a record may be in the other part now, so its charges count for both.
 
 An opening is charged when it may be seen, whether or not the sum finishes: a sum that failed before our key left costs
 nothing, and one that failed afterwards is charged again when it is repeated, with fresh noise. A total that comes from
@@ -15,7 +16,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgd.dp.budget_file import TRAINING, BudgetFile
+from cgd.dp.budget_file import TRAINING, VALIDATION, BudgetFile
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class PrivacyLedger:
     ) -> None:
         self.settings = settings
         self.file = None if budget is None else BudgetFile(budget, settings.epsilon, settings.delta, unit)
-        self._training, self._begun = training, False
+        self._training, self._split, self._begun = training, "", False
         self._budgets: dict[str, Budget] = {}
         self._charged: dict[tuple[str, str], SpentOn] = {}
         # In a federation, the runtime's thread charges, also for a sum that our program no longer waits for.
@@ -79,8 +80,8 @@ class PrivacyLedger:
         """
         with self._lock:
             all_spent = [each.spent() for each in self._budgets.values()] or [self.settings.budget().spent()]
-        largest = max(all_spent, key=lambda each: each.mu)
-        return largest._replace(openings=sum(each.openings for each in all_spent))
+            largest = max(all_spent, key=lambda each: each.mu)
+            return largest._replace(openings=self._openings)
 
     def spent_on(self) -> list[SpentOn]:
         """Return what was charged so far for this training, by purpose."""
@@ -96,12 +97,13 @@ class PrivacyLedger:
         if self.file is not None:
             self.file.check(self.settings.budget().mu_squared, training)
 
-    def begin(self, peers: Peers, slot: int = 0) -> None:
+    def begin(self, peers: Peers, slot: int = 0, split: str = "") -> None:
         """Check, before the first sum, that the training fits into the budget; continue that of an earlier process.
 
         Args:
             peers: the members.
             slot: the number of the optimiser in the program.
+            split: names the rule by which a record is in the validation split, if there is one.
 
         Raises:
             InputError: there are too many colluders, the training does not fit into the budget of the records, or a
@@ -109,6 +111,7 @@ class PrivacyLedger:
         """
         self.settings.check_members(len(peers))
         if not self._begun:
+            self._split = split
             self._load_charges(peers, slot)
             self.check(self._training)
             self._begun = True
@@ -175,9 +178,9 @@ class PrivacyLedger:
         with self._lock:
             self._budget(records).check(mu_squared, what)
             if self.file is None:
-                self._add(mu_squared, what, records)
+                self._add(mu_squared, what, records, self._split)
             else:
-                self.file.charge(mu_squared, self._training, what, records)
+                self.file.charge(mu_squared, self._training, what, records, self._split)
                 self._add_new_charges(self.file)
 
     def _load_charges(self, peers: Peers, slot: int) -> None:
@@ -196,16 +199,17 @@ class PrivacyLedger:
 
     def _add_new_charges(self, file: BudgetFile) -> None:
         for each in file.of_training(self._training)[self._openings :]:
-            self._add(each.mu_squared, each.what, each.records)
+            self._add(each.mu_squared, each.what, each.records, each.split)
 
-    def _add(self, mu_squared: float, what: str, records: str) -> None:
-        self._budget(records).restore(mu_squared, what)
+    def _add(self, mu_squared: float, what: str, records: str, split: str) -> None:
+        for part in (records,) if split == self._split else (TRAINING, VALIDATION):
+            self._budget(part).restore(mu_squared, what)
         before = self._charged.get((what, records), SpentOn(what, 0, 0.0, records))
         self._charged[what, records] = SpentOn(what, before.openings + 1, before.mu_squared + mu_squared, records)
 
     @property
     def _openings(self) -> int:
-        return sum(each.openings for each in self._budgets.values())
+        return sum(each.openings for each in self._charged.values())
 
     def _budget(self, records: str) -> Budget:
         if records not in self._budgets:

@@ -5,6 +5,10 @@ part in a sum, the total would be wrong for everyone; and after the step were re
 difference of the two totals would be that member's own gradient. Therefore each member adds a commitment to the count:
 a digest of its number of samples, and optionally of their content, keyed with its seed. All members store the opened
 commitments, but only its owner can recompute one. A restarted member checks its own before it takes part in a sum.
+
+With differential privacy there are no weights, and every attempt at a step has its own noise and charge. Then a
+commitment is made only if there is a digest of the content, which contains statistics with noise: a commitment to the
+number alone would be the same again exactly if the number is, which all members could see.
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ def count(
     addend[0] = samples if privacy is None else 0
     # In a replayed epoch the members may be others; its total is in the journal, and the addend is not used.
     place = members.index(peers.me) if len(members) == addends else 0
-    addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest)
+    addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest, private=privacy is not None)
     context = "" if privacy is None else privacy.settings.describe()
     total, *commitments = peers.sum(addend, context=context, step=step, epoch=epoch).tolist()
     if privacy is not None:
@@ -121,7 +125,7 @@ def check(
     """
     for group in groups:
         if epoch > 0 and revealed and took_part and group["epoch"] is not None:
-            check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest)
+            check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest, private=not exact)
         if epoch > 0 and group["epoch"] != epoch:
             discard(group)
         if group["total_samples"] is None or not took_part:
@@ -134,7 +138,7 @@ def check(
         if exact:  # a number with noise may be below ours
             _check_total(group["total_samples"], samples, len(group["pledges"]))  # a restored one may be forged
         if epoch > 0:
-            check_commitment(peers, samples, group["pledges"], epoch, records_digest)
+            check_commitment(peers, samples, group["pledges"], epoch, records_digest, private=not exact)
         if epoch == 0 and group["members"] != list(peers.members):
             raise InputError(
                 f"n was counted with {', '.join(group['members'])} and the members are {', '.join(peers.members)}; "
@@ -152,14 +156,20 @@ def _check_total(total: int, samples: int, addends: int) -> None:
 
 
 def check_commitment(
-    peers: Peers, samples: int, commitments: Sequence[int], epoch: int, records_digest: bytes = b""
+    peers: Peers,
+    samples: int,
+    commitments: Sequence[int],
+    epoch: int,
+    records_digest: bytes = b"",
+    *,
+    private: bool = False,
 ) -> None:
     """Check that this member's samples are those that it had when this epoch of a federation was counted.
 
     Raises:
         SampleCountMismatchError: its commitment is not among those of the count.
     """
-    if _commitment(peers.seed, samples, epoch, records_digest) not in commitments:
+    if _commitment(peers.seed, samples, epoch, records_digest, private=private) not in commitments:
         fact = f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to one"
         more = ""
         if records_digest:
@@ -171,6 +181,9 @@ def check_commitment(
         )
 
 
-def _commitment(seed: bytes, samples: int, epoch: int, records_digest: bytes = b"") -> int:
+def _commitment(seed: bytes, samples: int, epoch: int, records_digest: bytes = b"", *, private: bool = False) -> int:
+    """Return our commitment; with differential privacy and without a digest of the content none, which is 0."""
+    if private and not records_digest:
+        return 0
     digest = hmac.digest(seed, f"cgd: {samples} samples in epoch {epoch}".encode() + records_digest, "sha256")
     return int.from_bytes(digest[:COMMITMENT_BYTES], "little")

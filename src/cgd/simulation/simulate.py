@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch.nn import functional
 
+from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.optim.displacement import SGDRule
 from cgd.optim.lr_scheduler import inverse_square_factor
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    from cgd.dp.settings import PrivacySettings
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Block, Cell
     from cgd.simulation.loop import OnStep
@@ -157,6 +157,8 @@ def simulate(
         raise InputError(f"sample is {sample}; it must be at least 1")
     participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
     if privacy is not None:
+        if not isinstance(privacy, PrivacySettings):
+            raise InputError(f"privacy is {type(privacy).__name__}; pass PrivacySettings(epsilon=…, delta=…, steps=…)")
         check_private(participants, steps, privacy)
     shared = shared or ("sum" if mode == "towers" else "mean")
     factor, described_schedule = _step_size(steps, mu, hold, schedule)

@@ -8,6 +8,7 @@ Nothing here leaves the participant. `repr` shows names and sizes, never a value
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,8 @@ class TabularDataset:
         categories: category codes by column name.
         target: values to predict, float64 or classes; None if not read.
         ids: IDs of the records; None if not read.
-        units: the unit of privacy, such as the patient, that each record belongs to; None if every record is one.
+        units: the unit of privacy, such as the patient, that each record belongs to, without differences of case and
+            spaces; None if every record is one.
     """
 
     rows: int
@@ -208,7 +210,7 @@ class _DatasetBuilder:
         if self._ids is not None:
             self._add_ids(self._ids, rest.pop(0), keep)
         if self._unit:
-            self._units += [text for _, text in self._names(rest.pop(0), "unit", self._unit, keep)]
+            self._units += [_unit_name(text) for _, text in self._names(rest.pop(0), "unit", self._unit, keep)]
         for column, some in zip(self._columns.values(), values, strict=True):
             column.add(some if keep is None else some[keep])  # type: ignore[arg-type]
         self._rows_read += rows
@@ -292,6 +294,14 @@ class _DatasetBuilder:
                     "needs one"
                 )
             yield row, text
+
+
+def _unit_name(text: str) -> str:
+    """Return the name of a unit without differences of case and spaces.
+
+    Two units that are taken for one share one weight, so both are protected; one that is taken for two is not.
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def find_column(table: Table, name: str, label: str | None) -> int:

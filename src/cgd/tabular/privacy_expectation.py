@@ -211,8 +211,10 @@ def _need(question: Question, model: ModelKind, loss: float) -> str:
     share = question.records / setting.records
     counts = [_round(share * setting.records_for(each)) for each in (reached[0], reached[-1])]
     epsilons = [_epsilon(setting.epsilon_for(each)) for each in (reached[0], reached[-1])]
-    text = f"{what} needs {_between(counts)} records, or with these records epsilon {_between(epsilons)}"
-    return text + (f"; it was not reached on {', '.join(missed)}" if missed else "")
+    if missed:  # then there is no upper end
+        names = ", ".join(missed)
+        return f"{what} needs {counts[0]} records or more, or epsilon {epsilons[0]} or more; not reached on {names}"
+    return f"{what} needs {_between(counts)} records, or with these records epsilon {_between(epsilons)}"
 
 
 def _between(ends: list[str]) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import nn
 
+    from cgd.federation.data_schema import Data
     from cgd.optim.privacy_ledger import PrivacyLedger
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
@@ -66,6 +67,14 @@ def private_validation_split(records: TabularDataset, part: float, seed: bytes) 
         drawn = hashlib.blake2b(seen[content].to_bytes(8, "little") + content, digest_size=8, key=key).digest()
         mask[place] = int.from_bytes(drawn, "little") < threshold
     return mask
+
+
+def split_name(data: Data, unit: str, seed: bytes) -> str:
+    """Return a name of the split for the budget file: another one if a record may be in the other part.
+
+    The coin of a record depends on the seed and on its values as the schema reads them.
+    """
+    return hmac.digest(seed, f"cgd private validation of {data.as_stored()} by {unit!r}".encode(), "sha256")[:8].hex()
 
 
 def _contents(records: TabularDataset) -> list[bytes]:

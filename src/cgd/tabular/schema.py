@@ -219,7 +219,8 @@ def _data_lines(
     label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile], private: bool
 ) -> list[str]:
     regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
-    remarks = f"  # {_remarks(target)}" if regression and target.remarks else ""
+    review = f"; {REVIEW_MARK}" if private else ""
+    remarks = f"  # {_remarks(target)}{review}" if regression and target.remarks else ""
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
@@ -236,7 +237,7 @@ def _data_lines(
     if markers:
         texts = list(dict.fromkeys((*MISSING, *markers)))
         more = len(texts) - len(MISSING)
-        lines.append(f"missing = {_list(texts)}  # {more} more than the default: texts in columns of numbers")
+        lines.append(f"missing = {_list(texts)}  # {more} more than the default: texts in columns of numbers{review}")
     ids = [name for name, each in profiles.items() if each.id_like]
     if ids:
         lines.append(
@@ -247,7 +248,7 @@ def _data_lines(
 
 def _column_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
     """Return the line of a column; for differential privacy, with its range or its categories."""
-    line, start = _type_line(name, profile, nested), f"{_key(name)} = "
+    line, start = _type_line(name, profile, nested, private), f"{_key(name)} = "
     for kind in ("number", "category") if private else ():
         if line.startswith(f'{start}"{kind}"'):
             limits = _list(profile.frequent)
@@ -274,7 +275,7 @@ def _outward(profile: ColumnProfile) -> str:
     return f"[{below * step:.12g}, {max(above, below + 1) * step:.12g}]"
 
 
-def _type_line(name: str, profile: ColumnProfile, nested: bool) -> str:
+def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
     key = _key(name)
     count = len(profile.texts) + len(profile.numbers)
     many = f"more than {MAX_CATEGORIES}" if count > MAX_CATEGORIES else str(count)
@@ -293,6 +294,8 @@ def _type_line(name: str, profile: ColumnProfile, nested: bool) -> str:
             return f'{key} = "category"  # {count} whole numbers: a code? For counts or measurements, write "number"'
         return f'{key} = "number"' + (f"  # {_remarks(profile)}" if profile.remarks else "")
     if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_BYTES:
+        if private:  # the numbers may be those of one record
+            return f"# {key}: left out, many distinct or long values: free text?"
         return f"# {key}: left out, {many} distinct values of up to {profile.longest} bytes: free text?"
     if count > MIN_CATEGORIES_TO_NOTE:
         return f'{key} = "category"  # {count} distinct values, a feature for each'

@@ -17,7 +17,7 @@ from cgd.tabular.alignment import align, row_key, shared_validation_split, valid
 from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
-from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split
+from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split, split_name
 from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def train(
     start = time.monotonic()
     if settings.privacy is not None:
         ledger = ledger or PrivacyLedger(settings.privacy_settings())
-        ledger.begin(peers)
+        ledger.begin(peers, split=split_name(settings.data, settings.unit, peers.seed))
     records, held_out = _split_validation(peers, settings, records)
     preprocessing = _fit(peers, settings, records, held_out, ledger)
     training, validation = (
