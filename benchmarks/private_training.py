@@ -13,7 +13,7 @@ The chosen settings are printed as runs of a spec file. Those in table-4.toml an
 experiments are from here: `cgd reproduce` trains each of them once on all training records, and tests it once.
 
 Every finished run is stored in the folder of --out, and a run in progress beside it: the same command continues. The
-file choice.json there has all settings that were tried. A step takes about a second of a core, everything about half an
+file choice.json there has all settings that were tried. A step takes about a second of a core, everything less than an
 hour of an idle core for each data set.
 A trial: `private_training.py mnist --samples 600 --steps 3 --lr 4 --epsilon 8 --out build/trial`.
 """
@@ -65,7 +65,7 @@ TASKS = {
         1024,
         0.01,
         (8.0, 4.0, 2.0),
-        {"lr": (16.0, 32.0), "steps": (80, 160), "clip": (1.0,), "delta": (0.1,)},
+        {"lr": (16.0, 32.0, 8.0), "steps": (80, 160), "clip": (1.0,), "delta": (0.1,)},
     ),
 }
 
