@@ -64,7 +64,7 @@ MAX_EPSILON = 1e4
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """What the guesses about all canaries show.
+    """The result of guessing all canaries.
 
     Attributes:
         epsilon: the claimed ε.

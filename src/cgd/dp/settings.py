@@ -13,7 +13,7 @@ from cgd.errors import InputError
 COUNT_SHARE = 0.01
 """The part of a training's μ² for the number of records, by which all members divide; the steps have the rest."""
 STATISTICS_ATTEMPTS = 2
-"""How many times statistics may be opened with their share: once, and again if the first sum failed at a bad moment."""
+"""The number of openings that share the part of statistics: one, and another if the first sum fails late."""
 
 # The relative size of the noise in the number of records, in standard deviations, that the encoding has room for.
 COUNT_RANGE = 10

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 COUNT, STEP = "the number of records", "a step"
-"""What an opening is for, in the budget."""
+"""The purposes of openings, in the budget."""
 
 
 class Privacy:

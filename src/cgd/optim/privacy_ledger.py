@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SpentOn(NamedTuple):
-    """What was charged for one purpose.
+    """The charges for one purpose.
 
     Attributes:
         what: the purpose, such as a step.

@@ -186,7 +186,7 @@ class DisclosedSum(Struct):
 
 
 class SpentInfo(Struct):
-    """What was charged for one purpose, as a part of the budget of the training."""
+    """The charges for one purpose, as a part of the budget of the training."""
 
     what: str
     openings: int

@@ -123,7 +123,7 @@ class CostTable(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PrivateSetting:
-    """What the cost of a private training depends on. Invalid values raise an `InputError`.
+    """The setting on which the cost of a private training depends. Invalid values raise an `InputError`.
 
     Attributes:
         records: the number of all members' training records.
@@ -176,7 +176,7 @@ class PrivateSetting:
 
     @property
     def _share(self) -> float:
-        """How much of the noise is necessary: the rest replaces that of colluders."""
+        """The necessary part of the noise: the rest replaces that of colluders."""
         return math.sqrt((self.members - self.colluders) / self.members)
 
 

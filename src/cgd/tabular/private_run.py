@@ -1,4 +1,4 @@
-"""What a run with differential privacy needs besides the training: checks before anything is sent, and its report."""
+"""Additions to a run with differential privacy: checks before anything is sent, and its report."""
 
 from __future__ import annotations
 
