@@ -9,8 +9,8 @@ the last sixth of the training records after a private training on the others. T
 choice reveals about training records is not accounted for, as in other publications. Five confined participants, one of
 which may collude, use the same settings, with origins of their own δ.
 
-The chosen settings are printed as runs of a spec file. Those in table-4.toml and table-6.toml of the paper's
-experiments are from here: `cgd reproduce` trains each of them once on all training records, and tests it once.
+The chosen settings are printed as runs of a spec file, such as table-6.toml of the paper's experiments: `cgd reproduce`
+trains each of them once on all training records, and tests it once.
 
 Every finished run is stored in the folder of --out, and a run in progress beside it: the same command continues. The
 file choice.json there has all settings that were tried. A step takes about a second of a core, everything less than an
