@@ -34,7 +34,7 @@ def test_one_attack_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
     lines = [line.rstrip() for line in finished.stdout.splitlines()]
     assert max(map(len, lines)) <= 80  # in a pipe, too
     assert any("leaks" in line for line in lines)
-    assert "1 of 1 attack succeeds against CGD; all 4 controls passed." in finished.stdout
+    assert "1 of 1 attack succeeds against CGD; all 6 controls passed." in finished.stdout
     assert lines[-1] == "The page is cgd-audit/audit.html"
     assert "\x1b[" not in finished.stdout + finished.stderr
     assert len([line for line in finished.stderr.splitlines() if ": done (" in line]) == 8
