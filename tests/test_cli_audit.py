@@ -37,7 +37,7 @@ def test_one_attack_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
     assert "1 of 1 attack succeeds against CGD; all 6 controls passed." in finished.stdout
     assert lines[-1] == "The page is cgd-audit/audit.html"
     assert "\x1b[" not in finished.stdout + finished.stderr
-    assert len([line for line in finished.stderr.splitlines() if ": done (" in line]) == 8
+    assert len([line for line in finished.stderr.splitlines() if ": done (" in line]) == 12
     found = results.load(tmp_path / "cgd-audit")
     assert found.complete
     assert found.command == "cgd audit --only labels --seed 1"
