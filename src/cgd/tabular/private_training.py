@@ -1,4 +1,4 @@
-"""What differs in a training on a table with differential privacy: validation split, gradients, validation loss.
+"""Training on a table with differential privacy: validation split, gradients, validation loss.
 
 **Validation split.** Each record is in it by a coin of its own, a keyed digest of its content: adding a record moves no
 other one. If `unit` in [privacy] names persons, the coin is that of the person, for all its records. So a record, or a
