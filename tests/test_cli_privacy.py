@@ -38,9 +38,15 @@ def test_budget_is_shown_by_training(budget: BudgetFile) -> None:
 
 def test_limit_is_raised_and_never_lowered(budget: BudgetFile) -> None:
     assert run(str(budget.path), "--raise", "3")[0] == "limit: epsilon 3 at delta 1e-05, for every record"
+    assert run(str(budget.path))[1].endswith(", without a reason")
+    raised = run(str(budget.path), "--raise", "4", "--reason", "decided by the board")
+    assert raised[2].startswith("  raised to epsilon 4, 20")
+    assert raised[2].endswith(": decided by the board")
+    with pytest.raises(InputError, match="give it with --raise"):
+        run(str(budget.path), "--reason", "none")
     with pytest.raises(InputError, match="name a higher one, not 1"):
         run(str(budget.path), "--raise", "1")
-    assert BudgetFile(budget.path, 1.0, 1e-5).epsilon == 3.0
+    assert BudgetFile(budget.path, 1.0, 1e-5).epsilon == 4.0
 
 
 def test_missing_file_is_not_created(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def open_file(path: Path, epsilon: float = 2.0) -> BudgetFile:
 
 def test_charges_are_found_by_the_next_process(path: Path) -> None:
     first = open_file(path)
-    assert first.created
+    assert first.unused
     first.charge(0.01, "one", "a step")
     first.charge(0.02, "two", "a step")
     again = open_file(path, epsilon=20.0)
-    assert not again.created
+    assert not again.unused
     assert again.epsilon == 2.0
     assert again.charges == first.charges
     assert [each.mu_squared for each in again.of_training("two")] == [0.02]
@@ -85,6 +85,35 @@ def test_limit_can_only_be_raised(path: Path) -> None:
     again = open_file(path)
     assert (again.epsilon, len(again.charges)) == (3.0, 1)
     again.charge(0.01, "two", "a step")
+
+
+def test_limit_of_an_attempt_without_charges_is_not_kept(path: Path) -> None:
+    open_file(path, epsilon=8.0)
+    again = BudgetFile(path, 0.5, 1e-6, "patient")
+    assert (again.epsilon, again.delta, again.unit, again.unused) == (0.5, 1e-6, "patient", True)
+    size = path.stat().st_size
+    assert BudgetFile(path, 0.5, 1e-6, "patient").unused
+    assert path.stat().st_size == size  # the same limit is not written again
+    shown = BudgetFile(path, 1.0, 1e-5, None)
+    assert (shown.epsilon, shown.unit) == (0.5, "patient")
+
+
+def test_other_processes_find_the_new_limit_of_a_file_without_charges(path: Path) -> None:
+    first = open_file(path, epsilon=8.0)
+    open_file(path, epsilon=2.0)
+    with pytest.raises(InputError, match="epsilon = 2 at"):
+        first.check(LIMIT * 2, "one")
+    with pytest.raises(BudgetSpentError):
+        first.charge(LIMIT * 2, "one", "a step")
+
+
+def test_decision_is_kept_with_its_time_and_reason(path: Path) -> None:
+    open_file(path).raise_limit(3.0, "board of 3 May")
+    again = open_file(path, epsilon=9.0)
+    assert (again.epsilon, again.unused) == (3.0, False)
+    ((epsilon, time, reason),) = [(each.epsilon, each.time, each.reason) for each in again.decisions]
+    assert (epsilon, reason) == (3.0, "board of 3 May")
+    assert time.startswith("20")
 
 
 def test_another_file_is_not_called_a_damaged_budget(path: Path) -> None:

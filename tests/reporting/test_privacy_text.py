@@ -24,6 +24,20 @@ def test_numbers_are_explained() -> None:
     assert "an enormous number" in guarantee(epsilon=1000.0)["How much"]
 
 
+def test_promise_is_about_what_is_protected() -> None:
+    single, person = guarantee(clip=0.5), guarantee(unit="patient", clip=0.5)
+    assert "If a record about you was used here" in single["What is promised"]
+    assert "thinks before the training that your record was used" in single["How much"]
+    assert "the gradient of your record counts with a norm of at most C = 0.5" in single["How much"]
+    assert "If records about you were used here" in person["What is promised"]
+    assert "cannot learn much about them" in person["What is promised"]
+    assert "thinks before the training that your records were used" in person["How much"]
+    assert "the mean gradient of your records counts with a norm of at most C = 0.5" in person["How much"]
+    assert "the number of different values of patient" in person["What it covers"]
+    assert not [text for text in person.values() if "your record " in text or "a record about you" in text]
+    assert "C =" not in guarantee()["How much"]
+
+
 @pytest.mark.parametrize(
     ("colluders", "text"),
     [

@@ -70,10 +70,10 @@ def test_run_charges_the_budget_of_the_records_and_reports_the_guarantee(path: P
         assert sum(shares) < 1
         assert shares[0] == pytest.approx(0.05, rel=0.05)  # the other half is for a second attempt
         budget = BudgetFile(path.parent / f"{name}.csv.budget", 1.0, 1e-5)
-        assert (budget.created, budget.epsilon, len(budget.charges)) == (False, 8.0, 9)
+        assert (budget.unused, budget.epsilon, len(budget.charges)) == (False, 8.0, 9)
         assert run.privacy.budget is not None
         assert run.privacy.budget.spent == budget.epsilon_spent < 8.0
-        assert any(f"{name}.csv.budget is new" in note for note in run.notes or ())
+        assert any(f"{name}.csv.budget has no charges yet" in note for note in run.notes or ())
         assert run.outcome is not None
         assert run.outcome.best_step is None  # nothing was selected
         assert all("with noise" in each.what for each in run.revealed or ())
@@ -86,6 +86,18 @@ def test_run_charges_the_budget_of_the_records_and_reports_the_guarantee(path: P
         assert run.privacy.cost is not None
         assert str(run.privacy.cost.unknown).startswith("this training has hidden layers of [8] (relu), steps = 6")
         assert "There are no measurements to compare with" in page
+
+
+def test_outputs_that_overflow_do_not_end_a_run(path: Path, tmp_path: Path) -> None:
+    """An error of one member after the last step would show the others that its own records overflow."""
+    folder = tmp_path / "diverging"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.csv").write_bytes((tmp_path / f"{name}.csv").read_bytes())
+    diverging = write_federation(folder, NAMES, schema=PRIVATE_SCHEMA, steps=6, patience=0, lr=1e30)
+    for run in run_all(diverging).values():
+        assert run.validation is None
+        assert any("are not finite, so there are no scores" in note for note in run.notes or ())
 
 
 def test_spent_budget_is_refused_before_connecting(path: Path, tmp_path: Path) -> None:

@@ -55,21 +55,29 @@ def budget(
         float | None,
         typer.Option("--raise", metavar="EPSILON", help="Permit this ε for all trainings together, more than before."),
     ] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --raise: why, for those who read the file later.")
+    ] = None,
 ) -> None:
     """Show how much of the privacy budget of a data set is spent, by which trainings, and what is left.
 
     With --raise, the limit becomes higher. It is your decision about the people behind these records: all trainings on
-    them together then disclose more.
+    them together then disclose more. The file keeps the time and the reason.
     """
     from cgd.dp.budget_file import BudgetFile
 
     if not file.is_file():
         raise InputError(f"{file} does not exist; name the budget file of a data set, which its first training creates")
     found = BudgetFile(file, epsilon=1.0, delta=1e-5, unit=None)  # an existing file keeps its own limit and unit
+    if reason is not None and raise_to is None:
+        raise InputError("--reason is for a higher limit; give it with --raise EPSILON")
     if raise_to is not None:
-        found.raise_limit(raise_to)
+        found.raise_limit(raise_to, reason or "")
     unit = f"all records of one {found.unit}" if found.unit else "every record"
     typer.echo(printable(f"limit: epsilon {found.epsilon:g} at delta {found.delta:g}, for {unit}"))
+    for each in found.decisions:
+        why = f": {each.reason}" if each.reason else ", without a reason"
+        typer.echo(printable(f"  raised to epsilon {each.epsilon:g}, {each.time}{why}"))
     typer.echo(f"spent: epsilon {found.epsilon_spent:.4g}, by {len(found.charges)} openings")
     typer.echo(f"left: epsilon {found.epsilon_left:.4g}, for one more training")
     for training in dict.fromkeys(each.training for each in found.charges):

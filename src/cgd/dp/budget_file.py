@@ -7,7 +7,8 @@ another split, the parts of both splits add up. A charge is on the disk before o
 process that is killed at any moment has charged what others may have opened, and maybe one opening more.
 
 The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
-before. So a line that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while
+before. A later line with a limit replaces it. As long as nothing is charged, the limit is that of the last training
+that used the file: an attempt that failed early leaves none behind. With charges, only a decision raises it. So a line that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while
 it was written: then the key did not leave, and the line does not count. What cannot be noticed is an older copy of the
 file in its place, or another file: keep the file with the records, and in their backups.
 """
@@ -61,6 +62,21 @@ class Charge:
     split: str
 
 
+@dataclass(frozen=True)
+class Decision:
+    """A higher limit that was decided on.
+
+    Attributes:
+        epsilon: ε of the limit.
+        time: when, in UTC.
+        reason: why, in the words of who decided.
+    """
+
+    epsilon: float
+    time: str
+    reason: str
+
+
 class BudgetFile:
     """The budget of one data set: a limit (ε, δ), and all charges.
 
@@ -68,15 +84,17 @@ class BudgetFile:
 
     Args:
         path: the file. It is created if it does not exist, readable by its owner alone.
-        epsilon: the limit for all trainings together, if the file does not exist. An existing file keeps its own.
+        epsilon: the limit for all trainings together, if nothing was charged or decided before. Otherwise the file keeps
+            its own.
         delta: the δ of the limit.
         unit: the column that names the unit of privacy of the trainings, as in [privacy]; empty: every record is one;
-            None: that of the file, which must exist.
+            None: limit and unit are those of the file, which must exist.
 
     Attributes:
         charges: all charges, as of the last call of `check` or `charge`.
+        decisions: all higher limits that were decided on.
         unit: the unit of privacy of all charges.
-        created: True if this call created the file: nothing was charged for these records before, or elsewhere.
+        unused: True if nothing was charged or decided before: the limit is that of this call.
 
     Raises:
         InputError: the file cannot be read or written, is damaged, or is for another unit.
@@ -94,13 +112,16 @@ class BudgetFile:
     def __init__(self, path: Path, epsilon: float, delta: float, unit: str | None = "") -> None:
         self.path, self.unit = path, unit or ""
         self.charges: list[Charge] = []
+        self.decisions: list[Decision] = []
         self._spent: dict[tuple[str, str, str], Fraction] = {}  # by training, split, and part of its records
         self._size = self._checksum = 0
         self._limit = Budget(epsilon, delta, MAX_DRAWS)
         try:
-            self.created = self._create()
-            with _LockedFile(self, writing=True):
-                pass
+            self._create()
+            with _LockedFile(self, writing=True) as file:
+                self.unused = not self.charges and not self.decisions
+                if unit is not None and self.unused:
+                    self._replace_limit(file, Budget(epsilon, delta, MAX_DRAWS), unit)
         except OSError as error:
             raise InputError(_unwritable(path, error)) from None
         if unit not in (None, self.unit):
@@ -167,15 +188,18 @@ class BudgetFile:
                 after = max(before, part + Fraction(mu_squared))
                 if self._total() - before + after > Fraction(self._limit.mu_squared):
                     raise BudgetSpentError(f"{self._describe()}; {what} is not opened. {REMEDY}")
-                time = datetime.now(UTC).isoformat(timespec="seconds")
-                self._append(file, asdict(Charge(mu_squared, training, what, time, records, split)))
+                self._append(file, asdict(Charge(mu_squared, training, what, _now(), records, split)))
         except InputError as error:
             raise RevealError(str(error)) from None
         except OSError as error:
             raise RevealError(_unwritable(self.path, error)) from None
 
-    def raise_limit(self, epsilon: float) -> None:
+    def raise_limit(self, epsilon: float, reason: str = "") -> None:
         """Replace the limit by a higher one: a decision about these records, for all trainings.
+
+        Args:
+            epsilon: ε of the new limit.
+            reason: why, for those who read the file later.
 
         Raises:
             InputError: it is not higher, or cannot be promised, or the file cannot be written.
@@ -187,7 +211,8 @@ class BudgetFile:
                         f"the limit of {self.path} is epsilon = {self.epsilon:g}; name a higher one, not {epsilon:g}"
                     )
                 Budget(epsilon, self.delta, MAX_DRAWS)  # refuses a limit that nobody could read from the file
-                self._append(file, self._head(epsilon))
+                decision = Decision(epsilon, _now(), reason)
+                self._append(file, {**self._head(epsilon), "decided": asdict(decision)})
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
 
@@ -210,20 +235,25 @@ class BudgetFile:
         if not self._size:
             raise InputError(f"{self.path} has no line with a limit, so charges may be missing; {RESTORE}")
 
-    def _create(self) -> bool:
+    def _create(self) -> None:
         if self.path.exists() or self.path.is_symlink():
-            return False
+            return
         # Written under another name first, and linked: no process ever finds a file without its limit.
         new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}.new")
         write_file(new, self._line(self._head(self.epsilon)), mode=PRIVATE)
         try:
             os.link(new, self.path)
         except FileExistsError:  # another process was faster
-            return False
+            return
         finally:
             new.unlink()
         _flush_folder(self.path)
-        return True
+
+    def _replace_limit(self, file: BinaryIO, limit: Budget, unit: str) -> None:
+        """Replace the limit of a file to which nothing was charged."""
+        if (limit.epsilon, limit.delta, unit) != (self.epsilon, self.delta, self.unit):
+            self._limit, self.unit = limit, unit
+            self._append(file, self._head(limit.epsilon))
 
     def _head(self, epsilon: float) -> dict[str, Any]:
         return {"format": FORMAT, "epsilon": epsilon, "delta": self.delta, "unit": self.unit}
@@ -250,6 +280,9 @@ class BudgetFile:
                 raise ValueError(f"its format is {content['format']!r}")
             self._limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
             self.unit = str(content["unit"])
+            if "decided" in content:
+                decided = content["decided"]
+                self.decisions.append(Decision(self._limit.epsilon, str(decided["time"]), str(decided["reason"])))
             return
         texts = [str(content[name]) for name in ("training", "what", "time", "records", "split")]
         charge = Charge(float(content["mu_squared"]), *texts)
@@ -328,6 +361,10 @@ def _flush_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _units(unit: str) -> str:

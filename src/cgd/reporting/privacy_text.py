@@ -6,16 +6,19 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from cgd.reporting.run_file import BudgetInfo, CostInfo, PrivacyInfo
 
 PROMISE = (
-    "If a record about you was used here, the other participants cannot learn much about it from what they received: "
-    "whether it was used or not makes hardly any difference to what they see."
+    "If {records} about you {were} used here, the other participants cannot learn much about {them} from what they "
+    "received: whether {they} {were} used or not makes hardly any difference to what they see."
 )
+ONE_RECORD = {"records": "a record", "were": "was", "them": "it", "they": "it", "your_records": "your record"}
+ALL_RECORDS = {"records": "records", "were": "were", "them": "them", "they": "they", "your_records": "your records"}
+"""The words for what is protected: a record, or with `unit` all records of one person."""
 COVERED = (
-    "Everything that left us: statistics of the columns, the number of records, every step of the training, and the "
+    "Everything that left us: statistics of the columns, the number of {records}, every step of the training, and the "
     "validation loss."
 )
 SINGLE_RECORDS = "Each record counts by itself; for a person with several records the promise is weaker."
@@ -34,11 +37,12 @@ def describe_guarantee(privacy: PrivacyInfo) -> dict[str, str]:
         >>> describe_guarantee(PrivacyInfo(epsilon=1.0, delta=1e-6, colluders=4, members=5))["Against whom"]
         'Against all other participants together, whatever they do.'
     """
+    words = ALL_RECORDS if privacy.unit else ONE_RECORD
     paragraphs = {
-        "What is promised": PROMISE,
-        "How much": _amount(privacy.epsilon, privacy.delta),
+        "What is promised": PROMISE.format_map(words),
+        "How much": _amount(privacy, words),
         "Against whom": _coalition(privacy.colluders, privacy.members),
-        "What it covers": f"{COVERED} {_unit(privacy.unit)} {TIME}",
+        "What it covers": f"{COVERED.format(records=_counted(privacy.unit))} {_unit(privacy.unit)} {TIME}",
         "What it does not cover": NOT_COVERED,
     }
     if privacy.cost is not None:
@@ -86,15 +90,25 @@ def _percent(epsilon: float) -> str:
     return f"{100 * certainty(epsilon):.{3 if epsilon < 4 else 5}g} %"
 
 
-def _amount(epsilon: float, delta: float) -> str:
+def _amount(privacy: PrivacyInfo, words: Mapping[str, str]) -> str:
+    epsilon, delta = privacy.epsilon, privacy.delta
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else "an enormous number"
     cases = f", once in {round(1 / delta):,} cases" if 1e-15 < delta < 0.1 else ""
-    return (
-        "Take somebody who knows everything about you and all others, and thinks before the training that your record "
-        f"is used as likely as not. After it, that person can be {_percent(epsilon)} sure at most, instead of 50 %. "
-        "More exactly: with your record, the probability of anything that they may see changes by a factor of at most "
-        f"e^ε = {factor} (ε = {epsilon:g}), and this fails with a probability of at most δ = {delta:g}{cases}."
+    text = (
+        "Take somebody who knows everything about you and all others, and thinks before the training that "
+        f"{words['your_records']} {words['were']} used as likely as not. After it, that person can be "
+        f"{_percent(epsilon)} sure at most, instead of 50 %. More exactly: with {words['your_records']}, the probability "
+        f"of anything that they may see changes by a factor of at most e^ε = {factor} (ε = {epsilon:g}), and this fails "
+        f"with a probability of at most δ = {delta:g}{cases}."
     )
+    if privacy.clip is None:
+        return text
+    whose = "the mean gradient of your records" if privacy.unit else "the gradient of your record"
+    return f"{text} In every step, {whose} counts with a norm of at most C = {privacy.clip:g}, and the noise hides that."
+
+
+def _counted(unit: str) -> str:
+    return f"different values of {unit}" if unit else "records"
 
 
 def _unit(unit: str) -> str:

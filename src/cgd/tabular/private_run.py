@@ -60,12 +60,12 @@ def open_ledger(
     ledger = PrivacyLedger(settings.privacy_settings(), path, unit=settings.unit)
     ledger.check(federation)
     file = ledger.file
-    if file is None or not file.created:
+    if file is None or not file.unused:
         return ledger, ()
     note = (
-        f"{file.path} is new: it is the privacy budget of these records, with a limit of epsilon = {file.epsilon:g} at "
-        f"delta = {file.delta:g} for all trainings together. Keep it with them; if trainings on these records were "
-        "charged to another file, name that one with --budget"
+        f"{file.path} has no charges yet: it is the privacy budget of these records, with a limit of epsilon = "
+        f"{file.epsilon:g} at delta = {file.delta:g} for all trainings together. Keep it with them; if trainings on "
+        "these records were charged to another file, name that one with --budget"
     )
     return ledger, (note,)
 

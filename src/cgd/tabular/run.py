@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 import cgd
 from cgd.errors import InputError
@@ -41,7 +42,7 @@ from cgd.tabular.training import EvalRecord, TrainingResult, train
 from cgd.user_functions import check_function_named, load_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from cgd.federation.config import Federation
@@ -255,10 +256,13 @@ class TabularRun:
             _retry(lambda: model.save(self.folder.path), show_message)
             _retry(self.folder.history.complete, show_message)
         scores = _score(model, trained, peers)
+        notes = trained.notes
+        if scores is None and trained.validation.rows:
+            notes = (*notes, "the model's outputs for our validation records are not finite, so there are no scores")
         if finished is not None:
             show_message(f"{end}; the run was finished before, and {self.folder.path} is not changed")
             return finished
-        content = self._content(trained, history, scores, peers)
+        content = self._content(trained, history, scores, notes, peers)
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()
         _retry(lambda: write_private(self.folder.path / FILE, text), show_message)
         _retry(lambda: write_report(self.folder.path), show_message)
@@ -273,7 +277,12 @@ class TabularRun:
         }
 
     def _content(
-        self, trained: TrainingResult, history: list[EvalRecord], scores: dict[str, Any] | None, peers: Peers
+        self,
+        trained: TrainingResult,
+        history: list[EvalRecord],
+        scores: dict[str, Any] | None,
+        notes: Sequence[str],
+        peers: Peers,
     ) -> dict[str, Any]:
         """Return the content of run.json."""
         settings, training = self.settings, self.federation.training
@@ -303,7 +312,7 @@ class TabularRun:
             "features": list(trained.preprocessing.features),
             "columns": [_column_summary(each, settings) for each in trained.preprocessing.columns],
             "target": _target_summary(trained),
-            "notes": [*self.notes, *trained.notes],
+            "notes": [*self.notes, *notes],
             "history": msgspec.to_builtins(history),
             "outcome": {
                 "steps": trained.steps,
@@ -378,7 +387,9 @@ def _score(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> dict[
     if not records.rows:
         return None
     outputs = model.outputs(records, peers.groups.get("row") if model.towers > 1 else None)
-    return model.scores(outputs, records)
+    # Weights that are too large are no error here: whether outputs overflow depends on our records, and an error at the
+    # end of the training would show it to the others.
+    return model.scores(outputs, records) if np.isfinite(outputs).all() else None
 
 
 def _text(name: str) -> str:
