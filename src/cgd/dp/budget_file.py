@@ -8,9 +8,10 @@ process that is killed at any moment has charged what others may have opened, an
 
 The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
 before. A later line with a limit replaces it. As long as nothing is charged, the limit is that of the last training
-that used the file: an attempt that failed early leaves none behind. With charges, only a decision raises it. So a line that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while
-it was written: then the key did not leave, and the line does not count. What cannot be noticed is an older copy of the
-file in its place, or another file: keep the file with the records, and in their backups.
+that used the file: an attempt that failed early leaves none behind. With charges, only a decision raises it. So a line
+that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while it was written:
+then the key did not leave, and the line does not count. What cannot be noticed is an older copy of the file in its
+place, or another file: keep the file with the records, and in their backups.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class BudgetFile:
 
     Args:
         path: the file. It is created if it does not exist, readable by its owner alone.
-        epsilon: the limit for all trainings together, if nothing was charged or decided before. Otherwise the file keeps
-            its own.
+        epsilon: the limit for all trainings together, if nothing was charged or decided before. Otherwise the file
+            keeps its own.
         delta: the δ of the limit.
         unit: the column that names the unit of privacy of the trainings, as in [privacy]; empty: every record is one;
             None: limit and unit are those of the file, which must exist.

@@ -94,17 +94,17 @@ def _amount(privacy: PrivacyInfo, words: Mapping[str, str]) -> str:
     epsilon, delta = privacy.epsilon, privacy.delta
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else "an enormous number"
     cases = f", once in {round(1 / delta):,} cases" if 1e-15 < delta < 0.1 else ""
+    yours, were = words["your_records"], words["were"]
     text = (
-        "Take somebody who knows everything about you and all others, and thinks before the training that "
-        f"{words['your_records']} {words['were']} used as likely as not. After it, that person can be "
-        f"{_percent(epsilon)} sure at most, instead of 50 %. More exactly: with {words['your_records']}, the probability "
-        f"of anything that they may see changes by a factor of at most e^ε = {factor} (ε = {epsilon:g}), and this fails "
-        f"with a probability of at most δ = {delta:g}{cases}."
+        f"Take somebody who knows everything about you and all others, and thinks before the training that {yours} "
+        f"{were} used as likely as not. After it, that person can be {_percent(epsilon)} sure at most, instead of "
+        f"50 %. More exactly: with {yours}, the probability of anything that they may see changes by a factor of at "
+        f"most e^ε = {factor} (ε = {epsilon:g}), and this fails with a probability of at most δ = {delta:g}{cases}."
     )
     if privacy.clip is None:
         return text
     whose = "the mean gradient of your records" if privacy.unit else "the gradient of your record"
-    return f"{text} In every step, {whose} counts with a norm of at most C = {privacy.clip:g}, and the noise hides that."
+    return f"{text} In every step, {whose} counts with a norm of at most C = {privacy.clip:g}, which the noise hides."
 
 
 def _counted(unit: str) -> str:
