@@ -22,7 +22,9 @@ DESIGN_PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/simulation.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/getting-started.md", pytest.param("docs/simulation.md", marks=pytest.mark.slow)]
+)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert blocks

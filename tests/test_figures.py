@@ -403,6 +403,7 @@ def test_demo_gives_the_stored_results_again() -> None:
     assert found["pooled"]["accuracy"][-1] == pytest.approx(kept["pooled"]["accuracy"][-1], abs=0.01)
 
 
+@pytest.mark.slow
 def test_table_in_the_package_and_the_page_are_those_of_the_stored_runs() -> None:
     module = load_script("privacy_costs", ACCURACY)
     runs = load_script("table_runs", ACCURACY).StoredRuns(RESULTS / "privacy" / "runs.json")

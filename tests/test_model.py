@@ -122,11 +122,6 @@ def _check(run: check.Run, out: Path) -> None:
     assert found.outcome == run.expected, found
 
 
-@pytest.mark.parametrize("run", [run for run in QUICK if run.name in ("two", "late-takeover")])
-def test_invariants_hold_in_the_model_and_fail_without_a_rule(run: check.Run, tmp_path: Path) -> None:
-    _check(run, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [*QUICK, *LONG], ids=lambda run: str(run.name))
 def test_all_model_runs_have_the_expected_outcome(run: check.Run, tmp_path: Path) -> None:
