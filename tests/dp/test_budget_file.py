@@ -91,20 +91,41 @@ def test_limit_of_an_attempt_without_charges_is_not_kept(path: Path) -> None:
     open_file(path, epsilon=8.0)
     again = BudgetFile(path, 0.5, 1e-6, "patient")
     assert (again.epsilon, again.delta, again.unit, again.unused) == (0.5, 1e-6, "patient", True)
-    size = path.stat().st_size
-    assert BudgetFile(path, 0.5, 1e-6, "patient").unused
-    assert path.stat().st_size == size  # the same limit is not written again
+    again.charge(1e-4, "one", "a step")
     shown = BudgetFile(path, 1.0, 1e-5, None)
-    assert (shown.epsilon, shown.unit) == (0.5, "patient")
+    assert (shown.epsilon, shown.delta, shown.unit, len(shown.charges)) == (0.5, 1e-6, "patient", 1)
 
 
-def test_other_processes_find_the_new_limit_of_a_file_without_charges(path: Path) -> None:
-    first = open_file(path, epsilon=8.0)
-    open_file(path, epsilon=2.0)
-    with pytest.raises(InputError, match="epsilon = 2 at"):
-        first.check(LIMIT * 2, "one")
-    with pytest.raises(BudgetSpentError):
-        first.charge(LIMIT * 2, "one", "a step")
+def test_limit_is_that_of_the_training_that_is_charged_first(path: Path) -> None:
+    first, second = open_file(path, epsilon=2.0), open_file(path, epsilon=8.0)
+    first.check(LIMIT, "one")
+    first.charge(LIMIT / 2, "one", "a step")
+    with pytest.raises(BudgetSpentError, match="epsilon = 2 at"):
+        second.charge(LIMIT, "two", "a step")
+    assert second.epsilon == open_file(path, epsilon=8.0).epsilon == 2.0
+
+
+def test_waiting_training_does_not_take_the_unit_of_another_one(path: Path) -> None:
+    records, persons = open_file(path), BudgetFile(path, 2.0, 1e-5, "patient")
+    records.charge(0.01, "one", "a step")
+    with pytest.raises(RevealError, match="are for single records, and those of this training for all records of one"):
+        persons.charge(0.01, "two", "a step")
+    with pytest.raises(InputError, match="are for single records"):
+        persons.check(0.01, "two")
+    assert [each.training for each in open_file(path).charges] == ["one"]
+
+
+def test_check_before_a_charge_sees_the_charges_of_other_processes(path: Path) -> None:
+    first, second = open_file(path), open_file(path)
+    second.charge(0.01, "one", "a step")
+
+    def check() -> None:
+        assert len(first.charges) == 1
+        raise BudgetSpentError("the training has spent its budget")
+
+    with pytest.raises(BudgetSpentError, match="the training has spent"):
+        first.charge(0.01, "one", "a step", check=check)
+    assert len(open_file(path).charges) == 1
 
 
 def test_decision_is_kept_with_its_time_and_reason(path: Path) -> None:

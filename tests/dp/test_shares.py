@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.dp.accountant import epsilon_of
-from cgd.dp.budget_file import TRAINING, VALIDATION, BudgetFile
+from cgd.dp.budget_file import BudgetFile
+from cgd.dp.charges import TRAINING, VALIDATION
 from cgd.dp.settings import COUNT_SHARE, STATISTICS_ATTEMPTS, PrivacySettings
 from cgd.errors import InputError, RevealError
 

@@ -17,7 +17,10 @@ import torch
 from torch import nn
 
 import cgd
+from cgd.dp.budget_file import BudgetFile
+from cgd.dp.charges import TRAINING
 from cgd.dp.mechanism import NoisyEncoding
+from cgd.dp.settings import PrivacySettings
 from cgd.errors import BudgetSpentError, CGDError, InputError, IntegrityError, RevealError, SettingsError
 from cgd.local import solo_peers
 from cgd.optim.privacy_ledger import PrivacyLedger
@@ -431,6 +434,28 @@ def test_budget_file_is_shared_by_all_trainings_on_the_records(tmp_path: Path) -
         assert len(second.privacy.budget_file.charges) == 4  # type: ignore[union-attr]
 
     run(work)
+
+
+def test_two_processes_of_a_training_do_not_exceed_its_budget(tmp_path: Path) -> None:
+    settings, path = PrivacySettings(1.0, 1e-5, 10, reruns=0), tmp_path / "records.budget"
+    BudgetFile(path, 1.0, 1e-5).raise_limit(8.0)
+
+    def charge(ledger: PrivacyLedger) -> None:
+        with pytest.raises(BudgetSpentError):
+            while True:
+                ledger._charge(settings.step_mu**2, "a step", TRAINING)
+
+    def work(peers: Peers) -> None:
+        if peers.me == peers.members[0]:
+            one, other = (PrivacyLedger(settings, path, "study") for _ in range(2))
+            one.begin(peers)
+            other.begin(peers)
+            charge(one)
+            charge(other)
+
+    run(work)
+    charges = BudgetFile(path, 1.0, 1e-5, None).charges
+    assert len(charges) == settings.budget().mu_squared // settings.step_mu**2
 
 
 def test_loaded_state_does_not_reset_the_budget(tmp_path: Path) -> None:

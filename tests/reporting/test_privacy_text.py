@@ -20,7 +20,9 @@ def guarantee(**values: Any) -> dict[str, str]:
 def test_numbers_are_explained() -> None:
     text = guarantee()["How much"]
     assert "73.1 % sure at most, instead of 50 %" in text
-    assert "e^ε = 2.72 (ε = 1), and this fails with a probability of at most δ = 1e-06, once in 1,000,000 cases" in text
+    assert "instead of 50 %, in all but about one of 50,000 cases." in text
+    assert "at most e^ε = 2.72 times the probability (ε = 1) that it has without, plus δ = 1e-06" in text
+    assert "in all but about one of 11,000 cases" in guarantee(epsilon=2.0, delta=1e-5)["How much"]
     assert "an enormous number" in guarantee(epsilon=1000.0)["How much"]
 
 

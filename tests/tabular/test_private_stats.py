@@ -78,7 +78,7 @@ def test_one_opening_with_noise_as_large_as_promised(data: Data) -> None:
             return opened[-1][1]
 
         peers.private_sum = spy  # type: ignore[method-assign]
-        found = private_fit(own, data, COLUMNS, peers, ledger)
+        found, _ = private_fit(own, data, COLUMNS, peers, ledger)
         return found, opened, ledger.spent_on(), [peers.number]
 
     own = [records(table(300, seed), data) for seed in range(4)]

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from cgd.dp.budget_file import TRAINING, VALIDATION, BudgetFile
+from cgd.dp.budget_file import BudgetFile
+from cgd.dp.charges import TRAINING, VALIDATION
 from cgd.errors import BudgetSpentError, RemoteProtocolError
-from cgd.federation.data_schema import Model
+from cgd.federation.data_schema import Column, Data, Model
+from cgd.optim import sample_count
 from cgd.optim.privacy_ledger import PrivacyLedger
-from cgd.tabular.private_training import BATCH_RECORDS, LOSS_BOUND, LOSS_NORM, private_validation_split
+from cgd.tabular.private_training import BATCH_RECORDS, LOSS_BOUND, LOSS_NORM, private_validation_split, split_name
 from cgd.tabular.training import EvalRecord, train
 from cgd.tabular.training_loop import EncodedDataset
 from support.private_tables import PRIVATE_DATA, PRIVATE_REGRESSION, private_settings
@@ -24,7 +26,7 @@ from support.tabular import records, run_members, table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.dp.budget_file import Charge
+    from cgd.dp.charges import Charge
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.settings import TabularSettings
@@ -140,6 +142,49 @@ def test_another_validation_split_in_a_training_of_the_same_name_is_charged_besi
     limit = first.privacy_settings().budget().mu_squared
     assert total[0][TRAINING] + total[1][VALIDATION] <= limit
     assert total[0][VALIDATION] + total[1][TRAINING] <= limit
+
+
+def test_name_of_a_split_is_another_one_if_a_record_may_change_sides() -> None:
+    content = table(50, 1)
+    some = records(content, PRIVATE_DATA)
+
+    def name(own: TabularDataset, unit: str = "") -> str:
+        return split_name(PRIVATE_DATA, unit, own, SEED)
+
+    assert name(some.take(np.arange(50)[::-1])) == name(some)
+    corrected = {**content, "age": [40.5, *content["age"][1:]]}
+    relabelled = {**content, "outcome": content["outcome"][::-1]}
+    others = [records(each, PRIVATE_DATA) for each in (corrected, relabelled)]
+    assert len({name(each) for each in (some, some.take(range(49)), *others)}) == 4
+    # With units, the coin is that of the unit, whatever its records are.
+    units = tuple(str(place) for place in range(50))
+    assert len({name(replace(each, units=units), "person") for each in (some, *others)}) == 1
+    assert name(replace(some, units=units), "person") != name(replace(some, units=units), "patient")
+
+
+def test_commitment_to_records_without_numbers_is_another_one_in_every_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Equal commitments would show to all members that the records of one of them are the same as before."""
+    columns = (Column("ward", "category", ("A", "B")),)
+    data = Data("outcome", columns, classes=("well", "ill"), validation=0.0)
+    settings = replace(private_settings(data, steps=1), data=data)
+    made: list[int] = []
+    commitment = sample_count._commitment
+
+    def spy(*arguments: Any, **options: Any) -> int:
+        made.append(commitment(*arguments, **options))
+        return made[-1]
+
+    def member(peers: Peers, own: TabularDataset) -> None:
+        peers.seed = peers.me.encode().ljust(32, b"s")  # the same again, as from a key file
+        train(peers, settings, own)
+
+    monkeypatch.setattr(sample_count, "_commitment", spy)
+    tables = [records(table(100, place), data) for place in range(3)]
+    for _ in range(2):
+        run_members(member, tables)
+    assert len(made) == len(set(made)) == 6
 
 
 def test_participant_whose_records_are_all_in_the_validation_split_takes_part() -> None:

@@ -319,3 +319,29 @@ def test_marked_schema_makes_no_federation_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="2 lines of the schema have the mark REVIEW, the first one for 'classes'"):
         check_reviewed(text)
     check_reviewed(text.replace(f"  # {REVIEW_MARK}", ""))
+
+
+def test_private_ranges_never_show_the_lowest_or_highest_value() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(3000):
+        digits = int(random.integers(0, 4))
+        low = round(float(random.uniform(-2, 2)) * 10.0 ** random.integers(-6, 14), digits)
+        high = round(low + float(random.uniform(0.01, 1)) * 10.0 ** random.integers(-3, 6), digits)
+        profile = ColumnProfile(lowest=low, highest=max(low, high))
+        below, above = json.loads(_outward(profile))
+        assert below < low or low == below == 0
+        assert above > high or high == above == 0
+
+
+def test_private_comments_have_no_counts_that_one_record_changes(tmp_path: Path) -> None:
+    codes, wards = [i % 6 for i in range(2200)], [f"w{i % 110}" for i in range(2200)]
+    labels, sizes = ["ab"[i % 2] for i in range(2200)], [str(i % 90) for i in range(2200)]
+    more: dict[str, Any] = {"code": 77, "ward": "very rare", "size": "refused", "y": "a"}
+    content: dict[str, list[Any]] = {"code": codes, "ward": wards, "size": sizes, "y": labels}
+    texts = [
+        suggest_schema(written(tmp_path, each), "y", private=True)
+        for each in (content, {name: [*values, more[name]] for name, values in content.items()})
+    ]
+    without = [[line.partition("#")[2] for line in text.splitlines() if "size" not in line] for text in texts]
+    assert without[0] == without[1]
+    assert "some texts are not numbers" in texts[1]

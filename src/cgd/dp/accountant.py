@@ -106,6 +106,20 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=64)
+def exceedance(mu: float, epsilon: float) -> float:
+    """Return the probability that an outcome of a μ-GDP mechanism tells more than ε about a record that was used.
+
+    The logarithm of the ratio of its probabilities with and without the record is N(μ²/2, μ²) in the worst case. So
+    this is Φ(μ/2 − ε/μ), which is larger than δ: δ counts only by how much the ratio is larger.
+
+    Examples:
+        >>> mu = mu_of(1.0, 1e-6)
+        >>> f"{exceedance(mu, 1.0) / 1e-6:.1f}"
+        '20.1'
+    """
+    return 0.5 * math.erfc((epsilon / mu - mu / 2) / math.sqrt(2))
+
+
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ for which μ-GDP is (ε, δ)-differential privacy, rounded down.
 

@@ -1,17 +1,16 @@
 """The privacy budget of a data set, in a file that every training on these records adds to.
 
 Openings of several trainings on the same records add up: their μ² are summed, whatever the federation. So the file
-belongs to the data set, not to a training, and lies beside it. A training may set validation records aside. Then each
-record is in one of two parts, and the training counts with the part that was charged more; if it began again with
-another split, the parts of both splits add up. A charge is on the disk before our self-mask key leaves this machine: a
-process that is killed at any moment has charged what others may have opened, and maybe one opening more.
+belongs to the data set, not to a training, and lies beside it. A charge is on the disk before our self-mask key leaves
+this machine: a process that is killed at any moment has charged what others may have opened, and maybe one opening
+more.
 
 The file has one line of JSON for the limit, and one for each charge, each with a checksum of itself and of all lines
-before. A later line with a limit replaces it. As long as nothing is charged, the limit is that of the last training
-that used the file: an attempt that failed early leaves none behind. With charges, only a decision raises it. So a line
-that was changed, removed or inserted is noticed. A last line without an end was cut by a crash while it was written:
-then the key did not leave, and the line does not count. What cannot be noticed is an older copy of the file in its
-place, or another file: keep the file with the records, and in their backups.
+before. A later line with a limit replaces it. The limit is that of the training that is charged first: an attempt that
+failed before leaves none behind. Later, only a decision raises it. So a line that was changed, removed or inserted is
+noticed. A last line without an end was cut by a crash while it was written: then the key did not leave, and the line
+does not count. What cannot be noticed is an older copy of the file in its place, or another file: keep the file with
+the records, and in their backups.
 """
 
 from __future__ import annotations
@@ -23,59 +22,23 @@ import math
 import os
 import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from cgd.dp.accountant import MAX_DRAWS, Budget, epsilon_of
+from cgd.dp.charges import TRAINING, VALIDATION, Charge, Charges, Decision
 from cgd.errors import BudgetSpentError, InputError, RevealError
 from cgd.files import PRIVATE, open_private, write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from typing import BinaryIO
 
 FORMAT = "cgd budget 1"
 BEGINNING = b'{"format": "cgd budget '
-TRAINING, VALIDATION = "training", "validation"
-"""The two parts of the records of one training."""
-
-
-@dataclass(frozen=True)
-class Charge:
-    """One opening that was charged.
-
-    Attributes:
-        mu_squared: the square of its μ.
-        training: the training, such as a federation's name.
-        what: what was opened, such as a step.
-        time: when, in UTC.
-        records: the part of the records that it is about: those trained on, or those of the validation split.
-        split: names the rule by which a record is in one part or the other; empty if there is no validation split.
-    """
-
-    mu_squared: float
-    training: str
-    what: str
-    time: str
-    records: str
-    split: str
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A higher limit that was decided on.
-
-    Attributes:
-        epsilon: ε of the limit.
-        time: when, in UTC.
-        reason: why, in the words of who decided.
-    """
-
-    epsilon: float
-    time: str
-    reason: str
 
 
 class BudgetFile:
@@ -92,10 +55,8 @@ class BudgetFile:
             None: limit and unit are those of the file, which must exist.
 
     Attributes:
-        charges: all charges, as of the last call of `check` or `charge`.
         decisions: all higher limits that were decided on.
         unit: the unit of privacy of all charges.
-        unused: True if nothing was charged or decided before: the limit is that of this call.
 
     Raises:
         InputError: the file cannot be read or written, is damaged, or is for another unit.
@@ -111,26 +72,28 @@ class BudgetFile:
     """
 
     def __init__(self, path: Path, epsilon: float, delta: float, unit: str | None = "") -> None:
-        self.path, self.unit = path, unit or ""
-        self.charges: list[Charge] = []
+        self.path, self.unit, self._own_unit = path, unit or "", unit
+        self._charges = Charges()
         self.decisions: list[Decision] = []
-        self._spent: dict[tuple[str, str, str], Fraction] = {}  # by training, split, and part of its records
         self._size = self._checksum = 0
-        self._limit = Budget(epsilon, delta, MAX_DRAWS)
+        self._limit = self._own_limit = self._stored_limit = Budget(epsilon, delta, MAX_DRAWS)
+        self._stored_unit = self.unit
         try:
             self._create()
-            with _LockedFile(self, writing=True) as file:
-                self.unused = not self.charges and not self.decisions
-                if unit is not None and self.unused:
-                    self._replace_limit(file, Budget(epsilon, delta, MAX_DRAWS), unit)
+            with _LockedFile(self, writing=True):
+                pass
         except OSError as error:
             raise InputError(_unwritable(path, error)) from None
-        if unit not in (None, self.unit):
-            raise InputError(
-                f"the charges in {path} are for {_units(self.unit)}, and those of this training for {_units(unit)}, "
-                "which cannot be added; write the same unit in [privacy]. In another file (--budget), none of what was "
-                "opened before would count: both limits together are then what may be disclosed"
-            )
+
+    @property
+    def charges(self) -> list[Charge]:
+        """All charges, as of the last call of `check` or `charge`."""
+        return self._charges.all
+
+    @property
+    def unused(self) -> bool:
+        """True if nothing was charged or decided: the limit is that of the training that is charged first."""
+        return not self.charges and not self.decisions
 
     @property
     def epsilon(self) -> float:
@@ -145,12 +108,12 @@ class BudgetFile:
     @property
     def epsilon_spent(self) -> float:
         """The ε of all charges together, at the δ of the limit."""
-        return self._epsilon_of(self._total())
+        return self._epsilon_of(self._charges.total())
 
     @property
     def epsilon_left(self) -> float:
         """The largest ε of one more training, at the δ of the limit."""
-        return self._epsilon_of(max(Fraction(), Fraction(self._limit.mu_squared) - self._total()))
+        return self._epsilon_of(max(Fraction(), Fraction(self._limit.mu_squared) - self._charges.total()))
 
     def of_training(self, training: str) -> list[Charge]:
         """Return the charges of one training."""
@@ -168,7 +131,7 @@ class BudgetFile:
         """
         try:
             with _LockedFile(self, writing=False):
-                others = self._total() - self._total(training)
+                others = self._charges.total() - self._charges.total(training)
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
         left = Fraction(self._limit.mu_squared) - others
@@ -176,8 +139,25 @@ class BudgetFile:
             epsilon = self._epsilon_of(max(Fraction(), left))
             raise InputError(f"{self._describe()}; {epsilon:.3g} is left for a training. {REMEDY}")
 
-    def charge(self, mu_squared: float, training: str, what: str, records: str = TRAINING, split: str = "") -> None:
+    def charge(
+        self,
+        mu_squared: float,
+        training: str,
+        what: str,
+        records: str = TRAINING,
+        split: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Charge an opening; see `Charge` for the arguments. Return when the charge is on the disk.
+
+        Args:
+            mu_squared: the square of its μ.
+            training: the training.
+            what: what is opened.
+            records: the part of the records that it is about.
+            split: names the split.
+            check: called when the charges of all other processes are known, and none can be added before this one.
+                If it raises, nothing is charged.
 
         Raises:
             BudgetSpentError: it exceeds the limit; nothing was charged.
@@ -185,10 +165,11 @@ class BudgetFile:
         """
         try:
             with _LockedFile(self, writing=True) as file:
-                before, part = self._of_split(training, split), self._spent.get((training, split, records), Fraction())
-                after = max(before, part + Fraction(mu_squared))
-                if self._total() - before + after > Fraction(self._limit.mu_squared):
+                check()
+                if self._charges.total_with(mu_squared, training, split, records) > Fraction(self._limit.mu_squared):
                     raise BudgetSpentError(f"{self._describe()}; {what} is not opened. {REMEDY}")
+                if self.unused and self._is_not_stored():
+                    self._append(file, self._limit_line(self.epsilon))
                 self._append(file, asdict(Charge(mu_squared, training, what, _now(), records, split)))
         except InputError as error:
             raise RevealError(str(error)) from None
@@ -213,7 +194,8 @@ class BudgetFile:
                     )
                 Budget(epsilon, self.delta, MAX_DRAWS)  # refuses a limit that nobody could read from the file
                 decision = Decision(epsilon, _now(), reason)
-                self._append(file, {**self._head(epsilon), "decided": asdict(decision)})
+                self._append(file, {**self._limit_line(epsilon), "decided": asdict(decision)})
+                self._limit = self._stored_limit
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
 
@@ -235,13 +217,24 @@ class BudgetFile:
                 self._add(line)
         if not self._size:
             raise InputError(f"{self.path} has no line with a limit, so charges may be missing; {RESTORE}")
+        if self.unused and self._own_unit is not None:
+            self._limit, self.unit = self._own_limit, self._own_unit
+            return
+        self._limit, self.unit = self._stored_limit, self._stored_unit
+        if self._own_unit not in (None, self.unit):
+            raise InputError(
+                f"the charges in {self.path} are for {_units(self.unit)}, and those of this training for "
+                f"{_units(self._own_unit)}, which cannot be added; write the same unit in [privacy]. In another file "
+                "(--budget), none of what was opened before would count: both limits together are then what may be "
+                "disclosed"
+            )
 
     def _create(self) -> None:
         if self.path.exists() or self.path.is_symlink():
             return
         # Written under another name first, and linked: no process ever finds a file without its limit.
         new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}.new")
-        write_file(new, self._line(self._head(self.epsilon)), mode=PRIVATE)
+        write_file(new, self._line(self._limit_line(self.epsilon)), mode=PRIVATE)
         try:
             os.link(new, self.path)
         except FileExistsError:  # another process was faster
@@ -250,13 +243,11 @@ class BudgetFile:
             new.unlink()
         _flush_folder(self.path)
 
-    def _replace_limit(self, file: BinaryIO, limit: Budget, unit: str) -> None:
-        """Replace the limit of a file to which nothing was charged."""
-        if (limit.epsilon, limit.delta, unit) != (self.epsilon, self.delta, self.unit):
-            self._limit, self.unit = limit, unit
-            self._append(file, self._head(limit.epsilon))
+    def _is_not_stored(self) -> bool:
+        stored = self._stored_limit.epsilon, self._stored_limit.delta, self._stored_unit
+        return stored != (self.epsilon, self.delta, self.unit)
 
-    def _head(self, epsilon: float) -> dict[str, Any]:
+    def _limit_line(self, epsilon: float) -> dict[str, Any]:
         return {"format": FORMAT, "epsilon": epsilon, "delta": self.delta, "unit": self.unit}
 
     def _line(self, content: dict[str, Any]) -> bytes:
@@ -279,19 +270,17 @@ class BudgetFile:
         if not self._size or "format" in content:
             if content["format"] != FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
-            self._limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
-            self.unit = str(content["unit"])
+            self._stored_limit = Budget(float(content["epsilon"]), float(content["delta"]), MAX_DRAWS)
+            self._stored_unit = str(content["unit"])
             if "decided" in content:
-                decided = content["decided"]
-                self.decisions.append(Decision(self._limit.epsilon, str(decided["time"]), str(decided["reason"])))
+                time, reason = (str(content["decided"][name]) for name in ("time", "reason"))
+                self.decisions.append(Decision(self._stored_limit.epsilon, time, reason))
             return
         texts = [str(content[name]) for name in ("training", "what", "time", "records", "split")]
         charge = Charge(float(content["mu_squared"]), *texts)
         if not 0 <= charge.mu_squared < math.inf or charge.records not in (TRAINING, VALIDATION):
             raise ValueError(f"a charge is {charge.mu_squared} for {charge.records} records")
-        self.charges.append(charge)
-        key = charge.training, charge.split, charge.records
-        self._spent[key] = self._spent.get(key, Fraction()) + Fraction(charge.mu_squared)
+        self._charges.add(charge)
 
     def _append(self, file: BinaryIO, content: dict[str, Any]) -> None:
         line = self._line(content)
@@ -303,14 +292,6 @@ class BudgetFile:
         self._add(line)
 
     # Messages.
-
-    def _total(self, training: str | None = None) -> Fraction:
-        """Return what one training, or all together, have used: of each split, the part that was charged more."""
-        splits = {(name, split) for name, split, _ in self._spent if training in (None, name)}
-        return sum((self._of_split(*each) for each in splits), Fraction())
-
-    def _of_split(self, training: str, split: str) -> Fraction:
-        return max(self._spent.get((training, split, part), Fraction()) for part in (TRAINING, VALIDATION))
 
     def _epsilon_of(self, mu_squared: Fraction) -> float:
         return epsilon_of(math.nextafter(math.sqrt(mu_squared), math.inf), self.delta) if mu_squared else 0.0

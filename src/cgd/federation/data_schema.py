@@ -45,6 +45,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 MAX_CATEGORY_BYTES = 90
 MAX_LAYERS, MAX_LAYER_WIDTH = 32, 65536
 MAX_RANGE = 2.0**80  # as large as numbers in a table may be
+MIN_RANGE = 2.0**-200  # of the difference of both ends, by which numbers are divided
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def _range(value: Any) -> Range | None:
         return None
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(each) in (int, float) for each in value):
         low, high = (float(each) + 0.0 for each in value)  # -0.0 becomes 0.0, which equals it
-        if -MAX_RANGE <= low < high <= MAX_RANGE:
+        if -MAX_RANGE <= low < high <= MAX_RANGE and high - low > MIN_RANGE:
             return low, high
     raise InputError(f"range is {value!r}; it must be the lowest and the highest value, such as [0, 120]")
 

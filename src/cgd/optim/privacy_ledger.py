@@ -16,7 +16,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgd.dp.budget_file import TRAINING, VALIDATION, BudgetFile
+from cgd.dp.budget_file import BudgetFile
+from cgd.dp.charges import TRAINING, VALIDATION
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
@@ -176,12 +177,18 @@ class PrivacyLedger:
 
     def _charge(self, mu_squared: float, what: str, records: str) -> None:
         with self._lock:
-            self._budget(records).check(mu_squared, what)
             if self.file is None:
+                self._budget(records).check(mu_squared, what)
                 self._add(mu_squared, what, records, self._split)
             else:
-                self.file.charge(mu_squared, self._training, what, records, self._split)
+                check = partial(self._check_training, self.file, mu_squared, what, records)
+                self.file.charge(mu_squared, self._training, what, records, self._split, check)
                 self._add_new_charges(self.file)
+
+    def _check_training(self, file: BudgetFile, mu_squared: float, what: str, records: str) -> None:
+        """Check that the training may open something, also if another process of it has charged meanwhile."""
+        self._add_new_charges(file)
+        self._budget(records).check(mu_squared, what)
 
     def _load_charges(self, peers: Peers, slot: int) -> None:
         """Add what earlier processes of this training have charged."""

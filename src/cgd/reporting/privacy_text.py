@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from cgd.dp.accountant import exceedance, mu_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -65,12 +67,11 @@ def describe_epsilon(epsilon: float, delta: float) -> str:
 
     Examples:
         >>> describe_epsilon(1.0, 1e-6)  # doctest: +ELLIPSIS
-        'epsilon = 1 means: ... can be 73.1 % sure at most after the training (except with a probability of 1e-06)'
+        'epsilon = 1 means: ... can be 73.1 % sure at most after the training, in all but about one of 50,000 cases'
     """
     return (
         f"epsilon = {epsilon:g} means: somebody who knows everything else, and thinks that your record was used as "
-        f"likely as not, can be {_percent(epsilon)} sure at most after the training (except with a "
-        f"probability of {delta:g})"
+        f"likely as not, can be {_percent(epsilon)} sure at most after the training{_exception(epsilon, delta)}"
     )
 
 
@@ -86,6 +87,16 @@ def points(losses: Iterable[float]) -> str:
     return f"{low if low == high else f'{low} to {high}'} points"
 
 
+def _exception(epsilon: float, delta: float) -> str:
+    """Return how often somebody may be more sure than that, which is not δ: see `exceedance`."""
+    probability = exceedance(mu_of(epsilon, delta), epsilon) if 0 < delta < 1 else 1.0
+    if probability < 1e-15:
+        return ", practically without exception"
+    if probability > 0.1:
+        return f", in all but {100 * probability:.2g} % of the cases"
+    return f", in all but about one of {float(f'{1 / probability:.2g}'):,.0f} cases"
+
+
 def _percent(epsilon: float) -> str:
     return f"{100 * certainty(epsilon):.{3 if epsilon < 4 else 5}g} %"
 
@@ -93,13 +104,13 @@ def _percent(epsilon: float) -> str:
 def _amount(privacy: PrivacyInfo, words: Mapping[str, str]) -> str:
     epsilon, delta = privacy.epsilon, privacy.delta
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else "an enormous number"
-    cases = f", once in {round(1 / delta):,} cases" if 1e-15 < delta < 0.1 else ""
     yours, were = words["your_records"], words["were"]
     text = (
         f"Take somebody who knows everything about you and all others, and thinks before the training that {yours} "
         f"{were} used as likely as not. After it, that person can be {_percent(epsilon)} sure at most, instead of "
-        f"50 %. More exactly: with {yours}, the probability of anything that they may see changes by a factor of at "
-        f"most e^ε = {factor} (ε = {epsilon:g}), and this fails with a probability of at most δ = {delta:g}{cases}."
+        f"50 %{_exception(epsilon, delta)}. More exactly: with {yours}, anything that they may see has at most e^ε = "
+        f"{factor} times the probability (ε = {epsilon:g}) that it has without, plus δ = {delta:g}, and the same the "
+        "other way round."
     )
     if privacy.clip is None:
         return text

@@ -29,6 +29,7 @@ is zero, is scaled by the noise instead, so it is never lost. Every column has a
 
 from __future__ import annotations
 
+import hashlib
 import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def sensitivity(data: Data, columns: Sequence[Column]) -> float:
 
 def private_fit(
     records: TabularDataset, data: Data, columns: Sequence[Column], peers: Peers, ledger: PrivacyLedger
-) -> Preprocessing:
+) -> tuple[Preprocessing, bytes]:
     """Compute the statistics of all members' training records with noise.
 
     Args:
@@ -81,6 +82,9 @@ def private_fit(
         columns: the columns to encode, with listed categories and ranges.
         peers: the members.
         ledger: charges the opening.
+
+    Returns:
+        The statistics, and a digest of the opened sum: another one, by its noise, in every training.
 
     Raises:
         RevealError: the budget is spent, or the charge cannot be written.
@@ -93,7 +97,8 @@ def private_fit(
         with suppress(MembersChangedError):  # for the new members, with fresh noise
             context = f"statistics, {settings.describe()}"
             opened = ledger.open(peers, own, encoding, "statistics", context=context, epoch=epoch)
-            return _preprocessing(iter(opened.tolist()), encoding.sigma_total, data, columns)
+            digest = hashlib.sha256(np.asarray(opened, dtype="<f8").tobytes()).digest()
+            return _preprocessing(iter(opened.tolist()), encoding.sigma_total, data, columns), digest
 
 
 def _own_sums(records: TabularDataset, data: Data, columns: Sequence[Column]) -> Iterator[float]:

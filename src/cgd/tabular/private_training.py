@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from cgd.dp.budget_file import VALIDATION
+from cgd.dp.charges import VALIDATION
 from cgd.errors import MembersChangedError
 from cgd.optim.privacy import Privacy
 from cgd.tabular.columns import Categorical
@@ -69,12 +69,16 @@ def private_validation_split(records: TabularDataset, part: float, seed: bytes) 
     return mask
 
 
-def split_name(data: Data, unit: str, seed: bytes) -> str:
+def split_name(data: Data, unit: str, records: TabularDataset, seed: bytes) -> str:
     """Return a name of the split for the budget file: another one if a record may be in the other part.
 
-    The coin of a record depends on the seed and on its values as the schema reads them.
+    The coin of a record depends on the seed and on its values as the schema reads them; with `unit`, on that column
+    only. A record with another value or label has another coin, so the name is that of all contents, in any order.
     """
-    return hmac.digest(seed, f"cgd private validation of {data.as_stored()} by {unit!r}".encode(), "sha256")[:8].hex()
+    contents = sorted(_contents(records)) if records.units is None else []
+    content = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).hexdigest()
+    text = f"cgd private validation of {data.as_stored()} by {unit!r}, {content}"
+    return hmac.digest(seed, text.encode(), "sha256")[:8].hex()
 
 
 def _contents(records: TabularDataset) -> list[bytes]:
@@ -119,13 +123,16 @@ class PrivateTrainingLoop(TrainingLoop):
         delta: float,
         ledger: PrivacyLedger,
         shares: Shares,
+        statistics_digest: bytes,
     ) -> None:
         self._ledger, self._shares = ledger, shares
         whole = _pad(training, max(1, -(-len(training) // BATCH_RECORDS)) * BATCH_RECORDS)
         privacy = Privacy.from_ledger(network, ledger, reduction="sum", records=len(whole))
         units = max(1, round(shares.training.sum().item()))
         super().__init__(peers, settings, network, training, validation, delta, privacy, units)
-        self.optimizer.records_digest += hashlib.sha256(shares.training.numpy().tobytes()).digest()
+        # The opened statistics have fresh noise in every training. Without them, the commitment to records without
+        # numbers would be the same again in the next training, exactly if the records are.
+        self.optimizer.records_digest += hashlib.sha256(shares.training.numpy().tobytes()).digest() + statistics_digest
         self._privacy = privacy
         parts = zip(*(each.split(BATCH_RECORDS) for each in (whole.x, whole.y, whole.weight)), strict=True)
         self._batches = [EncodedDataset(*each) for each in parts]

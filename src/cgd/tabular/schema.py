@@ -220,7 +220,7 @@ def _data_lines(
 ) -> list[str]:
     regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
     review = f"; {REVIEW_MARK}" if private else ""
-    remarks = f"  # {_remarks(target)}{review}" if regression and target.remarks else ""
+    remarks = f"  # {_remarks(target, private)}{review}" if regression and target.remarks else ""
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
@@ -269,13 +269,20 @@ def _outward(profile: ColumnProfile) -> str:
     low, high = profile.lowest, profile.highest
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span))
-    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= span)
-    below = math.floor(low / step) - (low % step == 0 and low != 0)
-    above = math.ceil(high / step) + (high % step == 0 and high != 0)
+    largest = max(abs(low), abs(high)) or 1.0
+    finest = 10.0 ** (math.floor(math.log10(largest)) - 10)  # twelve digits are printed
+    step = max(finest, next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= span))
+    below, above = math.floor(low / step), math.ceil(high / step)
+    # Products and quotients are rounded, so the ends are compared as they are printed.
+    while low != 0 and float(f"{below * step:.12g}") >= low:
+        below -= 1
+    while high != 0 and float(f"{above * step:.12g}") <= high:
+        above += 1
     return f"[{below * step:.12g}, {max(above, below + 1) * step:.12g}]"
 
 
 def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
+    """Return the line of a column with its type; if `private`, without counts, which single records change."""
     key = _key(name)
     count = len(profile.texts) + len(profile.numbers)
     many = f"more than {MAX_CATEGORIES}" if count > MAX_CATEGORIES else str(count)
@@ -291,18 +298,22 @@ def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -
         return f'# {key} = "category"  # left out, it has only one value'
     if profile.numeric:
         if profile.whole and 2 < count <= MAX_CODES:
-            return f'{key} = "category"  # {count} whole numbers: a code? For counts or measurements, write "number"'
-        return f'{key} = "number"' + (f"  # {_remarks(profile)}" if profile.remarks else "")
+            found = "few" if private else count
+            return f'{key} = "category"  # {found} whole numbers: a code? For counts or measurements, write "number"'
+        return f'{key} = "number"' + (f"  # {_remarks(profile, private)}" if profile.remarks else "")
     if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_BYTES:
-        if private:  # the numbers may be those of one record
+        if private:
             return f"# {key}: left out, many distinct or long values: free text?"
         return f"# {key}: left out, {many} distinct values of up to {profile.longest} bytes: free text?"
     if count > MIN_CATEGORIES_TO_NOTE:
-        return f'{key} = "category"  # {count} distinct values, a feature for each'
+        found = "many" if private else count
+        return f'{key} = "category"  # {found} distinct values, a feature for each'
     return f'{key} = "category"'
 
 
-def _remarks(profile: ColumnProfile) -> str:
+def _remarks(profile: ColumnProfile, private: bool) -> str:
+    if private:
+        return "some texts are not numbers: correct the table, or list them as missing"
     texts = "1 distinct text is" if profile.remarks == 1 else f"{profile.remarks} distinct texts are"
     return f"{texts} not a number: correct the table, or list the text as missing"
 

@@ -100,9 +100,9 @@ def train(
     start = time.monotonic()
     if settings.privacy is not None:
         ledger = ledger or PrivacyLedger(settings.privacy_settings())
-        ledger.begin(peers, split=split_name(settings.data, settings.unit, peers.seed))
+        ledger.begin(peers, split=split_name(settings.data, settings.unit, records, peers.seed))
     records, held_out = _split_validation(peers, settings, records)
-    preprocessing = _fit(peers, settings, records, held_out, ledger)
+    preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
     )
@@ -110,13 +110,13 @@ def train(
     origin = confine(network, delta=settings.model.delta if delta is None else delta, seed=peers.seed)
     if trace_writer is not None:
         trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation)
-    loop = (
-        TrainingLoop(peers, settings, network, training, validation, origin.delta)
-        if ledger is None
-        else PrivateTrainingLoop(
-            peers, settings, network, training, validation, origin.delta, ledger, Shares.of(records, held_out)
+    if ledger is None:
+        loop = TrainingLoop(peers, settings, network, training, validation, origin.delta)
+    else:
+        shares = Shares.of(records, held_out)
+        loop = PrivateTrainingLoop(
+            peers, settings, network, training, validation, origin.delta, ledger, shares, statistics_digest
         )
-    )
     if trace_writer is not None:
         trace_writer.resume(loop.optimizer)
     loop.run(progress, caught_up)
@@ -162,8 +162,9 @@ def _split_validation(peers: Peers, settings: TabularSettings, records: TabularD
 
 def _fit(
     peers: Peers, settings: TabularSettings, records: TabularDataset, held_out: Any, ledger: PrivacyLedger | None
-) -> Preprocessing:
+) -> tuple[Preprocessing, bytes]:
+    """Return the statistics and, with differential privacy, a digest of the opened sum."""
     if ledger is not None:
         return private_fit(records.take(~held_out), settings.data, settings.own_columns, peers, ledger)
     column = peers.groups["column"] if settings.vertical else peers
-    return fit(records, settings.data, settings.own_columns, column)
+    return fit(records, settings.data, settings.own_columns, column), b""
