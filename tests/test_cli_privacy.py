@@ -32,7 +32,8 @@ def test_budget_is_shown_by_training(budget: BudgetFile) -> None:
     limit, spent, left, training = run(str(budget.path))
     assert limit == "limit: epsilon 2 at delta 1e-05, for every record"
     assert spent == "spent: epsilon 0.497, by 2 openings"
-    assert left == f"left: epsilon {budget.epsilon_left:.4g}, for one more training"
+    assert left == "left: epsilon 1.9, for one more training (trainings add up by μ², not by ε)"
+    assert 1.9 <= budget.epsilon_left < 1.91
     assert training.startswith("  five-hospitals: 2 openings, 20")
 
 

@@ -31,7 +31,7 @@ def test_section_has_defaults_and_is_part_of_the_digest(tmp_path: Path) -> None:
     assert with_privacy.sections().keys() - without.sections().keys() == {"privacy"}
     other = Federation.load(write(tmp_path, private(PRIVATE_SCHEMA.replace("8.0", "2"))))
     assert other.sections()["privacy"] != with_privacy.sections()["privacy"]
-    again = Federation.load(write(tmp_path, private(PRIVATE_SCHEMA.replace("8.0", "8") + "reruns = -1\nclip = 1")))
+    again = Federation.load(write(tmp_path, private(PRIVATE_SCHEMA.replace("8.0", "8") + "clip = 1")))
     assert again.sections() == with_privacy.sections()
     assert Federation.load(write(tmp_path, private(REGRESSION))).data is not None
 
@@ -56,6 +56,8 @@ def test_ranges_change_the_digest_of_the_data_only_if_there_are_some(tmp_path: P
         ("delta = 1e-5", "delta = 1", "delta is 1.0; it must be a probability"),
         ("delta = 1e-5", "delta = 1e-5\nclip = -1", "clip is -1.0; it is the largest norm"),
         ("delta = 1e-5", "delta = 1e-5\nreruns = -2", "reruns is -2; it is a number of openings"),
+        ("delta = 1e-5", "delta = 1e-5\nreruns = -1", "reruns is -1; it is a number of openings, at least 0. Leave it"),
+        ("delta = 1e-5", 'delta = 1e-5\nunit = ""', "unit is empty; name the column whose values name persons"),
         ("delta = 1e-5", "delta = 1e-5\ncolluders = 3", "colluders is 3, and there are 3 members; choose at most 2"),
         ("delta = 1e-5", "delta = 1e-5\nunit = 'age'", "unit is 'age', which is also a column to predict from"),
         ("delta = 1e-5", "delta = 1e-5\nunit = 'outcome'", "unit is 'outcome', which is also a column to predict from"),

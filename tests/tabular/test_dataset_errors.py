@@ -329,7 +329,7 @@ def test_missing_and_duplicate_ids_are_refused(tmp_path: Path) -> None:
     data = Data("outcome", (AGE,), id="patient")
     text = "age,patient,outcome\n1,{},yes\n\n2,{},no\n"
     assert refused_text(tmp_path, text.format("a", ""), data, ids=True) == (
-        "FILE, line 4: the id in column 'patient' is missing; every record needs one"
+        "FILE, line 4: the id in column 'patient' is missing; every record needs one: fill it in, or remove the row"
     )
     assert refused_text(tmp_path, text.format("7", "7.0"), data, ids=True) == (
         "FILE: the id '7' in column 'patient' is in line 2 and line 4; every record must have its own id"

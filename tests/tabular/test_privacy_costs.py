@@ -110,7 +110,7 @@ def test_answer_names_the_range_the_needs_and_that_it_is_no_promise() -> None:
     text = "\n".join(describe_expectation(read_question(None, records, given, "logistic")))
     assert "can be 73.1 % sure at most" in text
     assert "measured loss with as much noise: 1.0 to 4.0 points of accuracy, 0.005 to 0.020 of AUC" in text
-    assert "a loss below 1 point needs 2,400 records or more, or epsilon 1 or more; not reached on hard" in text
+    assert "a loss below 1 point needs 2,400 records, or epsilon 1, on easy; it was not reached on hard" in text
     assert "a loss below 0.5 points needs" in text
     assert "This is no promise: on your records, the loss may be smaller or larger." in text
     few = "\n".join(describe_expectation(read_question(None, 100, given, "logistic")))

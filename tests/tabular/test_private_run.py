@@ -137,8 +137,8 @@ def test_own_checks_before_connecting(path: Path, tmp_path: Path, monkeypatch: p
         return str(error.value)
 
     large = PRIVATE_SCHEMA.replace("1e-5", "0.005")
-    assert "delta in [privacy] is 0.005, and we have 200 records" in (message := refusal(large))
-    assert "such as 1e-05" in message
+    assert "delta in [privacy] is 0.005, and we alone have 200 records" in (message := refusal(large))
+    assert "such as 1e-06" in message
     plain = PRIVATE_SCHEMA.partition("[privacy]")[0]
     assert "--budget is for differential privacy, and" in refusal(plain, budget=tmp_path / "x")
     monkeypatch.syspath_prepend(tmp_path)

@@ -82,10 +82,16 @@ def new(
     name: Annotated[str, typer.Option(help="The federation's name; a new training needs a new name.")] = "federation",
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The sections `data` and `model`, as `cgd schema` suggests them."),
+        typer.Option(metavar="FILE", help="The sections `data`, `model` and `privacy`, as `cgd schema` suggests them."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="The number of steps (default: 200; with tables 300).")] = None,
-    lr: Annotated[float | None, typer.Option(help="The step size (default: 0.5; with tables 0.01, for Adam).")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="The number of steps (default: 200; with tables 300, with tables and `privacy` 200)."),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="The step size (default: 0.5; for Adam, with tables 0.01, with tables and `privacy` 0.02)."),
+    ] = None,
     hub: Annotated[
         str | None, typer.Option(help="ADDRESS=PUBLIC-KEY-FILE of a hub, which then computes the sums.")
     ] = None,

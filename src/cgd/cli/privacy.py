@@ -64,10 +64,13 @@ def budget(
     With --raise, the limit becomes higher. It is your decision about the people behind these records: all trainings on
     them together then disclose more. The file keeps the time and the reason.
     """
-    from cgd.dp.budget_file import BudgetFile
+    from cgd.dp.budget_file import BudgetFile, round_down
 
     if not file.is_file():
-        raise InputError(f"{file} does not exist; name the budget file of a data set, which its first training creates")
+        fact = "is not a file" if file.exists() else "does not exist"
+        raise InputError(
+            f"{file} {fact}; name the budget file of a data set, DATA.budget, which its first training creates"
+        )
     found = BudgetFile(file, epsilon=1.0, delta=1e-5, unit=None)  # an existing file keeps its own limit and unit
     if reason is not None and raise_to is None:
         raise InputError("--reason is for a higher limit; give it with --raise EPSILON")
@@ -79,7 +82,9 @@ def budget(
         why = f": {each.reason}" if each.reason else ", without a reason"
         typer.echo(printable(f"  raised to epsilon {each.epsilon:g}, {each.time}{why}"))
     typer.echo(f"spent: epsilon {found.epsilon_spent:.4g}, by {len(found.charges)} openings")
-    typer.echo(f"left: epsilon {found.epsilon_left:.4g}, for one more training")
+    typer.echo(
+        f"left: epsilon {round_down(found.epsilon_left)}, for one more training (trainings add up by μ², not by ε)"
+    )
     for training in dict.fromkeys(each.training for each in found.charges):
         charges = found.of_training(training)
         typer.echo(printable(f"  {training}: {len(charges)} openings, {charges[0].time} to {charges[-1].time}"))

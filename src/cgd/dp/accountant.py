@@ -249,8 +249,9 @@ def _without_reserve(epsilon: float, delta: float, draws: int) -> float:
         reserve = (1 + Decimal(epsilon).exp()) * draws * Decimal(MAX_DISTANCE)
         if reserve >= Decimal(delta) / 2:
             raise InputError(
-                f"epsilon {epsilon:g} and delta {delta:g} cannot be promised with {draws} random integers, whose "
-                f"distance from a Gaussian needs {reserve:.2g} of delta; choose a smaller epsilon or a larger delta"
+                f"epsilon {epsilon:g} with delta {delta:g} cannot be promised: integers differ from ideal Gaussian "
+                f"noise, which adds (1 + e^epsilon)·{draws * MAX_DISTANCE:.1g} to delta, and may be half of it. "
+                + ("Such an epsilon protects nothing; choose 8 or less" if epsilon > 20 else "Choose a larger delta")
             )
         return math.nextafter(float(Decimal(delta) - reserve), 0)
 

@@ -137,7 +137,11 @@ class BudgetFile:
         left = Fraction(self._limit.mu_squared) - others
         if Fraction(mu_squared) > left:
             epsilon = self._epsilon_of(max(Fraction(), left))
-            raise InputError(f"{self._describe()}; {epsilon:.3g} is left for a training. {REMEDY}")
+            needed = self._epsilon_of(others + Fraction(mu_squared))
+            raise InputError(
+                f"{self._describe()}; {round_down(epsilon)} is left for a training, and this one needs a limit of "
+                f"{math.ceil(100 * needed) / 100:g} (trainings add up by μ², not by ε). {REMEDY}"
+            )
 
     def charge(
         self,
@@ -334,6 +338,19 @@ class _LockedFile:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def round_down(epsilon: float) -> str:
+    """Return an ε with three digits that is not larger than it is.
+
+    Examples:
+        >>> round_down(0.24386), round_down(0.0)
+        ('0.243', '0')
+    """
+    if epsilon <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.floor(epsilon / unit) * unit:.3g}"
 
 
 def _flush_folder(path: Path) -> None:

@@ -78,6 +78,10 @@ def parse_privacy(table: Any) -> PrivacySection:
     """
     names = [each.name for each in fields(PrivacySection)]
     check_keys(table, ("epsilon", "delta"), names[2:])
+    if table.get("reruns", 0) == -1:  # our own mark of the default
+        raise InputError("reruns is -1; it is a number of openings, at least 0. Leave it out for the default")
+    if table.get("unit") == "":
+        raise InputError("unit is empty; name the column whose values name persons, or leave it out")
     return PrivacySection(**table)
 
 

@@ -197,7 +197,7 @@ class PrivacyLedger:
                 "a training in a federation charges the budget of its records in a file, which later trainings add "
                 "to; name one beside the records: Privacy(..., budget='records.budget')"
             )
-        alone = f"in one process, {secrets.token_hex(4)}"
+        alone = f"local training {secrets.token_hex(4)}"
         named = peers.federation + (f", optimiser {slot + 1}" if slot else "")
         self._training = self._training or (named if peers.federation else alone)
         if self.file is not None:

@@ -286,7 +286,8 @@ def _metrics_csv(run: AnyRun) -> str:
 def _settings(run: AnyRun) -> list[tuple[str, str]]:
     """Return the training settings that are not empty: known names first, in order."""
     training = with_new_keys(run.training or {}, RENAMED["training"])
-    used = {name: value for name, value in training.items() if value not in ("", None)}
+    unused = () if run.privacy is None else ("bound",)  # the clip norm takes its place
+    used = {name: value for name, value in training.items() if value not in ("", None) and name not in unused}
     ordered = [name for name in _SETTINGS if name in used] + sorted(used.keys() - _SETTINGS)
     return [(name, _format_setting(used[name])) for name in ordered]
 

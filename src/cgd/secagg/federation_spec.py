@@ -133,4 +133,7 @@ class FederationSpec:
         differing = sorted(
             name for name in theirs.keys() | self.sections if theirs.get(name) != self.sections.get(name)
         )
-        return f"its federation file differs from ours in [{'], ['.join(differing)}]" if differing else None
+        if not differing:
+            return None
+        sections = "], [".join(differing)
+        return f"its federation file differs from ours in [{sections}]; compare the files (`cgd federation show`)"

@@ -291,7 +291,7 @@ class _DatasetBuilder:
             if text is None:
                 raise InputError(
                     f"{self._title}, {self._locate(row)}: the {what} in column {column!r} is missing; every record "
-                    "needs one"
+                    "needs one: fill it in, or remove the row"
                 )
             yield row, text
 

@@ -213,7 +213,8 @@ def _need(question: Question, model: ModelKind, loss: float) -> str:
     epsilons = [_epsilon(setting.epsilon_for(each)) for each in (reached[0], reached[-1])]
     if missed:  # then there is no upper end
         names = ", ".join(missed)
-        return f"{what} needs {counts[0]} records or more, or epsilon {epsilons[0]} or more; not reached on {names}"
+        best = next(dataset for dataset, each in found.items() if each == reached[0])
+        return f"{what} needs {counts[0]} records, or epsilon {epsilons[0]}, on {best}; it was not reached on {names}"
     return f"{what} needs {_between(counts)} records, or with these records epsilon {_between(epsilons)}"
 
 

@@ -32,9 +32,9 @@ def check_private(settings: TabularSettings, records: TabularDataset) -> None:
     delta = settings.privacy_settings().delta
     if delta * records.rows >= 1:
         raise InputError(
-            f"delta in [privacy] is {delta:g}, and we have {records.rows:,} records: a delta of one divided by their "
-            "number allows to disclose one of them entirely. Agree on far less, such as "
-            f"{suggested_delta(records.rows):g}"
+            f"delta in [privacy] is {delta:g}, and we alone have {records.rows:,} records: a delta of one divided by "
+            "their number allows to disclose one of them entirely. Agree on at most a hundredth of one divided by the "
+            f"records of all participants together, such as {min(1e-6, suggested_delta(records.rows)):g}"
         )
     if settings.model.kind == "custom":
         sizes = [2 if each.type == "number" else 1 + len(each.categories) for each in settings.own_columns]

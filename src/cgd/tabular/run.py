@@ -237,7 +237,7 @@ class TabularRun:
         def on_evaluation(evaluation: EvalRecord) -> None:
             history.append(self.folder.add(evaluation) if finished is None else evaluation)
             if not replaying:
-                show_message(_progress(evaluation, steps))
+                show_message(_progress(evaluation, self.settings))
 
         trained = train(
             peers,
@@ -338,13 +338,15 @@ def _retry(write: Callable[[], object], show_message: ShowMessage) -> None:
             time.sleep(RETRY_SECONDS)
 
 
-def _progress(evaluation: EvalRecord, steps: int) -> str:
-    if evaluation.everyone_validation_loss is None:
-        return f"step {evaluation.step} of {steps}"
+def _progress(evaluation: EvalRecord, settings: TabularSettings) -> str:
+    step, loss = f"step {evaluation.step} of {settings.training.steps}", evaluation.everyone_validation_loss
+    if loss is None:
+        return step
+    if settings.privacy is not None and not settings.training.patience:
+        return f"{step}: validation loss of all {loss:.2f}, with noise"
     best = "the best so far" if evaluation.best_step == evaluation.step else f"best after step {evaluation.best_step}"
-    return (
-        f"step {evaluation.step} of {steps}: validation loss of all {evaluation.everyone_validation_loss:.4f}, {best}"
-    )
+    noise = "" if settings.privacy is None else ", with noise"
+    return f"{step}: validation loss of all {loss:.4f}{noise}, {best}"
 
 
 def _federation_info(federation: Federation, participant: str) -> dict[str, Any]:

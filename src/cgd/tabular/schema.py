@@ -207,6 +207,7 @@ PRIVACY = (
     "delta = 1e-6       # far below one divided by the number of all records",
     "clip = 1.0         # the largest norm of a record's gradient",
     "colluders = 1      # how many participants may collude, or leave out their noise",
+    '# unit = "COLUMN"  # if persons have several records: the column that names them. Then (ε, δ) is for persons',
 )
 REVIEW = (
     f"# Lines with the mark {REVIEW_MARK} are taken from this table: ranges rounded outward, and values of at least",
