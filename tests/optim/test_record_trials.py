@@ -252,6 +252,17 @@ def test_made_up_records_of_every_type(x: torch.Tensor, forward: Any) -> None:
         step(mixing, x)
 
 
+def test_large_batches_need_few_made_up_records() -> None:
+    sizes: list[int] = []
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return model.layer(x)  # type: ignore[no-any-return]
+
+    step(Wrapped(forward, layer=nn.Linear(4, 3)), X.repeat(50, 1), Y.repeat(50))
+    assert sizes == [300, 61, 1, 1, 1]
+
+
 def test_model_that_fails_with_one_record() -> None:
     model = Wrapped(lambda m, x: m.layer(x.squeeze().reshape(6, 4)), layer=nn.Linear(4, 3))
     with pytest.raises(InputError, match="fails with one record alone"):

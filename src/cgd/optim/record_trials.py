@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from cgd.optim.record_norms import PassSums
 
+MADE_UP_RECORDS = 61
+"""Largest number in a batch, so that little memory is needed; a number that is rarely another dimension."""
 CHECKED_RECORDS = 3
 TOLERANCE = 1e-3
 """Largest difference between a record in a batch and the same record alone, relative to the largest value. Rounding
@@ -56,13 +58,13 @@ def check_model(model: nn.Module, units: Sequence[Unit], args: Any, kwargs: Any)
     Raises:
         InputError: a value or gradient depends on other records, or gradients cannot be separated by records.
     """
-    records = len(first_tensor(args, kwargs))
     with _repeatable(model):
         run = partial(_Trial, model, units)
-        inputs, batch = _made_up_batch(run, (args, kwargs), records)
+        inputs, batch = _made_up_batch(run, (args, kwargs), len(first_tensor(args, kwargs)))
+        records = len(first_tensor(*inputs))
         generator = torch.Generator().manual_seed(1)
         probes = {
-            number: _random(leaf, generator)
+            number: _random(leaf, records, generator)
             for number, leaf in enumerate(batch.output)
             if has_records(leaf, records) and leaf.requires_grad and leaf.is_floating_point()
         }
@@ -109,7 +111,7 @@ def _made_up_batch(run: Callable[[Any], _Trial], inputs: Any, records: int) -> t
         generator = torch.Generator().manual_seed(0)
         made_up = pytree.tree_map(
             lambda leaf, draw=draw, generator=generator: (
-                _random(leaf, generator, draw) if has_records(leaf, records) else leaf
+                _random(leaf, min(records, MADE_UP_RECORDS), generator, draw) if has_records(leaf, records) else leaf
             ),
             inputs,
         )
@@ -123,13 +125,14 @@ def _made_up_batch(run: Callable[[Any], _Trial], inputs: Any, records: int) -> t
     return own, run(own)
 
 
-def _random(leaf: torch.Tensor, generator: torch.Generator, draw: Any = torch.randn) -> torch.Tensor:
-    """Return random numbers of the shape and type of a tensor."""
+def _random(leaf: torch.Tensor, records: int, generator: torch.Generator, draw: Any = torch.randn) -> torch.Tensor:
+    """Return random numbers of the type of a tensor, and of its shape but for the number of records."""
+    shape = (records, *leaf.shape[1:])
     if leaf.is_floating_point() or leaf.is_complex():
-        drawn = draw(leaf.shape, generator=generator, dtype=torch.complex128 if leaf.is_complex() else torch.float64)
+        drawn = draw(shape, generator=generator, dtype=torch.complex128 if leaf.is_complex() else torch.float64)
     else:  # every table has places 0 and 1; integers of other types are never places
         high = 2 if leaf.dtype in (torch.bool, torch.int32, torch.int64) else 128
-        drawn = torch.randint(0, high, leaf.shape, generator=generator)
+        drawn = torch.randint(0, high, shape, generator=generator)
     return drawn.to(leaf.device, leaf.dtype)  # type: ignore[no-any-return]
 
 
