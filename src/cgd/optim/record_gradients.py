@@ -50,14 +50,16 @@ class RecordGradients:
 
     The loop stays as it is: `zero_grad()`, a mean loss, `backward()`; before the optimiser's step, `take()` returns the
     sum. One record, in place of one that counts as zero, changes the sum by at most C, because each record's gradient
-    is computed from its own row of inputs and output gradients. `Parameter.grad` is not used, except for a check.
+    is computed from its own row of inputs and output gradients. `Parameter.grad` is not used.
 
     Several forward and backward passes before `take` are virtual batches: each loss is the mean over the records of its
     own batch, and the sums are added. A record may be in one of them only. `zero_grad()` between them, which sets the
     gradients to None, discards what was added, as it does in torch. A forward pass without `backward` leaves nothing.
 
     The first dimension of the model's first tensor is the records. Nothing raises because of the values of records: if
-    a gradient has NaN, infinities or numbers above 1e15, the record counts as zero.
+    a gradient has NaN, infinities or numbers above 1e15, the record counts as zero. The model is checked with made-up
+    records before the first step (`record_trials.py`); only if it does not accept random numbers, with its own. A loss
+    that handles each record by itself is never refused, whatever the outputs are.
 
     Rounding: gradients are clipped to C·(1 − 5e-4), which covers all rounding in the sum (`MARGIN` in
     `record_norms.py`). It does not cover this: torch computes the rows of a batch with operations that depend on the
@@ -70,15 +72,22 @@ class RecordGradients:
     attention with records in the second dimension, dropout inside of modules with parameters, sparse or renormalised
     embeddings, parametrizations, lazy, compiled, scripted and data-parallel modules, half precision.
 
-    Refused in the first step: a model that mixes records or updates buffers, a loss that mixes outputs (contrastive
-    losses) or is a mean with class weights, parameters that are read outside of their modules. Refused in every step:
-    a second backward through one forward pass (gradient penalties, two losses), one backward through two calls of the
-    model, the same tensor twice in one step, autocast, other trainable parameters than at construction.
+    Refused in the first step: a model that mixes records, also in backward hooks, or updates buffers; an output without
+    records in the first dimension, such as a loss that the model computes itself; a loss that mixes outputs
+    (contrastive losses), is a mean with class weights or `ignore_index`, uses parameters or other values of the model
+    besides its output, or is computed by compiled functions; parameters that are read outside of their modules. Refused
+    in every step: a second backward through one forward pass (gradient penalties, two losses), one backward through two
+    calls of the model, the same tensor twice in one step, autocast and half precision, also inside the model, other
+    trainable parameters than at construction.
 
-    Not noticed: copies of a record in other tensors (`records` counts them); a loss divided by a number that depends on
-    labels, such as the number of positive or not ignored labels: the bound does not hold for it; a loss divided by the
-    number of virtual batches: the bound holds, and the gradients are smaller. A missing `zero_grad` has no effect, and
-    a loader with `drop_last` only leaves records out.
+    Not noticed, and then the bound does not hold: a loss divided by a number that depends on labels, such as the number
+    of positive labels, or of labels that are not −100; a loss that reads other records' outputs detached, or in a
+    `torch.autograd.Function` that hides it; a loss that cannot be differentiated twice (a warning says so); a model or
+    a loss that begins to mix records after the first step, or does it for some values only.
+
+    Not noticed, and harmless: copies of a record in other tensors (`records` counts them); a loss divided by the number
+    of virtual batches, which makes the gradients smaller; changes of `Parameter.grad`, or a missing `zero_grad`, which
+    have no effect; a loader with `drop_last`, which leaves records out.
 
     Args:
         model: the whole model; the loop must call it, not its parts.

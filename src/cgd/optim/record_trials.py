@@ -174,10 +174,9 @@ class _Trial:
         parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         gradients: Sequence[torch.Tensor | None] = [None] * len(parameters)
         if probes:
-            outputs = [self.output[number] for number in probes]
-            gradients = torch.autograd.grad(
-                outputs, list(parameters.values()), list(probes.values()), allow_unused=True
-            )
+            with torch.enable_grad():  # a scalar: with gradients of outputs, torch would import sympy
+                total = torch.stack([(self.output[number] * probe).sum() for number, probe in probes.items()]).sum()
+            gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
         return {name: (parameter, each) for (name, parameter), each in zip(parameters.items(), gradients, strict=True)}
 
 
