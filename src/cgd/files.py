@@ -195,9 +195,10 @@ _FORMULA = re.compile(r"""(^|[,;|"'\t\r\n])(?=[=+\-@\t\r\n＝＋－＠])""")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 
 
-def write_rows(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
+def write_rows(file: TextIO, rows: Iterable[Iterable[Any]], delimiter: str = ",") -> None:
     """Write rows as CSV, with formulas in texts escaped."""
-    csv.writer(file, lineterminator="\n").writerows([escape_formula(each) for each in row] for row in rows)
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer.writerows([escape_formula(each) for each in row] for row in rows)
 
 
 def escape_formula(cell: Any) -> Any:

@@ -45,17 +45,25 @@ def schema(
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the files.")],
     dataset: Annotated[
-        str, typer.Option(help="breast-cancer, diabetes; or adult, credit-default, in the folder CGD_DATA.")
+        str, typer.Option(help="breast-cancer, diabetes, clinics; or adult, credit-default, in the folder CGD_DATA.")
     ] = "breast-cancer",
 ) -> None:
-    """Write sample tables: the records of five organisations, and test.csv for predictions."""
-    from cgd.experiments.organisations import split
+    """Write sample tables: the records of five organisations, and test.csv for predictions.
 
-    samples = split(dataset)
-    for path in samples.write(folder):
-        records = samples.tables.get(path.stem, samples.held_out)
-        typer.echo(f"{path}  {len(records):,} records")
-    typer.echo(f"the column to predict is {samples.data.target}")
+    The tables of `clinics` are those of four clinics that export them differently: units, codes, dates, names.
+    """
+    from cgd.experiments import clinics, organisations
+
+    if dataset == "clinics":
+        tables, target = clinics.exports(), clinics.TARGET
+        sizes = {path: len(tables[path.stem]) for path in clinics.write(folder, tables)}
+    else:
+        samples = organisations.split(dataset)
+        target = samples.data.target
+        sizes = {path: len(samples.tables.get(path.stem, samples.held_out)) for path in samples.write(folder)}
+    for path, records in sizes.items():
+        typer.echo(f"{path}  {records:,} records")
+    typer.echo(f"the column to predict is {target}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from cgd.federation.data_schema import Column, Data
 from cgd.files import write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -80,19 +80,28 @@ class Organisations:
         Raises:
             InputError: a file exists, or cannot be written.
         """
-        written = []
-        for name, cells in {**self.tables, "test": self.held_out}.items():
-            path = folder / f"{name}.csv"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with path.open("x", newline="", encoding="utf-8") as file:
-                    write_rows(file, [(*self.data.names, self.data.target), *cells.tolist()])
-            except FileExistsError:
-                raise InputError(f"{path} exists and is never overwritten; name another folder") from None
-            except OSError as error:
-                raise InputError(f"{path} cannot be written ({error.strerror}); name another folder") from None
-            written.append(path)
-        return written
+        header = (*self.data.names, self.data.target)
+        return [
+            write_table(folder / f"{name}.csv", [header, *cells.tolist()])
+            for name, cells in {**self.tables, "test": self.held_out}.items()
+        ]
+
+
+def write_table(path: Path, rows: Sequence[Sequence[str]], delimiter: str = ",") -> Path:
+    """Write a new CSV file, and return its path.
+
+    Raises:
+        InputError: the file exists, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", newline="", encoding="utf-8") as file:
+            write_rows(file, rows, delimiter)
+    except FileExistsError:
+        raise InputError(f"{path} exists and is never overwritten; name another folder") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); name another folder") from None
+    return path
 
 
 def split(name: str, seed: int = 0) -> Organisations:
