@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +31,6 @@ from support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 MESSAGE = Notification("trial", "ada", "missing", "bob", "2026-11-18T12:00:00+00:00", "cgd: trial: bob is missing")
 FIELDS = {
@@ -42,6 +42,7 @@ FIELDS = {
     "text": "cgd: trial: bob is missing",
 }
 DEADLINE_SECONDS = 60.0
+PAGE = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
 
 
 def eventually(condition: Callable[[], object], otherwise: Callable[[], object]) -> None:
@@ -207,6 +208,31 @@ def test_command_gets_the_text_as_one_argument_and_the_fields(tmp_path: Path) ->
     assert (number, first, second, fields) == ("2", "--to", text, "missing/bob")
     assert json.loads(content) == FIELDS | {"text": text}
     assert sorted(each.name for each in tmp_path.iterdir()) == ["got", "notify"]
+
+
+def test_script_of_the_page_sends_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (content,) = re.findall(r'^```sh title="cgd-mail"\n#!/bin/sh\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL)
+    path = script(tmp_path, content)
+    script(tmp_path, f'{{ printf "%s\\n" "$@"; cat; }} > {tmp_path}/got', "mail")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    parse_target(str(path)).send(MESSAGE)
+    assert (tmp_path / "got").read_text().splitlines() == [
+        "-s",
+        "cgd: missing bob",
+        "it@hospital-a.example",
+        FIELDS["text"],
+        FIELDS["time"],
+    ]
+
+
+def test_message_on_the_page_is_a_real_one() -> None:
+    (line,) = re.findall(r'^\{"federation".*$', PAGE, flags=re.MULTILINE)
+    fields = json.loads(line)
+    noon = datetime.fromisoformat("2026-11-18T12:03:10+01:00")
+    report = PeerReport("hospital-c", "missing", "x", since=noon, seen=True)
+    text = f"cgd: five-hospitals: {notify.describe('missing', report, 'hospital-a', noon)}"
+    made = Notification("five-hospitals", "hospital-a", "missing", "hospital-c", fields["time"], text)
+    assert made.to_json().decode() == line
 
 
 def test_relative_command_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ def test_reminder_tells_apart_peers_that_compute_stopped_or_were_killed(federati
     text = f"TIME, waiting since TIME for bob: {waiting.COMPUTING}; cleo: {waiting.COMPUTING}"
     federation.wait_until(lambda: reminder() == text)
     federation["cleo"].stop()
-    text = f"TIME, waiting since TIME for bob: {waiting.COMPUTING}; cleo: stopped at TIME: {runtime.STOPPED}"
+    text = f"TIME, waiting since TIME for bob: {waiting.COMPUTING}; cleo: at TIME {runtime.STOPPED}"
     federation.wait_until(lambda: reminder() == text)
     federation.kill("bob")
     federation.wait_until(lambda: "for bob: missing since TIME, was here before" in reminder())

@@ -78,7 +78,7 @@ def test_reminder_names_missing_peers_that_have_sent_their_part_and_no_others() 
     [
         (PeerReport("b", "missing", "x", since=NOON), "its hello", "not here yet: x"),
         (PeerReport("b", "missing", "x", since=NOON, seen=True), "Ready", "missing since 12:00:00, was here before: x"),
-        (PeerReport("b", "left", "x", since=NOON, seen=True), "Ready", "stopped at 12:00:00: x"),
+        (PeerReport("b", "left", "x", since=NOON, seen=True), "Ready", "at 12:00:00 x"),
         (PeerReport("b", "refused", "epoch", since=NOON), "its hello", "refused since 12:00:00: epoch"),
         (PeerReport("b", "here", "one way", since=NOON), "Ready", "one way"),
         (PeerReport("b", "here", since=NOON), "Ready", COMPUTING),

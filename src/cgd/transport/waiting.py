@@ -66,7 +66,7 @@ def reason(report: PeerReport, what: str, now: datetime) -> str:
     when = time_of_day(report.since, now) if report.since is not None else "the start"
     note = f": {report.note}" if report.note else ""
     if report.state == "left":
-        return f"stopped at {when}{note}"
+        return f"at {when} {report.note}"
     if report.state == "refused":
         return f"refused since {when}{note}"
     if report.state == "missing":
