@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cgd.transport.state_log import local_time
@@ -32,7 +33,7 @@ class Wait:
         self, clock: Callable[[], float] = time.monotonic, local_clock: Callable[[], datetime] = local_time
     ) -> None:
         self._clock, self._local_clock = clock, local_clock
-        self._started, self._started_at = clock(), local_clock()
+        self._started = clock()
         self._next = REMINDER_SECONDS[0]
 
     def reminder_is_due(self) -> bool:
@@ -53,12 +54,13 @@ class Wait:
             what: what they have to send.
         """
         named = [each for each in reports if each.absent or each.name in waited_for]
-        is_long = self._clock() - self._started >= INTERVAL_SECONDS
-        if not named or not (is_long or any(each.absent for each in named)):
+        seconds = self._clock() - self._started
+        if not named or not (seconds >= INTERVAL_SECONDS or any(each.absent for each in named)):
             return ""
         now = self._local_clock()
+        start = time_of_day(now - timedelta(seconds=seconds), now)
         reasons = "; ".join(f"{each.name}: {reason(each, what, now)}" for each in named)
-        return f"{now:%H:%M:%S %Z}, waiting since {time_of_day(self._started_at, now)} for {reasons}"
+        return f"{now:%H:%M:%S %Z}, waiting since {start} for {reasons}"
 
 
 def reason(report: PeerReport, what: str, now: datetime) -> str:
