@@ -191,13 +191,10 @@ class PeerTimeoutError(TransportError):
         peers: the names of those peers.
     """
 
-    def __init__(self, peers: Collection[str], seconds: float, what: str) -> None:
+    def __init__(self, peers: Collection[str], seconds: float, what: str, remedy: str) -> None:
         self.peers = frozenset(peers)
         names = ", ".join(sorted(peers))
-        super().__init__(
-            f"received nothing from {names} for {seconds:g} s (missing: {what}); "
-            "check whether it still runs, or raise the timeout if its steps take longer"
-        )
+        super().__init__(f"received nothing from {names} for {seconds:g} s (missing: {what}); {remedy}")
 
 
 class ClosedError(TransportError):

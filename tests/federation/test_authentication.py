@@ -17,6 +17,7 @@ from cgd.errors import InputError, PeerTimeoutError, TransportError
 from cgd.federation import config
 from cgd.federation.keys import Keys
 from cgd.federation.member import FederationMember
+from cgd.transport import routes, state_log
 from support.federations import ProcessFederation
 from support.ports import free_port
 
@@ -199,6 +200,7 @@ def test_different_federation_file_is_rejected(
     with pytest.raises(PeerTimeoutError, match="received nothing from ada for 1 s") as caught:
         bob.peers.sum(np.array(1))
     assert f"ada: {note_here}" in str(caught.value)
+    assert str(caught.value).endswith("; remove the reason for which ada cannot take part, then start again")
 
 
 def test_different_version_of_cgd_is_rejected(federation: JoinableFederation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +234,11 @@ def test_different_version_of_the_link_protocol_is_rejected(
     assert reported(bob, "ada")[0] == "missing"
 
 
-def test_reason_for_a_missing_peer_is_logged(federation: JoinableFederation, caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_for_a_missing_peer_is_logged(
+    federation: JoinableFederation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO", "cgd")
+    monkeypatch.setattr(state_log, "SETTLE_SECONDS", 0.0)
     federation.join("bob")
     expect_line(caplog, f"ada is missing: nobody answers there ({federation.address('ada')})")
     with socket.create_server(("127.0.0.1", int(federation.address("ada").rsplit(":", 1)[1]))) as other:
@@ -309,23 +314,70 @@ def test_port_in_use_is_reported(federation: JoinableFederation) -> None:
     assert "Traceback" not in federation.output("ada")
 
 
-def test_participant_that_peers_cannot_reach_is_informed(federation: JoinableFederation) -> None:
+def test_participant_that_peers_cannot_reach_is_informed_after_some_seconds(
+    federation: JoinableFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As behind a firewall that blocks incoming connections."""
+    monkeypatch.setattr(routes, "SETTLE_SECONDS", 1e9)
     ada = federation.join("ada", listen=f"tcp://127.0.0.1:{free_port()}")
     federation.join("bob")
     where = federation.address("ada")
-    note = f"nothing is received from it; if this lasts it cannot reach us at {where}: is our port open?"
-    expect(ada, "bob", "missing", note)
+    expect(ada, "bob", "missing", f"we reach it; it has not connected to us yet, at {where}")
+    monkeypatch.setattr(routes, "SETTLE_SECONDS", 0.0)
+    expect(ada, "bob", "missing", f"we reach it, and it does not reach us at {where}: is our port open?")
+
+
+def test_start_of_all_participants_raises_no_alarm(
+    federation: JoinableFederation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order and the speed: all that is logged is that the others are waited for, and are here."""
+    caplog.set_level("INFO", "cgd")
+    for module in (routes, state_log):
+        monkeypatch.setattr(module, "SETTLE_SECONDS", 1e9)
+    members = [federation.join(name) for name in NAMES]
+    for membership in members:
+        for peer in set(NAMES) - {membership.me}:
+            expect(membership, peer, "here", "")
+    eventually(lambda: sum(line.endswith(" is here") for line in caplog.messages) == 6, lambda: caplog.messages)
+    lines = {line for line in caplog.messages if not line.startswith("refused a stale")}
+    assert lines == {f"{name} is here" for name in NAMES}
+
+
+def test_program_that_waits_for_its_peers_says_so_at_once(
+    federation: JoinableFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cgd")
+    ada = federation.join("ada", timeout=0.5)
+    for _ in range(2):  # once, not for every sum
+        with pytest.raises(PeerTimeoutError, match="; start bob, cleo, or remove the reason why it is not connected;"):
+            ada.peers.sum(np.array(1))
+    assert caplog.messages == ["waiting for bob, cleo"]
+
+
+def test_computing_peer_is_the_only_reason_for_a_longer_timeout(federation: JoinableFederation) -> None:
+    members = [federation.join(name, timeout=0.5) for name in NAMES]
+    for membership in members:
+        for peer in set(NAMES) - {membership.me}:
+            expect(membership, peer, "here", "")
+    ada = members[0]
+    eventually(lambda: ada.runtime.membership.up_to_date, lambda: ada.runtime.membership.waiting_for("everyone"))
+    with pytest.raises(PeerTimeoutError) as caught:
+        ada.peers.sum(np.array(1))
+    assert str(caught.value) == (
+        "received nothing from bob, cleo for 0.5 s (missing: Ready); "
+        "if its steps, or the transfer of its journal, take longer than this, raise the timeout"
+    )
 
 
 def test_timeout_names_the_missing_peer(federation: JoinableFederation) -> None:
     federation.start("bob", run="summing:once")
-    eventually(lambda: "ada is missing" in federation.output("bob"), lambda: federation.output("bob"))
+    eventually(lambda: "cgd: waiting for ada, cleo" in federation.output("bob"), lambda: federation.output("bob"))
     ada = federation.start("ada", "--timeout", "3", run="summing:once")
     assert ada.wait(60) == 3
     last = federation.output("ada").splitlines()[-1]
     assert last.startswith("cgd: received nothing from cleo for 3 s (missing: its hello; cleo: nobody answers there")
     assert federation.address("cleo") in last
+    assert last.endswith("; then start again with the same command")
     assert "Traceback" not in federation.output("ada")
 
 

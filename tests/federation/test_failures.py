@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -22,7 +23,7 @@ from cgd.errors import (
 from cgd.federation.keys import Keys
 from cgd.secagg.messages import Confirm, Total
 from cgd.secagg.statements import slot_of, statement
-from cgd.transport import runtime
+from cgd.transport import runtime, waiting
 from support.programs import (
     EVERYONE,
     NAMES,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.slow
+
+TIME = re.compile(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?: [^\s,]+(?=,))?")
 
 
 def test_early_abort_reaches_peers_that_start_later(federation: InProcessFederation) -> None:
@@ -189,13 +192,37 @@ def test_clean_stop_is_reported_to_peers(federation: InProcessFederation) -> Non
 def test_long_wait_logs_the_missing_peers(
     federation: InProcessFederation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runtime, "WARN_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "REMINDER_SECONDS", (0.1,))
     federation.start("ada", Summing())
-    federation.wait_until(lambda: "ada waits for bob: " in caplog.text)
+    reminder = "TIME, waiting since TIME for bob: not here yet"
+    federation.wait_until(lambda: any(TIME.sub("TIME", line).startswith(reminder) for line in caplog.messages))
     for name in ("bob", "cleo"):
         federation.start(name, Summing())
     assert federation.results() == dict.fromkeys(NAMES, (3, 6, 9))
-    assert caplog.text.count("ada waits for") == 1
+    assert sum(", waiting since " in line for line in caplog.messages) == 1
+
+
+def test_reminder_tells_apart_peers_that_compute_stopped_or_were_killed(federation: InProcessFederation) -> None:
+    for name in NAMES:
+        federation.start(name, Summing([1, 2]), pause_at=None if name == "ada" else 1)
+    ada = federation["ada"]
+    federation.wait_until(lambda: ada.is_waiting_for("Ready", "bob", "cleo"))
+    seconds = 0.0
+    wait = waiting.Wait(lambda: seconds)
+
+    def reminder() -> str:
+        what, waited_for = ada.waiting_for()
+        return TIME.sub("TIME", wait.reminder(ada.member.runtime.report(), waited_for, what))
+
+    assert reminder() == ""  # nobody is missing, and the wait is not long
+    seconds = waiting.INTERVAL_SECONDS
+    text = f"TIME, waiting since TIME for bob: {waiting.COMPUTING}; cleo: {waiting.COMPUTING}"
+    federation.wait_until(lambda: reminder() == text)
+    federation["cleo"].stop()
+    text = f"TIME, waiting since TIME for bob: {waiting.COMPUTING}; cleo: at TIME {runtime.STOPPED}"
+    federation.wait_until(lambda: reminder() == text)
+    federation.kill("bob")
+    federation.wait_until(lambda: "for bob: missing since TIME, was here before" in reminder())
 
 
 def test_one_sum_more_than_the_peers_is_an_error(federation: InProcessFederation) -> None:

@@ -177,7 +177,8 @@ class Connection:
         """Return the status of every peer."""
         with self._network.lock:
             here = set(self._network.connected) if self.connected else set()
-        return {peer: PeerStatus(peer in here, problem="away") for peer in self.members if peer != self.me}
+        others = [peer for peer in self.members if peer != self.me]
+        return {peer: PeerStatus(peer in here, problem="" if peer in here else "away") for peer in others}
 
     def backlog(self, *, connected: bool) -> int:
         """Return the number of queued frames: delivery is immediate."""

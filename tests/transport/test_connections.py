@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +14,16 @@ import pytest
 import zmq
 
 from cgd.errors import InputError, MembershipError, TransportError
+from cgd.transport import connections, zeromq
 from cgd.transport import limits as limits_module
-from cgd.transport import zeromq
-from cgd.transport.auth import CONNECT_FAILURES, CONNECTION_LOST, NOT_CGD, RejectionLog
+from cgd.transport.auth import CONNECT_FAILURES, CONNECTION_LOST, NO_REPLY, NOT_CGD, RejectionLog
 from cgd.transport.base import MAX_FRAME_BYTES
 from cgd.transport.connections import MIN_SECONDS_BETWEEN_MOVES, RECONNECT_SECONDS, Connection, Contact, HubConnection
 from cgd.transport.hub import Hub
 from cgd.transport.limits import MAX_CONNECTIONS_PER_PEER, ConnectionLimits
 from cgd.transport.zeromq import ZeroMQTransport
 from support.ports import free_port
-from support.transports import MEMBERS
+from support.transports import MEMBERS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +130,34 @@ def test_problem_of_a_connection_is_the_reason_that_was_reported_first(sockets: 
     assert connection.problem == CONNECTION_LOST
     connection.on_event(zmq.EVENT_CONNECT_RETRIED, 0.0)
     assert connection.problem == f"{CONNECT_FAILURES[zmq.EVENT_CONNECT_RETRIED]} {where}"
+
+
+def test_connection_without_any_reply_is_told_from_a_refused_one(sockets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue of a listening socket drops connections, as a firewall does."""
+    monkeypatch.setattr(connections, "HANDSHAKE_MILLISECONDS", 200)
+
+    def problem(address: str, expected: str) -> str:
+        context, poller, peer, contact, *rest = sockets
+        connection = Connection(context, poller, peer, replace(contact, address=address), *rest)
+
+        def reported() -> bool:
+            while connection.monitor.poll(10):
+                connection.read_event(time.monotonic())
+            return connection.problem.startswith(expected)
+
+        eventually(reported)
+        connection.close()
+        return connection.problem
+
+    refused = f"tcp://127.0.0.1:{free_port()}"
+    assert problem(refused, "nobody") == f"{CONNECT_FAILURES[zmq.EVENT_CLOSED]} ({refused})"
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as clients:
+        for _ in range(4):
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        dropped = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert problem(dropped, "no reply") == f"{NO_REPLY} ({dropped})"
 
 
 def test_connection_is_made_again_some_time_after_it_was_lost(sockets: Any) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from cgd.transport.state_log import MAX_LINES_AT_ONCE, SECONDS_BETWEEN_LINES, PeerReport, StateLog
+from cgd.transport.base import SETTLE_SECONDS
+from cgd.transport.state_log import MAX_LINES_AT_ONCE, SECONDS_BETWEEN_LINES, PeerReport, StateHistory, StateLog
 
 if TYPE_CHECKING:
     import pytest
@@ -27,3 +29,47 @@ def test_changes_are_logged_at_a_limited_rate_and_the_last_one_always(caplog: py
     for number in range(100):
         states.add([PeerReport("b", "refused", f"note {number}")])
     assert len(caplog.messages) == 2 * MAX_LINES_AT_ONCE + 9 + 2
+
+
+def test_peer_that_is_not_started_yet_is_logged_after_some_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "cgd")
+    now = 100.0
+    states = StateLog(lambda: now)
+    for note in ("not reached yet", "nobody answers there"):
+        states.add(
+            [PeerReport("b", "missing", note), PeerReport("c", "missing", note), PeerReport("d", "refused", "x")]
+        )
+    assert caplog.messages == ["d is refused: x"]  # what waiting does not change is logged at once
+    now += SETTLE_SECONDS / 2
+    states.add([PeerReport("b", "here"), PeerReport("c", "missing", "nobody answers there")])
+    states.add([PeerReport("b", "missing", "the connection was lost", seen=True)])  # it was here
+    assert caplog.messages[1:] == ["b is here", "b is missing: the connection was lost"]
+    now += SETTLE_SECONDS / 2
+    states.add([PeerReport("c", "missing", "nobody answers there"), PeerReport("late", "missing", "not reached yet")])
+    assert caplog.messages[3:] == ["c is missing: nobody answers there"]  # a member that is new has its own time
+    now += SETTLE_SECONDS
+    states.add([PeerReport("late", "missing", "not reached yet")])
+    assert caplog.messages[4:] == ["late is missing: not reached yet"]
+
+
+def test_history_has_the_begin_of_every_absence_and_return() -> None:
+    start = now = datetime(2026, 11, 18, 12, 0, tzinfo=UTC)
+    history = StateHistory(lambda: now)
+
+    def after(seconds: float, state: str) -> tuple[float, bool]:
+        nonlocal now
+        now = start + timedelta(seconds=seconds)
+        (report,) = history.add([PeerReport("b", state)])
+        assert (report.name, report.state) == ("b", state)
+        assert report.since is not None
+        return (report.since - start).total_seconds(), report.seen
+
+    assert after(0, "missing") == (0, False)
+    assert after(1, "refused") == (0, False)  # absent all the time
+    assert after(2, "here") == (2, False)
+    assert after(3, "here") == (2, True)
+    assert after(4, "left") == (4, True)
+    assert after(5, "missing") == (4, True)
+    assert after(6, "done") == (6, True)
+    assert history.add([]) == []  # removed from the federation; added again, it is a new member
+    assert after(7, "missing") == (7, False)

@@ -50,6 +50,26 @@ def printable(text: object) -> str:
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in str(text))
 
 
+def exit_code(error: BaseException | None) -> int:
+    """Return the code with which the command line ends after an error, or without one."""
+    if error is None:
+        return 0
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit):  # of a program that calls sys.exit
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    # A value out of range is a failure of the training, not bad input of the command. A program that is out of order,
+    # or a training that must not continue, ends in the same way at every restart, as bad input does.
+    kinds: tuple[tuple[type[BaseException], int], ...] = (
+        (RangeError, FAILED),
+        (InputError, BAD_INPUT),
+        (LocalProtocolError, BAD_INPUT),
+        (PeerTimeoutError, PEER_MISSING),
+        (KeyboardInterrupt, INTERRUPTED),
+    )
+    return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)
+
+
 def main() -> None:
     """Run the command line; print an expected error as one line on standard error, without a traceback."""
     try:
@@ -59,12 +79,4 @@ def main() -> None:
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
         typer.echo(f"cgd: {printable(error)}", err=True)
-        # A value out of range is a failure of the training, not bad input of the command. A program that is out of
-        # order, or a training that must not continue, ends in the same way at every restart, as bad input does.
-        kinds = (
-            (RangeError, FAILED),
-            (InputError, BAD_INPUT),
-            (LocalProtocolError, BAD_INPUT),
-            (PeerTimeoutError, PEER_MISSING),
-        )
-        sys.exit(next((code for kind, code in kinds if isinstance(error, kind)), FAILED))
+        sys.exit(exit_code(error))

@@ -119,7 +119,7 @@ def log_events(state: Path, chosen: Path | None = None) -> None:
     logger.propagate = False
     if sys.stderr.isatty():
         to_terminal = TerminalHandler()  # the table shows all other events
-        to_terminal.addFilter(lambda record: getattr(record, "event", "") == "privacy warning")
+        to_terminal.addFilter(lambda record: getattr(record, "event", "") in ("privacy warning", "waiting"))
         logger.addHandler(to_terminal)
     else:
         to_screen = logging.StreamHandler()

@@ -18,6 +18,7 @@ from cgd.cli.base import INTERRUPTED
 from cgd.errors import ClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
 
     from cgd.transport.runtime import FederationRuntime
@@ -45,11 +46,13 @@ class Interruption:
     Attributes:
         stopped: whether a signal was received.
         program_ended: set when the program has ended, so that it is not interrupted any more.
+        before_exit: called before the process is ended because the program does not end by itself.
     """
 
     def __init__(self) -> None:
         self.stopped = False
         self.program_ended = False
+        self.before_exit: Callable[[], None] = lambda: None
         self._deferred = False
         self._runtime: FederationRuntime | None = None
         self._stopping: threading.Thread | None = None
@@ -126,6 +129,7 @@ class Interruption:
         self._interrupting = True
         while not self._wait_for_program(4 * POLL_SECONDS):
             if time.monotonic() > deadline:
+                self.before_exit()
                 _exit_now(MESSAGE)
             self._own_signals_sent += 1
             signal.pthread_kill(self._main, signal.SIGINT)

@@ -48,6 +48,23 @@ Record = Annotated[
         help="With --data: record everything that you receive, and your records, for `cgd audit`. Keep it secret.",
     ),
 ]
+NOTIFY_SECONDS = 120.0
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TARGET",
+        envvar="CGD_NOTIFY",
+        help="Notify a URL (https://…, by a POST of JSON) or a command (with the text as its last argument) when a "
+        "member is missing or back, and when the training ends.",
+    ),
+]
+NotifyAfter = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help=f"With --notify: a member is missing after this many seconds (default: {NOTIFY_SECONDS:g}).",
+    ),
+]
 
 
 @app.command()
@@ -84,6 +101,8 @@ def join(
         float | None, typer.Option(help="Stop after this many seconds without received data (default: never).")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
+    notify: Notify = None,
+    notify_after: NotifyAfter = None,
 ) -> None:
     """Take part in a federation with a table (--data), or with your own training function (--run).
 
@@ -101,7 +120,10 @@ def join(
             raise InputError(
                 "--label, --out, --delta, --function and --budget need --data; a program of your own sets these itself"
             )
-    with Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
+    from cgd.cli.notify import Notifier
+
+    notifier = Notifier.from_options(notify, notify_after, NOTIFY_SECONDS)
+    with notifier, Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
         try:  # errors in the records are found before any peer is contacted
             from cgd.federation.config import Federation
 
@@ -132,13 +154,15 @@ def join(
             watch=True,
         )
         interruption.attach(member.runtime)
+        interruption.before_exit = lambda: notifier.end(INTERRUPTED)
+        notifier.watch(member)
         result, failure = _run(member, program, table, interruption, log)
-    if failure is not None:
-        _fail(failure, run or f"training on {data}", name)
-    sums = member.peers.traffic.sums
-    typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
-    if table is not None:
-        typer.echo(printable(_describe_result(table, result)))
+        if failure is not None:
+            _fail(failure, run or f"training on {data}", name)
+        sums = member.peers.traffic.sums
+        typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
+        if table is not None:
+            typer.echo(printable(_describe_result(table, result)))
 
 
 def _run(

@@ -192,9 +192,11 @@ CONNECT_FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
         "it closed the connection in the handshake: it has another key than in our file, or is not cgd"
     ),
-    zmq.EVENT_CLOSED: "nobody answers there",
+    zmq.EVENT_CLOSED: "nobody answers there",  # refused; see NO_REPLY
     zmq.EVENT_CONNECT_RETRIED: "its address is not known here: no such host, or no name service",
 }
 # ZeroMQ reports only that the connection ended if there was no handshake, or after one.
 NOT_CGD = "something answers there that is not cgd"
+# The same event, after the whole time for a connection: not even a refusal has arrived.
+NO_REPLY = "no reply at all from there: its machine is off, its address is wrong, or a firewall drops our connection"
 CONNECTION_LOST = "the connection was lost"

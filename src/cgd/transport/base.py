@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 4 << 20
 # How long `close` continues to deliver frames.
 CLOSE_SECONDS = 2.0
+# Members are not started in the same second, and connect again after a fault. For so long, that is no reason to warn.
+SETTLE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from cgd.errors import InputError, TransportError
-from cgd.transport.auth import CONNECT_FAILURES, CONNECTION_LOST, DOMAIN, NOT_CGD
+from cgd.transport.auth import CONNECT_FAILURES, CONNECTION_LOST, DOMAIN, NO_REPLY, NOT_CGD
 from cgd.transport.base import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Connection:
         self._make = partial(connecting_socket, context, peer, contact, *own, single_use=single_use)
         self._event: zmq.Event | None = None  # the last one that ZeroMQ reported
         self._reconnect_at = inf  # unless ZeroMQ reconnects by itself
+        self._attempted_at = inf  # when ZeroMQ began the last attempt to connect
         self.open()
 
     def open(self) -> None:
@@ -131,12 +132,16 @@ class Connection:
         if event == zmq.EVENT_CONNECTED:
             self._limits.on_connected(descriptor, self.peer, self.address)
             return
+        if event == zmq.EVENT_CONNECT_DELAYED:
+            self._attempted_at = now
         if event == zmq.EVENT_DISCONNECTED:
             self._limits.on_closed(descriptor)
         self.on_event(event, now)
 
     def on_event(self, event: zmq.Event, now: float) -> None:
         """Update the state of the connection."""
+        if event == zmq.EVENT_CONNECT_DELAYED:
+            return
         previous, self._event, self._reconnect_at = self._event, event, inf
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
@@ -151,7 +156,11 @@ class Connection:
                 self.problem = f"{NOT_CGD} ({self.address})"
             self.connected = False
         elif event != zmq.EVENT_CONNECT_RETRIED or previous in (None, event):  # else it concerns an ended connection
-            self.problem = f"{CONNECT_FAILURES[event]} ({self.address})"
+            self.problem = self._failure(event, now)
+
+    def _failure(self, event: zmq.Event, now: float) -> str:
+        dropped = event == zmq.EVENT_CLOSED and now - self._attempted_at > 0.9 * HANDSHAKE_MILLISECONDS / 1000
+        return f"{NO_REPLY if dropped else CONNECT_FAILURES[event]} ({self.address})"
 
     def needs_attention(self, now: float) -> bool:
         """Return whether `can_send` or `reconnect_if_due` has to be called."""
@@ -225,7 +234,7 @@ class HubConnection(Connection):
             self.connected = True
             self.problem = "connected, and not yet accepted"
         elif event in CONNECT_FAILURES:
-            self.problem = f"{CONNECT_FAILURES[event]} ({self.address})"
+            self.problem = self._failure(event, now)
             self._reconnect_at = now + RECONNECT_SECONDS
         elif event == zmq.EVENT_DISCONNECTED:
             if self.connected:
@@ -240,7 +249,7 @@ class HubConnection(Connection):
         if now <= self._reconnect_at:
             return
         if self._event is None:
-            self.problem = f"{CONNECT_FAILURES[zmq.EVENT_CONNECT_RETRIED]} ({self.address})"
+            self.problem = self._failure(zmq.EVENT_CONNECT_RETRIED, now)
         self.close()
         self.open()
 
@@ -307,9 +316,7 @@ def connecting_socket(
     dealer.reconnect_ivl_max = 0 if single_use else 1000
     dealer.connect_timeout = HANDSHAKE_MILLISECONDS
     _prepare(dealer)
-    events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-    if single_use:
-        events |= zmq.EVENT_CONNECT_DELAYED
+    events = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
     for event in CONNECT_FAILURES:
         events |= event
     monitor = dealer.get_monitor_socket(events)

@@ -293,7 +293,12 @@ class SessionDriver:
                 what, missing = self._session.waiting_for
                 if self._unsent is not None:
                     what, missing = "room for our frames", frozenset({self._unsent[0]})
-                raise PeerTimeoutError(missing, self._timeout, f"{what} in sum {self._session.number}")
+                remedy = (
+                    "its program has not started this sum: if its steps take longer than this, raise the timeout"
+                    if what == "Ready"
+                    else "check whether it still runs"
+                )
+                raise PeerTimeoutError(missing, self._timeout, f"{what} in sum {self._session.number}", remedy)
 
     def _remaining_timeout(self, last_received: float) -> float | None:
         return None if self._timeout is None else max(0.0, last_received + self._timeout - time.monotonic())

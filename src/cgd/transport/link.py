@@ -130,12 +130,13 @@ class OutboundLink:
         latency: the seconds from the last PING to its answer; None before the first answer.
         rejection: the reason for which the other side rejects the link, or None.
         last_received: the time of the last answer.
+        established_at: the time at which the other side accepted the link.
     """
 
     def __init__(self, incarnation: bytes, hello: bytes) -> None:
         self.latency: float | None = None
         self.rejection: str | None = None
-        self.last_received = -inf
+        self.last_received = self.established_at = -inf
         self._incarnation = incarnation
         self._hello = hello
         self._peer = NO_INCARNATION
@@ -209,7 +210,7 @@ class OutboundLink:
             return None
         match datagram.kind:
             case DatagramKind.WELCOME:
-                self._on_welcome(datagram)
+                self._on_welcome(datagram, now)
             case DatagramKind.REJECTED:
                 text = bytes(datagram.body[:MAX_REASON_BYTES]).decode(errors="replace")
                 self.rejection = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
@@ -226,11 +227,11 @@ class OutboundLink:
         self.last_received = now
         return None
 
-    def _on_welcome(self, datagram: Datagram) -> None:
+    def _on_welcome(self, datagram: Datagram, now: float) -> None:
         self.rejection = None
         if self.established:
             return
-        self._peer = datagram.sender
+        self._peer, self.established_at = datagram.sender, now
         if datagram.sender != self._numbered_for:  # a new process: it gets what the previous one did not consume
             self._numbered_for = datagram.sender
             self._first_number = datagram.number
@@ -283,6 +284,7 @@ class InboundLink:
         self._unread_frames = 0
         self._unread_bytes = 0
         self._reported_gap = -1
+        self._lost = False  # the connection of the accepted process
         self._challenged = False  # another process has sent HELLO since the last datagram of the accepted one
         self._last_probe = -inf
         self._probe_due = False
@@ -302,7 +304,7 @@ class InboundLink:
             self.generation += 1
             self._received = self._consumed = self._unreported_bytes = 0
             self._reported_gap = -1
-        self.reply_to, self.last_received, self._challenged = reply_to, now, False
+        self._mark_received(reply_to, now)
         return self._answer(DatagramKind.WELCOME, datagram)
 
     def next_probe(self) -> Datagram | None:
@@ -314,11 +316,11 @@ class InboundLink:
 
     def mark_lost(self) -> None:
         """Record that the connection of the accepted process is lost."""
-        self.last_received = -inf
+        self._lost = True
 
     def is_alive(self, now: float) -> bool:
         """Return whether the accepted process has sent something lately; it has less time after a PROBE."""
-        if self._peer == NO_INCARNATION:
+        if self._lost or self._peer == NO_INCARNATION:
             return False
         timeout = SILENT_SECONDS / 2 if self._challenged else SILENT_SECONDS
         return now - self.last_received < timeout
@@ -328,7 +330,7 @@ class InboundLink:
         if datagram.sender != self._peer or datagram.recipient != self._incarnation:
             self.dropped += 1
             return None, self._answer(DatagramKind.STALE, datagram) if datagram.kind is DatagramKind.PING else None
-        self.reply_to, self.last_received, self._challenged = reply_to, now, False
+        self._mark_received(reply_to, now)
         if datagram.kind is DatagramKind.PING:
             return None, self._ack(datagram.number)
         if datagram.number == self._received and self._has_room(len(datagram.body)):
@@ -342,6 +344,9 @@ class InboundLink:
             self._reported_gap = self._received
             return None, self._ack(datagram.number + 1)
         return None, None
+
+    def _mark_received(self, reply_to: bytes, now: float) -> None:
+        self.reply_to, self.last_received, self._lost, self._challenged = reply_to, now, False, False
 
     def _has_room(self, nbytes: int) -> bool:
         return self._unread_frames == 0 or (

@@ -19,7 +19,7 @@ import zmq
 from cgd.errors import InputError
 from cgd.transport import link
 from cgd.transport.addresses import new_address
-from cgd.transport.base import PeerStatus
+from cgd.transport.base import SETTLE_SECONDS, PeerStatus
 from cgd.transport.channel import NO_PROCESS, IncompatibleError, RelayError
 from cgd.transport.link import Datagram, DatagramKind, InboundLink, OutboundLink
 
@@ -76,9 +76,9 @@ class Route(ABC):
     def is_lost(self) -> bool:
         """Return whether there was a connection to the peer, and there is none now."""
 
-    def inbound_problem(self) -> str:
-        """Return the reason if the peer can be reached and nothing is received from it."""
-        return "nothing is received from it"
+    def inbound_problem(self, settling: bool) -> str:
+        """Return the reason if the peer can be reached and nothing is received from it; `settling`: not for long."""
+        return "nothing is received from it" + (" yet" if settling else "")
 
     def on_peer_address(self, address: str) -> None:  # noqa: B027 - most routes ignore it
         """Handle the address that the peer, which has proved its key, reports for itself."""
@@ -90,7 +90,9 @@ class Route(ABC):
         """Return the connection status of the peer."""
         connected = self.outbound.established and now - self.outbound.last_received < link.SILENT_SECONDS
         if connected:
-            problem = "" if self.inbound.is_alive(now) else self.inbound_problem()
+            one_way_since = max(self.outbound.established_at, self.inbound.last_received)
+            settling = now - one_way_since < SETTLE_SECONDS
+            problem = "" if self.inbound.is_alive(now) else self.inbound_problem(settling)
             return PeerStatus(True, self.outbound.latency, problem)
         return PeerStatus(False, self.outbound.latency, self.outbound.rejection or self.outbound_problem(now))
 
@@ -189,9 +191,11 @@ class DirectRoute(Route):
         """Return whether our connection is lost."""
         return self.outbound.established and not self.connection.connected
 
-    def inbound_problem(self) -> str:
+    def inbound_problem(self, settling: bool) -> str:
         """Return that the peer's connection to us is missing."""
-        return f"nothing is received from it; if this lasts it cannot reach us at {self._address}: is our port open?"
+        if settling:
+            return f"we reach it; it has not connected to us yet, at {self._address}"
+        return f"we reach it, and it does not reach us at {self._address}: is our port open?"
 
     def on_peer_address(self, address: str) -> None:
         """Connect to the new address, if the peer is allowed to redirect us there."""
@@ -368,9 +372,11 @@ class RelayedRoute(Route):
             return disturbance
         return "no answer through the hub: it has just started, or the hub does not relay our messages"
 
-    def inbound_problem(self) -> str:
+    def inbound_problem(self, settling: bool) -> str:
         """Return that the hub relays messages in one direction only."""
-        return "nothing is received from it through the hub; if this lasts the hub does not relay its messages"
+        if settling:
+            return "nothing is received from it through the hub yet"
+        return "we reach it through the hub, and receive nothing: it sends nothing, or the hub does not relay it"
 
     def _send(self, *sealed: bytes) -> None:
         for each in sealed:

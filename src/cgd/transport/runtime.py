@@ -27,10 +27,11 @@ from cgd.errors import (
 from cgd.secagg.messages import HUB
 from cgd.transport.auth import RejectionLog
 from cgd.transport.driver import FLUSH_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
-from cgd.transport.state_log import PeerReport, StateLog
+from cgd.transport.state_log import PeerReport, StateHistory, StateLog
+from cgd.transport.waiting import Wait, remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
@@ -42,7 +43,6 @@ log = logging.getLogger("cgd.transport")
 
 STOPPED = "its program stopped, and its own output says why; the sums continue when it is restarted"
 POLL_SECONDS = 0.2
-WARN_AFTER_SECONDS = 10.0
 SAVE_SECONDS = 5.0
 MAX_PAUSE_WHEN_FULL_SECONDS = 0.05
 # Frames that are processed before the next ones are sent.
@@ -98,7 +98,8 @@ class FederationRuntime:
         self._unsent: dict[PeerId, bytes] = {}
         self._last_received = time.monotonic()
         self._rejections = RejectionLog()
-        self._states = StateLog()
+        self._states, self._history = StateLog(), StateHistory()
+        self._announced = False  # for whom our first sum waits
         self._failure: BaseException | None = None
         self._closed = self._close_at_once = False
         self._closing = threading.Lock()
@@ -148,7 +149,8 @@ class FederationRuntime:
                 reports.append(PeerReport(peer, "here", link.problem, link.latency))
         if (link := links.get(HUB)) is not None:
             reports.append(PeerReport(HUB, "here" if link.connected else "missing", link.problem, link.latency))
-        return reports
+        with self._changed:
+            return self._history.add(reports)
 
     def close(self, *, done: bool) -> None:
         """Leave the federation; with `done`, stay until all programs have finished, so that others can recover.
@@ -168,7 +170,11 @@ class FederationRuntime:
             if done and self._failure is None:
                 deadline = inf if self._linger is None else time.monotonic() + self._linger
                 self._wait_condition = lambda: self.membership.all_done
+                wait = Wait()
                 while not (self.membership.all_done or self._close_at_once or time.monotonic() >= deadline):
+                    if wait.reminder_is_due():
+                        running = [peer for peer in self.membership.others if not self.membership.left(peer)]
+                        self._remind(wait, "the end of its program", running)
                     self._changed.wait(POLL_SECONDS)
             differences = self.membership.differences() if done and self._failure is None else {}
             self._closed = True
@@ -207,7 +213,8 @@ class FederationRuntime:
         if condition():
             return
         self._last_received = time.monotonic()
-        warn_at = self._last_received + WARN_AFTER_SECONDS
+        self._announce_wait()
+        wait = Wait()
         self._wait_condition = condition
         self.transport.wakeup()
         while not condition():
@@ -216,20 +223,31 @@ class FederationRuntime:
                 raise self.membership.equivocation
             if self._timeout is not None and time.monotonic() - self._last_received > self._timeout:
                 what, missing = self.membership.waiting_for(group)
-                notes = {report.name: report.note for report in self.report() if report.note}
+                reports = self.report()
+                notes = {report.name: report.note for report in reports if report.note}
                 reasons = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
-                raise PeerTimeoutError(missing, self._timeout, f"{what}{'; ' + reasons if reasons else ''}")
-            if time.monotonic() > warn_at:
-                warn_at = inf
-                self._warn_about_missing_peers()
+                raise PeerTimeoutError(
+                    missing,
+                    self._timeout,
+                    f"{what}{'; ' + reasons if reasons else ''}",
+                    remedy(reports, missing, what),
+                )
+            if wait.reminder_is_due():
+                self._remind(wait, *self.membership.waiting_for(group))
             self._changed.wait(POLL_SECONDS)
 
-    def _warn_about_missing_peers(self) -> None:
+    def _announce_wait(self) -> None:
+        """Log once for whom our first sum waits, without reasons: members are not started in the same second."""
+        if self._announced:
+            return
+        self._announced = True
+        if names := ", ".join(each.name for each in self.report() if each.absent):
+            log.info("waiting for %s", names, extra={"event": "waiting"})
+
+    def _remind(self, wait: Wait, what: str, waited_for: Collection[PeerId]) -> None:
         """Log a warning, which is printed even if the user displays no status table."""
-        missing = [each for each in self.report() if each.state in ("missing", "refused", "left") or each.note]
-        if missing:
-            names = "; ".join(f"{report.name}: {report.note or report.state}" for report in missing)
-            log.warning("%s waits for %s", self.me, names, extra={"event": "waiting"})
+        if text := wait.reminder(self.report(), waited_for, what):
+            log.warning("%s", text, extra={"event": "waiting"})
 
     def persist_new_entries(self, group: str) -> None:
         """Store the new entries of a group's journal; the caller has locked the membership.

@@ -1,11 +1,14 @@
-"""`StateLog`: logs the states of the peers when they change, at a limited rate."""
+"""The states of the peers: since when they last, and a log of their changes at a limited rate."""
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
+
+from cgd.transport.base import SETTLE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,27 +32,63 @@ class PeerReport:
         state: "here", "done", "left", "missing" or "refused".
         note: the reason if it is not here, or what is wrong with the connection.
         latency: the round-trip time in seconds, if known.
+        since: the local time at which it became absent, or present again.
+        seen: whether it was present before, since this process was started.
     """
 
     name: PeerId
     state: str
     note: str = ""
     latency: float | None = None
+    since: datetime | None = None
+    seen: bool = False
+
+    @property
+    def absent(self) -> bool:
+        """True if no sum can be made with the peer at the moment."""
+        return self.state in ("missing", "refused", "left")
+
+
+def local_time() -> datetime:
+    """Return the local time with its zone."""
+    return datetime.now().astimezone()
+
+
+class StateHistory:
+    """Records since when each peer is absent or present."""
+
+    def __init__(self, clock: Callable[[], datetime] = local_time) -> None:
+        self._clock = clock
+        self._latest: dict[PeerId, PeerReport] = {}
+
+    def add(self, reports: Iterable[PeerReport]) -> list[PeerReport]:
+        """Return the present reports of all peers with `since` and `seen`."""
+        now, latest = self._clock(), {}
+        for report in reports:
+            before = self._latest.get(report.name)
+            since, seen = (now, False) if before is None else (before.since, before.seen or not before.absent)
+            if before is not None and before.absent != report.absent:
+                since = now
+            latest[report.name] = replace(report, since=since, seen=seen)
+        self._latest = latest  # without the peers that are not members any more
+        return list(latest.values())
 
 
 @dataclass
 class _LoggedState:
-    """The last line about a peer, and the lines that it has left at a time."""
+    """The last line about a peer, the lines that it has left at a time, and the time of its first report."""
 
     state: tuple[str, str] | None
     lines: float
     time: float
+    first: float
 
 
 class StateLog:
     """Logs a line for every change of a peer's state or note.
 
-    Changes that come too fast are left out. The last one is logged later, if the peer then still is in that state.
+    Changes that come too fast are left out. The last one is logged later, if the peer then still is in that state. That
+    a peer is missing which was never here is not logged in the first seconds: it may not be started yet.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,8 +99,10 @@ class StateLog:
         """Log what has changed since the last line about each peer; call it again and again."""
         now = self._clock()
         for report in reports:
-            logged = self._logged.setdefault(report.name, _LoggedState(None, MAX_LINES_AT_ONCE, now))
+            logged = self._logged.setdefault(report.name, _LoggedState(None, MAX_LINES_AT_ONCE, now, now))
             if logged.state == (report.state, report.note):
+                continue
+            if report.state == "missing" and not report.seen and now - logged.first < SETTLE_SECONDS:
                 continue
             lines = min(MAX_LINES_AT_ONCE, logged.lines + (now - logged.time) / SECONDS_BETWEEN_LINES)
             logged.lines, logged.time = lines, now
