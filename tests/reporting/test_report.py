@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from cgd.errors import InputError
 from cgd.files import write_private
 from cgd.json_files import convert
-from cgd.reporting import charts, html, training_report
-from cgd.reporting.run_file import ClassificationScores, RegressionScores, load_run
+from cgd.reporting import charts, html, intervals, training_report
+from cgd.reporting.run_file import load_run
+from cgd.reporting.run_scores import ClassificationScores, RegressionScores
 from cgd.reporting.training_report import write_report
 from support import runs
 from support.pages import INJECTION, Page
@@ -272,15 +273,15 @@ def test_axis_contains_its_values_and_has_few_ticks(values: list[float]) -> None
 
 @given(st.floats(0, 1), st.integers(1, 100_000))
 def test_interval_contains_the_accuracy_and_narrows(part: float, records: int) -> None:
-    low, high = training_report.wilson_interval(part, records)
+    low, high = intervals.wilson_interval(part, records)
     assert 0 <= low <= part + 1e-12
     assert part - 1e-12 <= high <= 1
-    wider = training_report.wilson_interval(part, max(1, records // 2))
+    wider = intervals.wilson_interval(part, max(1, records // 2))
     assert wider[1] - wider[0] >= high - low - 1e-12
 
 
 def test_interval_is_the_wilson_interval() -> None:
-    assert training_report.wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+    assert intervals.wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
 
 
 def test_number_formats() -> None:

@@ -24,7 +24,8 @@ from cgd.federation.hub_server import FederationHub
 from cgd.federation.member import FederationMember
 from cgd.json_files import convert
 from cgd.optim.grid import Cell
-from cgd.reporting.run_file import AnyRun, ClassificationScores, RegressionScores, Run, load_run
+from cgd.reporting.run_file import AnyRun, Run, load_run
+from cgd.reporting.run_scores import ClassificationScores, RegressionScores
 from cgd.reporting.training_report import summarize
 from cgd.tabular.predict import load_inputs, predict, row_federation
 from cgd.tabular.run import TabularRun

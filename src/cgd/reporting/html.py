@@ -65,7 +65,7 @@ def compact(page: str) -> str:
 
 def decimals(value: float | None) -> str:
     """Format a score with three decimals."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}".replace("-", "−")
+    return "–" if value is None or not math.isfinite(value) else f"{value:z.3f}".replace("-", "−")
 
 
 def figure(value: float | None) -> str:

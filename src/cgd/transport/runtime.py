@@ -150,6 +150,12 @@ class FederationRuntime:
             reports.append(PeerReport(HUB, "here" if link.connected else "missing", link.problem, link.latency))
         return reports
 
+    def announce_done(self) -> None:
+        """Announce that our program takes part in no further sum, so that nobody waits for it; keep answering peers."""
+        with self._changed:
+            self.membership.send_goodbye(True)
+        self.transport.wakeup()
+
     def close(self, *, done: bool) -> None:
         """Leave the federation; with `done`, stay until all programs have finished, so that others can recover.
 
