@@ -79,9 +79,7 @@ def classification() -> Run:
         "importance": [
             {"column": each["name"], "rise": 0.21 / 2**i - 0.004, "deviation": 0.003} for i, each in enumerate(columns)
         ],
-        "coefficients": [
-            {"feature": name, "value": (-1) ** i * 1.4 / (i + 1)} for i, name in enumerate(features)
-        ],
+        "coefficients": [{"feature": name, "value": (-1) ** i * 1.4 / (i + 1)} for i, name in enumerate(features)],
         "recorded": True,
         "target": {"classes": {"<=50K": 24_720, ">50K": 7841}},
         "notes": [
@@ -122,7 +120,11 @@ def regression() -> Run:
             {
                 "column": "ward",
                 "groups": [
-                    {"name": name, "records": 100, "scores": {"mae": {"value": error, "low": error - 0.2, "high": error + 0.2}}}
+                    {
+                        "name": name,
+                        "records": 100,
+                        "scores": {"mae": {"value": error, "low": error - 0.2, "high": error + 0.2}},
+                    }
                     for name, error in (("surgery", 1.52), ("medicine", 1.48), ("paediatrics", 2.1))
                 ],
                 "others": None,

@@ -59,7 +59,7 @@ class Row:
         at: the score.
         high: the upper end.
         kind: "model", "gain", "group" or "others", for the page's style.
-        extra: a second score.
+        extra: a second score and its interval.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Row:
     at: float | None = None
     high: float | None = None
     kind: str = "model"
-    extra: str = ""
+    extra: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ def describe_comparison(run: AnyRun) -> list[str]:
     if comparison.unavailable or not comparison.models:
         return [f"There is no model of our own records alone to compare with: {comparison.unavailable or 'unknown'}."]
     first, *others = comparison.models
-    on = f"On our {comparison.records:,} validation record{'' if comparison.records == 1 else 's'}, "
-    return [
-        f"{on}{_lower(metric)} is {METRICS[metric].write(model.scores[metric].value)} {model.name} and "
-        f"{METRICS[metric].write(first.scores[metric].value)} {first.name}: "
-        f"{_describe_gain(metric, gain, model.name, first.name, _judgeable(run))}."
+    found = [
+        f"{_named(metric)} is {METRICS[metric].write(model.scores[metric].value)} {model.name} and "
+        f"{METRICS[metric].write(first.scores[metric].value)} {first.name}: {_describe_gain(metric, gain, run)}."
         for model in others
         for metric, gain in (model.gains or {}).items()
         if metric in METRICS and metric in model.scores and metric in first.scores
     ]
+    on = f"On our {comparison.records:,} validation record{'' if comparison.records == 1 else 's'}, the "
+    return [f"{'The ' if place else on}{text}" for place, text in enumerate(found)]
 
 
 def comparison_tables(run: AnyRun) -> list[Table]:
@@ -131,26 +131,21 @@ def _comparison_table(metric: str, models: Sequence[ComparedModel]) -> Table:
         if metric in (each.gains or {}):
             order = f"{first} − {each.name}" if metric == "rmse" else f"{each.name} − {first}"
             gain = (each.gains or {})[metric]
-            rows.append(Row(order, None, _signed(gain.value, shape), _interval(gain, shape), kind="gain"))
+            rows.append(Row(order, None, _plus(gain.value, shape.write), _interval(gain, shape), kind="gain"))
     return Table(shape.name, rows, _ends(axis))
 
 
-def _describe_gain(metric: str, gain: Estimate, name: str, first: str, judgeable: bool) -> str:
+def _describe_gain(metric: str, gain: Estimate, run: AnyRun) -> str:
     write = METRICS[metric].write
     if not math.isfinite(gain.value):
         return "no comparison"
     size = write(abs(gain.value))
     change = "equal" if size == write(0.0) else f"{'better' if gain.value > 0 else 'worse'} by {size}"
     if gain.low is None or gain.high is None:
-        return f"{change}, from too few records for an interval"
-    if not judgeable:
+        return f"{change}; too few records for an interval"
+    verdict = "no clear difference" if gain.low <= 0 <= gain.high else "a clear difference"
+    if not _judgeable(run):
         verdict = "too few records to judge"
-    elif gain.low > 0:
-        verdict = f"{name} is better"
-    elif gain.high < 0:
-        verdict = f"{first} is better"
-    else:
-        verdict = "no clear difference"
     return f"{change} (95 % interval {_interval(gain, METRICS[metric])}), {verdict}"
 
 
@@ -162,9 +157,10 @@ def _judgeable(run: AnyRun) -> bool:
     return not isinstance(scores, ClassificationScores) or not rare_classes(scores)
 
 
-def _lower(metric: str) -> str:
+def _named(metric: str) -> str:
+    """Return the name of a score within a sentence."""
     name = METRICS[metric].name
-    return f"the {name if name.isupper() or '²' in name else name.lower()}"
+    return name if metric in ("auc", "r2") else name.lower()
 
 
 # Subgroups.
@@ -190,7 +186,7 @@ def _group_row(group: Subgroup, others: bool, metric: str, shape: Metric, axis: 
     if others:
         name = f"{group.groups:,} other{'' if group.groups == 1 else 's'}"
     area = group.scores.get("auc")
-    extra = "" if area is None else f"{decimals(area.value)} ({_interval(area, METRICS['auc'])})"
+    extra = None if area is None else (decimals(area.value), _interval(area, METRICS["auc"]))
     kind = "others" if others else "group"
     if metric not in group.scores:
         return Row(name, group.records, "–", "too few", kind=kind)
@@ -217,13 +213,22 @@ class Weight:
 
 def importance_rows(run: AnyRun) -> list[Weight]:
     """Return the permutation importance of the columns, the largest first."""
-    pairs = [(each.column, each.rise, each.deviation) for each in run.importance or []]
-    return _weights([(name, rise, f"{_signed_figure(rise)} ± {figure(spread)}") for name, rise, spread in pairs])
+    write = _unit_format(run)
+    found = run.importance or []
+    return _weights(
+        [(each.column, each.rise, f"{_plus(each.rise, write)} ± {write(each.deviation)}") for each in found]
+    )
 
 
 def coefficient_rows(run: AnyRun) -> list[Weight]:
     """Return the coefficients, the largest first."""
-    return _weights([(each.feature, each.value, _signed_figure(each.value)) for each in run.coefficients or []])
+    write = _unit_format(run)
+    return _weights([(each.feature, each.value, _plus(each.value, write)) for each in run.coefficients or []])
+
+
+def _unit_format(run: AnyRun) -> Callable[[float | None], str]:
+    """Return the format of values in the unit of the target, which may have any size; others have decimals."""
+    return figure if run.data.task == "regression" else decimals
 
 
 def _weights(found: Iterable[tuple[str, float, str]]) -> list[Weight]:
@@ -242,7 +247,7 @@ def _row(
     axis: Axis | None,
     records: int | None = None,
     kind: str = "model",
-    extra: str = "",
+    extra: tuple[str, str] | None = None,
 ) -> Row:
     low, at, high = (
         None if axis is None or value is None or not math.isfinite(value) else _percent(axis, value)
@@ -271,10 +276,7 @@ def _interval(estimate: Estimate, shape: Metric) -> str:
     return f"{shape.write(estimate.low)} to {shape.write(estimate.high)}"
 
 
-def _signed(value: float, shape: Metric) -> str:
-    text = shape.write(value)
-    return f"+{text}" if value > 0 and text != shape.write(0.0) else text
-
-
-def _signed_figure(value: float) -> str:
-    return f"+{figure(value)}" if value > 0 else figure(value)
+def _plus(value: float, write: Callable[[float | None], str]) -> str:
+    """Return a difference with its sign, unless it is shown as zero."""
+    text = write(value)
+    return f"+{text}" if value > 0 and text != write(0.0) else text

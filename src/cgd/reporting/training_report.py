@@ -144,7 +144,10 @@ def render(run: AnyRun, threshold: float = class_scores.DEFAULT_THRESHOLD) -> st
     thresholds: list[class_scores.ThresholdRow] = []
     if isinstance(scores, ClassificationScores):
         shown = shown_classes(scores)
-        details, classes = [charts.roc_chart(scores)], class_rows(scores, shown, class_scores.confusion_at(scores, hundredth))
+        details, classes = (
+            [charts.roc_chart(scores)],
+            class_rows(scores, shown, class_scores.confusion_at(scores, hundredth)),
+        )
         balanced = run.data.class_weights == "balanced"
         calibration = charts.calibration_chart(scores), class_scores.describe_calibration(scores, balanced=balanced)
         thresholds = class_scores.threshold_rows(scores, hundredth)
@@ -165,6 +168,7 @@ def render(run: AnyRun, threshold: float = class_scores.DEFAULT_THRESHOLD) -> st
         remarks=remarks(run),
         compared=score_tables.comparison_tables(run),
         comparison=score_tables.describe_comparison(run),
+        alone=alone(run),
         subgroups=score_tables.subgroup_tables(run),
         importance=score_tables.importance_rows(run),
         coefficients=score_tables.coefficient_rows(run),
@@ -206,12 +210,17 @@ def lead(run: AnyRun) -> list[str]:
         sentences = [f"The mean absolute error of {run.data.target} is {errors}."]
         if scores.r2 is not None and scores.r2 <= 0:
             sentences.append("Always predicting the mean of these records would be as good or better.")
-    sentences += score_tables.describe_comparison(run)[:1] if run.comparison and run.comparison.models else []
     if run.outcome is not None and run.outcome.best_step is not None:
         sentences.append(
             "Validation records also selected the step of the model, so new records may score slightly lower."
         )
     return sentences
+
+
+def alone(run: AnyRun) -> str:
+    """Return a sentence about the model of our own records alone; empty without one."""
+    models = run.comparison.models if run.comparison else []
+    return score_tables.describe_comparison(run)[0] if len(models) > 1 else ""
 
 
 def remarks(run: AnyRun) -> list[str]:

@@ -69,7 +69,9 @@ def _subgroups(model: ConfinedModel, trained: TrainingResult, outputs: Floats) -
         if values is None:
             continue
         groups = dict(_groups(values))
-        large = sorted((name for name in groups if len(groups[name]) >= MIN_GROUP_RECORDS), key=lambda n: -len(groups[n]))
+        large = sorted(
+            (name for name in groups if len(groups[name]) >= MIN_GROUP_RECORDS), key=lambda n: -len(groups[n])
+        )
         if len(large) < 2:
             continue
         shown = large[:MAX_GROUPS]
