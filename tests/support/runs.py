@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +44,16 @@ def write(run: Run, directory: Path) -> Path:
 
 def classification() -> Run:
     """Return a run with two classes, five hospitals, and all optional parts."""
+    return deepcopy(_classification())
+
+
+def regression() -> Run:
+    """Return a regression run: the length of a stay."""
+    return deepcopy(_regression())
+
+
+@cache  # bootstraps take a while
+def _classification() -> Run:
     columns = [
         _number("age", 38.58, 13.64, missing=12),
         _category("workclass", {"Private": 22_696, "Self-emp-not-inc": 2541, "Local-gov": 2093}, missing=1836),
@@ -107,8 +119,8 @@ def many_classes() -> Run:
     }
 
 
-def regression() -> Run:
-    """Return a regression run: the length of a stay."""
+@cache
+def _regression() -> Run:
     generator = np.random.default_rng(3)
     actual = generator.gamma(3, 2.4, 412)
     predicted = 2.2 + 0.7 * actual + generator.normal(0, 1.8, 412)

@@ -106,9 +106,10 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget) != (None, None, None, None, None):
+        if (label, out, delta, function, budget) != (None, None, None, None, None) or not alone:
             raise InputError(
-                "--label, --out, --delta, --function and --budget need --data; a program of your own sets these itself"
+                "--label, --out, --delta, --function, --budget and --no-alone need --data; a program of your own sets "
+                "these itself"
             )
     with Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
         try:  # errors in the records are found before any peer is contacted

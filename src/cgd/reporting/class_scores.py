@@ -74,11 +74,11 @@ def describe_calibration(scores: ClassificationScores, *, balanced: bool) -> lis
             f"The predicted class has a mean probability of {decimals(found.predicted)}; it is right in "
             f"{decimals(found.observed)} of the records."
         )
-    sentences = [
-        first,
+    second = (
         f"Over the points, the two differ by {decimals(found.error)} on average (expected calibration error; by chance "
-        "it is above 0, the more so with few records).",
-    ]
+        "it is above 0, the more so with few records)."
+    )
+    sentences = [first, second]
     if found.brier is not None:
         sentences.append(
             f"The Brier score, the mean squared difference of probability and outcome, is {decimals(found.brier)}; "
@@ -107,7 +107,7 @@ def threshold_rows(scores: ClassificationScores, chosen: int) -> list[ThresholdR
                 hundredth / 100,
                 predicted,
                 hits / positives if positives else None,
-                1 - alarms / negatives if negatives else None,
+                (negatives - alarms) / negatives if negatives else None,
                 hits / predicted if predicted else None,
                 (negatives - alarms) / rest if rest else None,
             )

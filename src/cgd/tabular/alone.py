@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cgd.errors import DivergenceError
 from cgd.local import solo_peers
 from cgd.tabular.columns import Categorical
 from cgd.tabular.comparison import compare_classifiers, compare_regressions
@@ -75,13 +76,15 @@ def compare_alone(
         result = train(peers, alone, own, delta=delta, progress=_stop_at(limit))
         model = ConfinedModel.from_training(result, alone, {})
         both = {"alone": model.outputs(trained.validation), "together": outputs}
+        if not all(np.isfinite(each).all() for each in both.values()):
+            raise DivergenceError("a model predicts values that are not finite")
         if settings.data.task == "regression":
             models = compare_regressions(both, np.asarray(trained.validation.target, dtype=np.float64))
         else:
             models = compare_classifiers(both, np.asarray(model.preprocessing.encode_target(trained.validation)))
     except _TooLongError:
         return parts | {"unavailable": "training alone took much longer than training together, and was stopped"}
-    except Exception as error:  # noqa: BLE001 - whatever it is, for example in a network of the user's own
+    except Exception as error:  # whatever it is, for example in a network of the user's own
         return parts | {"unavailable": f"training alone failed: {error}"}
     return parts | {"models": models}
 

@@ -7,19 +7,21 @@ with replacement, always with the same seed, and all models are scored on the dr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cgd.reporting.intervals import auc_interval, paired_interval, wilson_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
+    # The score of one model, given how often each record was drawn; NaN if these records do not define it.
+    WeightedScore = Callable[[Floats], float]
 
 RESAMPLES, MIN_RESAMPLES = 1000, 200
 # Draws of a record over all resamples: with many records, intervals are narrow, and fewer resamples are enough.
@@ -30,13 +32,6 @@ MAX_AUC_CLASSES = 20
 
 Estimate = dict[str, float | None]
 """A score, or a difference of two, under `value`; its interval is `low` to `high`, or None without one."""
-
-
-class WeightedScore(Protocol):
-    """A score of one model on records that have weights: how often each was drawn."""
-
-    def __call__(self, weights: Floats) -> float:
-        """Return the score; NaN if the drawn records do not define it."""
 
 
 def compare_classifiers(outputs: Mapping[str, Floats], target: Integers) -> list[dict[str, Any]]:
@@ -61,15 +56,15 @@ def compare_classifiers(outputs: Mapping[str, Floats], target: Integers) -> list
         found.append({"name": name, "scores": scores, "gains": {"accuracy": gain}})
     classes = np.unique(target)
     if len(classes) > 1:
-        areas = {name: Auc(each, target) for name, each in outputs.items()}
+        areas = {name: weighted_auc(each, target) for name, each in outputs.items()}
         drawn = _bootstrap(areas, len(target)) if len(classes) <= MAX_AUC_CLASSES else None
         for each in found:
-            values = areas[each["name"]](np.ones(len(target)))
+            value = areas[each["name"]](np.ones(len(target)))
             interval = _percentiles(drawn[each["name"]]) if drawn else None
             if next(iter(outputs.values())).shape[1] == 2:
                 positives = int((target == 1).sum())
-                interval = auc_interval(values, positives, len(target) - positives)
-            each["scores"]["auc"] = _estimate(values, interval)
+                interval = auc_interval(value, positives, len(target) - positives)
+            each["scores"]["auc"] = _estimate(value, interval)
         _add_gains(found, drawn, "auc")
     return _without_own_gains(found)
 
@@ -80,7 +75,9 @@ def compare_regressions(outputs: Mapping[str, Floats], target: Floats) -> list[d
     A gain is positive if a model is better, so that of the error is the first model's error minus its own.
     """
     found: list[dict[str, Any]] = [{"name": name, "scores": {}, "gains": {}} for name in outputs]
-    kinds: dict[str, type[_Regression]] = {"r2": R2, "rmse": Rmse} if np.ptp(target) > 0 else {"rmse": Rmse}
+    kinds = {"r2": weighted_r2, "rmse": weighted_rmse}
+    if not np.ptp(target):
+        del kinds["r2"]
     for metric, kind in kinds.items():
         measures = {name: kind(each[:, 0], target) for name, each in outputs.items()}
         drawn = _bootstrap(measures, len(target))
@@ -91,48 +88,38 @@ def compare_regressions(outputs: Mapping[str, Floats], target: Floats) -> list[d
     return _without_own_gains(found)
 
 
-class Auc:
-    """The AUC of the second of two classes, or the mean over one-versus-rest AUCs; the outputs are sorted once."""
+def weighted_auc(outputs: Floats, target: Integers) -> WeightedScore:
+    """Return a function for the AUC as in `cgd.tabular.metrics`, for many weights: the outputs are sorted once."""
+    parts = []
+    for each in [1] if outputs.shape[1] == 2 else np.unique(target).tolist():
+        order = np.argsort(outputs[:, each], kind="stable")
+        ordered = outputs[order, each]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))  # of equal outputs
+        parts.append((order, (target[order] == each).astype(np.float64), starts))
 
-    def __init__(self, outputs: Floats, target: Integers) -> None:
-        classes = [1] if outputs.shape[1] == 2 else np.unique(target).tolist()
-        self._parts = [self._sort(outputs[:, each], target == each) for each in classes]
-
-    def __call__(self, weights: Floats) -> float:
-        values = [_area(weights[order], hits, starts) for order, hits, starts in self._parts]
-        defined = [each for each in values if each is not None]
+    def score(weights: Floats) -> float:
+        areas = [_area(weights[order], hits, starts) for order, hits, starts in parts]
+        defined = [each for each in areas if each is not None]
         return float(np.mean(defined)) if defined else float("nan")
 
-    @staticmethod
-    def _sort(scores: Floats, hits: NDArray[np.bool_]) -> tuple[Integers, Floats, Integers]:
-        order = np.argsort(scores, kind="stable")
-        ordered = scores[order]
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))  # of equal scores
-        return order, hits[order].astype(np.float64), starts
+    return score
 
 
-class _Regression:
-    def __init__(self, outputs: Floats, target: Floats) -> None:
-        self._squares, self._target = np.square(outputs - target), target
+def weighted_r2(outputs: Floats, target: Floats) -> WeightedScore:
+    """Return a function for the coefficient of determination."""
+    squares = np.square(outputs - target)
 
-    def __call__(self, weights: Floats) -> float:
-        raise NotImplementedError
+    def score(weights: Floats) -> float:
+        spread = float(weights @ np.square(target - np.average(target, weights=weights)))
+        return 1 - float(weights @ squares) / spread if spread else float("nan")
 
-
-class R2(_Regression):
-    """The coefficient of determination."""
-
-    def __call__(self, weights: Floats) -> float:
-        mean = np.average(self._target, weights=weights)
-        spread = float(weights @ np.square(self._target - mean))
-        return 1 - float(weights @ self._squares) / spread if spread else float("nan")
+    return score
 
 
-class Rmse(_Regression):
-    """The root mean squared error."""
-
-    def __call__(self, weights: Floats) -> float:
-        return float(np.sqrt(np.average(self._squares, weights=weights)))
+def weighted_rmse(outputs: Floats, target: Floats) -> WeightedScore:
+    """Return a function for the root mean squared error."""
+    squares = np.square(outputs - target)
+    return lambda weights: float(np.sqrt(np.average(squares, weights=weights)))
 
 
 def _area(weights: Floats, hits: Floats, starts: Integers) -> float | None:

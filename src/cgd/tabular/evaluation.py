@@ -102,7 +102,7 @@ class _GroupScores:
         if self._regression:
             self._errors = np.abs(outputs[:, 0] - np.asarray(records.target, dtype=np.float64))
         else:
-            self._target = np.asarray(model.preprocessing.encode_target(records))
+            self._target = np.asarray(model.preprocessing.encode_target(records), dtype=np.int64)
             self._hits = outputs.argmax(axis=1) == self._target
 
     def __call__(self, places: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class FederationRuntime:
         self._rejections = RejectionLog()
         self._states = StateLog()
         self._failure: BaseException | None = None
-        self._closed = self._close_at_once = False
+        self._closed = self._close_at_once = self._done = False
         self._closing = threading.Lock()
         self._wait_condition: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name=f"cgd-runtime-{membership.me}", daemon=True)
@@ -151,8 +151,12 @@ class FederationRuntime:
         return reports
 
     def announce_done(self) -> None:
-        """Announce that our program takes part in no further sum, so that nobody waits for it; keep answering peers."""
+        """Announce that our program takes part in no further sum, so that nobody waits for it; keep answering peers.
+
+        Closing later with done=False does not revoke it.
+        """
         with self._changed:
+            self._done = True
             self.membership.send_goodbye(True)
         self.transport.wakeup()
 
@@ -169,7 +173,7 @@ class FederationRuntime:
         with self._changed:
             if self._closed:
                 return
-            self.membership.send_goodbye(done)
+            self.membership.send_goodbye(done or self._done)
             self.transport.wakeup()
             if done and self._failure is None:
                 deadline = inf if self._linger is None else time.monotonic() + self._linger
