@@ -33,7 +33,9 @@ def hanley_mcneil(auc: float, positives: int, negatives: int) -> float:
 
 
 @given(st.floats(0, 1), st.integers(1, 3000), st.integers(1, 3000))
-def test_ends_of_the_interval_of_an_auc_are_two_standard_errors_away(auc: float, positives: int, negatives: int) -> None:
+def test_ends_of_the_interval_of_an_auc_are_two_standard_errors_away(
+    auc: float, positives: int, negatives: int
+) -> None:
     low, high = auc_interval(auc, positives, negatives)
     assert 0 <= low <= auc <= high <= 1
     assert high > low  # also of a perfect AUC

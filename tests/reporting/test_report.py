@@ -515,12 +515,12 @@ def test_auc_of_one_negative_record_has_a_remark_and_an_interval(tmp_path: Path)
     run = runs.classification()
     run["validation"] |= {"records": 57, "accuracy": 56 / 57, "auc": 1.0, "confusion": [[1, 0], [1, 55]]}
     page = report(run, tmp_path)
-    assert "Few validation records: 1 of <=50K. So a few records decide the AUC" in page.text
+    assert "There are few validation records of <=50K (1). They alone decide the AUC" in page.text
     assert "95 % interval 0.431 to 1.000" in page.text
     assert "AUC 1.000 (1 of <=50K) on 57" in training_report.summarize(load_run(tmp_path))
-    assert "Few validation records" not in report(runs.classification(), tmp_path).text
+    assert "few validation records" not in report(runs.classification(), tmp_path).text
     run["validation"] |= {"auc": None, "confusion": [[0, 0], [1, 56]]}
-    assert "Few validation records" not in report(run, tmp_path).text  # there is no AUC
+    assert "few validation records" not in report(run, tmp_path).text  # there is no AUC
 
 
 def test_calibration_is_drawn_and_described(tmp_path: Path) -> None:
@@ -601,7 +601,10 @@ def test_dependence_is_shown_and_long_lists_are_folded(tmp_path: Path) -> None:
     assert f"{len(run['features']) - 15} more" in page.text
     run |= {"importance": None, "coefficients": None, "subgroups": None}
     assert not {"importance", "subgroups"} & set(report(run, tmp_path).ids)
-    run["importance"] = [{"column": "age", "rise": 0.0, "deviation": 0.0}, {"column": "x", "rise": math.nan, "deviation": 0}]
+    run["importance"] = [
+        {"column": "age", "rise": 0.0, "deviation": 0.0},
+        {"column": "x", "rise": math.nan, "deviation": 0},
+    ]
     assert "age 0.000 ± 0.000" in report(run, tmp_path).text
 
 

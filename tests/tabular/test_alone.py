@@ -17,7 +17,7 @@ from support.private_tables import PRIVATE_DATA, private_settings
 from support.tabular import DATA, REGRESSION, records, run_grid, run_members, table, tabular_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
@@ -60,7 +60,7 @@ def test_model_alone_does_not_depend_on_the_others(data: Data) -> None:
     first, second = (each["models"][0] for each in found)
     assert first == second
     assert first["name"] == "alone"
-    assert not np.array_equal(*together)
+    assert not np.array_equal(together[0], together[1])
     assert [(each["records"], each["training"]) for each in found] == [(12, 48)] * 2
 
 
@@ -69,11 +69,10 @@ def test_validation_records_do_not_influence_the_model_alone(monkeypatch: pytest
     settings = tabular_settings(data)
     trained, outputs = first_member(settings, tables(table(60, 1), 10, data))
     seen: list[TabularDataset] = []
-    original: Callable[..., TrainingResult] = alone.train
 
     def spy(peers: Peers, given: TabularSettings, own: TabularDataset, **options: Any) -> TrainingResult:
         seen.append(own)
-        return original(peers, given, own, **options)
+        return train(peers, given, own, **options)
 
     monkeypatch.setattr(alone, "train", spy)
     compare_alone(settings, trained, outputs, SEED)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def outputs(target: NDArray[np.int64], classes: int, skill: float, seed: int) -> NDArray[np.float64]:
     generator = np.random.default_rng(seed)
     p = np.exp(generator.normal(size=(len(target), classes)) + skill * np.eye(classes)[target])
-    return (p / p.sum(axis=1, keepdims=True)).round(2)  # some outputs are equal
+    rounded: NDArray[np.float64] = (p / p.sum(axis=1, keepdims=True)).round(2)  # some outputs are equal
+    return rounded
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -88,7 +89,9 @@ def test_interval_is_that_of_a_bootstrap_of_repeated_records(monkeypatch: pytest
     monkeypatch.setattr(comparison, "RESAMPLES", 200)
     generator = np.random.default_rng(5)
     actual = generator.normal(size=60)
-    models = {name: (actual + generator.normal(0, spread, 60))[:, None] for name, spread in (("alone", 1.0), ("b", 0.7))}
+    models = {
+        name: (actual + generator.normal(0, spread, 60))[:, None] for name, spread in (("alone", 1.0), ("b", 0.7))
+    }
     _, found = compare_regressions(models, actual)
     generator = np.random.default_rng(comparison.SEED)
     gains = []

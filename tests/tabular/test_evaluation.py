@@ -128,9 +128,7 @@ def test_importance_is_the_rise_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> 
     changed = {**sample.numbers, "dose": sample.numbers["dose"][order]}
     permuted = type(sample)(sample.rows, changed, sample.categories, sample.target)
     target = np.asarray(sample.target)
-    before, after = (
-        np.sqrt(np.mean((model.outputs(each)[:, 0] - target) ** 2)) for each in (sample, permuted)
-    )
+    before, after = (np.sqrt(np.mean((model.outputs(each)[:, 0] - target) ** 2)) for each in (sample, permuted))
     (dose,) = [each for each in convert(found["importance"], list[ColumnImportance]) if each.column == "dose"]
     assert dose.rise == pytest.approx(after - before, rel=1e-4)  # the network computes in single precision
     assert dose.deviation == 0

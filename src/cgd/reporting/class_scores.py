@@ -44,11 +44,11 @@ def describe_rare_classes(scores: ClassificationScores) -> str:
     rare = rare_classes(scores)
     if scores.auc is None or not rare:
         return ""
-    counts = ", ".join(f"{count} of {shorten(name)}" for name, count in rare[:3])
+    counts = ", ".join(f"{shorten(name)} ({count})" for name, count in rare[:3])
     more = f" and of {len(rare) - 3} more classes" if len(rare) > 3 else ""
     return (
-        f"Few validation records: {counts}{more}. So a few records decide the AUC, the balanced accuracy and what is "
-        "stated about these classes."
+        f"There are few validation records of {counts}{more}. They alone decide the AUC, the balanced accuracy and what "
+        f"is stated about {'this class' if len(rare) == 1 else 'these classes'}."
     )
 
 
