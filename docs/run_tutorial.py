@@ -53,7 +53,7 @@ MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal num
 RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
 SECONDS = 600  # timeout of one block
 LINES_SHOWN = 4  # of the output of a block, in the progress messages
-PICTURE_SIZE, NARROW_SIZE = (1180, 980), (400, 1180)
+PICTURE_SIZE, NARROW_SIZE = (1280, 1060), (400, 1500)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _commands(block: Block) -> list[str]:
 
 
 def photograph(page: Path, folder: Path) -> None:
-    """Take pictures of a report in Chromium: its top, the part about validation, and a narrow window in dark mode."""
+    """Take pictures of a report in Chromium: its top, the part about validation, and one in a narrow and dark window."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -290,9 +290,10 @@ def photograph(page: Path, folder: Path) -> None:
     try:
         show(PICTURE_SIZE, "light")
         browser.save_screenshot(str(folder / "report.png"))
+        show((PICTURE_SIZE[0], NARROW_SIZE[1]), "light")
         browser.find_element("id", "validation").screenshot(str(folder / "report-validation.png"))
         show(NARROW_SIZE, "dark")
-        browser.save_screenshot(str(folder / "report-narrow.png"))
+        browser.find_element("id", "comparison").screenshot(str(folder / "report-narrow.png"))
     finally:
         browser.quit()
 
