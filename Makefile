@@ -125,7 +125,7 @@ docs: .venv/installed-docs  ## build the documentation into site/
 docs-serve: .venv/installed-docs  ## serve the documentation for a browser
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-report-picture: .venv/installed-dev  ## update the picture of the report in docs/tables.md (needs Chromium)
+report-picture: .venv/installed-dev  ## update the pictures of the report in docs/tables.md (needs Chromium)
 	$(BIN)/python docs/run_tutorial.py --picture
 
 clean:  ## remove all generated files

@@ -38,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # tests load this file by its path
 from ports import free_ports  # noqa: E402
 
-PAGE, PICTURE = HERE / "tables.md", HERE / "images" / "report.png"
+PAGE, PICTURES = HERE / "tables.md", HERE / "images"
 
 PART = re.compile(r"^<!-- run: (\w+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(
@@ -53,7 +53,7 @@ MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal num
 RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
 SECONDS = 600  # timeout of one block
 LINES_SHOWN = 4  # of the output of a block, in the progress messages
-PICTURE_SIZE = (1180, 980)
+PICTURE_SIZE, NARROW_SIZE = (1280, 1060), (400, 1500)
 
 
 @dataclass(frozen=True)
@@ -270,32 +270,39 @@ def _commands(block: Block) -> list[str]:
     return block.code.rstrip("\n").splitlines()
 
 
-def photograph(page: Path, picture: Path) -> None:
-    """Take a picture of the top of a page in Chromium."""
+def photograph(page: Path, folder: Path) -> None:
+    """Take pictures of a report in Chromium: its top, the part about validation, and one in a narrow and dark window."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    width, height = PICTURE_SIZE
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"):
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
-        )
+
+    def show(size: tuple[int, int], theme: str) -> None:
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         browser.get(page.resolve().as_uri())
-        browser.save_screenshot(str(picture))
+
+    try:
+        show(PICTURE_SIZE, "light")
+        browser.save_screenshot(str(folder / "report.png"))
+        show((PICTURE_SIZE[0], NARROW_SIZE[1]), "light")
+        browser.find_element("id", "validation").screenshot(str(folder / "report-validation.png"))
+        show(NARROW_SIZE, "dark")
+        browser.find_element("id", "comparison").screenshot(str(folder / "report-narrow.png"))
     finally:
         browser.quit()
 
 
 def main() -> None:
-    """Run a part of the page, and with --picture update its picture."""
+    """Run a part of the page, and with --picture update its pictures."""
     parser = argparse.ArgumentParser(description=run.__doc__, usage="%(prog)s [PART] [--picture]")
     parser.add_argument("part", nargs="?", default="tutorial")
-    parser.add_argument("--picture", action="store_true", help=f"update {PICTURE.relative_to(HERE.parent)}")
+    parser.add_argument("--picture", action="store_true", help="update the pictures of the report")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-") as folder:
         try:
@@ -303,7 +310,7 @@ def main() -> None:
         except TutorialError as error:
             sys.exit(f"\nThe page and the program differ. {error}")
         if options.picture:
-            photograph(Path(folder) / "runs" / "hospital-a" / "report.html", PICTURE)
+            photograph(Path(folder) / "runs" / "hospital-a" / "report.html", PICTURES)
 
 
 if __name__ == "__main__":

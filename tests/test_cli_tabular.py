@@ -122,7 +122,7 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
     assert "give one of --data FILE (your records) and --run" in command(*join)[2]
     assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
     for option in (("--delta", "0.1"), ("--function", "networks:deep")):
-        assert "--function and --budget need --data" in command(*join, "--run", "train:main", *option)[2]
+        assert "--budget and --no-alone need --data" in command(*join, "--run", "train:main", *option)[2]
     assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
     assert "'dan' is not a participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
 
@@ -301,7 +301,17 @@ def test_report_is_written_again(command: Any, tmp_path: Path) -> None:
     assert code == 0
     assert "report.html" in out
     assert "accuracy" in out
+    assert "on our 1,203 validation records, the accuracy is" in out.lower()
     assert "has no run.json" in command("report", tmp_path)[2]
+
+
+def test_report_at_another_threshold(command: Any, tmp_path: Path) -> None:
+    runs.write(runs.classification(), tmp_path / "run")
+    assert command("report", tmp_path / "run", "--threshold", "0.3")[0] == 0
+    assert "Confusion matrix at the threshold 0.30" in (tmp_path / "run" / "report.html").read_text()
+    code, _, err = command("report", tmp_path / "run", "--threshold", "30")
+    assert code == 2
+    assert "the threshold is 30; it is a probability from 0.01 to 0.99 with two decimals" in err
 
 
 def test_suggested_schema_is_used_in_a_new_federation_file(command: Any, tmp_path: Path) -> None:

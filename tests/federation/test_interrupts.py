@@ -154,6 +154,40 @@ def test_interrupt_while_waiting_for_peers_leaves_as_done(tmp_path: Path, number
     assert signal.getsignal(number) is before
 
 
+def test_member_that_has_announced_its_end_is_not_waited_for(tmp_path: Path) -> None:
+    """It may compute for a long time after its last sum; interrupted or not, the others leave."""
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        for name in NAMES:
+            federation.start(name, lambda process: process.peers.sum(np.ones(1)))
+        federation.results()
+        ada, bob, cleo = (federation[name].member.runtime for name in NAMES)
+        bob._linger = cleo._linger = None  # without limit
+        ada.announce_done()
+        leaving = [threading.Thread(target=each.close, kwargs={"done": True}) for each in (bob, cleo)]
+        for each in leaving:
+            each.start()
+        for each in leaving:
+            each.join(20)
+            assert not each.is_alive()
+        assert federation["ada"].running
+        ada.close(done=False)
+        federation.processes.clear()  # they have stopped
+
+
+def test_interrupt_after_the_announcement_does_not_revoke_it(tmp_path: Path) -> None:
+    with InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation:
+        for name in NAMES:
+            federation.start(name, lambda process: process.peers.sum(np.ones(1)))
+        federation.results()
+        ada, bob = (federation[name].member.runtime for name in ("ada", "bob"))
+        ada.announce_done()
+        federation.wait_until(lambda: bob.membership.left("ada") is True)
+        ada.close(done=False)
+        del federation.processes["ada"]
+        federation.wait_until(lambda: bob.report()[0].state == "done")
+        assert bob.membership.left("ada") is True
+
+
 def test_signal_before_the_runtime_starts_stops_it_when_attached(tmp_path: Path) -> None:
     with (
         InProcessFederation(new_federation(tmp_path, NAMES), tmp_path / "state") as federation,

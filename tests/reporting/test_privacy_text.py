@@ -77,7 +77,8 @@ def test_certainty_of_a_large_epsilon_is_not_rounded_to_all() -> None:
 
 def test_report_without_privacy_has_no_guarantee() -> None:
     from cgd.json_files import convert
-    from cgd.reporting.run_file import ClassificationScores, Run
+    from cgd.reporting.run_file import Run
+    from cgd.reporting.run_scores import ClassificationScores
 
     plain = runs.classification()
     assert 'id="privacy"' not in render(convert(plain, Run[ClassificationScores]))

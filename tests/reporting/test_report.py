@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 from cgd.errors import InputError
 from cgd.files import write_private
 from cgd.json_files import convert
-from cgd.reporting import charts, html, training_report
-from cgd.reporting.run_file import ClassificationScores, RegressionScores, load_run
+from cgd.reporting import charts, class_scores, html, score_tables, training_report
+from cgd.reporting.run_file import load_run
+from cgd.reporting.run_scores import ClassificationScores, RegressionScores
 from cgd.reporting.training_report import write_report
 from support import runs
 from support.pages import INJECTION, Page
@@ -206,6 +208,10 @@ def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     run["model"] |= {"kind": "custom", "function": INJECTION}
     run["records"]["file"] = INJECTION
     run["revealed"] = [{"what": INJECTION, "to": INJECTION}]
+    run["subgroups"][0] |= {"column": INJECTION}
+    run["subgroups"][0]["groups"][0] |= {"name": INJECTION}
+    run["importance"][0]["column"] = run["coefficients"][0]["feature"] = INJECTION
+    run["comparison"]["models"][1]["name"] = INJECTION
     page = report(run, tmp_path)
     assert not {"script", "img"} & page.tags
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
@@ -260,6 +266,21 @@ def test_losses_of_very_different_size_have_a_logarithmic_axis(tmp_path: Path) -
     assert not chart.y.logarithmic
 
 
+def test_scores_in_single_and_double_precision_have_an_axis_with_different_labels(tmp_path: Path) -> None:
+    """54 of 57 records in single precision differs from 54 of 57 in double precision, in the ninth digit."""
+    run = runs.classification()
+    run["validation"]["baseline_accuracy"] = 54 / 57
+    for each in run["history"]:
+        each["score"] = float(np.float32(54 / 57))
+    report(run, tmp_path)
+    chart = charts.score_chart(load_run(tmp_path))
+    assert chart is not None
+    labels = [chart.y.tick_label(tick) for tick in chart.y.ticks]
+    assert len(labels) == len(set(labels)) >= 3
+    assert max(chart.y.ticks) == pytest.approx(1.0)  # no accuracy is higher
+    assert max(map(len, labels)) <= 4
+
+
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20))
 def test_axis_contains_its_values_and_has_few_ticks(values: list[float]) -> None:
     axis = charts.loss_axis(values)
@@ -270,17 +291,11 @@ def test_axis_contains_its_values_and_has_few_ticks(values: list[float]) -> None
     assert len(labels) == len(set(labels))
 
 
-@given(st.floats(0, 1), st.integers(1, 100_000))
-def test_interval_contains_the_accuracy_and_narrows(part: float, records: int) -> None:
-    low, high = training_report.wilson_interval(part, records)
-    assert 0 <= low <= part + 1e-12
-    assert part - 1e-12 <= high <= 1
-    wider = training_report.wilson_interval(part, max(1, records // 2))
-    assert wider[1] - wider[0] >= high - low - 1e-12
-
-
-def test_interval_is_the_wilson_interval() -> None:
-    assert training_report.wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+@pytest.mark.parametrize("low", [0.947368, 1.0, 1e6, 123456789.0])
+def test_labels_of_a_narrow_axis_differ(low: float) -> None:
+    axis = charts.loss_axis([low, low * (1 + 3e-6)])
+    labels = [axis.tick_label(tick) for tick in axis.ticks]
+    assert len(labels) == len(set(labels)) >= 3
 
 
 def test_number_formats() -> None:
@@ -433,3 +448,181 @@ def test_class_of_another_participant_cannot_reverse_the_numbers_beside_it(tmp_p
     run["target"]["classes"] = {"benign\u202e": 1234, "malignant": 56}
     report(run, tmp_path)
     assert "\u202e" not in (tmp_path / "report.html").read_text()
+
+
+# Alone and together.
+
+
+def test_report_answers_what_we_would_have_had_alone(tmp_path: Path) -> None:
+    run = runs.classification()
+    page = report(run, tmp_path)
+    alone, together = run["comparison"]["models"]
+    gain = together["gains"]["accuracy"]
+    sentence = (
+        f"On our 1,203 validation records, the accuracy is {together['scores']['accuracy']['value']:.3f} together and "
+        f"{alone['scores']['accuracy']['value']:.3f} alone: better by {gain['value']:.3f} (95 % interval "
+        f"{html.decimals(gain['low'])} to {html.decimals(gain['high'])}), no clear difference."
+    )
+    assert gain["low"] < 0 < gain["high"]
+    assert page.text.count(sentence) == 2  # at the top, and in its section
+    assert {"comparison", "compared-1", "compared-2"} < set(page.ids)
+    assert "a model of our own 4,810 training records" in page.text
+    assert "together − alone" in page.text
+
+
+def test_clear_differences_are_called_clear_only_with_enough_records(tmp_path: Path) -> None:
+    run = runs.classification()
+    gain = run["comparison"]["models"][1]["gains"]["accuracy"]
+    gain |= {"value": -0.2, "low": -0.3, "high": -0.1}
+    assert "worse by 0.200 (95 % interval −0.300 to −0.100), a clear difference." in report(run, tmp_path).text
+    run["validation"]["confusion"] = [[900, 0], [3, 4]]
+    assert "(95 % interval −0.300 to −0.100), too few records to judge." in report(run, tmp_path).text
+    gain |= {"low": None, "high": None}
+    assert "worse by 0.200; too few records for an interval." in report(run, tmp_path).text
+    gain |= {"value": 0.0}
+    assert "equal; too few records for an interval." in report(run, tmp_path).text
+
+
+def test_gain_of_an_error_is_the_error_that_is_saved(tmp_path: Path) -> None:
+    run = runs.regression()
+    alone, together = (each["scores"]["rmse"]["value"] for each in run["comparison"]["models"])
+    assert together < alone
+    page = report(run, tmp_path)
+    assert f"the R² is {run['validation']['r2']:.3f} together" in page.text
+    assert f"{together:.4g} together and {alone:.4g} alone: better by {alone - together:.4g}" in page.text
+    assert "alone − together" in page.text
+
+
+def test_further_models_are_compared_with_the_first(tmp_path: Path) -> None:
+    run = runs.classification()
+    together = run["comparison"]["models"][1]
+    run["comparison"]["models"].append(together | {"name": "personalised"})
+    page = report(run, tmp_path)
+    assert "personalised − alone" in page.text
+    assert f"{together['scores']['auc']['value']:.3f} personalised and" in page.text
+
+
+def test_reason_is_shown_if_there_is_no_model_alone(tmp_path: Path) -> None:
+    page = report(runs.many_classes(), tmp_path)
+    assert "to compare with: all our training records have the class 'Melanoma'" in page.text
+    assert "compared-1" not in page.ids
+
+
+# Few records, calibration, thresholds.
+
+
+def test_auc_of_one_negative_record_has_a_remark_and_an_interval(tmp_path: Path) -> None:
+    run = runs.classification()
+    run["validation"] |= {"records": 57, "accuracy": 56 / 57, "auc": 1.0, "confusion": [[1, 0], [1, 55]]}
+    page = report(run, tmp_path)
+    assert "There are few validation records of <=50K (1). They alone decide the AUC" in page.text
+    assert "95 % interval 0.431 to 1.000" in page.text
+    assert "AUC 1.000 (1 of <=50K) on 57" in training_report.summarize(load_run(tmp_path))
+    assert "few validation records" not in report(runs.classification(), tmp_path).text
+    run["validation"] |= {"auc": None, "confusion": [[0, 0], [1, 56]]}
+    assert "few validation records" not in report(run, tmp_path).text  # there is no AUC
+
+
+def test_calibration_is_drawn_and_described(tmp_path: Path) -> None:
+    run = runs.classification()
+    page = report(run, tmp_path)
+    found = run["validation"]["calibration"]
+    assert f"The mean probability of >50K is {found['predicted']:.3f}; {found['observed']:.3f} are >50K." in page.text
+    assert f"is {found['brier']:.3f}; always predicting" in page.text
+    (points,) = [a["d"] or "" for tag, a in page.elements if tag == "path" and a.get("class") == "cloud points"]
+    (spans,) = [a["d"] or "" for tag, a in page.elements if tag == "path" and a.get("class") == "spans"]
+    assert points.count("M") == spans.count("M") == len(found["bins"]) == 10
+    assert "equally frequent" not in page.text
+    run["data"]["class_weights"] = "balanced"
+    assert "equally frequent" in report(run, tmp_path).text
+    many = report(runs.many_classes(), tmp_path)
+    assert "Calibration of the predicted class" in many.text
+    run["validation"]["calibration"] = None
+    assert "chart-calibration" not in report(run, tmp_path).ids
+
+
+def test_threshold_changes_the_confusion_matrix_only(tmp_path: Path) -> None:
+    run = runs.classification()
+    folder = runs.write(run, tmp_path)
+    scores = convert(run["validation"], ClassificationScores)
+    write_report(folder, 0.3)
+    page = Page((folder / "report.html").read_text())
+    assert "Confusion matrix at the threshold 0.30" in page.text
+    assert f"Accuracy {scores.accuracy:.3f} on 1,203" in page.text
+    (row,) = [each for each in class_scores.threshold_rows(scores, 30) if each.threshold == 0.3]
+    negative, positive = training_report.class_rows(scores, None, class_scores.confusion_at(scores, 30))
+    assert row.sensitivity == positive.recall
+    assert row.specificity == negative.recall
+    assert row.ppv == positive.precision
+    assert row.npv == negative.precision
+    assert row.predicted == negative.cells[1] + positive.cells[1]
+    assert positive.records == sum(scores.confusion[1])
+    assert f">{positive.cells[1]:,}<" in (folder / "report.html").read_text()
+    lowest, highest = class_scores.threshold_rows(scores, 50)[0], class_scores.threshold_rows(scores, 50)[-1]
+    assert lowest.predicted > highest.predicted
+    assert class_scores.confusion_at(scores, 50) == scores.confusion
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -0.3, 0.305, 1.5, math.nan, math.inf])
+def test_threshold_that_is_no_hundredth_is_refused(threshold: float, tmp_path: Path) -> None:
+    folder = runs.write(runs.classification(), tmp_path)
+    with pytest.raises(InputError, match="it is a probability from 0.01 to 0.99 with two decimals"):
+        write_report(folder, threshold)
+
+
+@pytest.mark.parametrize("make", [runs.many_classes, runs.regression, runs.without_validation, runs.minimal])
+def test_threshold_needs_two_classes(make: Callable[[], runs.Run], tmp_path: Path) -> None:
+    folder = runs.write(make(), tmp_path)
+    with pytest.raises(InputError, match="this run has no results at the threshold 0.3: .* omit --threshold"):
+        write_report(folder, 0.3)
+    assert not (folder / "report.html").exists()
+
+
+# Subgroups, and what the model depends on.
+
+
+def test_subgroups_are_shown_with_intervals(tmp_path: Path) -> None:
+    run = runs.classification()
+    page = report(run, tmp_path)
+    assert {"subgroups", "subgroup-1", "subgroup-2", "subgroup-3"} < set(page.ids)
+    assert "Female 391 records 0.887 0.847 to 0.917 0.905 0.865 to 0.935" in page.text
+    assert "missing 61 records" in page.text
+    assert "5 others 196 records 0.810" in page.text
+    assert "8 others 7 records – too few" in page.text
+    assert "one in twenty misses" in page.text
+    assert "paediatrics 100 records 2.1 1.9 to 2.3" in report(runs.regression(), tmp_path).text
+
+
+def test_dependence_is_shown_and_long_lists_are_folded(tmp_path: Path) -> None:
+    run = runs.classification()
+    page = report(run, tmp_path)
+    assert "age +0.206 ± 0.003" in page.text
+    assert "workclass: Private −0.700" in page.text
+    assert f"{len(run['features']) - 15} more" in page.text
+    run |= {"importance": None, "coefficients": None, "subgroups": None}
+    assert not {"importance", "subgroups"} & set(report(run, tmp_path).ids)
+    run["importance"] = [
+        {"column": "age", "rise": 0.0, "deviation": 0.0},
+        {"column": "x", "rise": math.nan, "deviation": 0},
+    ]
+    assert "age 0.000 ± 0.000" in report(run, tmp_path).text
+
+
+def test_report_says_where_recovered_records_are_found(tmp_path: Path) -> None:
+    run = runs.classification()
+    assert "This run was recorded: cgd audit on its recordings shows which records" in report(run, tmp_path).text
+    run["recorded"] = False
+    assert "record it ( cgd join --record ) and audit the recordings" in report(run, tmp_path).text
+
+
+def test_run_of_an_earlier_version_is_still_reported(tmp_path: Path) -> None:
+    """Without the parts that were added later."""
+    run = runs.classification()
+    for name in ("comparison", "subgroups", "importance", "coefficients", "recorded"):
+        del run[name]
+    for name in ("calibration", "thresholds"):
+        del run["validation"][name]
+    page = report(run, tmp_path)
+    assert {"confusion", "chart-roc", "validation"} < set(page.ids)
+    assert not {"comparison", "subgroups", "importance", "thresholds", "chart-calibration"} & set(page.ids)
+    assert score_tables.describe_comparison(load_run(tmp_path)) == []

@@ -40,6 +40,13 @@ return faults;
 """
 
 
+# Names of rows that are broken into more than three lines, because other columns leave no room.
+NARROW_NAMES = """
+return [...document.querySelectorAll(".ranges tbody th, .weights tbody th, .thresholds tbody th")]
+  .filter(cell => cell.getBoundingClientRect().height > 90).map(cell => cell.textContent);
+"""
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     yield from start_browser(tmp_path_factory.mktemp("profile"))
@@ -75,6 +82,9 @@ def test_main_parts_are_visible(browser: Chrome, width: int, theme: str, tmp_pat
     *_, path = write_report(runs.write(runs.classification(), tmp_path / "classification"))
     open_page(browser, path, width, theme)
     assert visible(browser, "headline", "chart-loss", "chart-score", "confusion", "chart-roc", "revealed", "notes")
+    assert visible(browser, "compared-1", "compared-2", "chart-calibration", "thresholds", "subgroup-1", "subgroup-3")
+    assert visible(browser, "importance-rows", "coefficient-rows")
+    assert browser.execute_script(NARROW_NAMES) == []
     headline = browser.find_element("id", "headline")
     assert headline.rect["y"] + headline.rect["height"] < 500  # without scrolling
     assert browser.save_screenshot(str(tmp_path / "classification.png"))
@@ -82,6 +92,8 @@ def test_main_parts_are_visible(browser: Chrome, width: int, theme: str, tmp_pat
     *_, path = write_report(runs.write(runs.regression(), tmp_path / "regression"))
     open_page(browser, path, width, theme)
     assert visible(browser, "headline", "chart-loss", "chart-score", "chart-scatter", "chart-residuals", "revealed")
+    assert visible(browser, "compared-1", "compared-2", "subgroup-1", "importance-rows", "coefficient-rows")
+    assert browser.execute_script(NARROW_NAMES) == []
 
 
 def test_chart_labels_do_not_overlap_or_leave_the_chart(browser: Chrome, tmp_path: Path) -> None:
@@ -91,6 +103,26 @@ def test_chart_labels_do_not_overlap_or_leave_the_chart(browser: Chrome, tmp_pat
             open_page(browser, path, width)
             faults = browser.execute_script(OVERLAPS)
             assert faults == []
+
+
+def test_dots_and_intervals_are_at_the_positions_of_their_values(browser: Chrome, tmp_path: Path) -> None:
+    run = runs.classification()
+    *_, path = write_report(runs.write(run, tmp_path))
+    open_page(browser, path)
+    script = """
+    return [...document.querySelectorAll("#compared-1 .range div")].map(bar => {
+      const [frame, dot, span] = [bar, bar.querySelector(".dot"), bar.querySelector(".span")]
+        .map(each => each.getBoundingClientRect());
+      return [(dot.left + dot.right) / 2, span.left, span.right].map(at => (at - frame.left) / frame.width);
+    });
+    """
+    alone, together = browser.execute_script(script)
+    first, second = (each["scores"]["accuracy"] for each in run["comparison"]["models"])
+    # The axis is linear: distances on the page are in proportion to differences of the scores.
+    scale = (together[0] - alone[0]) / (second["value"] - first["value"])
+    for found, score in ((alone, first), (together, second)):
+        expected = [found[0] + scale * (score[end] - score["value"]) for end in ("low", "high")]
+        assert found[1:] == pytest.approx(expected, abs=0.02)
 
 
 def test_names_from_files_do_not_run_as_code(browser: Chrome, tmp_path: Path) -> None:

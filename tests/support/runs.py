@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cgd.tabular.comparison import compare_classifiers, compare_regressions
 from cgd.tabular.metrics import classification_scores, regression_scores
 
 if TYPE_CHECKING:
@@ -41,6 +44,16 @@ def write(run: Run, directory: Path) -> Path:
 
 def classification() -> Run:
     """Return a run with two classes, five hospitals, and all optional parts."""
+    return deepcopy(_classification())
+
+
+def regression() -> Run:
+    """Return a regression run: the length of a stay."""
+    return deepcopy(_regression())
+
+
+@cache  # bootstraps take a while
+def _classification() -> Run:
     columns = [
         _number("age", 38.58, 13.64, missing=12),
         _category("workclass", {"Private": 22_696, "Self-emp-not-inc": 2541, "Local-gov": 2093}, missing=1836),
@@ -50,9 +63,36 @@ def classification() -> Run:
         _category("sex", {"Female": 10_771, "Male": 21_790}, learned=False),
         _number("site_code", 7.0, 0.0) | {"constant": True},
     ]
-    return _run("income", "classification", _scores(("<=50K", ">50K"), 1203, (0.76, 0.24), 1.2)) | {
+    classes, shares = ("<=50K", ">50K"), (0.76, 0.24)
+    p, target = _predictions(1203, shares, 1.2)
+    weak, _ = _predictions(1203, shares, 1.0, target)
+    features = [feature for column in columns for feature in _features(column)]
+    return _run("income", "classification", classification_scores(p, target, classes)) | {
         "columns": columns,
-        "features": [feature for column in columns for feature in _features(column)],
+        "features": features,
+        "comparison": {
+            "records": 1203,
+            "training": 4810,
+            "models": compare_classifiers({"alone": weak, "together": p}, target),
+        },
+        "subgroups": [
+            _subgroup("sex", {"Male": (812, 0.791, 0.834), "Female": (391, 0.887, 0.905)}),
+            _subgroup(
+                "workclass",
+                {"Private": (850, 0.823, 0.871), "Self-emp-not-inc": (96, 0.75, None), None: (61, 0.869, None)},
+                {"records": 196, "scores": {"accuracy": _estimate(0.81)}, "groups": 5},
+            ),
+            _subgroup(
+                "education",
+                {f"level {i}": (400 // i, 0.7 + 0.02 * i, None) for i in range(1, 9)},
+                {"records": 7, "scores": {}, "groups": 8},
+            ),
+        ],
+        "importance": [
+            {"column": each["name"], "rise": 0.21 / 2**i - 0.004, "deviation": 0.003} for i, each in enumerate(columns)
+        ],
+        "coefficients": [{"feature": name, "value": (-1) ** i * 1.4 / (i + 1)} for i, name in enumerate(features)],
+        "recorded": True,
         "target": {"classes": {"<=50K": 24_720, ">50K": 7841}},
         "notes": [
             "column site_code is constant everywhere and says nothing",
@@ -67,20 +107,46 @@ def many_classes() -> Run:
     numbers = [_number(f"marker_{i:02}", *generator.normal(2, 1, 2).round(3).tolist()) for i in range(1, 56)]
     sites = {name: int(count) for name, count in zip(TUMOURS, generator.integers(5, 900, 10), strict=True)}
     categories = [_category(f"previous_finding_{i}", sites, missing=40 * i) for i in range(1, 6)]
-    scores = _scores(TUMOURS, 640, (0.22, 0.04, 0.1, 0.08, 0.01, 0.09, 0.06, 0.2, 0.08, 0.12), 2.2)
+    shares = (0.22, 0.04, 0.1, 0.08, 0.01, 0.09, 0.06, 0.2, 0.08, 0.12)
+    p, target = _predictions(640, shares, 2.2)
+    scores = classification_scores(p, target, TUMOURS)
+    reason = "all our training records have the class 'Melanoma', so nothing can be learned from them alone"
     return _run("diagnosis", "classification", scores) | {
         "columns": numbers + categories,
         "features": [feature for column in numbers + categories for feature in _features(column)],
         "target": {"classes": sites},
+        "comparison": {"records": 640, "training": 2560, "models": [], "unavailable": reason},
     }
 
 
-def regression() -> Run:
-    """Return a regression run: the length of a stay."""
+@cache
+def _regression() -> Run:
     generator = np.random.default_rng(3)
     actual = generator.gamma(3, 2.4, 412)
     predicted = 2.2 + 0.7 * actual + generator.normal(0, 1.8, 412)
+    weak = predicted + generator.normal(0, 2.0, 412)
+    both = {"alone": weak[:, None], "together": predicted[:, None]}
     run = _run("length_of_stay", "regression", regression_scores(predicted, actual)) | {
+        "comparison": {"records": 412, "training": 1650, "models": compare_regressions(both, actual)},
+        "subgroups": [
+            {
+                "column": "ward",
+                "groups": [
+                    {
+                        "name": name,
+                        "records": 100,
+                        "scores": {"mae": {"value": error, "low": error - 0.2, "high": error + 0.2}},
+                    }
+                    for name, error in (("surgery", 1.52), ("medicine", 1.48), ("paediatrics", 2.1))
+                ],
+                "others": None,
+            }
+        ],
+        "importance": [
+            {"column": "age", "rise": 1.92, "deviation": 0.11},
+            {"column": "creatinine", "rise": 0.35, "deviation": 0.04},
+        ],
+        "coefficients": [{"feature": "age", "value": 2.31}, {"feature": "creatinine", "value": -0.41}],
         "columns": [_number("age", 61.2, 17.9, missing=4), _number("creatinine", 1.18, 0.74, missing=310)],
         "features": ["age", "creatinine"],
         "target": {"mean": 7.21, "deviation": 4.13, "count": 12_345},
@@ -91,7 +157,7 @@ def regression() -> Run:
 
 def without_validation() -> Run:
     """Return a run without a validation split."""
-    run = classification() | {"validation": None}
+    run = classification() | {"validation": None, "comparison": None, "subgroups": None, "importance": None}
     run["data"]["validation"] = 0.0
     run["records"] |= {"validation": 0, "training": 6013}
     for each in run["history"]:
@@ -220,12 +286,34 @@ def _history(score: float) -> list[Run]:
     return history
 
 
-def _scores(classes: Sequence[str], records: int, shares: Sequence[float], skill: float) -> Run:
-    generator = np.random.default_rng(11)
-    target: NDArray[np.int64] = generator.choice(len(classes), size=records, p=shares)
-    logits = generator.normal(size=(records, len(classes))) + skill * np.eye(len(classes))[target]
+def _predictions(
+    records: int, shares: Sequence[float], skill: float, target: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    generator = np.random.default_rng(11 if target is None else 12)
+    if target is None:
+        target = generator.choice(len(shares), size=records, p=shares)
+    logits = generator.normal(size=(records, len(shares))) + skill * np.eye(len(shares))[target]
     p = np.exp(logits + np.log(shares))
-    return classification_scores(p / p.sum(axis=1, keepdims=True), target, classes)
+    return p / p.sum(axis=1, keepdims=True), target
+
+
+def _subgroup(name: str, groups: dict[Any, tuple[int, float, float | None]], others: Run | None = None) -> Run:
+    return {
+        "column": name,
+        "groups": [
+            {
+                "name": each,
+                "records": count,
+                "scores": {"accuracy": _estimate(accuracy)} | ({"auc": _estimate(auc)} if auc else {}),
+            }
+            for each, (count, accuracy, auc) in groups.items()
+        ],
+        "others": others,
+    }
+
+
+def _estimate(value: float) -> Run:
+    return {"value": value, "low": value - 0.04, "high": min(1.0, value + 0.03)}
 
 
 def _number(name: str, mean: float, deviation: float, missing: int = 0) -> Run:

@@ -56,6 +56,44 @@ def test_roc_curve_is_thinned_with_almost_the_same_area() -> None:
     assert metrics.auc(roc["fpr"], roc["tpr"]) == pytest.approx(found["auc"], abs=0.0051)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_calibration_compares_predicted_and_observed_fractions(classes: int) -> None:
+    p, target = predictions(537, classes)
+    found = classification_scores(p, target, NAMES[:classes])["calibration"]
+    predicted, observed = (p[:, 1], target == 1) if classes == 2 else (p.max(axis=1), p.argmax(axis=1) == target)
+    assert sorted({each["records"] for each in found["bins"]}) == [53, 54]
+    assert len(found["bins"]) == 10
+    assert sum(each["records"] * each["predicted"] for each in found["bins"]) == pytest.approx(predicted.sum())
+    assert sum(each["records"] * each["observed"] for each in found["bins"]) == pytest.approx(observed.sum())
+    assert [each["predicted"] for each in found["bins"]] == sorted(each["predicted"] for each in found["bins"])
+    assert (found["predicted"], found["observed"]) == pytest.approx((predicted.mean(), observed.mean()))
+    distances = [each["records"] * abs(each["predicted"] - each["observed"]) for each in found["bins"]]
+    assert found["error"] == pytest.approx(sum(distances) / 537)
+    brier = metrics.brier_score_loss(target, p[:, 1]) if classes == 2 else None
+    assert found["brier"] == (None if brier is None else pytest.approx(brier))
+
+
+def test_few_records_have_few_bins_or_none() -> None:
+    for records, bins in ((19, None), (20, 2), (46, 4), (300, 10)):
+        found = classification_scores(*predictions(records, 2), ("no", "yes"))["calibration"]
+        assert (found and len(found["bins"])) == bins
+
+
+def test_thresholds_count_the_records_above() -> None:
+    p, target = predictions(300, 2)
+    p = p.round(2)  # some probabilities are equal to a threshold
+    found = classification_scores(p, target, ("no", "yes"))
+    normalised = p[:, 1] / p.sum(axis=1)
+    for hundredth in range(101):
+        above = normalised > hundredth / 100
+        assert found["thresholds"]["true_positives"][hundredth] == np.sum(above & (target == 1))
+        assert found["thresholds"]["false_positives"][hundredth] == np.sum(above & (target == 0))
+    confusion = found["confusion"]
+    assert found["thresholds"]["true_positives"][50] == confusion[1][1]
+    assert found["thresholds"]["false_positives"][50] == confusion[0][1]
+    assert classification_scores(*predictions(30, 3), NAMES[:3])["thresholds"] is None
+
+
 def test_single_precision_probabilities_are_accepted() -> None:
     p, target = predictions(300, 3)
     found = classification_scores(p.astype(np.float32), target, NAMES[:3])

@@ -24,7 +24,8 @@ from cgd.federation.hub_server import FederationHub
 from cgd.federation.member import FederationMember
 from cgd.json_files import convert
 from cgd.optim.grid import Cell
-from cgd.reporting.run_file import AnyRun, ClassificationScores, RegressionScores, Run, load_run
+from cgd.reporting.run_file import AnyRun, Run, load_run
+from cgd.reporting.run_scores import ClassificationScores, RegressionScores
 from cgd.reporting.training_report import summarize
 from cgd.tabular.predict import load_inputs, predict, row_federation
 from cgd.tabular.run import TabularRun
@@ -388,6 +389,57 @@ def test_run_file_is_read_back(tmp_path: Path) -> None:
         disclosed = run.revealed or []
         assert any("gradients" in each.what and each.times == 10 for each in disclosed)
         assert any("and the categories of ward" in each.what for each in disclosed)
+
+
+def test_run_is_complete_before_the_model_is_compared_with_one_of_our_own_records(tmp_path: Path) -> None:
+    """Nobody waits for the comparison, and nothing is lost if it is interrupted; the same command adds it."""
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=10))
+    data = {name: write_csv(tmp_path / f"{name}.csv", table(40, len(name))) for name in NAMES}
+    before: dict[str, AnyRun] = {}
+
+    def member(peers: cgd.Peers, name: str, alone: bool, interrupted: bool) -> AnyRun:
+        run = TabularRun.prepare(federation, name, data[name], tmp_path / name, alone=alone)
+        peers.seed = name.encode().ljust(32)
+
+        def after_sums() -> None:
+            before[name] = load_run(tmp_path / name)
+            assert (tmp_path / name / "report.html").exists()
+            if interrupted:
+                raise KeyboardInterrupt
+
+        return run.run(peers, after_sums=after_sums)
+
+    def run_all(alone: bool, interrupted: bool = False) -> list[AnyRun]:
+        with cgd.local_peers(NAMES) as group:
+            return group.run(member, NAMES, [alone] * 3, [interrupted] * 3)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(alone=True, interrupted=True)
+    without = run_all(alone=False)
+    assert [run.comparison for run in without] == [None] * 3
+    found = run_all(alone=True)
+    for name, run, earlier in zip(NAMES, found, without, strict=True):
+        assert before[name] == earlier
+        assert run.comparison is not None
+        assert [each.name for each in run.comparison.models] == ["alone", "together"]
+        assert (run.comparison.records, run.comparison.training) == (8, 32)
+        assert msgspec.structs.replace(run, comparison=None) == earlier  # nothing else has changed
+        assert "Alone and together" in (tmp_path / name / "report.html").read_text()
+    files = {name: (tmp_path / name / "run.json").read_bytes() for name in NAMES}
+    assert run_all(alone=True) == found
+    assert {name: (tmp_path / name / "run.json").read_bytes() for name in NAMES} == files
+
+
+def test_participant_without_validation_records_has_no_comparison(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=5))
+
+    def member(peers: cgd.Peers, name: str) -> AnyRun:
+        data = write_csv(tmp_path / f"{name}.csv", table(4 if name == "ada" else 40, 1))
+        return TabularRun.prepare(federation, name, data, tmp_path / name).run(peers)
+
+    with cgd.local_peers(NAMES) as group:
+        runs = group.run(member, NAMES)
+    assert [run.comparison is None for run in runs] == [True, False, False]
 
 
 def test_member_that_enters_a_wrong_number_of_rows_does_not_take_the_reports_of_the_others(tmp_path: Path) -> None:

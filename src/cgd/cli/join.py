@@ -65,6 +65,14 @@ NotifyAfter = Annotated[
         help=f"With --notify: a member is missing after this many seconds (default: {NOTIFY_SECONDS:g}).",
     ),
 ]
+Alone = Annotated[
+    bool,
+    typer.Option(
+        "--alone/--no-alone",
+        help="With --data: compare with a model of your own records alone, in the report. It is trained here, after "
+        "the training together.",
+    ),
+]
 
 
 @app.command()
@@ -85,6 +93,7 @@ def join(
     function: Function = None,
     record: Record = None,
     budget: BudgetPath = None,
+    alone: Alone = True,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it is called with the peers.")
     ] = None,
@@ -116,9 +125,10 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget) != (None, None, None, None, None):
+        if (label, out, delta, function, budget) != (None, None, None, None, None) or not alone:
             raise InputError(
-                "--label, --out, --delta, --function and --budget need --data; a program of your own sets these itself"
+                "--label, --out, --delta, --function, --budget and --no-alone need --data; a program of your own sets "
+                "these itself"
             )
     from cgd.cli.notify import Notifier
 
@@ -132,7 +142,7 @@ def join(
             table = (
                 None
                 if data is None
-                else _prepare_table(federation, name, data, label, out, delta, record, function, budget)
+                else _prepare_table(federation, name, data, label, out, delta, record, function, budget, alone=alone)
             )
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
@@ -184,7 +194,7 @@ def _run(
                 if program is not None:
                     result = program(member.peers)
                 elif table is not None:
-                    result = table.run(member.peers, show_message=display.show_message)
+                    result = table.run(member.peers, display.show_message, member.runtime.announce_done)
             finally:
                 interruption.program_ended = True
         except (KeyboardInterrupt, Exception) as error:
@@ -219,6 +229,8 @@ def _prepare_table(
     record: Path | None,
     function: str | None = None,
     budget: Path | None = None,
+    *,
+    alone: bool = True,
 ) -> TabularRun:
     """Read and check the records and settings, and print notes about them."""
     from cgd.tabular.run import TabularRun, early_privacy_warnings
@@ -226,7 +238,16 @@ def _prepare_table(
 
     folder = out or federation.path.parent / "runs" / name
     table = TabularRun.prepare(
-        federation, name, data, folder, label=label, delta=delta, record=record, function=function, budget=budget
+        federation,
+        name,
+        data,
+        folder,
+        label=label,
+        delta=delta,
+        record=record,
+        function=function,
+        budget=budget,
+        alone=alone,
     )
     plural = "" if table.records.rows == 1 else "s"
     typer.echo(f"cgd: {table.records.rows:,} record{plural} of {printable(data.name)}", err=True)
@@ -252,6 +273,7 @@ def _prepare_table(
 
 
 def _describe_result(table: TabularRun, run: AnyRun) -> str:
+    from cgd.reporting.score_tables import describe_comparison
     from cgd.reporting.training_report import summarize
     from cgd.tabular.training import WARNING_PREFIX
 
@@ -261,7 +283,8 @@ def _describe_result(table: TabularRun, run: AnyRun) -> str:
     row = f" --federation {table.federation.path}" if settings.vertical else ""
     function = f" --function {settings.model.function}" if settings.model.function else ""
     usage = f"predict with `cgd predict {folder} --data FILE{row}{function}`"
-    return f"{summarize(run)}{notes}\n  the report is {folder}/report.html; {usage}"
+    compared = "".join(f"\n  {each}" for each in describe_comparison(run))
+    return f"{summarize(run)}{compared}{notes}\n  the report is {folder}/report.html; {usage}"
 
 
 def _fail(error: Exception, what: str, name: str) -> NoReturn:

@@ -123,15 +123,20 @@ def predict(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    threshold: Annotated[
+        float,
+        typer.Option(help="With two classes: the probability above which the confusion matrix counts the second one."),
+    ] = 0.5,
 ) -> None:
-    """Write the report of a run again, and print its path."""
+    """Write the report of a run again, and print its path and the result."""
     from cgd.reporting.run_file import load_run
+    from cgd.reporting.score_tables import describe_comparison
     from cgd.reporting.training_report import summarize, write_report
 
     content = load_run(run)
-    for path in write_report(run):
+    for path in write_report(run, threshold):
         typer.echo(path)
-    typer.echo(printable(summarize(content)))
+    typer.echo(printable("\n  ".join([summarize(content), *describe_comparison(content)])))
 
 
 def _predict_with_row(

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from cgd.reporting.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cgd.reporting.run_file import AnyRun, ClassificationScores, RegressionScores
+    from cgd.reporting.run_file import AnyRun
+    from cgd.reporting.run_scores import ClassificationScores, RegressionScores
 
     Points = Sequence[tuple[float, float]]
 
 # Above this ratio of the largest to the smallest loss, a linear axis hides the small differences at the end.
 MIN_LOGARITHMIC_RATIO = 20.0
 MAX_VALUE = 1e100
+# A smaller range, in proportion to the values, is drawn as a constant: it may come from rounding.
+MIN_RANGE = 1e-6
+MAX_DECIMALS = 9
 LOSSES = {
     "validation_loss": ("own", "our validation records"),
     "everyone_validation_loss": ("everyone", "all validation records"),
@@ -52,12 +59,17 @@ class Axis:
         return round(start + (value - low) / (high - low) * (end - start), 1)
 
     def tick_label(self, value: float) -> str:
-        """Return the label of a tick."""
-        if self.logarithmic or max(abs(self.low), abs(self.high)) >= 1e6:
-            return f"{value:g}".replace("-", "−")
+        """Return the label of a tick, with as many digits as all ticks need to differ."""
+        return f"{value:{self._format}}".replace("-", "−")
+
+    @cached_property
+    def _format(self) -> str:
         step = min((b - a for a, b in pairwise(self.ticks)), default=1.0)
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-        return f"{value:,.{decimals}f}".replace("-", "−") if decimals <= 5 else f"{value:g}"
+        if not self.logarithmic and max(abs(self.low), abs(self.high)) < 1e6 and decimals <= MAX_DECIMALS:
+            return f",.{decimals}f"
+        formats = (f".{digits}g" for digits in range(6, 18))
+        return next(each for each in formats if len({f"{tick:{each}}" for tick in self.ticks}) == len(self.ticks))
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,8 @@ class Chart:
         series: lines.
         cloud: SVG path with a dot for each point.
         bars: left, top, width and height of each bar.
+        spans: SVG path with a vertical line for the interval of each point.
+        dots: name of the points in the legend.
         mark: value on the x axis of a vertical line, and its label.
         top: position of the upper end of the y axis.
     """
@@ -98,6 +112,8 @@ class Chart:
     series: tuple[Series, ...] = ()
     cloud: str = ""
     bars: tuple[tuple[float, float, float, float], ...] = ()
+    spans: str = ""
+    dots: str = "a record"
     mark: tuple[float, str] | None = None
     top: int = 26
 
@@ -147,7 +163,7 @@ def score_chart(run: AnyRun) -> Chart | None:
     baseline = getattr(run.validation, "baseline_accuracy", None)
     level = [] if baseline is None else [(points[0][0], baseline), (points[-1][0], baseline)]
     values = [value for _, value in (*points, *level)]
-    axis = _linear(min(values), max(values), "")
+    axis = _linear(min(values), max(values), "", limits=(0.0, 1.0) if name == "Accuracy" else None)
     description = f"{name} on our validation records goes from {points[0][1]:.3f} to {points[-1][1]:.3f}."
     chart = Chart("score", name, description, _step_axis(run), axis, mark=_best_mark(run))
     series = [Series("own", "our validation records", _path(chart, points))]
@@ -168,6 +184,31 @@ def roc_chart(scores: ClassificationScores) -> Chart | None:
     chart = Chart("roc", f"ROC curve of {shorten(name)}", description, x, y, height=380)
     chance = Series("baseline", "guessing", _path(chart, [(0, 0), (1, 1)]))
     return replace(chart, series=(Series("own", "the model", _path(chart, points)), chance))
+
+
+def calibration_chart(scores: ClassificationScores) -> Chart | None:
+    """Return observed fractions against mean predicted probabilities, with intervals; None without bins."""
+    bins = [] if scores.calibration is None else scores.calibration.bins
+    usable = [each for each in bins if each.records > 0 and 0 <= each.predicted <= 1 and 0 <= each.observed <= 1]
+    if not usable:
+        return None
+    name = f"of {shorten(scores.classes[1])}" if len(scores.classes) == 2 else "of the predicted class"
+    texts = (f"{each.predicted:.2f} predicted, {each.observed:.2f} observed" for each in usable)
+    description = f"Observed fractions against mean predicted probabilities {name}: {'; '.join(texts)}."
+    x, y = _linear(0, 1, "predicted probability"), _linear(0, 1, "observed fraction")
+    chart = Chart("calibration", f"Calibration {name}", description, x, y, height=380)
+    points = [(chart.x_position(each.predicted), chart.y_position(each.observed)) for each in usable]
+    intervals = [wilson_interval(each.observed, each.records) for each in usable]
+    spans = "".join(
+        f"M{at} {chart.y_position(low)}V{chart.y_position(high)}"
+        for (at, _), (low, high) in zip(points, intervals, strict=True)
+    )
+    sizes = sorted({each.records for each in usable})
+    count = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    diagonal = Series("baseline", "predicted = observed", _path(chart, [(0, 0), (1, 1)]))
+    cloud = "".join(f"M{left} {top}h0" for left, top in points)
+    dots = f"{count} records, with the 95 % interval"
+    return replace(chart, series=(diagonal,), cloud=cloud, spans=spans, dots=dots)
 
 
 def scatter_chart(scores: RegressionScores) -> Chart | None:
@@ -234,15 +275,25 @@ def loss_axis(values: Sequence[float]) -> Axis:
     return Axis(low / 1.05, high * 1.05, tuple(ticks[:: math.ceil(len(ticks) / 10)]), "", True)
 
 
+def interval_axis(values: Iterable[float], limits: tuple[float, float] | None = None) -> Axis | None:
+    """Return an axis for scores and their intervals; None without finite values."""
+    finite = [each for each in values if abs(each) < MAX_VALUE]
+    return _linear(min(finite), max(finite), "", max_intervals=4, limits=limits) if finite else None
+
+
 def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(a, b) for a, b in points if abs(a) < MAX_VALUE and abs(b) < MAX_VALUE]  # false for NaN
 
 
-def _linear(low: float, high: float, label: str, max_intervals: int = 6) -> Axis:
-    """Return an axis that begins and ends at round numbers."""
-    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):
+def _linear(
+    low: float, high: float, label: str, max_intervals: int = 6, limits: tuple[float, float] | None = None
+) -> Axis:
+    """Return an axis that begins and ends at round numbers, within the limits of the values if there are any."""
+    if high - low < MIN_RANGE * max(abs(low), abs(high), 1e-9):
         margin = abs(low) / 10 or 1.0
         low, high = low - margin, high + margin
+        if limits is not None and limits[0] <= low + margin <= limits[1]:
+            low, high = max(low, limits[0]), min(high, limits[1])
     rough = (high - low) / max_intervals
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(part * power for part in (1, 2, 5, 10) if part * power >= rough * 0.999)

@@ -42,8 +42,12 @@ def templates(package: str) -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return a value without control characters, which could reverse the order of the text beside it; see `visible`."""
-    return visible(value) if type(value) is str else value  # not Markup, which a macro returns: it was shown before
+    """Return a value without control characters, which could reverse the order of the text beside it; see `visible`.
+
+    A number is not separated from its percent sign at the end of a line.
+    """
+    # Not Markup, which a macro returns: it was shown before.
+    return visible(value).replace(" %", "\u00a0%") if type(value) is str else value
 
 
 def visible(text: str) -> str:
@@ -65,7 +69,7 @@ def compact(page: str) -> str:
 
 def decimals(value: float | None) -> str:
     """Format a score with three decimals."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}".replace("-", "−")
+    return "–" if value is None or not math.isfinite(value) else f"{value:z.3f}".replace("-", "−")
 
 
 def figure(value: float | None) -> str:

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from cgd.json_files import read_json
+from cgd.reporting.run_scores import (
+    ClassificationScores,
+    Coefficient,
+    ColumnImportance,
+    Comparison,
+    RegressionScores,
+    SubgroupColumn,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,51 +25,6 @@ REMEDY = "train again"
 
 Task = Literal["classification", "regression"]
 ScoresT = TypeVar("ScoresT")
-
-
-class RocCurve(Struct):
-    """Points of a ROC curve."""
-
-    fpr: list[float]
-    tpr: list[float]
-
-    def __post_init__(self) -> None:
-        if len(self.fpr) != len(self.tpr):
-            raise ValueError("fpr and tpr have different lengths")
-
-
-class ClassificationScores(Struct):
-    """Scores on the validation records; see `cgd.tabular.metrics.classification_scores`."""
-
-    records: int
-    accuracy: float
-    classes: list[str]
-    confusion: list[list[int]]
-    balanced_accuracy: float | None = None
-    auc: float | None = None
-    log_loss: float | None = None
-    roc: RocCurve | None = None
-    baseline_accuracy: float | None = None
-
-    def __post_init__(self) -> None:
-        size = len(self.classes)
-        if [len(row) for row in self.confusion] != [size] * size:
-            raise ValueError(f"confusion is not a table of {size} by {size}, the number of classes")
-
-
-class RegressionScores(Struct):
-    """Scores on the validation records; see `cgd.tabular.metrics.regression_scores`."""
-
-    records: int
-    rmse: float
-    mae: float
-    r2: float | None = None
-    actual: list[float] | None = None
-    predicted: list[float] | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.actual or []) != len(self.predicted or []):
-            raise ValueError("actual and predicted have different lengths")
 
 
 class GridCell(Struct):
@@ -260,6 +223,11 @@ class Run(Struct, Generic[ScoresT], kw_only=True):
     history: list[EvalRecord]
     outcome: Outcome | None = None
     validation: ScoresT | None = None
+    comparison: Comparison | None = None
+    subgroups: list[SubgroupColumn] | None = None
+    importance: list[ColumnImportance] | None = None
+    coefficients: list[Coefficient] | None = None
+    recorded: bool | None = None
     revealed: list[DisclosedSum] | None = None
     privacy: PrivacyInfo | None = None
     traffic: TrafficInfo | None = None

@@ -10,17 +10,18 @@ run.json alone and can be written again at any time; the same run gives the same
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cgd.federation.config import RENAMED
 from cgd.federation.toml_validation import with_new_keys
 from cgd.files import write_private, write_rows
-from cgd.reporting import charts
+from cgd.reporting import charts, class_scores, score_tables
 from cgd.reporting.html import compact, decimals, figure, templates
+from cgd.reporting.intervals import wilson_interval
 from cgd.reporting.privacy_text import describe_guarantee
-from cgd.reporting.run_file import ClassificationScores, RegressionScores, load_run
+from cgd.reporting.run_file import load_run
+from cgd.reporting.run_scores import ClassificationScores, RegressionScores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,21 +92,23 @@ class ClassRow:
     precision: float | None
 
 
-def write_report(folder: Path) -> list[Path]:
+def write_report(folder: Path, threshold: float = class_scores.DEFAULT_THRESHOLD) -> list[Path]:
     """Write the report of a run next to its file; replace an earlier one.
 
     Args:
         folder: the directory of the run.
+        threshold: the probability above which the confusion matrix counts a record as of the second of two classes.
 
     Returns:
         The files: metrics.csv, report.html.
 
     Raises:
-        InputError: it is not the directory of a run, run.json is damaged, or the files cannot be written.
+        InputError: it is not the directory of a run, run.json is damaged, the run has no results at the threshold, or
+            the files cannot be written.
     """
     run = load_run(folder)
     # Everything is rendered before anything is written: a report must not be half old and half new.
-    files = {"metrics.csv": _metrics_csv(run).encode(), REPORT_FILE: render(run).encode()}
+    files = {"metrics.csv": _metrics_csv(run).encode(), REPORT_FILE: render(run, threshold).encode()}
     for name, content in files.items():
         write_private(folder / name, content)
     return [folder / name for name in files]
@@ -123,20 +126,31 @@ def summarize(run: AnyRun) -> str:
         r2 = f", R² {scores.r2:.3f}" if scores.r2 is not None else ""
         poor = "; no better than the mean" if scores.r2 is not None and scores.r2 <= 0 else ""
         return f"root mean squared error {scores.rmse:.4g}{r2} {scored}{few or poor}"
-    auc = f", AUC {scores.auc:.3f}" if scores.auc is not None else ""
+    rare = "".join(f" ({count} of {name})" for name, count in class_scores.rare_classes(scores)[:1])
+    auc = f", AUC {scores.auc:.3f}{rare}" if scores.auc is not None else ""
     baseline = scores.baseline_accuracy
     poor = "; no better than the most common class" if baseline is not None and scores.accuracy <= baseline else ""
     return f"accuracy {100 * scores.accuracy:.1f} %{auc} {scored}{few or poor}"
 
 
-def render(run: AnyRun) -> str:
-    """Return the page of a run."""
+def render(run: AnyRun, threshold: float = class_scores.DEFAULT_THRESHOLD) -> str:
+    """Return the page of a run; see `write_report`."""
     scores = run.validation
+    hundredth = class_scores.check_threshold(run, threshold)
     curves = [charts.loss_chart(run), charts.score_chart(run)]
     details: list[charts.Chart | None] = []
     classes: list[ClassRow] = []
+    calibration: tuple[charts.Chart | None, list[str]] = None, []
+    thresholds: list[class_scores.ThresholdRow] = []
     if isinstance(scores, ClassificationScores):
-        details, classes = [charts.roc_chart(scores)], class_rows(scores, shown_classes(scores))
+        shown = shown_classes(scores)
+        details, classes = (
+            [charts.roc_chart(scores)],
+            class_rows(scores, shown, class_scores.confusion_at(scores, hundredth)),
+        )
+        balanced = run.data.class_weights == "balanced"
+        calibration = charts.calibration_chart(scores), class_scores.describe_calibration(scores, balanced=balanced)
+        thresholds = class_scores.threshold_rows(scores, hundredth)
     elif scores is not None:
         details = [charts.scatter_chart(scores), charts.residual_chart(scores)]
     page = templates("cgd.reporting").get_template("report.html.jinja")
@@ -148,6 +162,17 @@ def render(run: AnyRun) -> str:
         curves=[each for each in curves if each],
         details=[each for each in details if each],
         classes=classes,
+        calibration=calibration,
+        thresholds=thresholds,
+        threshold=hundredth / 100,
+        remarks=remarks(run),
+        compared=score_tables.comparison_tables(run),
+        comparison=score_tables.describe_comparison(run),
+        alone=alone(run),
+        subgroups=score_tables.subgroup_tables(run),
+        importance=score_tables.importance_rows(run),
+        coefficients=score_tables.coefficient_rows(run),
+        max_rows=score_tables.MAX_ROWS,
         hidden=len(scores.classes) - len(classes) if isinstance(scores, ClassificationScores) else 0,
         numbered=len(classes) > MAX_NAMED_CLASSES or any(len(each.name) > MAX_HEADING_LENGTH for each in classes),
         model=describe_model(run),
@@ -192,6 +217,23 @@ def lead(run: AnyRun) -> list[str]:
     return sentences
 
 
+def alone(run: AnyRun) -> str:
+    """Return a sentence about the model of our own records alone; empty without one."""
+    models = run.comparison.models if run.comparison else []
+    return score_tables.describe_comparison(run)[0] if len(models) > 1 else ""
+
+
+def remarks(run: AnyRun) -> list[str]:
+    """Return remarks about scores that rest on too few records."""
+    scores = run.validation
+    if scores is None:
+        return []
+    few = f"{scores.records:,} validation record{'' if scores.records == 1 else 's'}: too few to judge the model."
+    found = [few] if scores.records < MIN_RECORDS_TO_JUDGE else []
+    rare = class_scores.describe_rare_classes(scores) if isinstance(scores, ClassificationScores) else ""
+    return [*found, *([rare] if rare else [])]
+
+
 def figures(run: AnyRun) -> list[Figure]:
     """Return all scores of the result that the records define."""
     scores = run.validation
@@ -210,11 +252,12 @@ def figures(run: AnyRun) -> list[Figure]:
         if len(scores.classes) == 2:
             first, second = (charts.shorten(name) for name in scores.classes)
             ranked = f"a record of {second} ranks above one of {first}"
+        interval = class_scores.describe_auc_interval(scores)
         rows = [
             ("Accuracy", scores.accuracy, decimals, "fraction of correct predictions"),
             ("Most common class", scores.baseline_accuracy, decimals, "accuracy of always predicting it"),
             ("Balanced accuracy", scores.balanced_accuracy, decimals, "all classes count the same"),
-            ("AUC", scores.auc, decimals, f"how often {ranked}; 0.5 is guessing"),
+            ("AUC", scores.auc, decimals, f"how often {ranked}; 0.5 is guessing{'; ' if interval else ''}{interval}"),
             ("Log loss", scores.log_loss, decimals, "confident errors count most; 0 is perfect"),
         ]
     return [Figure(name, write(value), meaning) for name, value, write, meaning in rows if value is not None]
@@ -228,13 +271,19 @@ def shown_classes(scores: ClassificationScores) -> list[int]:
     return sorted(largest)
 
 
-def class_rows(scores: ClassificationScores, shown: Sequence[int] | None = None) -> list[ClassRow]:
-    """Return the confusion matrix, class by class: all classes, or those with the given indices."""
+def class_rows(
+    scores: ClassificationScores, shown: Sequence[int] | None = None, confusion: list[list[int]] | None = None
+) -> list[ClassRow]:
+    """Return the confusion matrix, class by class: all classes, or those with the given indices.
+
+    Another matrix than that of the scores is one at another threshold.
+    """
     shown = range(len(scores.classes)) if shown is None else shown
-    predicted = [sum(column) for column in zip(*scores.confusion, strict=True)]
+    confusion = scores.confusion if confusion is None else confusion
+    predicted = [sum(column) for column in zip(*confusion, strict=True)]
     rows = []
     for i in shown:
-        row, total = scores.confusion[i], sum(scores.confusion[i])
+        row, total = confusion[i], sum(confusion[i])
         cells = [row[j] for j in shown]
         shares = [cell / total if total else 0.0 for cell in cells]
         recall, precision = row[i] / total if total else None, row[i] / predicted[i] if predicted[i] else None
@@ -255,14 +304,6 @@ def describe_model(run: AnyRun) -> str:
     if model.parameters is not None:
         text += f", {model.parameters:,} parameters"
     return f"{text}."
-
-
-def wilson_interval(part: float, records: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a fraction of some records."""
-    z = 1.959964
-    spread = z * math.sqrt(part * (1 - part) / records + z * z / (4 * records * records))
-    middle, scale = part + z * z / (2 * records), 1 + z * z / records
-    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
 def _judge_accuracy(scores: ClassificationScores) -> list[str]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_ROC_POINTS = 200
 MAX_SCATTER_POINTS = 1000
+MIN_CALIBRATION_RECORDS = 20
+MAX_BINS, MIN_BIN_RECORDS = 10, 10
 
 
 def classification_scores(probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def classification_scores(probabilities: ArrayLike, target: ArrayLike, classes: 
     Returns:
         A dictionary for JSON: records, accuracy, balanced_accuracy, auc, log_loss, classes, confusion (rows are true
         classes, columns predicted ones), roc, baseline_accuracy (of always predicting the most common class of these
-        records).
+        records), calibration, thresholds.
 
     Raises:
         InputError: the shapes do not fit, there are no records, or a value is invalid.
@@ -56,12 +58,14 @@ def classification_scores(probabilities: ArrayLike, target: ArrayLike, classes: 
         "balanced_accuracy": float(
             metrics.recall_score(y, predicted, labels=present, average="macro", zero_division=0)
         ),
-        "auc": _auc(p, y, present) if several else None,
+        "auc": auc(p, y) if several else None,
         "log_loss": float(metrics.log_loss(y, p, labels=labels)),
         "classes": list(classes),
         "confusion": metrics.confusion_matrix(y, predicted, labels=labels).tolist(),
         "roc": _roc(p[:, 1], y) if several and len(classes) == 2 else None,
         "baseline_accuracy": float(counts.max() / len(y)),
+        "calibration": _calibration(p, y),
+        "thresholds": _thresholds(p[:, 1], y) if len(classes) == 2 else None,
     }
 
 
@@ -95,6 +99,18 @@ def regression_scores(predicted: ArrayLike, actual: ArrayLike) -> dict[str, Any]
     }
 
 
+def auc(probabilities: Floats, target: Integers) -> float:
+    """Return the AUC of the second of two classes, or the mean of one-versus-rest AUCs over the classes with records.
+
+    There must be records of two classes or more.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if probabilities.shape[1] == 2:
+        return float(roc_auc_score(target, probabilities[:, 1]))
+    return float(np.mean([roc_auc_score(target == each, probabilities[:, each]) for each in np.unique(target)]))
+
+
 def _check_classification(
     probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]
 ) -> tuple[Floats, Integers]:
@@ -125,14 +141,6 @@ def _check_vector(name: str, values: ArrayLike) -> Floats:
     return vector
 
 
-def _auc(p: Floats, y: Integers, present: Integers) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    if p.shape[1] == 2:
-        return float(roc_auc_score(y, p[:, 1]))
-    return float(np.mean([roc_auc_score(y == each, p[:, each]) for each in present]))
-
-
 def _roc(p: Floats, y: Integers) -> dict[str, list[float]]:
     from sklearn.metrics import roc_curve
 
@@ -140,3 +148,34 @@ def _roc(p: Floats, y: Integers) -> dict[str, list[float]]:
     # Evenly spaced along the curve from (0, 0) to (1, 1), not along the thresholds.
     sample = np.unique(np.searchsorted(fpr + tpr, np.linspace(0, 2, MAX_ROC_POINTS)))
     return {"fpr": fpr[sample].tolist(), "tpr": tpr[sample].tolist()}
+
+
+def _calibration(p: Floats, y: Integers) -> dict[str, Any] | None:
+    """Return mean predicted against observed fractions, in bins of equally many records; None with few records.
+
+    With two classes, they are those of the second class. With more, they are those of the predicted class: how probable
+    it was, and how often it was correct.
+    """
+    if len(y) < MIN_CALIBRATION_RECORDS:
+        return None
+    binary = p.shape[1] == 2
+    predicted, observed = (p[:, 1], y == 1) if binary else (p.max(axis=1), y == p.argmax(axis=1))
+    bins = np.array_split(np.argsort(predicted, kind="stable"), min(MAX_BINS, len(y) // MIN_BIN_RECORDS))
+    means = [(len(each), float(predicted[each].mean()), float(observed[each].mean())) for each in bins]
+    return {
+        "bins": [dict(zip(("records", "predicted", "observed"), each, strict=True)) for each in means],
+        "predicted": float(predicted.mean()),
+        "observed": float(observed.mean()),
+        "error": sum(count * abs(mean - part) for count, mean, part in means) / len(y),
+        "brier": float(np.square(predicted - observed).mean()) if binary else None,
+    }
+
+
+def _thresholds(p: Floats, y: Integers) -> dict[str, list[int]]:
+    """Return how many records of each of two classes are above each hundredth, from 0.00 to 1.00."""
+    hundredths = np.arange(101) / 100
+    above = {}
+    for name, each in (("true_positives", 1), ("false_positives", 0)):
+        ordered = np.sort(p[y == each])
+        above[name] = (len(ordered) - np.searchsorted(ordered, hundredths, side="right")).tolist()
+    return above

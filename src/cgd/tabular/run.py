@@ -21,16 +21,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 import cgd
 from cgd.errors import InputError
 from cgd.files import write_private
+from cgd.json_files import parse_json
 from cgd.optim.origin import check_delta
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
 from cgd.reporting.training_report import write_report
+from cgd.tabular.alone import compare_alone
 from cgd.tabular.dataset import read_dataset
+from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.models import FUNCTION_ARGUMENTS
@@ -143,6 +145,7 @@ class TabularRun:
         delta: our own δ, if not that of the federation file.
         trace_writer: records our messages for privacy attacks, if wanted.
         ledger: with [privacy], charges the budget of our records.
+        alone: whether the report compares the model with one of our own records alone; see `cgd.tabular.alone`.
     """
 
     federation: Federation
@@ -155,6 +158,7 @@ class TabularRun:
     delta: float | None = None
     trace_writer: TraceWriter | None = None
     ledger: PrivacyLedger | None = None
+    alone: bool = True
 
     @classmethod
     def prepare(
@@ -169,6 +173,7 @@ class TabularRun:
         record: Path | None = None,
         function: str | None = None,
         budget: Path | None = None,
+        alone: bool = True,
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -183,6 +188,7 @@ class TabularRun:
             function: the function in [model], if there is one: a federation file alone cannot choose the code that
                 runs here.
             budget: with [privacy], the file with the budget of our records; by default beside them.
+            alone: compare with a model of our own records alone.
 
         Raises:
             InputError: a setting, the file or a folder cannot be used, the file names another function, or the privacy
@@ -210,16 +216,23 @@ class TabularRun:
             ledger, more = open_ledger(settings, federation.name, data, budget)
             notes = (*notes, *more)
         file = _text(data.name)
-        return cls(federation, participant, settings, records, run_folder, file, notes, delta, trace_writer, ledger)
+        return cls(
+            federation, participant, settings, records, run_folder, file, notes, delta, trace_writer, ledger, alone
+        )
 
-    def run(self, peers: Peers, show_message: ShowMessage = lambda _: None) -> AnyRun:
+    def run(
+        self, peers: Peers, show_message: ShowMessage = lambda _: None, after_sums: Callable[[], None] = lambda: None
+    ) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
 
-        If an earlier process has finished the run, take part for members that must catch up, and change no file.
+        If an earlier process has finished the run, take part for members that must catch up, and change no file; only
+        a comparison that is missing is added.
 
         Args:
             peers: the members.
             show_message: called with progress messages.
+            after_sums: called when we take part in no further sum and all files are written; then the model is compared
+                with one of our own records alone, for which nobody has to wait.
 
         Raises:
             CGDError: see `train`.
@@ -255,18 +268,26 @@ class TabularRun:
             show_message(f"{end}; saving")
             _retry(lambda: model.save(self.folder.path), show_message)
             _retry(self.folder.history.complete, show_message)
-        scores = _score(model, trained, peers)
-        notes = trained.notes
-        if scores is None and trained.validation.rows:
+        outputs, notes = validation_outputs(model, trained, peers), trained.notes
+        if outputs is None and trained.validation.rows:
             notes = (*notes, "the model's outputs for our validation records are not finite, so there are no scores")
         if finished is not None:
             show_message(f"{end}; the run was finished before, and {self.folder.path} is not changed")
-            return finished
-        content = self._content(trained, history, scores, notes, peers)
+        else:
+            quality = evaluate(model, trained, outputs)
+            self._write(self._content(trained, history, quality, notes, peers), show_message)
+        after_sums()
+        if self.alone and outputs is not None and (finished is None or finished.comparison is None):
+            show_message("comparing with a model of our own records alone, for the report; nobody waits for it")
+            comparison = compare_alone(self.settings, trained, outputs, peers.seed, delta=self.delta)
+            content = parse_json((self.folder.path / FILE).read_bytes())
+            self._write({**content, "comparison": comparison}, show_message)
+        return load_run(self.folder.path)
+
+    def _write(self, content: dict[str, Any], show_message: ShowMessage) -> None:
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()
         _retry(lambda: write_private(self.folder.path / FILE, text), show_message)
         _retry(lambda: write_report(self.folder.path), show_message)
-        return load_run(self.folder.path)
 
     def _provenance(self) -> dict[str, Any]:
         return {
@@ -280,7 +301,7 @@ class TabularRun:
         self,
         trained: TrainingResult,
         history: list[EvalRecord],
-        scores: dict[str, Any] | None,
+        quality: dict[str, Any],
         notes: Sequence[str],
         peers: Peers,
     ) -> dict[str, Any]:
@@ -320,7 +341,8 @@ class TabularRun:
                 "early": trained.steps < training.steps,
                 "seconds": None if restarted else round(trained.seconds, 3),
             },
-            "validation": scores,
+            **quality,
+            "recorded": self.trace_writer is not None,
             "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
             "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
             **({} if trained.ledger is None else {"privacy": privacy_summary(settings, trained, len(peers))}),
@@ -381,17 +403,6 @@ def _target_summary(trained: TrainingResult) -> dict[str, Any]:
     if target.classes:
         return {"classes": dict(zip(target.classes, target.counts, strict=True))}
     return {"mean": target.mean, "deviation": target.deviation}
-
-
-def _score(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> dict[str, Any] | None:
-    """Score the model on the validation split; in a grid with several columns, together with the row."""
-    records = trained.validation
-    if not records.rows:
-        return None
-    outputs = model.outputs(records, peers.groups.get("row") if model.towers > 1 else None)
-    # Weights that are too large are no error here: whether outputs overflow depends on our records, and an error at the
-    # end of the training would show it to the others.
-    return model.scores(outputs, records) if np.isfinite(outputs).all() else None
 
 
 def _text(name: str) -> str:

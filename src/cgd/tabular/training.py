@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cgd.optim.origin import confine
@@ -23,6 +24,8 @@ from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    import numpy.typing as npt
     from torch import nn
 
     from cgd.peers import Peers
@@ -45,7 +48,8 @@ class TrainingResult:
         evaluations: the history.
         best_step: the step with the lowest validation loss over all members.
         steps: number of steps taken.
-        validation: the validation split; in a grid, in the order of the row.
+        records: our records; in a grid, in the order of the row.
+        held_out: the mask of the validation split.
         samples: number of our training records.
         everyone_samples: number of all members' training records, or of their units of privacy.
         clipped: number of steps in which our gradient was clipped to the bound.
@@ -59,13 +63,19 @@ class TrainingResult:
     evaluations: tuple[EvalRecord, ...]
     best_step: int
     steps: int
-    validation: TabularDataset
+    records: TabularDataset
+    held_out: npt.NDArray[np.bool_]
     samples: int
     everyone_samples: int
     clipped: int
     notes: tuple[str, ...]
     seconds: float
     ledger: PrivacyLedger | None = None
+
+    @cached_property
+    def validation(self) -> TabularDataset:
+        """The validation split, in the order of the records."""
+        return self.records.take(self.held_out)
 
 
 def train(
@@ -126,7 +136,8 @@ def train(
         evaluations=tuple(loop.evaluations),
         best_step=loop.best.steps or loop.step,
         steps=loop.step,
-        validation=records.take(held_out),
+        records=records,
+        held_out=held_out,
         samples=len(training),
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,

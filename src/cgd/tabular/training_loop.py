@@ -91,9 +91,10 @@ class EncodedDataset:
         if not len(self):
             return None
         if not self.y.is_floating_point():
-            return (outputs.argmax(1) == self.y).float().mean().item()
-        spread = (self.y - self.y.mean()).square().sum().item()
-        return 1 - (outputs[:, 0] - self.y).square().sum().item() / spread if spread else None
+            return (outputs.argmax(1) == self.y).double().mean().item()  # as precise as the scores of the result
+        y = self.y.double()
+        spread = (y - y.mean()).square().sum().item()
+        return 1 - (outputs[:, 0].double() - y).square().sum().item() / spread if spread else None
 
 
 class TrainingLoop:

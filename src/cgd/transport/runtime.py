@@ -101,7 +101,7 @@ class FederationRuntime:
         self._states, self._history = StateLog(), StateHistory()
         self._announced = False  # for whom our first sum waits
         self._failure: BaseException | None = None
-        self._closed = self._close_at_once = False
+        self._closed = self._close_at_once = self._done = False
         self._closing = threading.Lock()
         self._wait_condition: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name=f"cgd-runtime-{membership.me}", daemon=True)
@@ -152,6 +152,16 @@ class FederationRuntime:
         with self._changed:
             return self._history.add(reports)
 
+    def announce_done(self) -> None:
+        """Announce that our program takes part in no further sum, so that nobody waits for it; keep answering peers.
+
+        Closing later with done=False does not revoke it.
+        """
+        with self._changed:
+            self._done = True
+            self.membership.send_goodbye(True)
+        self.transport.wakeup()
+
     def close(self, *, done: bool) -> None:
         """Leave the federation; with `done`, stay until all programs have finished, so that others can recover.
 
@@ -165,7 +175,7 @@ class FederationRuntime:
         with self._changed:
             if self._closed:
                 return
-            self.membership.send_goodbye(done)
+            self.membership.send_goodbye(done or self._done)
             self.transport.wakeup()
             if done and self._failure is None:
                 deadline = inf if self._linger is None else time.monotonic() + self._linger

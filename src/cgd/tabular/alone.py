@@ -1,0 +1,120 @@
+"""What would we have had alone? Train the same model on our own records only, and compare it with the one of all.
+
+Alone means: without anything that comes from the others. The model, the optimiser, the learning rate and the largest
+number of steps are those of the federation file. Means, deviations and categories are those of our own training
+records. A part of these is set aside for early stopping, as large as the validation split. So the validation records,
+on which both models are scored, influence the model of our own in no way. With [privacy], it is trained without noise,
+because nothing is sent; in a grid with several columns, it uses our own columns.
+
+All of it happens on this machine, after the last sum: nothing is sent, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cgd.errors import DivergenceError
+from cgd.local import solo_peers
+from cgd.tabular.columns import Categorical
+from cgd.tabular.comparison import compare_classifiers, compare_regressions
+from cgd.tabular.model import ConfinedModel
+from cgd.tabular.training import train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.training import EvalRecord, TrainingResult
+
+MIN_SECONDS = 600.0
+"""Training alone takes this long at most, or as long as the training together, which takes as many gradients."""
+
+
+class _TooLongError(Exception):
+    """Training alone takes too long."""
+
+
+def compare_alone(
+    settings: TabularSettings,
+    trained: TrainingResult,
+    outputs: npt.NDArray[np.float64],
+    seed: bytes,
+    *,
+    delta: float | None = None,
+) -> dict[str, Any]:
+    """Train alone, and compare the result with the training together on our validation records.
+
+    Args:
+        settings: those of the training together.
+        trained: its result.
+        outputs: the outputs of its model for our validation records.
+        seed: our seed, from which another one is derived.
+        delta: our own δ, if not that of the federation file.
+
+    Returns:
+        The comparison for run.json: records, training (the number of records that we train on alone), models; or
+        unavailable, with the reason. No failure here is an error, because the run is finished.
+    """
+    own = trained.records.take(~trained.held_out)
+    parts: dict[str, Any] = {"records": trained.validation.rows, "training": own.rows, "models": []}
+    if reason := _nothing_to_learn(own):
+        return parts | {"unavailable": reason}
+    limit = time.monotonic() + max(MIN_SECONDS, trained.seconds)
+    alone = settings_alone(settings, trained)
+    peers = solo_peers(
+        hmac.digest(seed, b"cgd alone", "sha256"), bound=settings.training.bound, ring_bits=settings.training.ring_bits
+    )
+    try:
+        result = train(peers, alone, own, delta=delta, progress=_stop_at(limit))
+        model = ConfinedModel.from_training(result, alone, {})
+        both = {"alone": model.outputs(trained.validation), "together": outputs}
+        if not all(np.isfinite(each).all() for each in both.values()):
+            raise DivergenceError("a model predicts values that are not finite")
+        if settings.data.task == "regression":
+            models = compare_regressions(both, np.asarray(trained.validation.target, dtype=np.float64))
+        else:
+            models = compare_classifiers(both, np.asarray(model.preprocessing.encode_target(trained.validation)))
+    except _TooLongError:
+        return parts | {"unavailable": "training alone took much longer than training together, and was stopped"}
+    except Exception as error:  # whatever it is, for example in a network of the user's own
+        return parts | {"unavailable": f"training alone failed: {error}"}
+    return parts | {"models": models}
+
+
+def settings_alone(settings: TabularSettings, trained: TrainingResult) -> TabularSettings:
+    """Return the settings of a training on our own columns without others.
+
+    The classes are those of the federation, as both models must have the same; a class that we do not have is not
+    learned.
+    """
+    data = replace(settings.data, columns=settings.own_columns, classes=trained.preprocessing.classes)
+    return replace(settings, data=data, column=0, columns=1, privacy=None)
+
+
+def _stop_at(limit: float) -> Callable[[EvalRecord], None]:
+    def check(_: EvalRecord) -> None:
+        if time.monotonic() > limit:
+            raise _TooLongError
+
+    return check
+
+
+def _nothing_to_learn(own: TabularDataset) -> str:
+    """Return the reason why nothing can be learned from these records; empty if something can."""
+    target = own.target
+    if isinstance(target, Categorical):
+        present = [name for name, count in zip(target.names, target.counts(), strict=True) if count]
+        only = f"the class {present[0]!r}" if len(present) == 1 else ""
+    else:
+        only = "the same value of the target" if target is not None and own.rows and not np.ptp(target) else ""
+    if not own.rows:
+        return "we have no training records"
+    return f"all our training records have {only}, so nothing can be learned from them alone" if only else ""

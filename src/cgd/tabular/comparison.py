@@ -1,0 +1,169 @@
+"""Compare models on the same records: each score with its 95 % interval, and its gain over the first model.
+
+A gain is the difference of two models' scores on the same records, so what makes these records easy or hard affects
+both. Gains of accuracy have the interval of Agresti and Min; all others come from a paired bootstrap: records are drawn
+with replacement, always with the same seed, and all models are scored on the drawn ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cgd.reporting.intervals import auc_interval, paired_interval, wilson_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
+    # The score of one model, given how often each record was drawn; NaN if these records do not define it.
+    WeightedScore = Callable[[Floats], float]
+
+RESAMPLES, MIN_RESAMPLES = 1000, 200
+# Draws of a record over all resamples: with many records, intervals are narrow, and fewer resamples are enough.
+MAX_DRAWS = 10**8
+SEED = 20210427
+# More classes have no interval of their mean AUC: a bootstrap of it takes time in proportion.
+MAX_AUC_CLASSES = 20
+
+Estimate = dict[str, float | None]
+"""A score, or a difference of two, under `value`; its interval is `low` to `high`, or None without one."""
+
+
+def compare_classifiers(outputs: Mapping[str, Floats], target: Integers) -> list[dict[str, Any]]:
+    """Return accuracy and AUC of each model, and its gains over the first.
+
+    Args:
+        outputs: for each model, by its name, the probability of every class for every record.
+        target: the class of every record.
+
+    Returns:
+        For each model a dictionary for JSON: name, scores, gains (None for the first model). A score that these records
+        do not define is left out.
+    """
+    correct = {name: each.argmax(axis=1) == target for name, each in outputs.items()}
+    first = next(iter(correct.values()))
+    found: list[dict[str, Any]] = []
+    for name, hits in correct.items():
+        accuracy = float(hits.mean())
+        scores = {"accuracy": _estimate(accuracy, wilson_interval(accuracy, len(hits)))}
+        better, worse = int((hits & ~first).sum()), int((first & ~hits).sum())
+        gain = _estimate(accuracy - float(first.mean()), paired_interval(better, worse, len(hits)))
+        found.append({"name": name, "scores": scores, "gains": {"accuracy": gain}})
+    classes = np.unique(target)
+    if len(classes) > 1:
+        areas = {name: weighted_auc(each, target) for name, each in outputs.items()}
+        drawn = _bootstrap(areas, len(target)) if len(classes) <= MAX_AUC_CLASSES else None
+        for each in found:
+            value = areas[each["name"]](np.ones(len(target)))
+            interval = _percentiles(drawn[each["name"]]) if drawn else None
+            if next(iter(outputs.values())).shape[1] == 2:
+                positives = int((target == 1).sum())
+                interval = auc_interval(value, positives, len(target) - positives)
+            each["scores"]["auc"] = _estimate(value, interval)
+        _add_gains(found, drawn, "auc")
+    return _without_own_gains(found)
+
+
+def compare_regressions(outputs: Mapping[str, Floats], target: Floats) -> list[dict[str, Any]]:
+    """Return R² and the root mean squared error of each model, and its gains over the first; as for classifiers.
+
+    A gain is positive if a model is better, so that of the error is the first model's error minus its own.
+    """
+    found: list[dict[str, Any]] = [{"name": name, "scores": {}, "gains": {}} for name in outputs]
+    kinds = {"r2": weighted_r2, "rmse": weighted_rmse}
+    if not np.ptp(target):
+        del kinds["r2"]
+    for metric, kind in kinds.items():
+        measures = {name: kind(each[:, 0], target) for name, each in outputs.items()}
+        drawn = _bootstrap(measures, len(target))
+        for each in found:
+            value = measures[each["name"]](np.ones(len(target)))
+            each["scores"][metric] = _estimate(value, _percentiles(drawn[each["name"]]))
+        _add_gains(found, drawn, metric, sign=-1 if metric == "rmse" else 1)
+    return _without_own_gains(found)
+
+
+def weighted_auc(outputs: Floats, target: Integers) -> WeightedScore:
+    """Return a function for the AUC as in `cgd.tabular.metrics`, for many weights: the outputs are sorted once."""
+    parts = []
+    for each in [1] if outputs.shape[1] == 2 else np.unique(target).tolist():
+        order = np.argsort(outputs[:, each], kind="stable")
+        ordered = outputs[order, each]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))  # of equal outputs
+        parts.append((order, (target[order] == each).astype(np.float64), starts))
+
+    def score(weights: Floats) -> float:
+        areas = [_area(weights[order], hits, starts) for order, hits, starts in parts]
+        defined = [each for each in areas if each is not None]
+        return float(np.mean(defined)) if defined else float("nan")
+
+    return score
+
+
+def weighted_r2(outputs: Floats, target: Floats) -> WeightedScore:
+    """Return a function for the coefficient of determination."""
+    squares = np.square(outputs - target)
+
+    def score(weights: Floats) -> float:
+        spread = float(weights @ np.square(target - np.average(target, weights=weights)))
+        return 1 - float(weights @ squares) / spread if spread else float("nan")
+
+    return score
+
+
+def weighted_rmse(outputs: Floats, target: Floats) -> WeightedScore:
+    """Return a function for the root mean squared error."""
+    squares = np.square(outputs - target)
+    return lambda weights: float(np.sqrt(np.average(squares, weights=weights)))
+
+
+def _area(weights: Floats, hits: Floats, starts: Integers) -> float | None:
+    """Return the probability that a record of the class has a higher score than another one; half of it if equal."""
+    positives = np.add.reduceat(weights * hits, starts)
+    others = np.add.reduceat(weights * (1 - hits), starts)
+    pairs = positives.sum() * others.sum()
+    return float(positives @ (np.cumsum(others) - others / 2) / pairs) if pairs else None
+
+
+def _bootstrap(measures: Mapping[str, WeightedScore], records: int) -> dict[str, Floats]:
+    """Return the scores of all models on resamples of the records, the same ones for all models."""
+    generator = np.random.default_rng(SEED)
+    resamples = int(np.clip(MAX_DRAWS // records, MIN_RESAMPLES, RESAMPLES))
+    drawn = {name: np.empty(resamples) for name in measures}
+    for place in range(resamples):
+        weights = np.bincount(generator.integers(records, size=records), minlength=records).astype(np.float64)
+        for name, measure in measures.items():
+            drawn[name][place] = measure(weights)
+    return drawn
+
+
+def _add_gains(found: list[dict[str, Any]], drawn: Mapping[str, Floats] | None, metric: str, sign: int = 1) -> None:
+    first = found[0]
+    for each in found:
+        difference = sign * (each["scores"][metric]["value"] - first["scores"][metric]["value"])
+        interval = _percentiles(sign * (drawn[each["name"]] - drawn[first["name"]])) if drawn else None
+        each["gains"][metric] = _estimate(difference, interval)
+
+
+def _percentiles(values: Floats) -> tuple[float, float] | None:
+    """Return the middle 95 % of resampled scores; None if most are undefined, or all are equal: too few records."""
+    defined = values[np.isfinite(values)]
+    if 2 * len(defined) < len(values) or not np.ptp(defined):
+        return None
+    low, high = np.percentile(defined, [2.5, 97.5]).tolist()
+    return low, high
+
+
+def _estimate(value: float, interval: tuple[float, float] | None) -> Estimate:
+    low, high = (None, None) if interval is None else interval
+    return {"value": value, "low": low, "high": high}
+
+
+def _without_own_gains(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found[0]["gains"] = None
+    return found

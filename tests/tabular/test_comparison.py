@@ -1,0 +1,144 @@
+"""Comparisons of models: scores agree with scikit-learn, intervals with a bootstrap of repeated records."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from cgd.tabular import comparison
+from cgd.tabular.comparison import (
+    compare_classifiers,
+    compare_regressions,
+    weighted_auc,
+    weighted_r2,
+    weighted_rmse,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def outputs(target: NDArray[np.int64], classes: int, skill: float, seed: int) -> NDArray[np.float64]:
+    generator = np.random.default_rng(seed)
+    p = np.exp(generator.normal(size=(len(target), classes)) + skill * np.eye(classes)[target])
+    rounded: NDArray[np.float64] = (p / p.sum(axis=1, keepdims=True)).round(2)  # some outputs are equal
+    return rounded
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_weighted_scores_are_those_of_scikit_learn(classes: int) -> None:
+    generator = np.random.default_rng(1)
+    target = np.arange(200) % classes
+    p = outputs(target, classes, 1.0, 2)
+    weights = generator.integers(0, 3, 200).astype(np.float64)
+    found = weighted_auc(p, target)(weights)
+    areas = [
+        metrics.roc_auc_score(target == each, p[:, each], sample_weight=weights)
+        for each in ([1] if classes == 2 else range(classes))
+    ]
+    assert found == pytest.approx(np.mean(areas), rel=1e-12)
+    actual, predicted = generator.normal(size=(2, 200))
+    assert weighted_r2(predicted, actual)(weights) == pytest.approx(
+        metrics.r2_score(actual, predicted, sample_weight=weights), rel=1e-12
+    )
+    assert weighted_rmse(predicted, actual)(weights) == pytest.approx(
+        metrics.root_mean_squared_error(actual, predicted, sample_weight=weights), rel=1e-12
+    )
+
+
+def test_drawn_records_that_do_not_define_a_score_give_nan() -> None:
+    target = np.array([0, 0, 1])
+    score = weighted_auc(outputs(target, 2, 1.0, 1), target)
+    assert np.isnan(score(np.array([1.0, 2.0, 0.0])))
+    assert np.isnan(weighted_r2(np.ones(3), np.arange(3.0))(np.array([0.0, 3.0, 0.0])))
+
+
+def test_better_model_has_a_gain_whose_interval_excludes_zero() -> None:
+    target = np.arange(1000) % 2
+    models = {name: outputs(target, 2, skill, 3) for name, skill in (("alone", 0.5), ("together", 2.0))}
+    alone, together = compare_classifiers(models, target)
+    assert (alone["name"], alone["gains"]) == ("alone", None)
+    for name in ("accuracy", "auc"):
+        gain = together["gains"][name]
+        assert gain["value"] == pytest.approx(together["scores"][name]["value"] - alone["scores"][name]["value"])
+        assert 0 < gain["low"] < gain["value"] < gain["high"]
+        for each in (alone, together):
+            score = each["scores"][name]
+            assert score["low"] < score["value"] < score["high"]
+    assert together["scores"]["auc"]["value"] == pytest.approx(metrics.roc_auc_score(target, models["together"][:, 1]))
+    assert json.loads(json.dumps([alone, together], allow_nan=False)) == [alone, together]
+    assert compare_classifiers(models, target) == [alone, together]  # the same resamples
+
+
+def test_gain_of_equal_models_contains_zero_and_is_narrower_than_the_scores() -> None:
+    """Both models are scored on the same records, so what makes these easy or hard cancels."""
+    target = np.arange(400) % 2
+    p = outputs(target, 2, 1.0, 3)
+    near = (p + 0.02 * outputs(target, 2, 0.0, 4)) / 1.02
+    alone, together = compare_classifiers({"alone": p, "together": near}, target)
+    gain, score = together["gains"]["auc"], alone["scores"]["auc"]
+    assert gain["low"] <= 0 <= gain["high"]
+    assert gain["high"] - gain["low"] < (score["high"] - score["low"]) / 4
+
+
+def test_interval_is_that_of_a_bootstrap_of_repeated_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "RESAMPLES", 200)
+    generator = np.random.default_rng(5)
+    actual = generator.normal(size=60)
+    models = {
+        name: (actual + generator.normal(0, spread, 60))[:, None] for name, spread in (("alone", 1.0), ("b", 0.7))
+    }
+    _, found = compare_regressions(models, actual)
+    generator = np.random.default_rng(comparison.SEED)
+    gains = []
+    for _ in range(200):
+        drawn = generator.integers(60, size=60)
+        scores = [metrics.r2_score(actual[drawn], each[drawn, 0]) for each in models.values()]
+        gains.append(scores[1] - scores[0])
+    expected = np.percentile(gains, [2.5, 97.5])
+    assert [found["gains"]["r2"][end] for end in ("low", "high")] == pytest.approx(expected, rel=1e-9)
+
+
+def test_gain_of_an_error_is_positive_if_the_error_is_smaller() -> None:
+    actual = np.linspace(0, 10, 50)
+    noise = np.random.default_rng(1).normal(size=50)
+    alone, together = compare_regressions(
+        {"alone": (actual + 2 * noise)[:, None], "together": (actual + noise)[:, None]}, actual
+    )
+    assert together["gains"]["rmse"]["value"] == pytest.approx(together["scores"]["rmse"]["value"])
+    assert together["gains"]["rmse"]["low"] > 0
+    assert together["gains"]["r2"]["low"] > 0
+    assert alone["scores"]["r2"]["value"] == pytest.approx(metrics.r2_score(actual, actual + 2 * noise))
+
+
+def test_perfect_models_have_no_interval_of_their_gain_in_auc() -> None:
+    """A bootstrap of them has no width, which would look like certainty."""
+    target = np.array([0, 1, 1, 1, 1])
+    p = np.stack([0.9 - 0.8 * target, 0.1 + 0.8 * target], axis=1)
+    alone, together = compare_classifiers({"alone": p, "together": p}, target)
+    assert together["gains"]["auc"] == {"value": 0.0, "low": None, "high": None}
+    assert alone["scores"]["auc"]["low"] < 0.7
+    assert together["gains"]["accuracy"]["low"] < -0.1
+
+
+@pytest.mark.parametrize(
+    ("target", "names"), [(np.zeros(6, dtype=np.int64), {"accuracy"}), (np.arange(6) % 3, {"accuracy", "auc"})]
+)
+def test_score_that_the_records_do_not_define_is_left_out(target: Any, names: set[str]) -> None:
+    p = outputs(target, 3, 1.0, 1)
+    for each in compare_classifiers({"alone": p, "together": p}, target):
+        assert set(each["scores"]) == names
+    alone, _ = compare_regressions({"alone": np.ones((4, 1)), "together": np.ones((4, 1))}, np.full(4, 2.0))
+    assert set(alone["scores"]) == {"rmse"}
+
+
+def test_many_classes_have_no_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_bootstrap", lambda *_: pytest.fail("it would take long"))
+    target = np.arange(60) % 30
+    p = outputs(target, 30, 1.0, 1)
+    _, together = compare_classifiers({"alone": p, "together": p}, target)
+    assert together["gains"]["auc"] == {"value": 0.0, "low": None, "high": None}
