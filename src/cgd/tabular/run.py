@@ -31,9 +31,11 @@ from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
 from cgd.reporting.training_report import write_report
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
+from cgd.tabular.learned_values import learned_messages
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.models import FUNCTION_ARGUMENTS
 from cgd.tabular.private_run import check_private, open_ledger, privacy_summary, private_sums
+from cgd.tabular.rare_values import check_rare_values
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.trace_writer import TraceWriter, check_recordable
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.preprocessing import Preprocessing
     from cgd.tabular.training import TrainingResult
 
     ShowMessage = Callable[[str], None]
@@ -202,6 +205,7 @@ class TabularRun:
         )
         if settings.privacy is not None:
             check_private(settings, records)
+        notes = (*notes, *check_rare_values(records, settings.data, settings.own_columns))
         run_folder = RunFolder(folder, federation, participant)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
         ledger = None
@@ -227,6 +231,10 @@ class TabularRun:
         history: list[EvalRecord] = []
         replaying = True
 
+        def on_fitted(preprocessing: Preprocessing) -> None:
+            for message in learned_messages(self.settings, preprocessing, self.records):
+                show_message(message)
+
         def on_caught_up(replayed: int) -> None:
             nonlocal replaying
             replaying = False
@@ -243,6 +251,7 @@ class TabularRun:
             self.settings,
             self.records,
             delta=self.delta,
+            fitted=on_fitted,
             progress=on_evaluation,
             caught_up=on_caught_up,
             trace_writer=self.trace_writer,
