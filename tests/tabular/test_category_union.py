@@ -37,9 +37,7 @@ def owners(members: list[Own]) -> dict[str, Counter[str]]:
 
 def expected(members: list[Own]) -> list[Union]:
     counts = owners(members)
-    shared = {
-        name: tuple(sorted(text for text, count in found.items() if count > 1)) for name, found in counts.items()
-    }
+    shared = {name: tuple(sorted(text for text, count in found.items() if count > 1)) for name, found in counts.items()}
     alone = sum(count == 1 for found in counts.values() for count in found.values())
     return [
         Union(shared, alone, {name: tuple(sorted(own[name] - set(shared[name]))) for name in shared}) for own in members

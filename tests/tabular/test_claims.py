@@ -10,7 +10,7 @@ import pytest
 import cgd
 from cgd import CGDError, Peers
 from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, Union, _key, learn_categories
-from cgd.tabular.claims import CLAIM_BYTES, MARK_BYTES, TAG_BYTES, Claims, make_claim, salt
+from cgd.tabular.claims import CLAIM_BYTES, MARK_BYTES, TAG_BYTES, Claims, make_claim, member_secret, salt
 from cgd.tabular.lookup_table import PARTS, Layout
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ def test_claims_are_valid_under_their_salt_only() -> None:
         assert salt(group[0], ["a"], "classes", 0) == salt(group[1], ["a"], "classes", 0)
     one, *others = salts
     claims = [make_claim(one, bytes(32), b"value"), make_claim(one, bytes(31) + b"1", b"value")]
-    assert Claims.opened(one, claims).is_shared(b"value")
-    assert not any(Claims.opened(other, claims).participants(b"value") for other in others)
-    assert not Claims.opened(one, claims).participants(b"another value")
+    assert Claims.opened(one, claims, 3).is_shared(b"value")
+    assert not any(Claims.opened(other, claims, 3).participants(b"value") for other in others)
+    assert not Claims.opened(one, claims, 3).participants(b"another value")
 
 
 def test_claims_of_one_member_differ_by_value_and_are_the_same_again() -> None:
@@ -191,7 +191,7 @@ def test_claims_of_one_member_differ_by_value_and_are_the_same_again() -> None:
     nonces = {claim[MARK_BYTES:-TAG_BYTES] for claim in claims.values()}
     assert len(nonces) == 4  # nobody sees which claims belong to one member
     assert all(make_claim(salt_, *each) == claim for each, claim in claims.items())
-    opened = Claims.opened(salt_, [claims[seeds[0], b"a"]] * 2)
+    opened = Claims.opened(salt_, [claims[seeds[0], b"a"]] * 2, 3)
     assert opened.participants(b"a") == 1
 
 
@@ -200,7 +200,8 @@ def test_value_is_tested_by_guessing() -> None:
     attack = Attack({})
     with cgd.local_peers(3) as group:
         attack.run(group)
-        opened = Claims.opened(salt(group[2], (), "test", 0), decoded(CLAIM_TABLE, attack.opened[CLAIMS], CLAIMS))
+        seen = decoded(CLAIM_TABLE, attack.opened[CLAIMS], CLAIMS)
+        opened = Claims.opened(salt(group[2], (), "test", 0), seen, 3)
     assert opened.participants(_key((0, SECRET))) == 1
     assert opened.participants(_key((0, "nobody"))) == 0
 
@@ -212,7 +213,9 @@ def test_removed_claim_is_noticed_by_its_owner() -> None:
     first = Attack({})
     with cgd.local_peers(3) as group:
         first.run(group)
-        (bob,) = (each for each in decoded(CLAIM_TABLE, first.opened[CLAIMS], CLAIMS) if each == claim_of(group, 1, "A"))
+        (bob,) = (
+            each for each in decoded(CLAIM_TABLE, first.opened[CLAIMS], CLAIMS) if each == claim_of(group, 1, "A")
+        )
         remove = Attack({CLAIMS: lambda cells: 2 * cells - insert({bob})(cells)})
         _, refused, _ = remove.run(group)
     assert isinstance(refused, str)
@@ -220,7 +223,7 @@ def test_removed_claim_is_noticed_by_its_owner() -> None:
 
 
 def claim_of(group: LocalPeers, member: int, text: str) -> bytes:
-    return make_claim(salt(group[member], (), "test", 0), group[member].seed, _key((0, text)))
+    return make_claim(salt(group[member], (), "test", 0), member_secret(group[member]), _key((0, text)))
 
 
 def test_text_without_claims_of_two_members_is_refused() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES
-from cgd.tabular.claims import CLAIM_BYTES, Claims, make_claim, salt
+from cgd.tabular.claims import CLAIM_BYTES, Claims, make_claim, member_secret, salt
 from cgd.tabular.columns import MAX_CATEGORIES
 from cgd.tabular.lookup_table import Layout, sum_sets
 from cgd.tabular.opened_counts import check_counts, is_included, refuse
@@ -111,10 +111,11 @@ def _claim(peers: Peers, entries: Sequence[Entry], context: str, scope: Sequence
         return salt(peers, scope, context, attempt)
 
     def ours(attempt: int) -> dict[bytes, int]:
-        return {make_claim(salt_of(attempt), peers.seed, _key(entry)): 1 for entry in entries}
+        salted, secret = salt_of(attempt), member_secret(peers)
+        return {make_claim(salted, secret, _key(entry)): 1 for entry in entries}
 
     def opened(attempt: int, found: Mapping[bytes, int]) -> tuple[int, Claims]:
-        return attempt, Claims.opened(salt_of(attempt), found)
+        return attempt, Claims.opened(salt_of(attempt), found, len(peers))
 
     included = is_included(peers)
     attempt, claims = sum_sets(peers, CLAIM_TABLE, total, f"{context}: claims", ours, opened)

@@ -4,7 +4,7 @@ For each of its values, a member enters a claim into a sum of sets (`cgd.tabular
 
     key of the value   K = H(salt; column, value)        never sent
     mark               H(K; "mark")                      the same for every member that has the value
-    nonce              H(seed of the member; K)          differs from member to member
+    nonce              H(secret of the member; K)        differs from member to member
     tag                H(K; nonce)                       only who knows the value can compute it
 
 A value is shared if two claims with different nonces have valid tags. Only its owners, who know K, can check that, and
@@ -59,18 +59,21 @@ class Claims:
     Attributes:
         salt: the salt of the attempt.
         by_mark: the claims with each mark.
+        needed: how many members must have a value for it to be shared.
     """
 
     salt: bytes
     by_mark: Mapping[bytes, frozenset[bytes]]
+    needed: int = MIN_PARTICIPANTS
 
     @classmethod
-    def opened(cls, salt: bytes, claims: Iterable[bytes]) -> Claims:
-        """Return opened claims."""
+    def opened(cls, salt: bytes, claims: Iterable[bytes], members: int) -> Claims:
+        """Return opened claims of some members. One who trains alone discloses nothing, and shares all values."""
         by_mark: dict[bytes, set[bytes]] = {}
         for claim in claims:
             by_mark.setdefault(claim[:MARK_BYTES], set()).add(claim)
-        return cls(salt, {mark: frozenset(found) for mark, found in by_mark.items()})
+        found = {mark: frozenset(each) for mark, each in by_mark.items()}
+        return cls(salt, found, min(MIN_PARTICIPANTS, members))
 
     def __len__(self) -> int:
         return sum(map(len, self.by_mark.values()))
@@ -87,17 +90,22 @@ class Claims:
 
     def is_shared(self, value: bytes) -> bool:
         """Return whether two members or more know a value."""
-        return self.participants(value) >= MIN_PARTICIPANTS
+        return self.participants(value) >= self.needed
 
     def contain(self, claim: bytes) -> bool:
         """Return whether a claim is among them."""
         return claim in self.by_mark.get(claim[:MARK_BYTES], ())
 
 
-def make_claim(salt: bytes, seed: bytes, value: bytes) -> bytes:
-    """Return a member's claim that it has a value; `seed` is its secret."""
+def member_secret(peers: Peers) -> bytes:
+    """Return the secret of a member for its claims, the same after a restart."""
+    return hashlib.blake2b(peers.me.encode(), key=peers.seed, digest_size=32, person=b"cgd claims").digest()
+
+
+def make_claim(salt: bytes, secret: bytes, value: bytes) -> bytes:
+    """Return a member's claim that it has a value."""
     key = _key(salt, value)
-    nonce = hashlib.blake2b(key, key=seed, digest_size=NONCE_BYTES, person=b"cgd nonce").digest()
+    nonce = hashlib.blake2b(key, key=secret, digest_size=NONCE_BYTES, person=b"cgd nonce").digest()
     return _mark(key) + nonce + _tag(key, nonce)
 
 
