@@ -14,6 +14,7 @@ from cgd.federation.data_schema import MAX_CATEGORY_BYTES
 from cgd.tabular import category_union
 from cgd.tabular.category_union import Union, learn_categories
 from cgd.tabular.columns import MAX_CATEGORIES
+from cgd.tabular.lookup_table import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -67,15 +68,15 @@ def test_union_without_categories_is_empty() -> None:
 def test_failed_attempt_is_repeated_with_other_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     members: list[Own] = [{"ward": {"a", "b"}}, {"ward": {"a"}}, {"ward": {"c"}}]
     sent: dict[str, list[Any]] = {}
-    peel, failed = category_union.CLAIM_TABLE.peel, []
+    peel, failed = Layout.peel, []
 
     def fail_once(layout: Any, cells: Any, part: int, salt: str) -> Any:
         if salt == "test: claims 0":
             failed.append(salt)
             return None
-        return peel.__func__(layout, cells, part, salt)  # type: ignore[attr-defined]
+        return peel(layout, cells, part, salt)
 
-    monkeypatch.setattr(category_union.Layout, "peel", fail_once)
+    monkeypatch.setattr(Layout, "peel", fail_once)
 
     def learn(peers: Peers, own: Own) -> Union:
         honest = peers.sum

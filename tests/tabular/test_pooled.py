@@ -59,8 +59,10 @@ def check(
     """Compare with scikit-learn up to the rounding of single precision, and `off` for that of the statistics."""
     own = [records.take(places) for places in members]
     preprocessing = fitted(own, data)
-    expected = pooled.matrix(pooled.folded(table, data.columns, members, data.rare), data.columns)
-    features = np.empty(expected.shape, dtype=np.float32)
+    expected = pooled.matrix(
+        pooled.folded(table, data.columns, [each.tolist() for each in members], data.rare), data.columns
+    )
+    features: npt.NDArray[Any] = np.empty(expected.shape, dtype=np.float32)
     for places, each in zip(members, own, strict=True):
         matrix, _ = preprocessing.transform(fold_rare_values(each, data, data.columns))
         assert matrix.dtype == np.float32

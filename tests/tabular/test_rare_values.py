@@ -36,7 +36,7 @@ WARD = Column("ward", "category")
 DATA = Data("outcome", (WARD,))
 
 
-def wards(data: Data = DATA, **counts: int) -> TabularDataset:
+def wards(data: Data = DATA, /, **counts: int) -> TabularDataset:
     """Return records with these numbers of records of each ward, and of both classes."""
     values: list[Any] = [None if ward == "missing" else ward for ward, count in counts.items() for _ in range(count)]
     frame = {"ward": values, "outcome": (["yes", "no"] * len(values))[: len(values)]}
@@ -44,7 +44,8 @@ def wards(data: Data = DATA, **counts: int) -> TabularDataset:
 
 
 def fitted(members: Sequence[TabularDataset], data: Data = DATA) -> Preprocessing:
-    first, *others = run_members(lambda peers, own: fit(own, data, data.columns, peers), members)
+    results: list[Preprocessing] = run_members(lambda peers, own: fit(own, data, data.columns, peers), members)
+    first, *others = results
     assert all(each == first for each in others)
     return first
 
@@ -78,7 +79,7 @@ def test_number_of_records_is_a_setting(data: Data, kept: set[str]) -> None:
 def test_only_values_of_enough_records_at_two_members_are_learned() -> None:
     members = [wards(A=9, B=5, C=7, D=2), wards(A=5, B=4, D=2), wards(A=1, B=6, E=1, missing=3)]
     (column,) = fitted(members).columns
-    # A: the record of the third member counts as other. C: only one member has it. D: two have it, with too few records.
+    # A: the record of the third member counts as other. C: only one member has it. D: two have it, with few records.
     assert column == CategoryStats("ward", ("A", "B", "other"), (14, 11, 17), missing=3)
 
 
@@ -112,7 +113,7 @@ def test_name_that_others_guess_is_not_disclosed_by_counts_or_features() -> None
     """Bob and cleo collude: they enter a name, which is then learned. Ada has a record of it, and of no other name."""
 
     def total(name: str) -> tuple[Preprocessing, Any]:
-        ada = wards(**{"A": 9, name: 1})
+        ada = wards(DATA, **{"A": 9, name: 1})
         preprocessing = fitted([ada, wards(A=9, Jones=5), wards(A=9, Jones=5)])
         return preprocessing, preprocessing.transform(fold_rare_values(ada, DATA, DATA.columns))[0]
 
@@ -130,8 +131,8 @@ def test_notes_count_values_and_do_not_name_them() -> None:
     assert check_rare_values(wards(A=9), DATA, DATA.columns) == ()
     (note,) = check_rare_values(wards(A=9, Jones=2, Smith=1), DATA, DATA.columns)
     assert note == (
-        "column 'ward': 2 values have fewer than 5 records (3 records in total); nobody else learns them: they count as "
-        "'other'"
+        "column 'ward': 2 values have fewer than 5 records (3 records in total); nobody else learns them: they count "
+        "as 'other'"
     )
 
 
@@ -209,7 +210,7 @@ def test_learned_classes_and_categories_are_listed() -> None:
 
 
 def test_list_of_many_categories_is_shortened() -> None:
-    many = wards(**{f"ward{number:02}": 5 + number for number in range(30)})
+    many = wards(DATA, **{f"ward{number:02}": 5 + number for number in range(30)})
     message = learned_messages(tabular_settings(DATA), fitted([many] * 3), many)[1]
     assert message.startswith("categories of 'ward', learned: 'ward29' (102), 'ward28' (99)")
     assert message.endswith("'ward20' (75) and 20 more")
@@ -256,10 +257,10 @@ def test_no_rare_value_is_in_a_file_of_another_participant(tmp_path: Path) -> No
     run_in_threads(member, NAMES)
     for number, name in enumerate(NAMES):
         files = [*(tmp_path / "runs" / name).rglob("*"), *(tmp_path / "state" / name).rglob("*")]
-        content = b"".join(each.read_bytes() for each in files if each.is_file())
-        assert b"North" in content  # a common ward, in model.json, run.json and the report
+        stored = b"".join(each.read_bytes() for each in files if each.is_file())
+        assert b"North" in stored  # a common ward, in model.json, run.json and the report
         for other in {0, 1, 2} - {number}:
-            assert not [secret for secret in secrets(other) if secret.encode() in content]
+            assert not [secret for secret in secrets(other) if secret.encode() in stored]
         learned = [each for each in messages[name] if "learned" in each]
         assert learned[0].startswith("classes of 'outcome', learned: 'ill' (")
         assert learned[1].startswith("categories of 'ward', learned: 'North' (")
