@@ -12,7 +12,7 @@ import pytest
 import cgd
 from cgd import InputError
 from cgd.federation.config import Federation
-from cgd.federation.data_schema import Column, Data
+from cgd.federation.data_schema import Column, Data, Model
 from cgd.federation.member import FederationMember
 from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, _key
 from cgd.tabular.claims import Claims, salt
@@ -23,6 +23,7 @@ from cgd.tabular.lookup_table import PARTS
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.rare_values import check_rare_values, fold_rare_values, value_counts
 from cgd.tabular.run import TabularRun
+from cgd.tabular.training import train
 from support.tabular import SCHEMA, run_in_threads, run_members, table, tabular_settings, write_federation
 
 if TYPE_CHECKING:
@@ -122,6 +123,42 @@ def test_name_that_others_guess_is_not_disclosed_by_counts_or_features() -> None
     assert with_name.columns == (CategoryStats("ward", ("A", "Jones", "other"), (27, 10, 1), missing=0),)
     assert np.array_equal(matrix, same)
     assert not matrix[:, 1].any()
+
+
+def test_gradients_of_a_guessed_name_are_zero() -> None:
+    """Otherwise bob and cleo, whose gradients of it are their own, would see that ada has a record of that name."""
+    settings = tabular_settings(replace(DATA, validation=0.0), Model("logistic"), steps=3)
+    addends: list[Any] = []
+
+    def member(peers: cgd.Peers, number: int) -> tuple[str, ...]:
+        if number == 0:
+            peers.observer = Addends(addends)
+        own = wards(A=20, Jones=1) if number == 0 else wards(A=20, Jones=9)
+        return train(peers, settings, own).preprocessing.features
+
+    features, *_ = run_members(member, [0, 1, 2])
+    assert features == ("ward=A", "ward=Jones", "ward=other")
+    assert len(addends) == 3
+    for each in addends:
+        gradients = each[: 2 * len(features)].reshape(2, len(features))  # of two classes, before their biases
+        assert gradients[:, 0].any()
+        assert gradients[:, 2].any()
+        assert not gradients[:, 1].any()
+
+
+class Addends:
+    """Store our gradients."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self.found = found
+
+    def before_sum(self, addend: Any) -> None:
+        """Store an addend of a step."""
+        if addend.weight is not None:
+            self.found.append(np.array(addend.values, dtype=np.float64))
+
+    def after_sum(self, addend: Any, total: Any) -> None:
+        """Do nothing."""
 
 
 # Before anything is sent

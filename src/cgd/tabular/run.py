@@ -92,7 +92,7 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
     gradients = f"{EVERYONE} (the first layer's: {SAME_COLUMNS})" if settings.vertical else EVERYONE
     parameters = sum(each.numel() for each in trained.network.parameters())
     numbers = [each for each in settings.own_columns if each.type == "number"]
-    learned = [each.name for each in settings.own_columns if each.type == "category" and not each.categories]
+    learned = [each.name for each in settings.own_columns if each.is_learned]
     counts = [len(each.categories) for each in trained.preprocessing.columns if isinstance(each, CategoryStats)]
     what = "the sum of all gradients, weighted by the participants' numbers of records"
     sums = [
@@ -103,19 +103,19 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
         what = "of every number column: the number of values and of missing values, their mean and deviation"
         sums.append(DisclosedSum(what, statistics, 1, 4 * len(numbers)))
     if counts:
-        union = f", and the categories of {', '.join(learned)}" if learned else ""
+        union = f", and the categories of {', '.join(learned)} that two participants have" if learned else ""
         what = f"of every category column: the number of records of each category{union}"
         sums.append(DisclosedSum(what, statistics, 1, sum(counts)))
     if learned:
-        what = "the sum of the participants' numbers of distinct categories"
-        sums.append(DisclosedSum(what, statistics, 1, 1))
+        what = "digests of the participants' categories: their number, and how many only one participant has"
+        sums.append(DisclosedSum(what, statistics, 1, 2))
     if settings.data.task == "classification":
         union = "" if settings.data.classes else ", and the classes"
         what = f"the number of records of each class{union}"
         sums.append(DisclosedSum(what, EVERYONE, 1, len(trained.preprocessing.classes)))
         if not settings.data.classes:
-            what = "the sum of the participants' numbers of distinct classes"
-            sums.append(DisclosedSum(what, EVERYONE, 1, 1))
+            what = "digests of the participants' classes: their number, and how many only one participant has"
+            sums.append(DisclosedSum(what, EVERYONE, 1, 2))
     else:
         sums.append(DisclosedSum("the number of values of the target, their mean and deviation", EVERYONE, 1, 3))
     what = "the validation loss over all records, and the number of validation records"
