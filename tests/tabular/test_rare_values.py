@@ -173,6 +173,14 @@ def test_notes_count_values_and_do_not_name_them() -> None:
     )
 
 
+def test_participants_are_told_if_single_records_are_disclosed() -> None:
+    """Another participant may have written the federation file."""
+    data = replace(DATA, columns=(replace(WARD, rare=1),))
+    assert check_rare_values(wards(A=9), data, data.columns) == (
+        "column 'ward': rare is 1, so others learn every value that another participant has, or guesses",
+    )
+
+
 def test_rare_values_are_refused_if_they_may_not_become_other() -> None:
     data = replace(DATA, other=False)
     with pytest.raises(InputError) as error:

@@ -73,7 +73,12 @@ def check_rare_values(records: TabularDataset, data: Data, columns: Sequence[Col
     if isinstance(records.target, Categorical) and not data.classes:
         _check_classes(value_counts(records.target), data.rare, data.target)
     fold_rare_values(records, data, columns)
-    return tuple(
+    single = tuple(
+        f"column {column.name!r}: rare is 1, so others learn every value that another participant has, or guesses"
+        for column in columns
+        if column.is_learned and data.rare_of(column) == 1
+    )
+    return single + tuple(
         f"column {column.name!r}: {_values_have(len(few))} fewer than {data.rare_of(column)} records "
         f"({records_text(sum(few.values()))} in total); nobody else learns them: they count as {OTHER!r}"
         for column in columns
