@@ -87,6 +87,10 @@ def own_errors(folder: Path) -> list[str]:
     plain = write_federation(folder / "plain", ("ada", "bob", "cleo"), schema=None)
     (folder / "plain.toml").write_text(plain.read_text())
     messages.append(join_error("plain.toml", "good.csv"))
+    strict = SCHEMA.replace("[data.columns]", "other = false\n[data.columns]")
+    (folder / "strict").mkdir()
+    path = write_federation(folder / "strict", ("ada", "bob", "cleo"), schema=strict)
+    messages.append(join_error(str(path), "good.csv"))
     messages.append(error_of("join", file, "--as", "ada"))
     messages.append(error_of("join", file, "--as", "dora", "--data", "good.csv"))
     runs = folder / "runs" / "ada"
@@ -107,8 +111,10 @@ def common_errors() -> list[str]:
             train(peers, tabular_settings(), own)
         return str(error.value)
 
-    well = {**table(8, 1), "outcome": ["well"] * 8}
-    return [run_members(member, [records(well)] * 3)[0]]
+    well, digits, words = (
+        records({**table(8, 1), "outcome": outcomes * 4}) for outcomes in (["well"] * 2, ["0", "1"], ["yes", "no"])
+    )
+    return [run_members(member, [well] * 3)[0], run_members(member, [digits, digits, words])[2]]
 
 
 def statistics_errors() -> list[str]:

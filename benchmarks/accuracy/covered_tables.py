@@ -71,13 +71,19 @@ class CoveredTable:
 
 def covered(data: Data, cells: Any) -> Data:
     """Return a schema with ranges, and with the categories of these cells."""
+    columns = [
+        replace(column, range=known_range(column.name)) if column.type == "number" else column
+        for column in with_categories(data, cells).columns
+    ]
+    return replace(data, columns=tuple(columns))
+
+
+def with_categories(data: Data, cells: Any) -> Data:
+    """Return a schema with the categories of these cells."""
     columns = []
     for place, column in enumerate(data.columns):
-        if column.type == "number":
-            columns.append(replace(column, range=known_range(column.name)))
-        else:
-            categories = sorted(set(cells[:, place].tolist()) - set(data.missing))
-            columns.append(replace(column, categories=tuple(categories)))
+        categories = sorted(set(cells[:, place].tolist()) - set(data.missing)) if column.type == "category" else ()
+        columns.append(replace(column, categories=tuple(categories)))
     return replace(data, columns=tuple(columns))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from covered_tables import read_cells
+from covered_tables import read_cells, with_categories
 from table_runs import METRICS, scores_alone, scores_together
 
 from cgd.errors import InputError
@@ -43,13 +43,17 @@ class SplitResult:
 
 
 def run_split(organisations: Organisations, model: Model, seed: int) -> SplitResult:
-    """Train all models of one split."""
-    data, tables = organisations.data, organisations.tables
+    """Train all models of one split.
+
+    The categories of public data are known to all, so they are listed; one who trains alone knows those of its own.
+    """
+    data, tables = replace(organisations.data, rare=1), organisations.tables
     settings = TabularSettings(data, model, FOR_TABLES)
+    listed = replace(settings, data=with_categories(data, np.concatenate(list(tables.values()))))
     own = {name: read_cells(data, cells) for name, cells in tables.items()}
     test = read_cells(data, organisations.held_out)
     seeds = {name: f"{name} {seed}" for name in (*own, "pooled")}
-    together = scores_together(settings, list(own.values()), test, [seeds[name] for name in own])
+    together = scores_together(listed, list(own.values()), test, [seeds[name] for name in own])
     confined = dict(zip(own, together, strict=True))
     alone: dict[str, dict[str, float] | None] = {}
     for name, records in own.items():

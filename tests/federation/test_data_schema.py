@@ -65,6 +65,19 @@ def test_schema_change_alters_the_digest_of_its_section(parts: dict[str, str], s
     assert {name for name in before if before[name] != after[name]} == {section}
 
 
+def test_defaults_of_rare_values_do_not_change_the_digest() -> None:
+    """Files of earlier versions, and files in which nothing is learned, keep their digest."""
+    default = parse(data='target = "y"\nrare = 5\nother = true\n')
+    assert default.sections() == parse(data='target = "y"\n').sections()
+    assert default.data is not None
+    assert not {"rare", "other"} & default.data.as_stored().keys()
+    changed = parse(data='target = "y"\nrare = 3\nother = false\n', columns='x = { type = "category", rare = 9 }\n')
+    assert changed.data is not None
+    assert changed.data.as_stored()["rare"] == 3
+    assert changed.data.as_stored()["other"] is False
+    assert changed.data.rare_of(changed.data.columns[0]) == changed.data.as_stored()["columns"][0]["rare"] == 9
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -82,6 +95,12 @@ def test_schema_change_alters_the_digest_of_its_section(parts: dict[str, str], s
         ({"data": 'target = "y"\ntask = "regression"\nclasses = ["a", "b"]\n'}, "a regression has no classes"),
         ({"data": 'target = "y"\nclass_weights = "some"\n'}, "choose one of none, balanced"),
         ({"data": 'target = "y"\nvalidation = 1\n'}, "validation is 1.0; it is a fraction of the records"),
+        ({"data": 'target = "y"\nrare = 0\n'}, "rare is 0; it is a number of records from 1 to 1,000,000, such as 5"),
+        ({"data": 'target = "y"\nrare = true\n'}, "rare is True; it is a number of records"),
+        ({"data": 'target = "y"\nother = "yes"\n'}, "other is 'yes'; it must be true or false"),
+        ({"columns": 'age = { type = "number", rare = 3 }\n'}, "rare is for categories that are learned; remove it"),
+        ({"columns": 'x = { type = "category", categories = ["a"], rare = 3 }\n'}, "rare is for categories that are"),
+        ({"columns": 'x = { type = "category", rare = 1.5 }\n'}, "column 'x': rare is 1.5"),
         ({"columns": ""}, "there are no columns to predict from"),
         ({"columns": 'age = "integer"\n'}, "column 'age': type is 'integer'; choose one of number, category"),
         ({"columns": "age = 3\n"}, "column 'age': 3 is not a table"),

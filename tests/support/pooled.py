@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,34 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Column
 
 UNKNOWN = "an unknown category"
+OTHER = "other"
+
+
+def folded(
+    table: Mapping[str, Sequence[Any]], columns: Sequence[Column], members: Sequence[Sequence[int]], rare: int
+) -> dict[str, list[Any]]:
+    """Return a table with "other" for values of learned categories that are rare, or that only one member has.
+
+    Args:
+        table: the values of all records, by column.
+        columns: the columns.
+        members: the positions of each member's records.
+        rare: the number of records that a member must have of a value, for it to be kept.
+    """
+    result = {name: list(values) for name, values in table.items()}
+    for column in columns:
+        if column.type == "number" or column.categories:
+            continue
+        values, owners = table[column.name], Counter[Any]()
+        counts = [Counter(values[place] for place in member) for member in members]
+        for count in counts:
+            owners.update(value for value, number in count.items() if number >= rare)
+        for member, count in zip(members, counts, strict=True):
+            for place in member:
+                value = values[place]
+                if value is not None and (count[value] < rare or owners[value] < 2):
+                    result[column.name][place] = OTHER
+    return result
 
 
 def matrix(table: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> npt.NDArray[np.float64]:
@@ -36,7 +65,8 @@ def _number(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _category(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
     missing = values == None  # noqa: E711  element by element
-    listed = [np.array(column.categories, dtype=object)] if column.categories else "auto"
-    encoder = OneHotEncoder(categories=listed, handle_unknown="ignore", sparse_output=False)
+    found = set(values[~missing])
+    names = column.categories or (*sorted(found - {OTHER}), *sorted(found & {OTHER}))
+    encoder = OneHotEncoder(categories=[np.array(names, dtype=object)], handle_unknown="ignore", sparse_output=False)
     encoded = encoder.fit(values[~missing][:, None]).transform(np.where(missing, UNKNOWN, values))
     return np.hstack([encoded, missing.astype(float)]) if missing.any() else encoded

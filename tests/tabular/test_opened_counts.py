@@ -11,7 +11,6 @@ import pytest
 
 import cgd
 from cgd.federation.data_schema import Column
-from cgd.tabular import category_union
 from cgd.tabular.columns import MAX_LEARNED_CLASSES
 from cgd.tabular.federated_stats import MAX_CLASS_RATIO, TargetStats
 from cgd.tabular.opened_counts import MAX_DISTANCE
@@ -70,16 +69,6 @@ def add_amount(amount: float) -> Callable[[Any], Any]:
     return add(*_digits(amount, 0))
 
 
-def without_ward(ward: str, count: int) -> Callable[[Any], Any]:
-    """Return a lie that removes records of a ward from the table of categories."""
-
-    def change(cells: Any) -> Any:
-        part = len(cells) // category_union.PARTS
-        return cells - category_union._table({(0, ward): count}, part, "categories 0")
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("data", "context", "lie", "message"),
     [
@@ -108,12 +97,11 @@ def test_total_that_ignores_our_part_is_refused(
         assert "a member entered a wrong number, and the sums do not show which" in each
 
 
-def test_category_of_one_member_cannot_be_removed() -> None:
-    """Without it, all features of that member's records in this column would be zero."""
-    tables = [table(40, number, wards=("Z",) if number == 0 else ("A", "B")) for number in range(3)]
-    ada, *_ = fit_with_lies(DATA, {"categories: table 0": without_ward("Z", 40)}, tables)
-    assert isinstance(ada, str)
-    assert "records of a category of 'ward': 0 in total, but we alone have 40" in ada
+def test_records_of_a_learned_category_cannot_be_removed() -> None:
+    """Cleo enters fewer records of ward A than none; `tests/tabular/test_claims.py` removes the category itself."""
+    tables = [table(40, number) for number in range(3)]
+    *honest, _ = fit_with_lies(DATA, {"count values": add(0, 0, 0, 0, -80)}, tables)
+    assert any("records, values and categories: " in str(each) and "we alone have" in str(each) for each in honest)
 
 
 def test_values_far_from_all_others_are_not_used() -> None:
@@ -144,11 +132,13 @@ def test_class_weights_have_a_limited_ratio() -> None:
 
 
 def test_number_of_learned_classes_is_limited() -> None:
-    tables = [table(MAX_LEARNED_CLASSES, number) for number in range(3)]
-    tables[2]["outcome"] = [f"class {number}" for number in range(MAX_LEARNED_CLASSES)]
-    for each in fit_with_lies(DATA, {}, tables):
-        assert isinstance(each, str)
-        assert "the members have 202 categories of 'outcome' in total, and the maximum is 200" in each
+    """Two members collude: each class must occur at two."""
+    tables = [table(MAX_LEARNED_CLASSES, number) for number in range(4)]
+    for each in tables[2:]:
+        each["outcome"] = [f"class {number}" for number in range(MAX_LEARNED_CLASSES)]
+    for result in fit_with_lies(DATA, {}, tables):
+        assert isinstance(result, str)
+        assert "the members have 202 categories of 'outcome' in total, and the maximum is 200" in result
 
 
 def test_missing_values_of_one_member_cannot_be_removed() -> None:

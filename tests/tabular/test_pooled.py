@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,13 @@ from cgd.federation.data_schema import Column, Data
 from cgd.tabular.dataset import dataset_from_frame, read_dataset
 from cgd.tabular.federated_stats import NumberStats
 from cgd.tabular.preprocessing import Preprocessing, fit
+from cgd.tabular.rare_values import fold_rare_values
 from support import pooled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from cgd.tabular.dataset import TabularDataset
 
@@ -44,19 +48,28 @@ def records_of(table: Table, data: Data) -> TabularDataset:
     return dataset_from_frame(table, data, data.columns, target=True)[0]
 
 
-def split(records: TabularDataset, sizes: Sequence[int]) -> list[TabularDataset]:
-    places = np.split(np.arange(records.rows), np.cumsum(sizes)[:-1])
-    return [records.take(each) for each in places]
+def parts(sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """Return the positions of the members' records."""
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 
-def check(preprocessing: Preprocessing, records: TabularDataset, table: Table, data: Data, off: float = 1e-9) -> None:
+def check(
+    records: TabularDataset, members: Sequence[npt.NDArray[Any]], table: Table, data: Data, off: float = 1e-9
+) -> Preprocessing:
     """Compare with scikit-learn up to the rounding of single precision, and `off` for that of the statistics."""
-    features, notes = preprocessing.transform(records)
-    expected = pooled.matrix(table, data.columns)
-    assert notes == ()
-    assert features.dtype == np.float32
-    assert features.shape == expected.shape == (records.rows, len(preprocessing.features))
+    own = [records.take(places) for places in members]
+    preprocessing = fitted(own, data)
+    expected = pooled.matrix(
+        pooled.folded(table, data.columns, [each.tolist() for each in members], data.rare), data.columns
+    )
+    features: npt.NDArray[Any] = np.empty(expected.shape, dtype=np.float32)
+    for places, each in zip(members, own, strict=True):
+        matrix, _ = preprocessing.transform(fold_rare_values(each, data, data.columns))
+        assert matrix.dtype == np.float32
+        features[places] = matrix
+    assert features.shape == (records.rows, len(preprocessing.features))
     assert np.all(np.abs(features - expected) <= 2.0**-24 * np.abs(expected) * (1 + off) + off)
+    return preprocessing
 
 
 # Tables of scikit-learn
@@ -69,9 +82,10 @@ def test_classification_tables_match_scikit_learn(name: str) -> None:
     table: Table = {each: column.tolist() for each, column in zip(names, source.data.T, strict=True)}
     data = Data("target", tuple(Column(each, "number") for each in names))
     records = records_of({**table, "target": [str(source.target_names[each]) for each in source.target]}, data)
-    # The tables are sorted by class: some members have one class only.
-    preprocessing = fitted(split(records, [1, 2, 50, records.rows - 53]), data)
-    check(preprocessing, records, table, data)
+    # The tables are sorted by class: some members have one class only, and two have every class.
+    order = np.argsort(np.arange(records.rows) % 3 == 0, kind="stable")
+    members = [order[places] for places in parts([1, 2, 50, records.rows - 53 - records.rows // 4, records.rows // 4])]
+    preprocessing = check(records, members, table, data)
     assert preprocessing.features == tuple(names)
     classes = sorted(map(str, source.target_names))
     assert preprocessing.classes == tuple(classes)
@@ -87,8 +101,7 @@ def test_regression_table_matches_scikit_learn() -> None:
     table: Table = {name: column.tolist() for name, column in zip(source.feature_names, source.data.T, strict=True)}
     data = Data("target", tuple(Column(name, "number") for name in source.feature_names), task="regression")
     records = records_of({**table, "target": source.target.tolist()}, data)
-    preprocessing = fitted(split(records, [1, 100, 141, 200]), data)
-    check(preprocessing, records, table, data)
+    preprocessing = check(records, parts([1, 100, 141, 200]), table, data)
     target = preprocessing.encode_target(records)
     assert target.dtype == np.float32
     standardised = (source.target - source.target.mean()) / source.target.std()
@@ -150,12 +163,16 @@ def test_adult_matches_scikit_learn(tmp_path: Path) -> None:
     records, table = read_twice(tmp_path / "adult.csv", data)
     # By education: members lack most of its categories, and one has a single record.
     order = np.argsort(records.categories["education"].codes, kind="stable")
-    members = [records.take(places) for places in np.split(order, [1, 9000, 20000, 20010])]
-    preprocessing = fitted(members, data)
-    check(preprocessing, records, table, data)
+    members = np.split(order, [1, 9000, 20000, 20010])
+    preprocessing = check(records, members, table, data)
     assert preprocessing.target.counts == (24720, 7841)
     assert {each.name for each in preprocessing.columns if each.missing} == {"workclass", "occupation", "country"}
     assert preprocessing.notes(records) == ()
+    listed = tuple(
+        each if each.type == "number" else replace(each, categories=tuple(sorted(set(table[each.name]) - {None})))
+        for each in columns
+    )
+    preprocessing = check(records, members, table, replace(data, columns=listed))
     assert len(preprocessing.features) == 6 + 8 + 16 + 7 + 14 + 6 + 5 + 2 + 41 + 3
 
 
@@ -167,7 +184,7 @@ def test_credit_default_matches_scikit_learn(tmp_path: Path) -> None:
     columns = tuple(Column(name, "category" if name in codes else "number") for name in names)
     data = Data("default.payment.next.month", columns)
     records, table = read_twice(tmp_path / "credit.csv", data)
-    check(fitted(split(records, [10000, 1, 19999]), data), records, table, data)
+    check(records, parts([10000, 1, 19999]), table, data)
 
 
 # Random tables
@@ -182,10 +199,11 @@ category_columns = st.lists(st.one_of(st.none(), st.sampled_from("abcde")), min_
     st.lists(category_columns, min_size=0, max_size=2),
     st.booleans(),
     st.integers(1, 10).flatmap(lambda first: st.tuples(st.just(first), st.integers(1, 11 - first))),
+    st.integers(1, 3),
 )
 @settings(max_examples=60)
 def test_random_tables_match_scikit_learn(
-    numbers: list[list[Any]], categories: list[list[Any]], listed: bool, cut: tuple[int, int]
+    numbers: list[list[Any]], categories: list[list[Any]], listed: bool, cut: tuple[int, int], rare: int
 ) -> None:
     """Missing values, constant columns, columns that are missing at some members; any distribution of the rows."""
     names = [f"n{place}" for place in range(len(numbers))], [f"c{place}" for place in range(len(categories))]
@@ -195,10 +213,9 @@ def test_random_tables_match_scikit_learn(
     assume(all(each == 0 or each > 1e-2 for each in spread))  # below that, the rounding of doubles dominates
     chosen = ("e", "a", "b", "c", "d", "z") if listed else ()
     columns = (*(Column(each, "number") for each in names[0]), *(Column(each, "category", chosen) for each in names[1]))
-    data = Data("target", columns)
+    data = Data("target", columns, classes=("yes", "no"), rare=rare)
     records = records_of({**table, "target": ["yes", "no"] * 6}, data)
-    sizes = [cut[0], cut[1], 12 - sum(cut)]
-    check(fitted(split(records, sizes), data), records, table, data, off=1e-7)
+    check(records, parts([cut[0], cut[1], 12 - sum(cut)]), table, data, off=1e-7)
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(1e12, 1.0), (-1e15, 30.0), (1e-9, 1e-12), (3e20, 1e18), (0.0, 1e-14)])
@@ -207,7 +224,7 @@ def test_numbers_of_any_size_match_scikit_learn(mean: float, deviation: float) -
     values = mean + deviation * np.random.default_rng(0).normal(size=3000)
     data = Data("target", (Column("x", "number"),))
     records = records_of({"x": values.tolist(), "target": ["a", "b"] * 1500}, data)
-    (column,) = fitted(split(records, [1, 999, 2000]), data).columns
+    (column,) = fitted([records.take(each) for each in parts([1, 999, 2000])], data).columns
     assert isinstance(column, NumberStats)
     exact = [Fraction(value) for value in values]
     true_mean = sum(exact) / 3000

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
 
 AGE, WARD = Column("age", "number"), Column("ward", "category")
-DATA = Data("outcome", (AGE, WARD))
+DATA = Data("outcome", (AGE, WARD), rare=1)
 
 
 def records_of(data: Data = DATA, **table: Sequence[Any]) -> TabularDataset:
@@ -58,10 +58,10 @@ def test_members_without_some_values_get_the_same_statistics() -> None:
     preprocessing = fitted(MEMBERS)
     assert preprocessing.columns == (
         NumberStats("age", present=3, missing=3, mean=40.0, deviation=pytest.approx((800 / 3) ** 0.5, rel=1e-15)),  # type: ignore[arg-type]
-        CategoryStats("ward", ("A", "B"), (2, 2), missing=2),
+        CategoryStats("ward", ("A", "other"), (2, 2), missing=2),  # only one member has ward B
     )
     assert preprocessing.target == TargetStats(("no", "yes"), (4, 2))
-    assert preprocessing.features == ("age", "age missing", "ward=A", "ward=B", "ward missing")
+    assert preprocessing.features == ("age", "age missing", "ward=A", "ward=other", "ward missing")
     assert preprocessing.outputs == 2
     scaled = np.float32(20 / (800 / 3) ** 0.5)
     assert preprocessing.transform(ONE)[0].tolist() == [[0, 0, 1, 0, 0]]
@@ -116,12 +116,17 @@ def test_sums_are_the_same_whatever_the_records() -> None:
     assert first == second == third
     assert [context for _, _, context in first] == [
         "classes: size",
+        "classes: claims 0",
+        "classes: shared",
         "classes: table 0",
+        "count classes",
+        "categories: size",
+        "categories: claims 0",
+        "categories: shared",
+        "categories: table 0",
         "count values",
         "sums of columns",
         "squares of columns",
-        "categories: size",
-        "categories: table 0",
     ]
     assert {dtype for _, dtype, _ in first} == {"int64"}
 
@@ -206,7 +211,7 @@ def test_class_without_records_gives_a_note() -> None:
 def test_fit_without_a_target_is_refused() -> None:
     without = records_of(age=[1], ward=["A"])
     with cgd.local_peers(3) as group, pytest.raises(InputError, match="the target was not read"):
-        group.run(lambda peers, own: fit_target(own, DATA, peers), [without, ONE, ONE])
+        group.run(lambda peers, own: fit_target(own, DATA, DATA.columns, peers), [without, ONE, ONE])
     preprocessing = fitted(MEMBERS)
     assert preprocessing.transform(without)[0].shape == (1, 5)
     with pytest.raises(InputError, match="the target was not read; read the file with its label"):
@@ -286,14 +291,14 @@ def test_grid_column_fits_its_features_over_every_record_once() -> None:
     tables = (
         {"age": [1, 2], "ward": ["A", "B"], "outcome": ["yes", "no"]},
         {"age": [3], "ward": ["A"], "outcome": ["no"]},
-        {"age": [None], "ward": ["C"], "outcome": ["no"]},
+        {"age": [None], "ward": ["B"], "outcome": ["yes"]},
     )
-    for column, features in ((AGE, ("age", "age missing")), (WARD, ("ward=A", "ward=B", "ward=C"))):
+    for column, features in ((AGE, ("age", "age missing")), (WARD, ("ward=A", "ward=B"))):
         members = [dataset_from_frame(table, DATA, (column,), target=True)[0] for table in tables]
         with cgd.local_peers(3) as group:
             results = group.run(lambda peers, own: fit(own, DATA, (own_column(own),), peers), members)
         for preprocessing in results:
-            assert preprocessing.target == TargetStats(("no", "yes"), (3, 1))
+            assert preprocessing.target == TargetStats(("no", "yes"), (2, 2))
             assert preprocessing.features == features
 
 
@@ -303,5 +308,5 @@ def own_column(records: TabularDataset) -> Column:
 
 def test_columns_can_be_fitted_without_a_target() -> None:
     with cgd.local_peers(3) as group:
-        results = group.run(lambda peers, own: fit_columns(own, (WARD,), peers), MEMBERS)
-    assert results == [(CategoryStats("ward", ("A", "B"), (2, 2), missing=2),)] * 3
+        results = group.run(lambda peers, own: fit_columns(own, DATA, (WARD,), peers), MEMBERS)
+    assert results == [(CategoryStats("ward", ("A", "other"), (2, 2), missing=2),)] * 3

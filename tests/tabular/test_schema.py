@@ -150,7 +150,7 @@ def test_few_texts_among_numbers_are_suggested_as_missing(tmp_path: Path, federa
 
 
 def test_many_categories_are_noted(tmp_path: Path, federation: str) -> None:
-    rows = 3000
+    rows = 6600
     some = {
         "few": [f"c{number % 150}" for number in range(rows)],
         "many": [f"t{number % 1100}" for number in range(rows)],

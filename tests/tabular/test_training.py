@@ -12,7 +12,7 @@ import torch
 
 import cgd
 from cgd.errors import DivergenceError, InputError
-from cgd.federation.data_schema import Model
+from cgd.federation.data_schema import Column, Model
 from cgd.local import solo_peers
 from cgd.optim.origin import Origin
 from cgd.tabular.alignment import validation_split
@@ -67,12 +67,12 @@ def test_members_get_the_same_displacement_and_evaluations() -> None:
 
 def test_equal_origins_give_training_on_pooled_data() -> None:
     """Without confinement the sum of gradients is that of the pooled records; what differs is the fixed point."""
-    config = tabular_settings(
-        replace(DATA, validation=0.0), steps=20, patience=0, optimizer="sgd", lr=0.2, ring_bits=64
-    )
+    wards = Column("ward", "category", ("A", "B", "C"))  # learned, ward C would be "other": only one member has it
+    data = replace(DATA, columns=(*DATA.columns[:2], wards), validation=0.0)
+    config = tabular_settings(data, steps=20, patience=0, optimizer="sgd", lr=0.2, ring_bits=64)
     tables = [table(80, 1), table(30, 2, ("B", "C")), table(10, 3)]
     pooled = {name: [value for each in tables for value in each[name]] for name in tables[0]}
-    pooled_result = train(solo_peers(SEEDS[0], ring_bits=64), config, records(pooled))
+    pooled_result = train(solo_peers(SEEDS[0], ring_bits=64), config, records(pooled, data))
     for each in trained(config, *tables, seeds=[SEEDS[0]] * 3):
         assert each.preprocessing.features == pooled_result.preprocessing.features
         for ours, theirs in zip(each.network.parameters(), pooled_result.network.parameters(), strict=True):

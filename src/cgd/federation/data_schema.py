@@ -7,7 +7,7 @@
 
     [data.columns]
     age = "number"
-    workclass = "category"       # its categories are learned by a secure sum
+    workclass = "category"       # its categories are learned by a secure sum, those of few records as "other"
     sex = ["Female", "Male"]     # these categories, and no others
     weight = { type = "number", range = [0, 200] }  # values outside are cut to this range
 
@@ -44,6 +44,11 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 # Of UTF-8; a longer value is free text, not a category.
 MAX_CATEGORY_BYTES = 90
 MAX_LAYERS, MAX_LAYER_WIDTH = 32, 65536
+RARE = 5
+"""Values of fewer records are not disclosed, where categories are learned."""
+MAX_RARE = 1_000_000
+OTHER = "other"
+"""The category of values that are not disclosed."""
 MAX_RANGE = 2.0**80  # as large as numbers in a table may be
 MIN_RANGE = 2.0**-200  # of the difference of both ends, by which numbers are divided
 
@@ -58,6 +63,7 @@ class Column:
         categories: the categories in order; empty if they are learned, or for a number.
         held_by: in a grid, the column of the grid whose participants hold it.
         range: the lowest and highest value of a number; values outside are cut to it. None: any value.
+        rare: if the categories are learned, another `rare` than that of [data].
     """
 
     name: str
@@ -65,6 +71,7 @@ class Column:
     categories: tuple[str, ...] = ()
     held_by: int | None = None
     range: Range | None = None
+    rare: int | None = None
 
     def __post_init__(self) -> None:
         _choice("type", self.type, ColumnType)
@@ -76,6 +83,15 @@ class Column:
         object.__setattr__(self, "range", _range(self.range))
         if self.range is not None and self.type != "number":
             raise InputError("it is a category and has a range; remove the range, or write type = 'number'")
+        if self.rare is not None:
+            _records("rare", self.rare)
+            if not self.is_learned:
+                raise InputError("rare is for categories that are learned; remove it")
+
+    @property
+    def is_learned(self) -> bool:
+        """True if its categories are learned by secure sums."""
+        return self.type == "category" and not self.categories
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,10 @@ class Data:
         missing: texts that stand for a missing value.
         validation: the fraction of every participant's records in the validation split.
         range: in a regression, the lowest and highest value of the target; values outside are cut to it.
+        rare: a value of a learned category is disclosed only if a participant has this number of records of it, and
+            another participant, too. With 1, all values that two participants have are disclosed.
+        other: whether values that are not disclosed become the category "other". If not, no participant with such
+            values can train.
     """
 
     target: str
@@ -103,6 +123,8 @@ class Data:
     missing: tuple[str, ...] = MISSING
     validation: float = 0.2
     range: Range | None = None
+    rare: int = RARE
+    other: bool = True
 
     def __post_init__(self) -> None:
         for name in ("target", "id"):
@@ -113,6 +135,8 @@ class Data:
         object.__setattr__(self, "missing", _texts("missing", self.missing))
         object.__setattr__(self, "validation", typed("validation", self.validation, float))
         object.__setattr__(self, "range", _range(self.range))
+        _records("rare", self.rare)
+        typed("other", self.other, bool)
         if self.range is not None and self.task != "regression":
             raise InputError("a class has no range; remove range, or write task = 'regression'")
         if not self.target:
@@ -137,12 +161,17 @@ class Data:
         return tuple(each.name for each in self.columns)
 
     def as_stored(self) -> dict[str, Any]:
-        """Return the content for digests and stored files, which have no `range` where there is none."""
+        """Return the content for digests and stored files, without optional keys that have their default."""
         content = asdict(self)
-        for table in (content, *content["columns"]):
-            if table["range"] is None:
-                del table["range"]
+        for table, optional in ((content, OPTIONAL), *((each, OPTIONAL_OF_A_COLUMN) for each in content["columns"])):
+            for key, default in optional.items():
+                if table[key] == default:
+                    del table[key]
         return content
+
+    def rare_of(self, column: Column) -> int:
+        """Return the number of records that a value of a column must have to be disclosed."""
+        return self.rare if column.rare is None else column.rare
 
     def held_by(self, column: int) -> tuple[Column, ...]:
         """Return the columns that a column of the grid holds."""
@@ -176,6 +205,11 @@ class Data:
                 raise InputError(
                     "the participants of a row hold parts of the same records; name the id column that joins them"
                 )
+
+
+# Keys that are not stored if they have their default: files without them are as those of earlier versions.
+OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True}
+OPTIONAL_OF_A_COLUMN: dict[str, Any] = {"range": None, "rare": None}
 
 
 @dataclass(frozen=True)
@@ -281,7 +315,7 @@ def _column(name: str, value: Any) -> Column:
             if not value:
                 raise InputError("its list of categories is empty; name some, or write 'category' to learn them")
             return Column(name, "category", tuple(value))
-        check_keys(value, ("type",), ("categories", "held_by", "range"))
+        check_keys(value, ("type",), ("categories", "held_by", "range", "rare"))
         return Column(name, **value)
 
 
@@ -299,6 +333,11 @@ def _range(value: Any) -> Range | None:
         if -MAX_RANGE <= low < high <= MAX_RANGE and high - low > MIN_RANGE:
             return low, high
     raise InputError(f"range is {value!r}; it must be the lowest and the highest value, such as [0, 120]")
+
+
+def _records(name: str, value: Any) -> None:
+    if type(value) is not int or not 1 <= value <= MAX_RARE:
+        raise InputError(f"{name} is {value!r}; it is a number of records from 1 to {MAX_RARE:,}, such as {RARE}")
 
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:

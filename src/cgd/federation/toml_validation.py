@@ -22,7 +22,7 @@ log = logging.getLogger("cgd.federation")
 MAX_DEPTH = 16
 MAX_SHOWN_CHARACTERS = 40
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-KINDS = {int: "a whole number", float: "a number", str: "a text, in quotes"}
+KINDS = {int: "a whole number", float: "a number", str: "a text, in quotes", bool: "true or false"}
 
 
 @contextmanager

@@ -1,71 +1,91 @@
-"""The union of all members' categories with their numbers of records, by secure sums, without disclosing their owners.
+"""The union of all members' categories, by secure sums: those that two members have, without disclosing their owners.
 
-Sets cannot be summed, but an invertible Bloom lookup table can. Every member writes each of its categories into three
-cells, chosen by a hash of the category: its number of records, its bytes times that number, and a checksum times that
-number. The tables are added by a secure sum. A cell of the total with a single category is decodable: its bytes divided
-by its count are the category, as the checksum confirms. Removing it from its other cells makes further cells decodable,
-until the table is empty (peeling). If cells remain, all members see it alike and repeat with other hashes, and with a
-larger table up to `MAX_TABLE_BYTES`. The first table is large enough to make that rare. A member that enters
-inconsistent cells can prevent the decoding. Nobody sees who did it, so after `ATTEMPTS` tables all members stop.
+Every member first claims its values (`cgd.tabular.claims`), which shows to each which of its own values others have,
+too. Then the texts of these values, and of no others, are added up as sets (`cgd.tabular.lookup_table`). A text without
+claims of two members is refused.
 
-Disclosed to every member: all categories that occur anywhere, with their total numbers of records, even a single one;
-and, before that, the sum of the members' numbers of distinct categories. If that is too much, list the categories in
-the federation file: then only their numbers of records are summed.
+Disclosed to every member: the texts that two or more members entered, with the number of these members; the members'
+numbers of distinct values, added up; and how many values only one member has. A member can test whether a value that it
+guesses is among the values that others entered (`cgd.tabular.claims`). Values that a member does not enter are not
+disclosed in any form: see `cgd.tabular.rare_values`, which leaves out those of few records. If all this is too much,
+list the categories in the federation file: then only their numbers of records are summed.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cgd.errors import InputError, ProtocolError
+from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES
+from cgd.tabular.claims import CLAIM_BYTES, Claims, make_claim, member_secret, salt
 from cgd.tabular.columns import MAX_CATEGORIES
+from cgd.tabular.lookup_table import Layout, sum_sets
+from cgd.tabular.opened_counts import check_counts, is_included, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import numpy.typing as npt
+    from collections.abc import Collection, Mapping, Sequence
 
     from cgd.peers import Peers
 
     Entry = tuple[int, str]  # the index of the column, the category
 
-PARTS = 3  # every entry has a cell in each; peeling works up to about 0.8 entries per cell
-MIN_PART_CELLS = 64  # with fewer cells, a small number of entries would collide too often
-ATTEMPTS = 3  # less than one first table in 500 fails, and a larger one even more rarely
 MAX_ENTRIES = 1 << 18  # a table of 107 MB
-# One table. The members' numbers of categories are not proved, so this bounds the memory whatever a member enters.
-MAX_TABLE_BYTES = 128 << 20
-# A limb times a count stays below 2⁶³ for counts up to 2³⁸, over all columns and members.
-LIMB_BYTES = 3
-KEY_BYTES = 2 + 1 + MAX_CATEGORY_BYTES  # column, length, text
-LIMBS = -(-KEY_BYTES // LIMB_BYTES)
-CHECK_LIMBS = 2
-WIDTH = 1 + LIMBS + CHECK_LIMBS
-MAX_PART_CELLS = MAX_TABLE_BYTES // (PARTS * WIDTH * np.dtype(np.int64).itemsize)
+CLAIM_TABLE = Layout(CLAIM_BYTES)
+TEXT_TABLE = Layout(2 + 1 + MAX_CATEGORY_BYTES)  # column, length, text
+
+
+@dataclass(frozen=True)
+class Union:
+    """The categories of all members.
+
+    Attributes:
+        shared: by column, the categories that two members have, sorted.
+        alone: how many values only one member has, over all columns.
+        ours_alone: by column, those of them that are ours, sorted.
+    """
+
+    shared: Mapping[str, tuple[str, ...]]
+    alone: int
+    ours_alone: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """The claims of all members; which of our values are shared; and how many values, of all members, are not."""
+
+    claims: Claims
+    shared: Sequence[Entry]
+    alone: Sequence[Entry]
+    total_shared: int
+    total_alone: int
 
 
 def learn_categories(
-    peers: Peers, own: Mapping[str, Mapping[str, int]], context: str, limit: int | None = None
-) -> dict[str, dict[str, int]]:
-    """Return the categories of all members, and the total number of records of each.
+    peers: Peers,
+    own: Mapping[str, Collection[str]],
+    context: str,
+    *,
+    scope: Sequence[str] = (),
+    limit: int | None = None,
+    needs_two: bool = False,
+) -> Union:
+    """Return the categories that two members or more have.
 
     Args:
         peers: the members of the sum.
-        own: this member's categories and their numbers of records, by column. All members have the same columns.
+        own: this member's categories by column. All members have the same columns.
         context: a short text, the same at every member.
+        scope: the columns of the table that these members hold, and in a grid no others.
         limit: the most categories of a column; as many as the members' tables may have in total by default.
-
-    Returns:
-        The categories by column, sorted, with their total numbers of records.
+        needs_two: stop, before any text is opened, if only one member has a category.
 
     Raises:
-        InputError: a category is too long (the sum is aborted for all members), or there are too many in total, or
-            of one column (all members raise this).
-        ProtocolError: the table cannot be decoded: a member entered inconsistent cells.
+        InputError: a category is too long (the sum is aborted for all members); or there are too many in total, or
+            of one column, or one that only one member has (all members raise this).
+        ProtocolError: the tables cannot be decoded, or contradict our own part: a member entered wrong data.
     """
     columns = sorted(own)  # entries refer to columns by their index in this order
     try:
@@ -73,32 +93,93 @@ def learn_categories(
     except InputError:
         peers.abort_sum()
         raise
-    total = int(peers.sum(np.array([len(entries)]), context=f"{context}: size")[0])
-    if not 0 <= total <= MAX_ENTRIES:
+    claimed = _claim(peers, entries, context, scope)
+    ours_alone = _by_column(claimed.alone, columns)
+    if needs_two and claimed.total_alone:
+        raise _only_one(ours_alone, claimed)
+    texts = _open(peers, claimed, context, len(columns))
+    shared = _by_column(texts, columns)
+    _check_number(shared, MAX_CATEGORIES * len(peers) if limit is None else limit)
+    return Union(shared, claimed.total_alone, ours_alone)
+
+
+def _claim(peers: Peers, entries: Sequence[Entry], context: str, scope: Sequence[str]) -> _Claimed:
+    """Enter our claims, and return which values are shared."""
+    total = _count(peers, len(entries), f"{context}: size", "different values")
+
+    def salt_of(attempt: int) -> bytes:
+        return salt(peers, scope, context, attempt)
+
+    def ours(attempt: int) -> dict[bytes, int]:
+        salted, secret = salt_of(attempt), member_secret(peers)
+        return {make_claim(salted, secret, _key(entry)): 1 for entry in entries}
+
+    def opened(attempt: int, found: Mapping[bytes, int]) -> tuple[int, Claims]:
+        return attempt, Claims.opened(salt_of(attempt), found, len(peers))
+
+    included = is_included(peers)
+    attempt, claims = sum_sets(peers, CLAIM_TABLE, total, f"{context}: claims", ours, opened)
+    if not included:  # the members that claimed their values decide what is opened
+        entries = ()
+    elif not all(map(claims.contain, ours(attempt))):
+        raise refuse(peers, "our claim of a category was removed from the sum")
+    shared = [entry for entry in entries if claims.is_shared(_key(entry))]
+    alone = [entry for entry in entries if not claims.is_shared(_key(entry))]
+    total_shared = _count(peers, len(shared), f"{context}: shared", "values that two participants have")
+    total_alone = len(claims) - total_shared
+    if included:
+        check_counts(peers, "values that only one participant has", [total_alone], [len(alone)])
+    return _Claimed(claims, shared, alone, total_shared, max(total_alone, 0))
+
+
+def _count(peers: Peers, own: int, context: str, what: str) -> int:
+    """Return the sum of the members' numbers of values, checked."""
+    included = is_included(peers)
+    total = int(peers.sum(np.array([own]), context=context)[0])
+    check_counts(peers, what, [total], [own] if included else None)
+    if total > MAX_ENTRIES:
         raise InputError(
             f"the members have {total:,} categories in total, and the maximum is {MAX_ENTRIES:,}; "
             "list the categories in the federation file, or leave out the columns with many categories"
         )
-    for attempt in range(ATTEMPTS):
-        part = _part_cells(total, attempt)
-        salt = f"{context} {attempt}"
-        cells = peers.sum(_table(entries, part, salt), context=f"{context}: table {attempt}")
-        found = _peel(cells, part, salt, len(own))
-        if found is not None:
-            totals: dict[str, dict[str, int]] = {name: {} for name in own}
-            for (column, text), count in sorted(found.items()):
-                totals[columns[column]][text] = count
-            _check_number(totals, MAX_CATEGORIES * len(peers) if limit is None else limit)
-            return totals
-    raise ProtocolError(
-        f"the members' categories could not be decoded in {ATTEMPTS} attempts: a member enters inconsistent data, and "
-        "the sums do not show which; list the categories in the schema of the federation file"
+    return total
+
+
+def _open(peers: Peers, claimed: _Claimed, context: str, columns: int) -> list[Entry]:
+    """Open the texts of the values that are shared."""
+    ours = {_key(entry): 1 for entry in claimed.shared}
+
+    def opened(_: int, found: Mapping[bytes, int]) -> dict[bytes, Entry] | None:
+        texts = {key: _entry(key, columns) for key in found}
+        return None if None in texts.values() else {key: each for key, each in texts.items() if each is not None}
+
+    included = is_included(peers)
+    texts = sum_sets(peers, TEXT_TABLE, claimed.total_shared, f"{context}: table", lambda _: ours, opened)
+    if not all(map(claimed.claims.is_shared, texts)):
+        raise refuse(peers, "a text was opened that no two participants have claimed")
+    if included and not ours.keys() <= texts.keys():
+        raise refuse(peers, "a category that we have was removed from the sum")
+    return list(texts.values())
+
+
+def _only_one(ours: Mapping[str, tuple[str, ...]], claimed: _Claimed) -> InputError:
+    """Return the error about values that only one participant has; it names ours, and only counts those of others."""
+    found = [f"{', '.join(map(repr, texts))} of {name!r}" for name, texts in ours.items() if texts]
+    others = claimed.total_alone - len(claimed.alone)
+    facts = [f"only we have {' and '.join(found)}"] * bool(found)
+    facts += [f"{others} {'value occurs' if others == 1 else 'values occur'} at one other participant only"] * (
+        others > 0
+    )
+    return InputError(
+        f"{', and '.join(facts)}. What is learned from the tables must occur at two participants: agree on one "
+        "spelling (yes and no beside 1 and 0 are four classes), or list the classes, or categories, in [data]. Then "
+        "train anew under another federation name"
     )
 
 
-def _check_number(totals: Mapping[str, Mapping[str, int]], limit: int) -> None:
+def _check_number(shared: Mapping[str, Sequence[str]], limit: int) -> None:
     """Refuse a column with too many categories: each is a feature, or an output, of the model of every member."""
-    for name, found in totals.items():
+    for name, found in shared.items():
         if len(found) > limit:
             raise InputError(
                 f"the members have {len(found):,} categories of {name!r} in total, and the maximum is {limit:,}; list "
@@ -106,65 +187,17 @@ def _check_number(totals: Mapping[str, Mapping[str, int]], limit: int) -> None:
             )
 
 
-def _entries(own: Sequence[Mapping[str, int]]) -> dict[Entry, int]:
-    entries = {}
-    for column, categories in enumerate(own):
-        for text, count in categories.items():
-            if len(text.encode()) > MAX_CATEGORY_BYTES:
-                raise InputError(f"the category {text[:20]!r}… has more than {MAX_CATEGORY_BYTES} bytes; shorten it")
-            if count > 0:
-                entries[column, text] = count
-    return entries
+def _entries(own: Sequence[Collection[str]]) -> list[Entry]:
+    for text in (text for categories in own for text in categories):
+        if len(text.encode()) > MAX_CATEGORY_BYTES:
+            raise InputError(f"the category {text[:20]!r}… has more than {MAX_CATEGORY_BYTES} bytes; shorten it")
+    return [(column, text) for column, categories in enumerate(own) for text in categories]
 
 
-def _part_cells(total: int, attempt: int) -> int:
-    """Return the number of cells of a part: twice as many in each attempt, up to the limit."""
-    return min((MIN_PART_CELLS + total // 2) << attempt, MAX_PART_CELLS)
-
-
-def _table(entries: Mapping[Entry, int], part: int, salt: str) -> npt.NDArray[np.int64]:
-    """Return one member's table: PARTS × part cells of count, limbs × count and checksum × count."""
-    table = np.zeros((PARTS * part, WIDTH), dtype=np.int64)
-    for entry, count in entries.items():
-        row, places = _row(_key(entry), part, salt)
-        table[places] += count * row
-    return table
-
-
-def _peel(table: npt.NDArray[np.int64], part: int, salt: str, columns: int) -> dict[Entry, int] | None:
-    """Decode the entries and counts of the summed table; return None if that fails."""
-    table = table.copy()
-    found: dict[Entry, int] = {}
-    pending = list(range(len(table)))
-    while pending:
-        cell = pending.pop()
-        count = int(table[cell, 0])
-        if count <= 0 or np.any(table[cell] % count):
-            continue
-        limbs = table[cell] // count
-        key = _bytes(limbs[1 : 1 + LIMBS])
-        entry = None if key is None else _entry(key, columns)
-        if key is None or entry is None or entry in found:
-            continue
-        row, places = _row(key, part, salt)
-        if cell not in places or not np.array_equal(row, limbs):
-            continue
-        found[entry] = count
-        table[places] -= count * row
-        pending += places
-    return None if table.any() else found
-
-
-def _row(key: bytes, part: int, salt: str) -> tuple[npt.NDArray[np.int64], list[int]]:
-    """Return the cell content of a single record with this key, and its cells."""
-    digest = hashlib.blake2b(key, key=hashlib.sha256(salt.encode()).digest()).digest()
-    places = [
-        part * number + int.from_bytes(digest[8 * number : 8 * number + 8], "little") % part for number in range(PARTS)
-    ]
-    row = np.empty(WIDTH, dtype=np.int64)
-    row[0] = 1
-    row[1:] = _limbs(key.ljust(LIMBS * LIMB_BYTES, b"\0") + digest[-CHECK_LIMBS * LIMB_BYTES :])
-    return row, places
+def _by_column(entries: Collection[Entry], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    return {
+        name: tuple(sorted(text for column, text in entries if column == place)) for place, name in enumerate(columns)
+    }
 
 
 def _key(entry: Entry) -> bytes:
@@ -181,15 +214,3 @@ def _entry(key: bytes, columns: int) -> Entry | None:
         return column, text[:length].decode()
     except UnicodeDecodeError:
         return None
-
-
-def _limbs(data: bytes) -> npt.NDArray[Any]:
-    triples = np.frombuffer(data, dtype=np.uint8).reshape(-1, LIMB_BYTES).astype(np.int64)
-    return triples @ (1 << 8 * np.arange(LIMB_BYTES))
-
-
-def _bytes(limbs: npt.NDArray[np.int64]) -> bytes | None:
-    if np.any((limbs < 0) | (limbs >= 1 << 8 * LIMB_BYTES)):
-        return None
-    data = b"".join(int(limb).to_bytes(LIMB_BYTES, "little") for limb in limbs)
-    return None if any(data[KEY_BYTES:]) else data[:KEY_BYTES]

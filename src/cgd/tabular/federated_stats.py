@@ -15,9 +15,11 @@ import msgspec
 import numpy as np
 
 from cgd.errors import InputError
-from cgd.tabular import category_union
+from cgd.federation.data_schema import OTHER
+from cgd.tabular.category_union import learn_categories
 from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, values_are
 from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included
+from cgd.tabular.rare_values import count_categories, fold_rare_values, value_counts
 from cgd.tabular.wide_sums import exact_sum
 
 if TYPE_CHECKING:
@@ -119,6 +121,9 @@ class CategoryStats(msgspec.Struct, frozen=True, tag_field="type", tag="category
         """Return notes for the user."""
         if not any(self.counts):
             return [f"column {self.name!r} has no value anywhere in the federation; its features are zero"]
+        if self.categories == (OTHER,):
+            fact = f"column {self.name!r}: all values count as {OTHER!r}, because no two participants have a value of"
+            return [f"{fact} enough records; leave the column out, or list its categories"]
         return []
 
     def feature_writer(self, records: TabularDataset) -> FeatureWriter:
@@ -127,7 +132,8 @@ class CategoryStats(msgspec.Struct, frozen=True, tag_field="type", tag="category
         places = {category: place for place, category in enumerate(self.categories)}
         missing = len(self.categories) if self.missing else -1
         # The feature of each code of the table, or −1; the last element is for the code of a missing value.
-        lookup = np.array([*(places.get(name, -1) for name in values.names), missing])
+        unknown = places.get(OTHER, -1)
+        lookup = np.array([*(places.get(name, unknown) for name in values.names), missing])
 
         def write(matrix: npt.NDArray[np.float32], rows: slice) -> None:
             found = lookup[values.codes[rows]]
@@ -146,7 +152,8 @@ class CategoryStats(msgspec.Struct, frozen=True, tag_field="type", tag="category
         notes = []
         if total := sum(unseen.values()):
             some = ", ".join(f"{name!r} ({unseen[name]:,})" for name in sorted(unseen) if unseen[name])
-            notes.append(f"column {self.name!r}: {values_are(total)} of categories that no training record had: {some}")
+            effect = f"count as {OTHER!r}" if OTHER in self.categories else "no training record had"
+            notes.append(f"column {self.name!r}: {values_are(total)} of categories that {effect}: {some}")
         absent = values.missing if not self.missing else 0
         if absent:
             notes.append(_missing_note(self.name, absent, "encoded without a category"))
@@ -223,15 +230,25 @@ class TargetStats(msgspec.Struct, frozen=True):
 
 
 def fit_columns(
-    records: TabularDataset, columns: Sequence[Column], peers: Peers
+    records: TabularDataset, data: Data, columns: Sequence[Column], peers: Peers
 ) -> tuple[NumberStats | CategoryStats, ...]:
-    """Compute the statistics of the columns; see `cgd.tabular.preprocessing.fit`."""
+    """Compute the statistics of the columns; see `cgd.tabular.preprocessing.fit`.
+
+    Raises:
+        InputError: there are rare values, and the schema has `other = false`, or our values are far from the others'.
+    """
+    try:
+        records = fold_rare_values(records, data, columns)
+    except InputError:
+        peers.abort_sum()
+        raise
     numbers = [each.name for each in columns if each.type == "number"]
-    listed = [each for each in columns if each.categories]
-    learned = [each.name for each in columns if each.type == "category" and not each.categories]
+    categories = _categories(records, data, columns, peers)
     present = [int(np.count_nonzero(~np.isnan(records.numbers[name]))) for name in numbers]
-    absent = [records.categories[each.name].missing for each in columns if each.type == "category"]
-    counts = [count for each in listed for count in records.categories[each.name].counts().tolist()]
+    absent = [records.categories[name].missing for name in categories]
+    counts = [
+        count for name, known in categories.items() for count in count_categories(records.categories[name], known)
+    ]
     own = [records.rows, *present, *absent, *counts]
     included = is_included(peers)
     opened = peers.sum(np.array(own), context="count values").tolist()
@@ -246,19 +263,33 @@ def fit_columns(
     moments = _moments(values, [next(totals) for _ in numbers], peers, "columns")
     for name, (count, mean, deviation) in zip(numbers, moments, strict=True):
         found[name] = NumberStats(name, count, rows - count, mean, deviation)
-    missing = {each.name: next(totals) for each in columns if each.type == "category"}
-    for each in listed:
-        counted = tuple(next(totals) for _ in each.categories)
-        check_counts(peers, f"values of {each.name!r}", [sum(counted) + missing[each.name]], None, limit=rows)
-        found[each.name] = CategoryStats(each.name, each.categories, counted, missing[each.name])
-    if learned:
-        union = _learn({name: _counts(records.categories[name]) for name in learned}, peers, "categories")
-        for name, categories in union.items():
-            found[name] = CategoryStats(name, tuple(categories), tuple(categories.values()), missing[name])
+    missing = {name: next(totals) for name in categories}
+    learned = {each.name for each in columns if each.is_learned}
+    for name, known in categories.items():
+        counted = {category: next(totals) for category in known}
+        check_counts(peers, f"values of {name!r}", [sum(counted.values()) + missing[name]], None, limit=rows)
+        if name in learned:  # without "other", if that has no records
+            counted = {category: count for category, count in counted.items() if count}
+        found[name] = CategoryStats(name, tuple(counted), tuple(counted.values()), missing[name])
     return tuple(found[each.name] for each in columns)
 
 
-def fit_target(records: TabularDataset, data: Data, peers: Peers) -> TargetStats:
+def _categories(
+    records: TabularDataset, data: Data, columns: Sequence[Column], peers: Peers
+) -> dict[str, tuple[str, ...]]:
+    """Return the categories of every category column: those of the file, or learned ones."""
+    known = {each.name: each.categories for each in columns if each.type == "category"}
+    learned = [each for each in columns if each.is_learned]
+    if learned:
+        values = {each.name: value_counts(records.categories[each.name]) for each in learned}
+        own = {name: [value for value in counts if value != OTHER] for name, counts in values.items()}
+        scope = [each.name for each in columns]
+        union = learn_categories(peers, own, "categories", scope=scope, needs_two=not data.other)
+        known |= {name: (*found, OTHER) for name, found in union.shared.items()}
+    return known
+
+
+def fit_target(records: TabularDataset, data: Data, columns: Sequence[Column], peers: Peers) -> TargetStats:
     """Compute the statistics of the target; see `cgd.tabular.preprocessing.fit`.
 
     Raises:
@@ -266,7 +297,7 @@ def fit_target(records: TabularDataset, data: Data, peers: Peers) -> TargetStats
     """
     values = records.target
     if isinstance(values, Categorical):
-        return _fit_classes(values, data, peers)
+        return _fit_classes(values, data, [each.name for each in columns], peers)
     if values is not None:
         included = is_included(peers)
         count = int(peers.sum(np.array([len(values)]), context="count targets")[0])
@@ -282,36 +313,23 @@ def fit_target(records: TabularDataset, data: Data, peers: Peers) -> TargetStats
     raise InputError("the target was not read; read the file with its label")
 
 
-def _fit_classes(values: Categorical, data: Data, peers: Peers) -> TargetStats:
-    own = _counts(values)
-    if data.classes:
-        part = [own.get(name, 0) for name in data.classes]
-        included = is_included(peers)
-        totals = peers.sum(np.array(part), context="count classes").tolist()
-        check_counts(peers, "records of a class", totals, part if included else None)
-        counted = dict(zip(data.classes, totals, strict=True))
-    else:
-        counted = _learn({data.target: own}, peers, "classes", MAX_LEARNED_CLASSES)[data.target]
-    occurring = [name for name, count in counted.items() if count]
+def _fit_classes(values: Categorical, data: Data, scope: Sequence[str], peers: Peers) -> TargetStats:
+    classes = data.classes
+    if not classes:
+        own = {data.target: list(value_counts(values))}
+        union = learn_categories(peers, own, "classes", scope=scope, limit=MAX_LEARNED_CLASSES, needs_two=True)
+        classes = union.shared[data.target]
+    part = [value_counts(values).get(name, 0) for name in classes]
+    included = is_included(peers)
+    totals = peers.sum(np.array(part, dtype=np.int64), context="count classes").tolist()
+    check_counts(peers, "records of a class", totals, part if included else None)
+    occurring = [name for name, count in zip(classes, totals, strict=True) if count]
     if len(occurring) < 2:
         raise InputError(
             f"all records of the federation have the same class of {data.target!r}, {''.join(occurring)!r}; "
             "there is nothing to predict: check that the target is the right column"
         )
-    return TargetStats(tuple(counted), tuple(counted.values()))
-
-
-def _learn(
-    own: Mapping[str, Mapping[str, int]], peers: Peers, context: str, limit: int | None = None
-) -> dict[str, dict[str, int]]:
-    """Return the categories of all members by column, checked; see `category_union.learn_categories`."""
-    included = is_included(peers)
-    union = category_union.learn_categories(peers, own, context, limit)
-    if included:
-        for name, counts in own.items():
-            totals = [union[name].get(category, 0) for category in counts]
-            check_counts(peers, f"records of a category of {name!r}", totals, list(counts.values()))
-    return union
+    return TargetStats(tuple(classes), tuple(totals))
 
 
 def _moments(
@@ -364,10 +382,6 @@ def _deviation(total: Fraction, spread: Fraction, count: int, mean: float) -> fl
 
 def _quotient(total: Fraction, count: int) -> float:
     return float(total / count) if count else 0.0
-
-
-def _counts(values: Categorical) -> Mapping[str, int]:
-    return {name: int(count) for name, count in zip(values.names, values.counts(), strict=True) if count}
 
 
 def _missing_note(name: str, count: int, treatment: str) -> str:

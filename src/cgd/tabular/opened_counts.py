@@ -58,9 +58,9 @@ def check_counts(
     totals = list(totals)
     for total, part in zip(totals, [0] * len(totals) if own is None else own, strict=True):
         if total < part:
-            raise _refuse(peers, f"{what}: {total:,} in total, but we alone have {part:,}")
+            raise refuse(peers, f"{what}: {total:,} in total, but we alone have {part:,}")
         if limit is not None and total > limit:
-            raise _refuse(peers, f"{what}: {total:,} in total, but there are only {limit:,} records")
+            raise refuse(peers, f"{what}: {total:,} in total, but there are only {limit:,} records")
 
 
 def check_mean(peers: Peers, name: str, mean: float) -> None:
@@ -70,7 +70,7 @@ def check_mean(peers: Peers, name: str, mean: float) -> None:
         ProtocolError: no column can have this mean.
     """
     if not abs(mean) <= MAX_NUMBER:
-        raise _refuse(peers, f"the mean of {name!r} is {mean:.3g}, and no number may be beyond ±{MAX_NUMBER:.0e}")
+        raise refuse(peers, f"the mean of {name!r} is {mean:.3g}, and no number may be beyond ±{MAX_NUMBER:.0e}")
 
 
 def check_spread(peers: Peers, name: str, total: Fraction, own: float) -> None:
@@ -80,7 +80,7 @@ def check_spread(peers: Peers, name: str, total: Fraction, own: float) -> None:
         ProtocolError: the sum is below our own part.
     """
     if total < Fraction(own) - Fraction(1, 1 << FRACTION_BITS):  # parts are rounded before they are added
-        raise _refuse(peers, f"the squared distances of {name!r} from the mean sum to less than ours alone")
+        raise refuse(peers, f"the squared distances of {name!r} from the mean sum to less than ours alone")
 
 
 def check_distance(peers: Peers, name: str, own: float, count: int, deviation: float) -> None:
@@ -109,7 +109,8 @@ def check_distance(peers: Peers, name: str, own: float, count: int, deviation: f
         )
 
 
-def _refuse(peers: Peers, fact: str) -> ProtocolError:
+def refuse(peers: Peers, fact: str) -> ProtocolError:
+    """Abort the next sum, and return the error about a total that contradicts our own part."""
     return ProtocolError(f"{fact}: {REMEDY if _abort(peers) else REMEDY_AFTER_RESTART}")
 
 

@@ -189,5 +189,5 @@ def fit(records: TabularDataset, data: Data, columns: Sequence[Column], peers: P
             or our values are very far from those of the others.
         ProtocolError: a member entered a wrong number; see `cgd.tabular.opened_counts`.
     """
-    target = fit_target(records, data, peers)
-    return Preprocessing(fit_columns(records, columns, peers), target)
+    target = fit_target(records, data, columns, peers)
+    return Preprocessing(fit_columns(records, data, columns, peers), target)

@@ -34,9 +34,11 @@ from cgd.tabular.alone import compare_alone
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
+from cgd.tabular.learned_values import learned_messages
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.models import FUNCTION_ARGUMENTS
 from cgd.tabular.private_run import check_private, open_ledger, privacy_summary, private_sums
+from cgd.tabular.rare_values import check_rare_values
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.trace_writer import TraceWriter, check_recordable
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.preprocessing import Preprocessing
     from cgd.tabular.training import TrainingResult
 
     ShowMessage = Callable[[str], None]
@@ -92,7 +95,7 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
     gradients = f"{EVERYONE} (the first layer's: {SAME_COLUMNS})" if settings.vertical else EVERYONE
     parameters = sum(each.numel() for each in trained.network.parameters())
     numbers = [each for each in settings.own_columns if each.type == "number"]
-    learned = [each.name for each in settings.own_columns if each.type == "category" and not each.categories]
+    learned = [each.name for each in settings.own_columns if each.is_learned]
     counts = [len(each.categories) for each in trained.preprocessing.columns if isinstance(each, CategoryStats)]
     what = "the sum of all gradients, weighted by the participants' numbers of records"
     sums = [
@@ -103,19 +106,19 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
         what = "of every number column: the number of values and of missing values, their mean and deviation"
         sums.append(DisclosedSum(what, statistics, 1, 4 * len(numbers)))
     if counts:
-        union = f", and the categories of {', '.join(learned)}" if learned else ""
+        union = f", and the categories of {', '.join(learned)} that two participants have" if learned else ""
         what = f"of every category column: the number of records of each category{union}"
         sums.append(DisclosedSum(what, statistics, 1, sum(counts)))
     if learned:
-        what = "the sum of the participants' numbers of distinct categories"
-        sums.append(DisclosedSum(what, statistics, 1, 1))
+        what = "digests of the participants' categories: their number, and how many only one participant has"
+        sums.append(DisclosedSum(what, statistics, 1, 2))
     if settings.data.task == "classification":
         union = "" if settings.data.classes else ", and the classes"
         what = f"the number of records of each class{union}"
         sums.append(DisclosedSum(what, EVERYONE, 1, len(trained.preprocessing.classes)))
         if not settings.data.classes:
-            what = "the sum of the participants' numbers of distinct classes"
-            sums.append(DisclosedSum(what, EVERYONE, 1, 1))
+            what = "digests of the participants' classes: their number, and how many only one participant has"
+            sums.append(DisclosedSum(what, EVERYONE, 1, 2))
     else:
         sums.append(DisclosedSum("the number of values of the target, their mean and deviation", EVERYONE, 1, 3))
     what = "the validation loss over all records, and the number of validation records"
@@ -209,6 +212,7 @@ class TabularRun:
         )
         if settings.privacy is not None:
             check_private(settings, records)
+        notes = (*notes, *check_rare_values(records, settings.data, settings.own_columns))
         run_folder = RunFolder(folder, federation, participant)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
         ledger = None
@@ -241,6 +245,10 @@ class TabularRun:
         history: list[EvalRecord] = []
         replaying = True
 
+        def on_fitted(preprocessing: Preprocessing) -> None:
+            for message in learned_messages(self.settings, preprocessing, self.records):
+                show_message(message)
+
         def on_caught_up(replayed: int) -> None:
             nonlocal replaying
             replaying = False
@@ -257,6 +265,7 @@ class TabularRun:
             self.settings,
             self.records,
             delta=self.delta,
+            fitted=on_fitted,
             progress=on_evaluation,
             caught_up=on_caught_up,
             trace_writer=self.trace_writer,

@@ -2,7 +2,8 @@
 
 The suggestion is a starting point for all participants to review: others may have other categories and missing values.
 The text is sent to all participants, so it contains nothing of the table but names of columns, numbers of distinct
-values, usual markers of missing values and, in comments that can be deleted, the classes.
+values, usual markers of missing values and, in comments that can be deleted, the classes, unless one has few records.
+Columns that look like names, dates or identifiers are left out (`cgd.tabular.identifiers`); the note has no values.
 
 For differential privacy, categories, classes and ranges have to be in the file. The suggestion then has those of the
 table, ranges rounded outward, and categories only if enough records have them. Each of these lines has a mark, and
@@ -23,10 +24,11 @@ import numpy as np
 import pyarrow
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING
+from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING, OTHER, RARE
 from cgd.federation.privacy_section import REVIEW_MARK
 from cgd.tabular.columns import MAX_CATEGORIES, MAX_NUMBER, MissingMarkers, canonical, is_number
 from cgd.tabular.dataset import find_column
+from cgd.tabular.identifiers import identifying_name, identifying_numbers, identifying_texts, rare_share
 from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ USUAL_MARKERS = re.compile(
     r"|not (available|applicable|known|done|recorded|measured|tested)",
     re.IGNORECASE,
 )
+MAX_RARE_SHARE = 1 / 3  # with more of the records in rare values, texts are names or remarks
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
 MIN_RECORDS_OF_A_CATEGORY = 10  # for differential privacy; the only record of a category is not to be published
 
@@ -141,10 +144,23 @@ class ColumnProfile:
         return self.distinct and self.present == self.rows > 2 and (text or (self.whole and self.rising))
 
     @property
-    def mostly_distinct(self) -> bool:
-        """True if more than half of the values of a column of texts are distinct, as with names."""
-        distinct = len(self.texts) + len(self.numbers)
-        return not self.numeric and bool(self.texts) and MAX_CODES < self.present < 2 * distinct
+    def rare_share(self) -> float:
+        """The part of the records whose value has few records."""
+        return rare_share((*self.texts.values(), *self.numbers.values()))
+
+    @property
+    def rare(self) -> int:
+        """The number of distinct values that few records have."""
+        return sum(count < RARE for found in (self.texts, self.numbers) for count in found.values())
+
+    @property
+    def identifying(self) -> str:
+        """What the values look like, if that identifies persons or records: dates, names, numbers; else empty."""
+        if self.numeric:
+            complete = self.present == self.rows and not self.texts
+            return identifying_numbers(self.numbers, distinct=self.distinct and complete) if self.whole else ""
+        found = identifying_texts(self.texts) if not self.numbers else ""
+        return found or ("texts of few records each, as names are" if self.rare_share > MAX_RARE_SHARE else "")
 
     @property
     def markers(self) -> list[str]:
@@ -222,6 +238,8 @@ def _data_lines(
     regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
     review = f"; {REVIEW_MARK}" if private else ""
     remarks = f"  # {_remarks(target, private)}{review}" if regression and target.remarks else ""
+    if not regression and target.identifying:
+        remarks = f"  # is it the column to predict? Its values look like {target.identifying}"
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
@@ -233,8 +251,10 @@ def _data_lines(
     if private:
         listed = f"range = {_outward(target)}" if regression else f"classes = {_list(target.frequent)}"
         lines.append(f"{listed}  # {REVIEW_MARK}")
-    elif not regression and len(target.values) <= MAX_CLASSES:
+    elif not regression and len(target.values) <= MAX_CLASSES and not target.rare:
         lines.append(f"# classes = {_list(target.values)}  # as in this table; left out: learned by a secure sum")
+    elif not regression and len(target.values) <= MAX_CLASSES:
+        lines.append(f"# classes = []  # list them, if all of you know them; some have fewer than {RARE} records here")
     if markers:
         texts = list(dict.fromkeys((*MISSING, *markers)))
         more = len(texts) - len(MISSING)
@@ -293,8 +313,10 @@ def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -
         return f"# {key}: left out, all its values are missing"
     if profile.id_like:
         return f"# {key}: left out, all values are distinct: an ID?"
-    if profile.mostly_distinct:
-        return f"# {key}: left out, more than half of its texts are distinct: names? All participants see them"
+    suspicion = _suspicion(name, profile)
+    if suspicion:
+        kind = "number" if profile.numeric else "category"
+        return f'# {key}: left out, {suspicion}. If it identifies nobody, write {key} = "{kind}"'
     if count == 1:
         return f'# {key} = "category"  # left out, it has only one value'
     if profile.numeric:
@@ -306,10 +328,18 @@ def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -
         if private:
             return f"# {key}: left out, many distinct or long values: free text?"
         return f"# {key}: left out, {many} distinct values of up to {profile.longest} bytes: free text?"
-    if count > MIN_CATEGORIES_TO_NOTE:
-        found = "many" if private else count
-        return f'{key} = "category"  # {found} distinct values, a feature for each'
-    return f'{key} = "category"'
+    found = "many" if private else count
+    notes = [f"{found} distinct values, a feature for each"] if count > MIN_CATEGORIES_TO_NOTE else []
+    if profile.rare and not private:
+        notes.append(f"values of fewer than {RARE} records, {profile.rare} in this table, count as {OTHER!r}")
+    return f'{key} = "category"' + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+def _suspicion(name: str, profile: ColumnProfile) -> str:
+    """Return why a column may identify persons, or an empty text."""
+    measured = profile.numeric and not profile.whole
+    by_name = identifying_name(name, frequent=measured or profile.rare == 0)
+    return by_name or (f"its values look like {profile.identifying}" if profile.identifying else "")
 
 
 def _remarks(profile: ColumnProfile, private: bool) -> str:

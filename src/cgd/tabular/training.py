@@ -19,6 +19,7 @@ from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
 from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split, split_name
+from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def train(
     records: TabularDataset,
     *,
     delta: float | None = None,
+    fitted: Callable[[Preprocessing], None] = lambda _: None,
     progress: Callable[[EvalRecord], None] = lambda _: None,
     caught_up: Callable[[int], None] = lambda _: None,
     trace_writer: TraceWriter | None = None,
@@ -96,6 +98,7 @@ def train(
         settings: data, model and training settings.
         records: our records.
         delta: our own δ, if not that of the federation file.
+        fitted: called once, before the first step, with the statistics of all members' records.
         progress: called after every evaluation, also for replayed steps.
         caught_up: called once, before the first new step, with the number of steps replayed after a restart.
         trace_writer: records our addends and the opened sums, for privacy attacks; they are secret.
@@ -113,6 +116,8 @@ def train(
         ledger.begin(peers, split=split_name(settings.data, settings.unit, records, peers.seed))
     records, held_out = _split_validation(peers, settings, records)
     preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
+    fitted(preprocessing)
+    records = fold_rare_values(records, settings.data, settings.own_columns)  # as they were counted
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
     )

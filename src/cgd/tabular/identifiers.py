@@ -1,0 +1,157 @@
+"""Recognise columns that identify persons, or records: identifiers, dates, names.
+
+`cgd schema` leaves them out. A pattern cannot know what a column means, so everything that looks like an identifier is
+recognised, and a note states how to keep the column. No note contains a value.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from cgd.federation.data_schema import RARE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MOST = 0.8  # of the distinct values: some may be mistyped, or remarks
+MIN_DISTINCT = 20  # fewer whole numbers may be distinct, and near each other, by chance
+MIN_DIGITS = 5  # shorter whole numbers are counts, codes and years
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Words that make a column an identifier, wherever they are in its name, such as patient_id.
+IDENTIFIER_WORDS = _words(
+    "id ids identifier guid uuid mrn ssn nino dob birthdate birthday iban passport surname forename firstname lastname "
+    "fullname username vorname nachname geburtsdatum pesel bsn aadhaar"
+)
+# Words that make it one at the end of its name, such as home_phone.
+CONTACT_WORDS = _words("email mail phone telephone tel telefon mobile fax url website ip login")
+# Words that make it one at the end of its name, such as family_name and zip, unless every value is frequent.
+QUASI_WORDS = _words(
+    "name names initials zip zipcode postcode postalcode plz address street city town patient person subject client "
+    "customer member employee account"
+)
+# What is numbered, if the name of a column ends with a word for "number".
+NUMBERED = _words(
+    "patient person subject client customer member employee case account insurance policy record file card phone "
+    "social security medical hospital study sample specimen visit encounter admission zip postal"
+)
+NUMBER_WORDS = _words("number no nr num code key")
+DATE_WORDS = _words("date datetime timestamp datum fecha")
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
+_TIME = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp][Mm])?(?:Z|\s?[+-]\d{2}:?\d{2})?)?"
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mär|mai|okt|dez)[a-zé]*"
+_DATE = re.compile(
+    rf"(?:\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\d{{1,2}}[-/.]\d{{1,2}}[-/.](?:\d{{4}}|\d{{2}})"
+    rf"|\d{{1,2}}[. -]+{_MONTH}[., -]+\d{{2,4}}|{_MONTH}[. -]+\d{{1,2}},?[ -]+\d{{4}}){_TIME}",
+    re.IGNORECASE,
+)
+_COMPACT_DATE = re.compile(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\.0)?")
+PATTERNS = {
+    "e-mail addresses": re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+"),
+    "UUIDs": re.compile(r"\{?[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\}?", re.IGNORECASE),
+    "digests": re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})", re.IGNORECASE),
+    "addresses of computers": re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE),
+    "web addresses": re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE),
+    "account numbers": re.compile(r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?"),
+    "phone numbers": re.compile(r"(?=(?:\D*\d){7,15}\D*$)(?:\+|00?|\()[\d ()/.-]+|\d{3}[-. ]\d{3,4}[-. ]\d{3,4}"),
+    "numbers of persons": re.compile(
+        r"\d{3}-\d{2}-\d{4}|\d{6}[-+]\d{3,4}[A-Z\d]?|[A-Z]{1,4}[-/ ]?\d{5,}", re.IGNORECASE
+    ),
+}
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case.
+
+    Examples:
+        >>> words("patientID"), words("Date of birth"), words("ZIP-code2")
+        (['patient', 'id'], ['date', 'of', 'birth'], ['zip', 'code', '2'])
+    """
+    return [word.lower() for word in _WORD.findall(name)]
+
+
+def identifying_name(name: str, *, frequent: bool) -> str:
+    """Return why the name of a column suggests an identifier or a date, or an empty text.
+
+    Args:
+        name: the name.
+        frequent: whether every value has enough records, so that a name or a town identifies nobody.
+
+    Examples:
+        >>> identifying_name("patient_id", frequent=True)
+        'its name suggests an identifier'
+        >>> identifying_name("ward_name", frequent=True), identifying_name("patient age", frequent=False)
+        ('', '')
+    """
+    found = [word for word in words(name) if not word.isdigit()]
+    if not found:
+        return ""
+    if DATE_WORDS.intersection(found):
+        return "its name suggests a date"
+    numbered = found[-1] in NUMBER_WORDS and bool(NUMBERED.intersection(found))
+    certain = bool(IDENTIFIER_WORDS.intersection(found)) or found[-1] in CONTACT_WORDS or numbered
+    return "its name suggests an identifier" if certain or (found[-1] in QUASI_WORDS and not frequent) else ""
+
+
+def identifying_texts(texts: Iterable[str]) -> str:
+    """Return what most of the distinct texts of a column look like, if that identifies a person, or an empty text.
+
+    Examples:
+        >>> identifying_texts(["1980-02-29", "01.12.1971", "3/4/1999 10:30"])
+        'dates'
+        >>> identifying_texts(["a@example.org", "b@example.org"]), identifying_texts(["A", "B"])
+        ('e-mail addresses', '')
+    """
+    distinct = list(texts)
+    for what, pattern in {"dates": _DATE, **PATTERNS}.items():
+        if distinct and sum(pattern.fullmatch(text) is not None for text in distinct) >= MOST * len(distinct):
+            return what
+    return ""
+
+
+def identifying_numbers(numbers: Mapping[float, int], *, distinct: bool) -> str:
+    """Return what whole numbers look like, if that identifies a record, or an empty text.
+
+    Args:
+        numbers: the distinct numbers, with how often they occur.
+        distinct: whether none occurs twice.
+
+    Examples:
+        >>> identifying_numbers({19800229.0: 1, 19711201.0: 2, 20010101.0: 1}, distinct=False)
+        'dates'
+        >>> identifying_numbers({float(number): 1 for number in range(100, 150, 2)}, distinct=True)
+        'numbers of records'
+        >>> identifying_numbers({float(number): 1 for number in range(10_000, 90_000, 1_000)}, distinct=True)
+        'numbers of records'
+        >>> identifying_numbers({float(number): 1 for number in range(100, 90_000, 1_000)}, distinct=True)
+        ''
+    """
+    texts = [f"{number:.0f}" for number in numbers]
+    if len(texts) > 2 and all(map(_COMPACT_DATE.fullmatch, texts)):
+        return "dates"
+    if len(numbers) < MIN_DISTINCT:
+        return ""
+    low, high = min(numbers), max(numbers)
+    dense = len(numbers) >= (high - low + 1) / 2
+    equal = len(set(map(len, texts))) == 1 and len(texts[0]) >= MIN_DIGITS and low > 0
+    mostly_distinct = sum(numbers.values()) < 2 * len(numbers)
+    if (distinct and (dense or equal)) or (equal and len(texts[0]) > MIN_DIGITS + 1 and mostly_distinct):
+        return "numbers of records"
+    return ""
+
+
+def rare_share(counts: Iterable[int]) -> float:
+    """Return the part of the records whose value has fewer than `RARE` records.
+
+    Examples:
+        >>> rare_share([50, 45, 5]), rare_share([1] * 90 + [10])
+        (0.0, 0.9)
+    """
+    numbers = list(counts)
+    return sum(number for number in numbers if number < RARE) / max(1, sum(numbers))
