@@ -349,6 +349,46 @@ def test_more_records_than_samples_or_none_are_refused_before_sharing(samples: i
     run(work)
 
 
+@pytest.mark.parametrize(("persons", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.float64)])
+def test_persons_with_several_records_are_the_samples(persons: int, dtype: torch.dtype) -> None:
+    def work(peers: Peers) -> int:
+        model, member = begin(peers, samples=persons)
+        x, y = data(1, 7 * persons)
+        for _ in range(2):
+            member.optimizer.zero_grad()
+            member.privacy.weigh_records(torch.full((len(x),), 1 / 7, dtype=dtype))
+            nn.functional.mse_loss(model(x), y).backward()
+            member.optimizer.step()
+        return member.privacy.spent().openings
+
+    assert set(run(work)) == {3}
+
+
+def test_more_weight_than_persons_is_refused_before_sharing() -> None:
+    def work(peers: Peers) -> None:
+        model, member = begin(peers, samples=1)
+        x, y = data(1, 7)
+        member.privacy.weigh_records(torch.full((7,), 1 / 6))
+        nn.functional.mse_loss(model(x), y).backward()
+        with pytest.raises(InputError, match=r"7 records .* total weight 1.16667, and samples is 1"):
+            member.optimizer.step()
+        assert (peers.traffic.sums, member.privacy.spent().openings) == (0, 0)
+
+    run(work)
+
+
+def test_records_without_weight_are_a_step() -> None:
+    def work(peers: Peers) -> int:
+        model, member = begin(peers, samples=1)
+        x, y = data(1, 7)
+        member.privacy.weigh_records(torch.zeros(7))
+        nn.functional.mse_loss(model(x), y).backward()
+        member.optimizer.step()
+        return member.privacy.spent().openings
+
+    assert set(run(work)) == {2}
+
+
 def test_gradients_before_zero_grad_are_discarded() -> None:
     def work(peers: Peers) -> None:
         model, member = begin(peers, samples=8)

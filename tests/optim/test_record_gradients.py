@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cgd.errors import InputError
 from cgd.optim.record_gradients import ClippedSum, RecordGradients
 from cgd.optim.record_norms import MARGIN, Use
 
@@ -214,6 +213,31 @@ def test_settings_of_torch_with_fewer_bits() -> None:
         torch.testing.assert_close(clipping.take().gradient, expected, rtol=0, atol=1e-6)
     finally:
         torch.set_float32_matmul_precision(precision)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="a setting of newer versions of torch")
+def test_settings_of_torch_that_the_older_function_cannot_express() -> None:
+    model, x, y = build("mlp", 70)
+    expected, matmul = taken(model, x, y, 0.1).gradient, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    clipping, precision = RecordGradients(model, 0.1), matmul.fp32_precision
+    model.zero_grad()
+    loss(model, x, y).backward()
+    matmul.fp32_precision = "bf16"
+    try:
+        torch.testing.assert_close(clipping.take().gradient, expected, rtol=0, atol=1e-6)
+    finally:
+        matmul.fp32_precision = precision
+
+
+def test_weight_of_records() -> None:
+    model, x, y = build("mlp", 6)
+    clipping = RecordGradients(model, 1.0)
+    clipping.weigh_records(torch.tensor([0.5, 0.25, 0.0]))
+    loss(model, x[:3], y[:3]).backward()
+    loss(model, x[3:], y[3:]).backward()
+    result = clipping.take()
+    assert (result.records, result.weight) == (6, 3.75)
+    assert clipping.take().weight == 0
 
 
 def test_order_of_parameters() -> None:
@@ -477,5 +501,15 @@ def test_remove() -> None:
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
     loss(model, x, y).backward()
     assert clipping.records == 0
-    with pytest.raises(InputError, match="differs"):  # gradients without records are not those of this step
-        clipping.take()
+    assert not clipping.take().gradient.any()
+
+
+def test_another_object_for_the_same_model_changes_nothing() -> None:
+    model, x, y = build("cnn", 5)
+    expected = taken(model, x, y).gradient
+    old, new = RecordGradients(model, 1.0), RecordGradients(model, 1.0)
+    for _ in range(2):
+        model.zero_grad()
+        loss(model, x, y).backward()
+        assert torch.equal(new.take().gradient, expected)
+    assert torch.equal(old.take().gradient, expected)

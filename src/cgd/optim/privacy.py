@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 COUNT, STEP = "the number of records", "a step"
 """The purposes of openings, in the budget."""
 
+WEIGHT_TOLERANCE = 1e-6
+"""Relative error of the sum of the weights of records: 1/k in float32, k times, is not exactly 1."""
+
 
 class Privacy:
     """(ε, δ)-differential privacy for every record of a training. Pass it to a confined optimiser as `privacy=`.
@@ -131,10 +134,20 @@ class Privacy:
         """Multiply the clipped gradients of the next batch's records by these weights, from 0 to 1.
 
         If k records are of one person, weights of 1/k make the guarantee one for persons. Then `samples` of the
-        optimiser is the number of persons, and no person may be in two participants' data.
+        optimiser is the number of persons, which is the sum of the weights; with the number of records in its place,
+        the guarantee would be weaker. Call it before every batch of every step. No person may be in two participants'
+        data.
 
         Raises:
             InputError: a weight is below 0 or above 1.
+
+        Examples:
+            >>> import torch
+            >>> persons = torch.tensor([7, 7, 7, 8, 9, 9])  # of each record
+            >>> _, place, number = persons.unique(return_inverse=True, return_counts=True)
+            >>> weights = 1 / number[place]
+            >>> round(weights.sum().item())  # samples
+            3
         """
         self._gradients.weigh_records(weights)
 
@@ -236,15 +249,16 @@ class Privacy:
         """Return the sum of the clipped gradients since the last step; the same until `reset`, if a sum is repeated.
 
         Raises:
-            InputError: more records were used than there are, or none.
+            InputError: more records were used than there are, or none; with weights, more weight than persons.
         """
         if self._taken is None:
             self._taken = self._gradients.take(parameters)
-        gradient, records = self._taken
-        if not 1 <= records <= (self._records or samples):
+        gradient, records, weight = self._taken
+        if records == 0 or weight > (self._records or samples) * (1 + WEIGHT_TOLERANCE):
+            weighed = f", with the total weight {weight:.6g}" if weight < records else ""
             raise InputError(
-                f"{records} records were used in this step, and samples is {samples}; call backward() before step(), "
-                "and use each record once per step"
+                f"{records} records were used in this step{weighed}, and samples is {samples}; call backward() before "
+                "step(), and use each record once per step"
             )
         return gradient
 

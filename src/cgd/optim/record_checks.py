@@ -1,13 +1,12 @@
 """Checks that the gradients of a model can be separated by records.
 
-Before training, `find_units` refuses modules that mix records. At the first step, `RecordGradients` runs a few records
-one by one (`check_single_records`), differentiates the loss twice (`CheckedOutput`) and compares its sums with
-`Parameter.grad` (`check_sums`).
+Before training, `find_units` refuses modules that mix records. At the first call, the model is tried with made-up
+records (`record_trials.py`). Before the first backward pass, the loss is differentiated twice (`CheckedOutput`).
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,24 +18,18 @@ from torch.utils import _pytree as pytree
 
 from cgd.errors import InputError
 from cgd.optim.record_norms import Unit, has_records
+from cgd.optim.structures import leaves, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.nn import Parameter
 
-    Call = tuple[str, list[Any], list[Any]]
-    """The name of a module, the leaves of its arguments, and the leaves of its output."""
+    from cgd.optim.record_norms import Pass
 
-CHECKED_RECORDS = 3
-OUTPUT_TOLERANCE = 1e-3
-"""Largest difference between a record in a batch and the same record alone, relative to the largest value. Rounding
-makes about 1e-6."""
-SUM_TOLERANCE = 5e-3
-"""Largest difference between our sum and `Parameter.grad`, relative to the sum of the records' norms. Rounding makes
-about 1e-6 in float32, and 5e-4 with the short floats of some graphics processors."""
-
-RECORDS_KEY = "cgd: records"
+METADATA_KEY = "cgd: pass"
+DEFAULT_IGNORE_INDEX = -100
+"""Of torch's losses. That a program uses it cannot be told without its labels."""
 
 
 # Before training.
@@ -129,7 +122,7 @@ def _check_module(module: nn.Module, name: str) -> None:
 def _check_unit(module: nn.Module, title: str) -> None:
     if _is_container(module):
         raise InputError(f"{title} has parameters, but no forward method; give it one")
-    random = [each for each in module.modules() if _draws_numbers(each)]
+    random = [each for each in module.modules() if draws_numbers(each)]
     if random:
         raise InputError(
             f"{title} has parameters of its own and draws random numbers ({type(random[0]).__name__}), so its forward "
@@ -137,7 +130,8 @@ def _check_unit(module: nn.Module, title: str) -> None:
         )
 
 
-def _draws_numbers(module: nn.Module) -> bool:
+def draws_numbers(module: nn.Module) -> bool:
+    """Return whether a module draws random numbers in its forward pass, when it is trained."""
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return module.dropout > 0
     return isinstance(module, nn.RReLU) or (isinstance(module, dropout._DropoutNd) and module.p > 0)
@@ -158,70 +152,26 @@ def first_tensor(args: Any, kwargs: Any) -> torch.Tensor:
     raise InputError("the model was called without a tensor; pass a tensor whose first dimension is the records")
 
 
-@contextmanager
-def _repeatable(model: nn.Module) -> Iterator[None]:
-    """Disable dropout, and leave the states of random number generators as they are."""
-    random = [each for each in model.modules() if _draws_numbers(each) and each.training]
-    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
-    try:
-        for module in random:
-            module.training = False
-        with torch.random.fork_rng(devices=sorted(devices, key=str)), torch.no_grad():
-            yield
-    finally:
-        for module in random:
-            module.training = True
-
-
-def check_single_records(model: nn.Module, args: Any, kwargs: Any, run: Callable[[Any, Any], list[Call]]) -> None:
-    """Check that some records give the same values one by one as in their batch, at every recorded module.
-
-    Args:
-        model: the model.
-        args: its positional arguments, with the records of a batch.
-        kwargs: its other arguments.
-        run: a function that calls the model with such arguments, and returns the calls of its modules and its own.
+def check_output(output: Any, records: int) -> None:
+    """Check that a model returns outputs of its records, from which the program computes the loss.
 
     Raises:
-        InputError: a value depends on the other records.
+        InputError: there is no tensor, or no tensor has the records in its first dimension.
     """
-    records = len(first_tensor(args, kwargs))
-    with _repeatable(model):
-        batch = run(args, kwargs)
-        for index in sorted({round(i * (records - 1) / (CHECKED_RECORDS - 1)) for i in range(CHECKED_RECORDS)}):
-            own = pytree.tree_map(
-                lambda leaf, i=index: leaf[i : i + 1] if has_records(leaf, records) else leaf, (args, kwargs)
-            )
-            alone = run(*own)
-            if [name for name, _, _ in alone] != [name for name, _, _ in batch]:
-                raise InputError(
-                    f"a batch of {records} records calls other modules than one record does; call the same modules "
-                    "with all records of a batch"
-                )
-            for in_batch, by_itself in zip(batch, alone, strict=True):
-                if not _same_call(in_batch, by_itself, index, records):
-                    raise InputError(
-                        f"a record has other inputs or outputs of module {in_batch[0]} in a batch of {records} than "
-                        "alone: the model mixes records, does not have them in the first dimension, or draws random "
-                        "numbers. Compute each record by itself; use nn.Dropout, not its function"
-                    )
-
-
-def _same_call(in_batch: Call, alone: Call, index: int, records: int) -> bool:
-    # A gradient of an output without records, such as the state of a recurrent network, is refused when it arrives.
-    pairs = list(zip(in_batch[1], alone[1], strict=False))
-    pairs += [each for each in zip(in_batch[2], alone[2], strict=False) if has_records(each[0], records)]
-    return all(_same(*pair, index, records) for pair in pairs)
-
-
-def _same(in_batch: object, alone: object, index: int, records: int) -> bool:
-    if not isinstance(in_batch, torch.Tensor) or not isinstance(alone, torch.Tensor):
-        return isinstance(in_batch, torch.Tensor) == isinstance(alone, torch.Tensor)
-    largest = in_batch.detach().nan_to_num(0.0, 0.0, 0.0).abs().max() if in_batch.numel() else 0.0
-    row = in_batch[index : index + 1] if has_records(in_batch, records) else in_batch
-    return row.shape == alone.shape and torch.allclose(
-        row.double(), alone.double(), rtol=0.0, atol=OUTPUT_TOLERANCE * float(largest), equal_nan=True
-    )
+    tensors = [each for each in leaves(output) if isinstance(each, torch.Tensor)]
+    if not tensors:
+        raise InputError(
+            f"the model returned a {type(output).__name__}, in which no tensors are found; return a tensor, or a "
+            "tuple, list, dict or dataclass of tensors, with the records in the first dimension"
+        )
+    trainable = [each for each in tensors if each.requires_grad]
+    if trainable and not any(has_records(each, records) for each in trainable):
+        shapes = [tuple(each.shape) for each in trainable]
+        raise InputError(
+            f"the model returned tensors of shapes {shapes} for {records} records, so its loss cannot be separated by "
+            "records. Return the outputs with the records in the first dimension, and compute the loss outside of the "
+            "model"
+        )
 
 
 # At the first backward pass.
@@ -230,21 +180,23 @@ def _same(in_batch: object, alone: object, index: int, records: int) -> bool:
 class CheckedOutput(torch.Tensor):
     """The output of a model before its first step: `backward` of a loss computed from it checks the loss first.
 
-    A tensor computed from it is of the same class, and so is the loss. `torch.autograd.backward` does not check it.
+    A tensor computed from it is of the same class, and so is the loss, unless it comes from compiled code. Then the
+    pass stays unchecked, and `RecordGradients` refuses it.
     """
 
     @classmethod
-    def of(cls, output: Any, records: int) -> Any:
-        """Return an output, a tensor or a structure of tensors, with its tensors of this class."""
+    def of(cls, output: Any, current: Pass) -> Any:
+        """Return the output of a pass, a tensor or a structure of tensors, with its tensors of this class."""
 
         def convert(leaf: Any) -> Any:
-            if not (has_records(leaf, records) and leaf.requires_grad and leaf.is_floating_point()):
+            if not (has_records(leaf, current.records) and leaf.requires_grad and leaf.is_floating_point()):
                 return leaf
-            checked = leaf.as_subclass(cls)
-            checked.grad_fn.metadata[RECORDS_KEY] = records
+            checked: Any = leaf if isinstance(leaf, cls) else leaf.as_subclass(cls)
+            # Several objects may observe the same model, for example one that a program has replaced.
+            checked.grad_fn.metadata.setdefault(METADATA_KEY, []).append(current)
             return checked
 
-        return pytree.tree_map(convert, output)
+        return map_leaves(convert, output)
 
     @classmethod
     def __torch_function__(
@@ -252,38 +204,66 @@ class CheckedOutput(torch.Tensor):
     ) -> Any:
         """Check a loss before its backward pass."""
         if func is torch.Tensor.backward:
-            check_loss(args[0])
+            _check_losses(args[0], *args[1:2], **_picked(kwargs, "gradient"))
+        elif func is torch.autograd.backward:  # in newer versions of torch; in others, the pass stays unchecked
+            _check_losses(*args[:2], **_picked(kwargs, "grad_tensors"))
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def _picked(kwargs: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    return {"weights": kwargs[name]} if kwargs and name in kwargs else {}
+
+
+def _check_losses(losses: Any, weights: Any = None) -> None:
+    """Check the sum of tensors that are differentiated, multiplied by weights, together."""
+    tensors = [losses] if isinstance(losses, torch.Tensor) else list(losses)
+    factors = list(weights) if isinstance(weights, (tuple, list)) else [weights] * len(tensors)
+    with torch.enable_grad():
+        terms = [
+            (loss if factor is None else loss * factor).sum() for loss, factor in zip(tensors, factors, strict=True)
+        ]
+        check_loss(sum(terms[1:], terms[0]))
 
 
 def check_loss(loss: torch.Tensor) -> None:
     """Check that a loss is a sum of terms that each depend on one record's output.
 
-    Then the derivative of a record's output gradient by the output of another record is zero. All pairs of records are
-    covered by differentiating the gradients of one half of the records, for each bit of their numbers. What depends on
-    labels only, such as a division by the number of positive labels, cannot be found this way; a mean with class
-    weights is found by its name. A loss that cannot be differentiated twice is not checked.
+    Then the derivative of a record's output gradient by the output of another record is exactly zero, whatever the
+    values are: such a loss is never refused. All pairs of records are covered by differentiating the gradients of one
+    half of the records, for each bit of their numbers. What depends on labels or detached tensors only, such as a
+    division by the number of positive labels, cannot be found this way; means with class weights or `ignore_index` are
+    found by their names. A loss that cannot be differentiated twice is not checked; a warning says so.
 
     Raises:
-        InputError: it mixes records.
+        InputError: it mixes records, or uses the model otherwise than by its output.
     """
-    outputs = list(_checked_outputs(loss))
-    if not outputs or loss.dim() > 0:
-        return
+    outputs = _checked_outputs(loss)
+    if len({tuple(map(id, passes)) for _, passes in outputs}) != 1:
+        return  # one backward through two calls of the model, which is refused when gradients arrive
+    passes = outputs[0][1]
+    records = passes[0].records
     edges = [torch.autograd.graph.GradientEdge(node, 0) for node, _ in outputs]
-    records = outputs[0][1]
     with torch.enable_grad():
         try:
             gradients = torch.autograd.grad(loss, edges, create_graph=True, allow_unused=True)
-            for bit in range((records - 1).bit_length()):
-                half = (torch.arange(records) >> bit) % 2 == 1
-                if _depends(gradients, edges, half):
-                    raise InputError(
-                        f"the loss of a record depends on the outputs of others in its batch of {records}; use a mean "
-                        "of the records' own losses, without contrasts, ranks or statistics over the batch"
-                    )
+            mixed = any(
+                _depends(gradients, edges, (torch.arange(records) >> bit) % 2 == 1)
+                for bit in range((records - 1).bit_length())
+            )
         except RuntimeError:  # not differentiable twice
-            return
+            warnings.warn(
+                "the loss cannot be differentiated twice, so it was not checked whether it mixes records; make sure "
+                "that it is a mean of the records' own losses",
+                stacklevel=2,
+            )
+            mixed = False
+    if mixed:
+        raise InputError(
+            f"the loss of a record depends on the outputs of others in its batch of {records}; use a mean of the "
+            "records' own losses, without contrasts, ranks or statistics over the batch"
+        )
+    for each in passes:
+        each.loss_checked = True
 
 
 def _depends(gradients: Sequence[torch.Tensor | None], edges: Sequence[Any], half: torch.Tensor) -> bool:
@@ -304,8 +284,14 @@ def _depends(gradients: Sequence[torch.Tensor | None], edges: Sequence[Any], hal
     return False
 
 
-def _checked_outputs(loss: torch.Tensor) -> Iterator[tuple[Any, int]]:
-    """Yield the nodes of the model's outputs in the graph of a loss, and their numbers of records."""
+def _checked_outputs(loss: torch.Tensor) -> list[tuple[Any, list[Pass]]]:
+    """Return the nodes of the model's outputs in the graph of a loss, with their passes.
+
+    Raises:
+        InputError: another path leads from the loss to a parameter of the model, or a node divides by labels.
+    """
+    outputs: list[tuple[Any, list[Pass]]] = []
+    variables: set[int] = set()
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]
     while waiting:
@@ -313,40 +299,34 @@ def _checked_outputs(loss: torch.Tensor) -> Iterator[tuple[Any, int]]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if RECORDS_KEY in node.metadata:
-            yield node, node.metadata[RECORDS_KEY]
+        if METADATA_KEY in node.metadata:
+            outputs.append((node, node.metadata[METADATA_KEY]))
             continue
-        if node.name().startswith("NllLoss") and node._saved_reduction == 1 and node._saved_weight is not None:
-            raise InputError(
-                "the loss divides by the sum of the class weights of a batch, so that records change each other's "
-                "weight; use reduction='sum' with these weights, and divide by the number of records"
-            )
+        _check_mean(node)
+        if hasattr(node, "variable"):
+            variables.add(id(node.variable))
         waiting += [each for each, _ in node.next_functions]
+    uses = [use for _, passes in outputs for each in passes for use in each.uses]
+    if any(id(parameter) in variables for use in uses for parameter in use.unit.parameters.values()):
+        raise InputError(
+            "the loss uses parameters or values of the model besides the tensors that it returned with the records in "
+            "the first dimension; return all that the loss needs in this way, and use no penalties on parameters and "
+            "no gradients of gradients"
+        )
+    return outputs
 
 
-# At the first step.
-
-
-def check_sums(
-    parameters: Mapping[str, Parameter], plain: Mapping[Parameter, torch.Tensor], spread: Mapping[Parameter, float]
-) -> None:
-    """Check that the sum of the records' gradients is what the backward pass added to `Parameter.grad`.
-
-    Args:
-        parameters: all trainable parameters by name.
-        plain: the sum of the records' gradients, not clipped.
-        spread: the sum of their norms.
-
-    Raises:
-        InputError: a parameter has another gradient.
-    """
-    for name, parameter in parameters.items():
-        total = plain.get(parameter, torch.zeros(1, dtype=torch.float64)).reshape(-1).cpu()
-        actual = torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.detach().reshape(-1).cpu()
-        difference = float(torch.linalg.vector_norm(actual.double() - total))
-        if difference > SUM_TOLERANCE * spread.get(parameter, 0.0):  # False for NaN
-            raise InputError(
-                f"the gradient of parameter {name} differs by {difference:.2g} from the sum over its records: the "
-                "parameter is used outside of its module's forward pass, the module draws random numbers, or gradients "
-                "were changed or not cleared. Call the modules, and zero_grad() before the first backward"
-            )
+def _check_mean(node: Any) -> None:
+    """Check that a node is not a mean that divides by a number that depends on labels."""
+    if not node.name().startswith("NllLoss") or node._saved_reduction != 1:
+        return
+    if node._saved_weight is not None:
+        raise InputError(
+            "the loss divides by the sum of the class weights of a batch, so that records change each other's "
+            "weight; use reduction='sum' with these weights, and divide by the number of records"
+        )
+    if node._saved_ignore_index % 2**64 != DEFAULT_IGNORE_INDEX % 2**64:  # torch returns an unsigned number
+        raise InputError(
+            "the loss has an ignore_index, and divides by the number of labels that are not ignored, so that records "
+            "change each other's weight; use reduction='sum' with it, and divide by the number of records"
+        )

@@ -6,24 +6,26 @@ norm C before gradients are added. `RecordGradients` collects what it needs whil
 
 from __future__ import annotations
 
+import threading
 import weakref
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from cgd.errors import InputError
-from cgd.optim.record_checks import CheckedOutput, check_single_records, check_sums, find_units, first_tensor
+from cgd.optim.record_checks import CheckedOutput, check_output, find_units, first_tensor
 from cgd.optim.record_norms import Pass, Use, clipped_sums
+from cgd.optim.record_trials import check_model
+from cgd.optim.structures import leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
     from torch.nn import Parameter
 
-    from cgd.optim.record_checks import Call
     from cgd.optim.record_norms import Unit
 
 MIN_CLIP, MAX_CLIP = 1e-10, 1e10
@@ -35,10 +37,12 @@ class ClippedSum(NamedTuple):
     Attributes:
         gradient: one vector in float64, on the processor.
         records: the number of records in it.
+        weight: the sum of their weights; without `weigh_records`, their number.
     """
 
     gradient: torch.Tensor
     records: int
+    weight: float
 
 
 class RecordGradients:
@@ -46,14 +50,16 @@ class RecordGradients:
 
     The loop stays as it is: `zero_grad()`, a mean loss, `backward()`; before the optimiser's step, `take()` returns the
     sum. One record, in place of one that counts as zero, changes the sum by at most C, because each record's gradient
-    is computed from its own row of inputs and output gradients. `Parameter.grad` is not used, except for a check.
+    is computed from its own row of inputs and output gradients. `Parameter.grad` is not used.
 
     Several forward and backward passes before `take` are virtual batches: each loss is the mean over the records of its
     own batch, and the sums are added. A record may be in one of them only. `zero_grad()` between them, which sets the
     gradients to None, discards what was added, as it does in torch. A forward pass without `backward` leaves nothing.
 
     The first dimension of the model's first tensor is the records. Nothing raises because of the values of records: if
-    a gradient has NaN, infinities or numbers above 1e15, the record counts as zero.
+    a gradient has NaN, infinities or numbers above 1e15, the record counts as zero. The model is checked with made-up
+    records before the first step (`record_trials.py`); only if it does not accept random numbers, with its own. A loss
+    that handles each record by itself is never refused, whatever the outputs are.
 
     Rounding: gradients are clipped to C·(1 − 5e-4), which covers all rounding in the sum (`MARGIN` in
     `record_norms.py`). It does not cover this: torch computes the rows of a batch with operations that depend on the
@@ -66,15 +72,22 @@ class RecordGradients:
     attention with records in the second dimension, dropout inside of modules with parameters, sparse or renormalised
     embeddings, parametrizations, lazy, compiled, scripted and data-parallel modules, half precision.
 
-    Refused in the first step: a model that mixes records or updates buffers, a loss that mixes outputs (contrastive
-    losses) or is a mean with class weights, parameters that are read outside of their modules. Refused in every step:
-    a second backward through one forward pass (gradient penalties, two losses), one backward through two calls of the
-    model, the same tensor twice in one step, autocast, other trainable parameters than at construction.
+    Refused in the first step: a model that mixes records, also in backward hooks, or updates buffers; an output without
+    records in the first dimension, such as a loss that the model computes itself; a loss that mixes outputs
+    (contrastive losses), is a mean with class weights or `ignore_index`, uses parameters or other values of the model
+    besides its output, or is computed by compiled functions; parameters that are read outside of their modules. Refused
+    in every step: a second backward through one forward pass (gradient penalties, two losses), one backward through two
+    calls of the model, the same tensor twice in one step, autocast and half precision, also inside the model, other
+    trainable parameters than at construction.
 
-    Not noticed: copies of a record in other tensors (`records` counts them); a loss divided by a number that depends on
-    labels, such as the number of positive or not ignored labels: the bound does not hold for it; a loss divided by the
-    number of virtual batches: the bound holds, and the gradients are smaller. A missing `zero_grad` has no effect, and
-    a loader with `drop_last` only leaves records out.
+    Not noticed, and then the bound does not hold: a loss divided by a number that depends on labels, such as the number
+    of positive labels, or of labels that are not −100; a loss that reads other records' outputs detached, or in a
+    `torch.autograd.Function` that hides it; a loss that cannot be differentiated twice (a warning says so); a model or
+    a loss that begins to mix records after the first step, or does it for some values only.
+
+    Not noticed, and harmless: copies of a record in other tensors (`records` counts them); a loss divided by the number
+    of virtual batches, which makes the gradients smaller; changes of `Parameter.grad`, or a missing `zero_grad`, which
+    have no effect; a loader with `drop_last`, which leaves records out.
 
     Args:
         model: the whole model; the loop must call it, not its parts.
@@ -90,7 +103,7 @@ class RecordGradients:
         >>> clipping = RecordGradients(model, clip=1.0)
         >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.5]]), torch.tensor([[100.0], [100.0]])
         >>> (model(x) - y).abs().mean().backward()
-        >>> gradient, records = clipping.take()
+        >>> gradient, records, _ = clipping.take()
         >>> gradient.round(decimals=3).tolist(), records  # the first has norm 5, and was clipped to norm 1
         ([-0.6, -1.3], 2)
         >>> clipping.remove()
@@ -103,17 +116,17 @@ class RecordGradients:
             raise InputError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
         self.clip, self.reduction = float(clip), reduction
         self._model = model
-        units = find_units(model)
+        self._units = find_units(model)
         self._parameters = _trainable(model)
-        self._calls: list[Call] | None = None  # while records are run one by one
-        self._model_checked = self._sums_checked = self._settling = False
+        self._checked_records = 0  # in the batch with which the model was checked
+        self._loss_checked = False
         self._weights: torch.Tensor | None = None  # of the next pass
         self._current: Pass | None = None  # of the forward pass that is running
         self._buffers: list[tuple[int, int]] = []
         self.reset()
         self._handles = [
             unit.module.register_forward_hook(_Hook(partial(self._record_call, unit)), with_kwargs=True)
-            for unit in units
+            for unit in self._units
         ]
         self._handles += [
             model.register_forward_pre_hook(_Hook(self._begin_pass), with_kwargs=True, prepend=True),
@@ -144,7 +157,8 @@ class RecordGradients:
             parameters: the order of the parameters in the vector; by default, that of `model.parameters()`.
 
         Raises:
-            InputError: these are not all trainable parameters of the model, or a check of the first step failed.
+            InputError: these are not all trainable parameters of the model, or the loss of the first step could not be
+                checked.
         """
         own = list(self._parameters.values())
         order = own if parameters is None else list(parameters)
@@ -155,25 +169,21 @@ class RecordGradients:
             )
         try:
             self._settle()
-            if not self._sums_checked and self._finite:
-                check_sums(self._parameters, self._plain, self._spread)
-                self._sums_checked = self._records > 0
+            self._loss_checked |= self._finite and self._largest_batch > 1  # one record has nothing to mix with
             parts = [
                 self._sums[each].reshape(-1).cpu()
                 if each in self._sums
                 else torch.zeros(each.numel(), dtype=torch.float64)
                 for each in order
             ]
-            return ClippedSum(torch.cat(parts), self._records)
+            return ClippedSum(torch.cat(parts), self._records, self._weight)
         finally:
             self.reset()
 
     def reset(self) -> None:
         """Discard everything since the last `take`."""
-        self._records, self._finite = 0, True
+        self._records, self._weight, self._largest_batch, self._finite = 0, 0.0, 0, True
         self._sums: dict[Any, Any] = {}
-        self._plain: dict[Any, Any] = {}
-        self._spread: dict[Any, Any] = {}
         self._sources: list[tuple[weakref.ref[torch.Tensor], int]] = []  # the inputs of passes, with versions
         self._pending: Pass | None = None  # of which gradients have arrived
 
@@ -186,7 +196,7 @@ class RecordGradients:
     # Forward passes. A pass is referenced only by hooks in its graph: without a backward pass it disappears with them.
 
     def _begin_pass(self, _model: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._calls is not None or self._settling or not torch.is_grad_enabled():
+        if _ours.running or not torch.is_grad_enabled():
             return
         self._current = None
         self._settle()
@@ -206,38 +216,30 @@ class RecordGradients:
         self._buffers = _versions(self._model)
 
     def _end_pass(self, _model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if _ours.running:
+            return None
         current, self._current = self._current, None
-        if self._calls is not None:
-            self._calls.append(("the model itself", pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(output)))
         if current is None or output is None:  # None if the forward pass raised an error
             return None
-        if not self._model_checked:
-            if _versions(self._model) != self._buffers:
-                raise InputError(
-                    "the forward pass changed a buffer of the model, through which records affect each other; use a "
-                    "model without such buffers"
-                )
-            check_single_records(self._model, args, kwargs, self._run)
-            self._model_checked = True
-        return None if self._sums_checked else CheckedOutput.of(output, current.records)
+        if self._checked_records < min(current.records, 2):  # a batch of one record shows no mixing
+            self._check_model(args, kwargs, output, current.records)
+        return None if self._loss_checked else CheckedOutput.of(output, current)
 
-    def _run(self, args: Any, kwargs: Any) -> list[Call]:
-        self._calls = []
-        try:
-            self._model(*args, **kwargs)
-            return self._calls
-        finally:
-            self._calls = None
+    def _check_model(self, args: Any, kwargs: Any, output: Any, records: int) -> None:
+        if _versions(self._model) != self._buffers:
+            raise InputError(
+                "the forward pass changed a buffer of the model, through which records affect each other; use a "
+                "model without such buffers"
+            )
+        check_output(output, records)
+        with _own_calls():
+            check_model(self._model, self._units, args, kwargs)
+        self._checked_records = records
 
     def _record_call(self, unit: Unit, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._calls is not None:
-            self._calls.append((unit.name, pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(output)))
-        elif torch.is_grad_enabled() and not self._settling:
-            leaves, structure = pytree.tree_flatten((args, kwargs))
-            inputs = [each.detach() if isinstance(each, torch.Tensor) else each for each in leaves]
-            versions = [each._version for each in inputs if isinstance(each, torch.Tensor)]
-            outputs = pytree.tree_leaves(output)
-            use = Use(unit, inputs, structure, [None] * len(outputs), versions)
+        if torch.is_grad_enabled() and not _ours.running:
+            outputs = leaves(output)
+            use = Use.of(unit, args, kwargs, len(outputs))
             if self._current is not None:
                 self._current.uses.append(use)
             for number, each in enumerate(outputs):
@@ -274,17 +276,22 @@ class RecordGradients:
         current, self._pending = self._pending, None
         if current is None:
             return
-        self._settling = True
         try:
-            self._add(current)
+            with _own_calls():
+                self._add(current)
         except BaseException:
             self.reset()
             raise
         finally:
             current.settle()
-            self._settling = False
 
     def _add(self, current: Pass) -> None:
+        if not (self._loss_checked or current.loss_checked):
+            raise InputError(
+                "the loss of the first step could not be checked, because it did not pass through functions of torch "
+                "from the model's output to loss.backward(). Call loss.backward(), and compute the loss without "
+                "torch.compile, torch.jit and torch.func"
+            )
         source = current.source()
         if source is not None and any(ref() is source and version == current.version for ref, version in self._sources):
             raise InputError(
@@ -292,12 +299,31 @@ class RecordGradients:
             )
         self._sources.append((current.source, current.version))
         scale = current.records if self.reduction == "mean" else 1
-        added = clipped_sums(current, self.clip, scale, plain=not self._sums_checked)
-        for sums, more in ((self._sums, added.clipped), (self._plain, added.plain), (self._spread, added.spread)):
-            for parameter, each in more.items():
-                sums[parameter] = sums[parameter] + each if parameter in sums else each
+        added = clipped_sums(current, self.clip, scale, plain=False)
+        for parameter, each in added.clipped.items():
+            self._sums[parameter] = self._sums[parameter] + each if parameter in self._sums else each
         self._records += current.records
+        self._weight += current.records if current.weights is None else float(current.weights.sum())
+        self._largest_batch = max(self._largest_batch, current.records)
         self._finite &= added.finite
+
+
+class _Ours(threading.local):
+    """Whether this thread calls modules for a check or a sum; no object of the class records such calls."""
+
+    running = False
+
+
+_ours = _Ours()
+
+
+@contextmanager
+def _own_calls() -> Iterator[None]:
+    _ours.running = True
+    try:
+        yield
+    finally:
+        _ours.running = False
 
 
 class _Hook:

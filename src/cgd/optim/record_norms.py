@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from cgd.errors import InputError
+from cgd.optim.structures import leaves
 
 if TYPE_CHECKING:
     import weakref
@@ -82,6 +83,14 @@ class Use:
     gradients: list[torch.Tensor | None]
     versions: list[int]
 
+    @classmethod
+    def of(cls, unit: Unit, args: Any, kwargs: Any, outputs: int) -> Use:
+        """Return a call whose output has this number of leaves."""
+        flat, structure = pytree.tree_flatten((args, kwargs))
+        inputs = [each.detach() if isinstance(each, torch.Tensor) else each for each in flat]
+        versions = [each._version for each in inputs if isinstance(each, torch.Tensor)]
+        return cls(unit, inputs, structure, [None] * outputs, versions)
+
 
 @dataclass(eq=False)
 class Pass:
@@ -93,6 +102,7 @@ class Pass:
         version: that of `source`, which changes if it is overwritten.
         weights: by which each record's clipped gradient is multiplied; None: 1.
         uses: the calls of its modules.
+        loss_checked: True if the loss that was computed from it was checked.
         settled: True if the gradients were added.
     """
 
@@ -101,6 +111,7 @@ class Pass:
     version: int
     weights: torch.Tensor | None = None
     uses: list[Use] = field(default_factory=list)
+    loss_checked: bool = False
     settled: bool = False
 
     def settle(self) -> None:
@@ -224,14 +235,21 @@ def _add_weighted(
         total.view(-1).addmv_(left.T, weights)
         return
     left = left * weights[:, None]
-    # Other devices, and other settings of torch, may multiply with fewer bits than float32 has.
-    if left.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest":
+    if left.device.type == "cpu" and _multiplies_exactly():
         left = left.to(right.dtype)
     else:
         right = _float64(right)
     product = torch.empty(total.shape, dtype=left.dtype, device=left.device)
     for x, y in zip(left.split(CHUNK_RECORDS), right.split(CHUNK_RECORDS), strict=True):
         total += torch.mm(x.T, y, out=product)
+
+
+def _multiplies_exactly() -> bool:
+    """Return whether products on the processor have all bits of float32. Some settings of torch reduce them."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # a setting that this function cannot express, such as torch.backends.fp32_precision
+        return False
 
 
 def _zero_rows(rows: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
@@ -273,8 +291,8 @@ def _chunk_gradients(use: Use, records: int, start: int, stop: int) -> Iterable[
         args, kwargs = pytree.tree_unflatten(inputs, use.structure)
 
         def forward(parameters: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-            leaves = pytree.tree_leaves(torch.func.functional_call(module, parameters, args, kwargs))
-            return [leaf for leaf, keep in zip(leaves, wanted, strict=True) if keep]
+            outputs = leaves(torch.func.functional_call(module, parameters, args, kwargs))
+            return [leaf for leaf, keep in zip(outputs, wanted, strict=True) if keep]
 
         pullback = torch.func.vjp(forward, values)[1]
         return pullback([each[None] for each in cotangents])[0]  # type: ignore[no-any-return]
@@ -317,6 +335,12 @@ def _check_use(use: Use, records: int) -> None:
                 "dimension must be the records. Of a recurrent network, use the output, not the last state"
             )
     tensors = [each for each in use.inputs if isinstance(each, torch.Tensor)]
+    for each in (*tensors, *(gradient for gradient in use.gradients if gradient is not None)):
+        if each.is_floating_point() and each.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"an input or gradient of module {title} is of type {each.dtype}; gradients of records need float32 or "
+                "float64. Leave autocast out, also inside the model, and convert inputs with float()"
+            )
     if [each._version for each in tensors] != use.versions:
         raise InputError(
             f"an input of module {title} was overwritten after the forward pass; use a new tensor for each batch"
