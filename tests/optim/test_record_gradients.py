@@ -59,6 +59,17 @@ class Words(nn.Module):
         return self.out(self.recurrent(self.attention(self.words(x) + self.positions(positions)))[0])[:, -1]
 
 
+class Memory(nn.Module):
+    """torch.func cannot differentiate nn.LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.out = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.out(self.memory(x)[0][:, -1])
+
+
 class Branching(nn.Module):
     """A forward pass that vmap does not support."""
 
@@ -104,6 +115,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]]
     "twice": (Twice, lambda n: torch.randn(n, 5)),
     "custom": (Custom, lambda n: torch.randn(n, 4)),
     "words": (Words, lambda n: torch.randint(11, (n, 7))),
+    "memory": (Memory, lambda n: torch.randn(n, 6, 4)),
     "branching": (Branching, lambda n: torch.randn(n, 4)),
     "sequence": (lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(), nn.Linear(9, 3)), lambda n: torch.randn(n, 9, 4)),
     "embedding": (

@@ -148,6 +148,22 @@ def test_own_checks_before_connecting(path: Path, tmp_path: Path, monkeypatch: p
         "    layer = nn.BatchNorm1d(8, track_running_stats=False)\n"
         "    return nn.Sequential(nn.Linear(features, 8), layer, nn.Linear(8, outputs))\n"
     )
+    (tmp_path / "wrong.py").write_text(
+        "from torch import nn\n"
+        "class Centred(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x - x.mean(0))\n"
+        "def centred(features, outputs):\n"
+        "    return Centred(features, outputs)\n"
+        "def narrow(features, outputs):\n"
+        "    return nn.Linear(features + 1, outputs)\n"
+    )
+    for function, message in (
+        ("centred", "in a batch of 2 than alone"),
+        ("narrow", "fails with two records of 7 features"),
+    ):
+        schema = PRIVATE_SCHEMA.replace('kind = "mlp"\nlayers = [8]', f'function = "wrong:{function}"')
+        assert message in refusal(schema, function=f"wrong:{function}")
     custom = PRIVATE_SCHEMA.replace('kind = "mlp"\nlayers = [8]', 'function = "mixing:norm"')
     assert "normalises each record by the others of its batch" in refusal(custom, function="mixing:norm")
 

@@ -284,18 +284,27 @@ def _chunk_gradients(use: Use, records: int, start: int, stop: int) -> Iterable[
     per_record = [has_records(each, records) for each in use.inputs]
     wanted = [each is not None for each in use.gradients]
 
-    def gradients(rows: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Differentiate the module for one record, as a batch of one."""
+    def forward(parameters: dict[str, torch.Tensor], rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the outputs for one record, as a batch of one, that have gradients."""
         batches = iter(rows)
         inputs = [next(batches)[None] if own else each for each, own in zip(use.inputs, per_record, strict=True)]
         args, kwargs = pytree.tree_unflatten(inputs, use.structure)
+        outputs = leaves(torch.func.functional_call(module, parameters, args, kwargs))
+        return [leaf for leaf, keep in zip(outputs, wanted, strict=True) if keep]
 
-        def forward(parameters: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-            outputs = leaves(torch.func.functional_call(module, parameters, args, kwargs))
-            return [leaf for leaf, keep in zip(outputs, wanted, strict=True) if keep]
-
-        pullback = torch.func.vjp(forward, values)[1]
+    def gradients(rows: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        pullback = torch.func.vjp(lambda parameters: forward(parameters, rows), values)[1]
         return pullback([each[None] for each in cotangents])[0]  # type: ignore[no-any-return]
+
+    def single(rows: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the same by autograd, which also differentiates nn.LSTM."""
+        parameters = {name: each.clone().requires_grad_() for name, each in values.items()}
+        with torch.enable_grad():
+            outputs = forward(parameters, rows)
+        found = torch.autograd.grad(
+            outputs, list(parameters.values()), [each[None] for each in cotangents], materialize_grads=True
+        )
+        return dict(zip(parameters, found, strict=True))
 
     rows = [_chunk(each, start, stop) for each, own in zip(use.inputs, per_record, strict=True) if own]
     cotangents = [_chunk(each, start, stop) for each in use.gradients if each is not None]
@@ -305,7 +314,7 @@ def _chunk_gradients(use: Use, records: int, start: int, stop: int) -> Iterable[
         with sdpa_kernel(SDPBackend.MATH), suppress(RuntimeError):
             result = torch.func.vmap(gradients)(rows, cotangents)
     if result is None:
-        singles = [gradients([x[i] for x in rows], [d[i] for d in cotangents]) for i in range(stop - start)]
+        singles = [single([x[i] for x in rows], [d[i] for d in cotangents]) for i in range(stop - start)]
         result = {name: torch.stack([each[name] for each in singles]) for name in names}
     return [(parameter, result[name][: stop - start].flatten(1)) for name, parameter in names.items()]
 

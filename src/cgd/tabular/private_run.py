@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cgd.dp.settings import suggested_delta
 from cgd.errors import InputError
 from cgd.optim.privacy_ledger import PrivacyLedger
@@ -39,7 +41,17 @@ def check_private(settings: TabularSettings, records: TabularDataset) -> None:
     if settings.model.kind == "custom":
         sizes = [2 if each.type == "number" else 1 + len(each.categories) for each in settings.own_columns]
         network = build(settings.model, sum(sizes), len(settings.data.classes) or 1)
-        RecordGradients(network, settings.privacy_settings().clip).remove()
+        gradients = RecordGradients(network, settings.privacy_settings().clip)
+        try:
+            network(torch.zeros(2, sum(sizes)))  # the first call checks the network with made-up records
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the network of {settings.model.function} fails with two records of {sum(sizes)} features: {error}; "
+                "correct the function in [model]"
+            ) from error
+        gradients.remove()
 
 
 def open_ledger(
