@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cgd.audit.sources import observed
+from cgd.audit.spec_source import observed
 from cgd.audit.view import EPSILONS, SCHEMES, is_confined
 from cgd.dp.accountant import mu_of
 from cgd.dp.settings import PrivacySettings
