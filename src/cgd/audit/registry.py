@@ -46,8 +46,11 @@ first change of members, and the models of the truth are those after its last ro
 
 ObserveTruth = Callable[[Scenario], tuple[View, Truth]]
 OnScenario = Callable[[Scenario, Scheme, ObserveTruth], list[AttackResult]]
-"""Runs an attack in which colluders steer any training, given the training without steering, the scheme, and a function
-that runs a scenario under that scheme. It raises InputError if the attack does not apply."""
+"""Runs an attack in a variant of any training, in which colluders steer, or a participant leaves.
+
+It is given the training, its scheme, and a function that runs a scenario under that scheme. It raises InputError if the
+attack does not apply.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Attack:
         demonstrate: runs it on embedded data, given the scheme and the seed.
         control: runs its controls, given the scheme and the seed.
         on_view: functions that run it on any view (`OnView`); empty if it needs a scenario of its own.
-        on_scenario: functions that run it in any training, in which colluders steer; empty if it steers none.
+        on_scenario: functions that run it in a variant of any training (`OnScenario`); empty if it needs none.
         on_changing_members: true if `on_view` uses the rounds after a change of members.
         schemes: the schemes that it is demonstrated on.
         control_schemes: the schemes of its controls; those of the demonstrations if empty.
@@ -102,13 +105,13 @@ class Attack:
                 results.append(Inapplicable(view.scheme, str(error)))
         return results
 
-    def steer(
+    def run_in(
         self, passive: Scenario, scheme: Scheme, observe_truth: ObserveTruth
     ) -> list[AttackResult | Inapplicable]:
-        """Run the attack in a training that colluders steer, and return its results, or why it does not apply.
+        """Run the attack in a variant of any training, and return its results, or the reasons why it does not apply.
 
         Args:
-            passive: the training without steering.
+            passive: the training.
             scheme: its scheme.
             observe_truth: runs a scenario under the scheme.
         """
@@ -262,6 +265,7 @@ ATTACKS: tuple[Attack, ...] = (
         demonstrate=dropout.attacks,
         control=dropout.controls,
         on_view=(dropout.on_view,),
+        on_scenario=(dropout.on_scenario,),
         on_changing_members=True,
     ),
     Attack(
@@ -364,7 +368,7 @@ def attacks_on_views() -> tuple[Attack, ...]:
 
 
 def attacks_on_trainings() -> tuple[Attack, ...]:
-    """Return the attacks that can be run on any simulated training: on its view, or by steering it."""
+    """Return the attacks that can be run on any simulated training: on its view, or in a variant of it."""
     return tuple(each for each in ATTACKS if each.on_view or each.on_scenario)
 
 

@@ -22,7 +22,7 @@ from torch.nn.utils import vector_to_parameters
 
 from cgd.audit.private_sums import PrivateSums, honest_noise, max_steering, remaining_mu
 from cgd.audit.view import EPSILONS, Colluder, Round, Truth, View, flat, is_confined, unflat
-from cgd.dp.settings import PrivacySettings
+from cgd.dp.settings import COUNT_SHARE, PrivacySettings
 from cgd.errors import InputError
 from cgd.optim.displacement import SGDRule
 from cgd.optim.origin import Origin
@@ -135,8 +135,15 @@ def privacy_of(scenario: Scenario, scheme: Scheme) -> PrivacySettings | None:
         scenario.rounds,
         scenario.clip,
         len(scenario.coalition),
-        reruns=len(scenario.dropouts),  # each pays for a new count
+        reruns=_reruns(scenario),
     )
+
+
+def _reruns(scenario: Scenario) -> int:
+    """Return a number of reruns whose budget pays for a new count after each dropout."""
+    dropouts = len(scenario.dropouts)
+    share = dropouts * COUNT_SHARE / (1 - COUNT_SHARE)
+    return max(dropouts, math.ceil(share * scenario.rounds / (1 - share)))
 
 
 def max_probe(scenario: Scenario, scheme: Scheme) -> float:

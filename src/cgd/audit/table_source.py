@@ -130,10 +130,10 @@ class TablePart:
         """Simulate the training, and attack it; another seed gives another division, other origins and noise."""
         training, attack = simulated_training(self.request, seed), get(self.attack)
         results: list[AttackResult | Inapplicable] = []
-        if attack.on_view:
+        if attack.on_view and not attack.on_changing_members:  # the members do not change but in a variant
             results += attack.run_on(*_view(self.request, seed, self.scheme), training.fresh)
-        return results + attack.steer(
-            training.scenario, self.scheme, lambda steered: training.observe(steered, self.scheme)
+        return results + attack.run_in(
+            training.scenario, self.scheme, lambda scenario: training.observe(scenario, self.scheme)
         )
 
 

@@ -135,8 +135,19 @@ def on_scenario(passive: Scenario, scheme: Scheme, observe_truth: ObserveTruth) 
     weight = min(probe.weight, speed(rule, limit) * passive.rounds / 4 / furthest)
     probe = replace(probe, weight=weight, tolerance=MAX_DISTANCE / TRAP_WEIGHT * weight, armed_rounds=[])
     view, truth = observe_truth(_with_probe(passive, probe))
-    rounds = probe.armed_rounds[: max(1, MAX_ROWS // probe.units)]
-    return [read_traps(view, truth, rounds, f"{view.describe()}, steered")]
+    rounds = probe.armed_rounds if probe.keep else _spread(probe.armed_rounds, passive.rounds, MAX_ROWS // probe.units)
+    found = read_traps(view, truth, rounds, f"{view.describe()}, steered")
+    return [replace(found, detail=f"{found.detail}, {len(probe.armed_rounds)} of them complete")]
+
+
+def _spread(armed: list[int], rounds: int, limit: int) -> list[int]:
+    """Return the rounds to read: at most `limit`, from the time when the first traps are half set.
+
+    On the way from one set of traps to the next, units are activated by few records, too, and in each round by others.
+    """
+    first = (armed[0] if armed else rounds) // 2
+    step = max(1, -(-(rounds - first) // max(1, limit)))
+    return list(range(first, rounds, step))
 
 
 def _within_norm(passive: Scenario, scheme: Scheme, probe: TrapProbe) -> TrapProbe:
