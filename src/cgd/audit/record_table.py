@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MISSING = "missing"
 UNCLEAR = "?"
 """The text for a category if none of its features is set."""
-DIGITS = 4
-"""Numbers are shown with as many digits as tell apart values that differ by a thousandth of the deviation."""
+DIGITS = 6
+"""Numbers are shown with this many digits of the deviation of their column, which the encoding keeps."""
 
 
 @dataclass(frozen=True, repr=False)
