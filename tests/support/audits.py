@@ -20,6 +20,7 @@ from cgd.audit.registry import Attack
 from cgd.audit.results import AttackResult, Audit, Inapplicable, RecoveredRecord, RecoveredRecords, Source
 from cgd.audit.runner import PartResult, Plan
 from cgd.audit.schemes import observe
+from cgd.audit.view import SCHEMES
 from cgd.dp.sampler import IntegerGaussian
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ Kind = Literal["embedded", "spec", "table", "recording"]
 def plan(*parts: Part, kind: Kind = "embedded") -> Plan:
     ids = dict.fromkeys(part.attack for part in parts)
     arguments = () if kind == "embedded" else ("mine.toml",)
-    return Plan(Source(kind, "a test", "Data of nobody."), tuple(map(attack, ids)), parts, arguments)
+    schemes: dict[Scheme, str] = {**SCHEMES, "dp": "CGD, ε = 4 of the file"}
+    return Plan(Source(kind, "a test", "Data of nobody."), tuple(map(attack, ids)), parts, arguments, schemes=schemes)
 
 
 def assemble(plan: Plan, finished: Mapping[int, PartResult], *, seed: int = 0, seconds: float = 1.0) -> Audit:
@@ -168,6 +170,10 @@ def example(kind: Kind = "embedded", *, failed_control: bool = False, complete: 
         (Part("liars", "cgd", control=True), PartResult((result("lies", "cgd", 0.0, True, **removed),))),
         (Part("theory", "cgd"), PartResult((Inapplicable("cgd", "the model is not linear"),))),
     ]
+    if kind == "table":  # as many columns as there can be
+        others: tuple[Scheme, ...] = ("plain", "dp8", "dp2", "dp0.5", "dp")
+        guess = {each: result("AUC", each, 0.51, succeeds=False, allowed=0.952) for each in others}
+        contents += [(Part("members", scheme), PartResult((each,))) for scheme, each in guess.items()]
     finished = {place: each for place, (_, each) in enumerate(contents) if complete or place < 4}
     return assemble(plan(*(part for part, _ in contents), kind=kind), finished, seed=3, seconds=72.4)
 
