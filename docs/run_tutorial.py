@@ -1,6 +1,6 @@
 """Run the commands of docs/tables.md as a reader would, and compare their output with the page: `make tutorial`.
 
-The page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block runs in a
+`python docs/run_tutorial.py audit` runs those of docs/audit.md. A page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block runs in a
 fresh folder, in order. Blocks with a title run in terminals of their own: adjacent blocks with titles run in parallel,
 those with the same title one after the other. Ports are replaced by free ones.
 
@@ -38,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # tests load this file by its path
 from ports import free_ports  # noqa: E402
 
-PAGE, PICTURE = HERE / "tables.md", HERE / "images" / "report.png"
+PAGE, AUDIT_PAGE, PICTURES = HERE / "tables.md", HERE / "audit.md", HERE / "images"
 
 PART = re.compile(r"^<!-- run: (\w+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(
@@ -53,7 +53,36 @@ MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal num
 RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
 SECONDS = 600  # timeout of one block
 LINES_SHOWN = 4  # of the output of a block, in the progress messages
-PICTURE_SIZE = (1180, 980)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page in Chromium, in `PICTURES`.
+
+    Attributes:
+        name: the name of its file.
+        page: the page, in the folder of a part; with "#", where it begins.
+        width: the width of the window.
+        height: its height.
+        dark: true for a dark theme.
+    """
+
+    name: str
+    page: str
+    width: int = 1280
+    height: int = 980
+    dark: bool = False
+
+
+PARTS = {
+    "tutorial": [Picture("report.png", "runs/hospital-a/report.html", 1180)],
+    "audit": [
+        Picture("audit-records.png", "cgd-audit/audit.html#traps", height=1060),
+        Picture("audit-dark.png", "cgd-audit/audit.html", dark=True),
+        Picture("audit-narrow.png", "cgd-audit/audit.html#traps", 400, 1160, dark=True),
+    ],
+}
+"""The pictures of each part that has some."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +183,8 @@ def run(part: str, folder: Path, show_message: Callable[[str], None] = print) ->
         TutorialError: a block failed, or printed something else than the page shows.
     """
     begun = time.monotonic()
-    found = with_free_ports(blocks(PAGE.read_text(encoding="utf-8"), part))
+    page = AUDIT_PAGE if part == "audit" else PAGE
+    found = with_free_ports(blocks(page.read_text(encoding="utf-8"), part))
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-bin-") as shims:
         runner = _Runner(folder, _environment(Path(shims)), show_message)
         for together, group in groupby(found, key=lambda block: bool(block.terminal)):
@@ -270,13 +300,13 @@ def _commands(block: Block) -> list[str]:
     return block.code.rstrip("\n").splitlines()
 
 
-def photograph(page: Path, picture: Path) -> None:
-    """Take a picture of the top of a page in Chromium."""
+def photograph(folder: Path, picture: Picture) -> None:
+    """Take a picture in Chromium, given the folder of the part."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    width, height = PICTURE_SIZE
+    width, height = picture.width, picture.height
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
@@ -285,8 +315,11 @@ def photograph(page: Path, picture: Path) -> None:
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
         )
-        browser.get(page.resolve().as_uri())
-        browser.save_screenshot(str(picture))
+        theme = {"name": "prefers-color-scheme", "value": "dark" if picture.dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        page, _, place = picture.page.partition("#")
+        browser.get(f"{(folder / page).resolve().as_uri()}#{place}")
+        browser.save_screenshot(str(PICTURES / picture.name))
     finally:
         browser.quit()
 
@@ -295,15 +328,15 @@ def main() -> None:
     """Run a part of the page, and with --picture update its picture."""
     parser = argparse.ArgumentParser(description=run.__doc__, usage="%(prog)s [PART] [--picture]")
     parser.add_argument("part", nargs="?", default="tutorial")
-    parser.add_argument("--picture", action="store_true", help=f"update {PICTURE.relative_to(HERE.parent)}")
+    parser.add_argument("--picture", action="store_true", help="update the pictures of the part in docs/images")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-") as folder:
         try:
             run(options.part, Path(folder))
         except TutorialError as error:
             sys.exit(f"\nThe page and the program differ. {error}")
-        if options.picture:
-            photograph(Path(folder) / "runs" / "hospital-a" / "report.html", PICTURE)
+        for picture in PARTS.get(options.part, []) if options.picture else []:
+            photograph(Path(folder), picture)
 
 
 if __name__ == "__main__":

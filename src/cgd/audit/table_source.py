@@ -91,8 +91,8 @@ def _about(own: OwnTable, request: TableRequest, parts: Parts) -> str:
     text = (
         f"The other participants are made from the same table, because nothing is known about their records: the "
         f"{members} members of {own.federation.name} get {each} of its records each at random, {collude}, and "
-        f"{parts.fresh.rows:,} records are kept to compare with. You will bring more records than such a part; with "
-        f"more records, fewer of them can be recovered. The attackers see {request.rounds} of "
+        f"{parts.fresh.rows:,} records are kept to compare with. You will bring more records than such a part; of "
+        f"more records, a smaller part can be recovered. The attackers see {request.rounds} of "
         f"{own.settings.training.steps} steps."
     )
     if own.records.rows > MAX_RECORDS and own.records.units is None:
