@@ -1,8 +1,9 @@
 """Run the commands of docs/tables.md as a reader would, and compare their output with the page: `make tutorial`.
 
-`python docs/run_tutorial.py audit` runs those of docs/audit.md. A page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block runs in a
-fresh folder, in order. Blocks with a title run in terminals of their own: adjacent blocks with titles run in parallel,
-those with the same title one after the other. Ports are replaced by free ones.
+`python docs/run_tutorial.py audit` runs those of docs/audit.md. A page is the only source. Between `<!-- run: NAME -->`
+and `<!-- end -->` every `sh` and `python` block runs in a fresh folder, in order. Blocks with a title run in terminals
+of their own: adjacent blocks with titles run in parallel, those with the same title one after the other. Ports are
+replaced by free ones.
 
 A `text` block is the output of the block above it. In it
 

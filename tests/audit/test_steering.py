@@ -13,7 +13,7 @@ from cgd.optim.displacement import AdamRule, SGDRule
 if TYPE_CHECKING:
     from cgd.optim.displacement import UpdateRule
 
-RULES = {"sgd": SGDRule(0.5), "momentum": SGDRule(0.1, momentum=0.9), "adam": AdamRule(0.01)}
+RULES: dict[str, UpdateRule] = {"sgd": SGDRule(0.5), "momentum": SGDRule(0.1, momentum=0.9), "adam": AdamRule(0.01)}
 
 
 def distances(rule: UpdateRule, rounds: int, limit: float = 4.0) -> list[float]:

@@ -25,7 +25,7 @@ def write_table(folder: Path, rows: int = 60, seed: int = 0, **more: Sequence[An
     numbers = random.normal(50, 10, (rows, len(NUMBERS))).round(3)
     outcome = np.where(numbers[:, 0] + numbers[:, 1] > 100, "yes", "no").astype(object)
     outcome[[3, 4]] = ""
-    columns: dict[str, Sequence[Any]] = {name: numbers[:, place] for place, name in enumerate(NUMBERS)}
+    columns: dict[str, Any] = {name: numbers[:, place] for place, name in enumerate(NUMBERS)}
     columns |= {"ward": random.choice(["A", "B"], rows), "outcome": outcome, **more}
     path = folder / "my.csv"
     with path.open("w", newline="") as file:
