@@ -1,8 +1,9 @@
 """Run the commands of docs/tables.md as a reader would, and compare their output with the page: `make tutorial`.
 
-The page is the only source. Between `<!-- run: NAME -->` and `<!-- end -->` every `sh` and `python` block runs in a
-fresh folder, in order. Blocks with a title run in terminals of their own: adjacent blocks with titles run in parallel,
-those with the same title one after the other. Ports are replaced by free ones.
+`python docs/run_tutorial.py audit` runs those of docs/audit.md. A page is the only source. Between `<!-- run: NAME -->`
+and `<!-- end -->` every `sh` and `python` block runs in a fresh folder, in order. Blocks with a title run in terminals
+of their own: adjacent blocks with titles run in parallel, those with the same title one after the other. Ports are
+replaced by free ones.
 
 A `text` block is the output of the block above it. In it
 
@@ -38,7 +39,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # tests load this file by its path
 from ports import free_ports  # noqa: E402
 
-PAGE, PICTURES = HERE / "tables.md", HERE / "images"
+PAGE, AUDIT_PAGE, PICTURES = HERE / "tables.md", HERE / "audit.md", HERE / "images"
 
 PART = re.compile(r"^<!-- run: (\w+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(
@@ -53,7 +54,42 @@ MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal num
 RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
 SECONDS = 600  # timeout of one block
 LINES_SHOWN = 4  # of the output of a block, in the progress messages
-PICTURE_SIZE, NARROW_SIZE = (1280, 1060), (400, 1500)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page in Chromium, in `PICTURES`.
+
+    Attributes:
+        name: the name of its file.
+        page: the page, in the folder of a part; with "#", where it begins.
+        element: the id of the element to show; empty for the window.
+        width: the width of the window.
+        height: its height.
+        dark: true for a dark theme.
+    """
+
+    name: str
+    page: str
+    width: int = 1280
+    height: int = 980
+    dark: bool = False
+    element: str = ""
+
+
+PARTS = {
+    "tutorial": [
+        Picture("report.png", "runs/hospital-a/report.html", height=1060),
+        Picture("report-validation.png", "runs/hospital-a/report.html", height=1500, element="validation"),
+        Picture("report-narrow.png", "runs/hospital-a/report.html", 400, 1500, dark=True, element="comparison"),
+    ],
+    "audit": [
+        Picture("audit-records.png", "cgd-audit/audit.html#traps", height=1060),
+        Picture("audit-dark.png", "cgd-audit/audit.html", dark=True),
+        Picture("audit-narrow.png", "cgd-audit/audit.html#traps", 400, 1160, dark=True),
+    ],
+}
+"""The pictures of each part that has some."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +190,8 @@ def run(part: str, folder: Path, show_message: Callable[[str], None] = print) ->
         TutorialError: a block failed, or printed something else than the page shows.
     """
     begun = time.monotonic()
-    found = with_free_ports(blocks(PAGE.read_text(encoding="utf-8"), part))
+    page = AUDIT_PAGE if part == "audit" else PAGE
+    found = with_free_ports(blocks(page.read_text(encoding="utf-8"), part))
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-bin-") as shims:
         runner = _Runner(folder, _environment(Path(shims)), show_message)
         for together, group in groupby(found, key=lambda block: bool(block.terminal)):
@@ -270,30 +307,30 @@ def _commands(block: Block) -> list[str]:
     return block.code.rstrip("\n").splitlines()
 
 
-def photograph(page: Path, folder: Path) -> None:
-    """Take pictures of a report in Chromium: its top, the part about validation, and one in a narrow and dark window."""
+def photograph(folder: Path, picture: Picture) -> None:
+    """Take a picture in Chromium, given the folder of the part."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+    width, height = picture.width, picture.height
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-
-    def show(size: tuple[int, int], theme: str) -> None:
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        browser.get(page.resolve().as_uri())
-
     try:
-        show(PICTURE_SIZE, "light")
-        browser.save_screenshot(str(folder / "report.png"))
-        show((PICTURE_SIZE[0], NARROW_SIZE[1]), "light")
-        browser.find_element("id", "validation").screenshot(str(folder / "report-validation.png"))
-        show(NARROW_SIZE, "dark")
-        browser.find_element("id", "comparison").screenshot(str(folder / "report-narrow.png"))
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
+        theme = {"name": "prefers-color-scheme", "value": "dark" if picture.dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        page, _, place = picture.page.partition("#")
+        browser.get(f"{(folder / page).resolve().as_uri()}#{place}")
+        path = str(PICTURES / picture.name)
+        if picture.element:
+            browser.find_element("id", picture.element).screenshot(path)
+        else:
+            browser.save_screenshot(path)
     finally:
         browser.quit()
 
@@ -302,15 +339,15 @@ def main() -> None:
     """Run a part of the page, and with --picture update its pictures."""
     parser = argparse.ArgumentParser(description=run.__doc__, usage="%(prog)s [PART] [--picture]")
     parser.add_argument("part", nargs="?", default="tutorial")
-    parser.add_argument("--picture", action="store_true", help="update the pictures of the report")
+    parser.add_argument("--picture", action="store_true", help="update the pictures of the part in docs/images")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-") as folder:
         try:
             run(options.part, Path(folder))
         except TutorialError as error:
             sys.exit(f"\nThe page and the program differ. {error}")
-        if options.picture:
-            photograph(Path(folder) / "runs" / "hospital-a" / "report.html", PICTURES)
+        for picture in PARTS.get(options.part, []) if options.picture else []:
+            photograph(Path(folder), picture)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 from cgd.audit import results
 from cgd.tabular.trace_writer import FILE
 from support import traces
+from support.own_tables import PRIVACY, write_federation, write_table
 from support.tabular import tabular_settings
 
 if TYPE_CHECKING:
@@ -50,7 +51,12 @@ def test_one_attack_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--only", "grams"), "there is no attack 'grams' here; choose from gram, membership, "),
-        (("nowhere",), "nowhere does not exist; name a spec (.toml), or folders that `cgd join --record` wrote"),
+        (("nowhere",), "nowhere does not exist; name a spec (.toml), a table with --federation, or folders that `cgd"),
+        (("full/notes.txt",), "full/notes.txt is a file; to audit a table, name the file of the federation that it is"),
+        (("full/notes.txt", "--federation", "nowhere.toml"), "nowhere.toml cannot be read"),
+        (("--federation", "full/notes.txt"), "nothing is to be audited; name one table, a CSV or Parquet file"),
+        (("--label", "outcome"), "--label is 'outcome'; it is for a table"),
+        (("--rounds", "3"), "--rounds and --honest are for a spec or a table"),
         (("full",), "full has no recording.json"),
         (("nowhere.toml",), "nowhere.toml"),
         (("mine.toml", "full"), "mine.toml, full cannot be audited together"),
@@ -71,6 +77,18 @@ def test_bad_input_is_reported_in_one_line(arguments: tuple[str, ...], message: 
     assert "Traceback" not in finished.stderr
     assert finished.stdout == ""
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "notes.txt"]
+
+
+def test_own_table_is_audited_before_joining(tmp_path: Path) -> None:
+    table, file = write_table(tmp_path, 40), write_federation(tmp_path, more=PRIVACY)
+    finished = run(table.name, "--federation", file.name, "--only", "traps", "--jobs", "1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert max(map(len, finished.stdout.splitlines())) <= 80
+    assert "0 of 1 attack succeeds against CGD with ε = 4 of the file." in finished.stdout
+    found = results.load(tmp_path / "cgd-audit")
+    assert found.command == "cgd audit my.csv --federation federation.toml --only traps --seed 0"
+    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "cgd-audit").iterdir()} == {0o600}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cgd-audit", "federation.toml", "my.csv"]
 
 
 def test_interrupt_keeps_the_finished_parts(tmp_path: Path) -> None:

@@ -36,6 +36,18 @@ def test_each_part_of_the_page_runs_and_prints_the_output_shown(
         assert (tmp_path / "runs" / name / "report.html").exists()
 
 
+@pytest.mark.slow
+def test_audit_of_a_table_runs_as_on_its_page(tutorial: ModuleType, tmp_path: Path) -> None:
+    progress: list[str] = []
+    tutorial.run("audit", tmp_path, progress.append)
+    assert "ran with the output on the page" in progress[-1]
+    page = (tmp_path / "cgd-audit" / "audit.html").read_text()
+    assert "Which records were recovered" in page
+    for name in [each.name for each in tutorial.PARTS["audit"]]:
+        assert f"(images/{name})" in tutorial.AUDIT_PAGE.read_text()
+        assert (tutorial.PICTURES / name).exists()
+
+
 @pytest.mark.parametrize(
     ("output", "expected", "varies", "agrees"),
     [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from rich.console import Console
 
-from cgd.audit import report
+from cgd.audit import report, table, verdicts
 from support import audits
 from support.pages import INJECTION, Page
 
@@ -17,7 +20,13 @@ if TYPE_CHECKING:
 
     from cgd.audit.results import Audit
 
-EXAMPLES: list[dict[str, Any]] = [{}, {"kind": "recording"}, {"failed_control": True}, {"complete": False}]
+EXAMPLES: list[dict[str, Any]] = [
+    {},
+    {"kind": "recording"},
+    {"kind": "table"},
+    {"failed_control": True},
+    {"complete": False},
+]
 
 
 def page(where: Path, audit: Audit, content: dict[str, Any] | None = None) -> str:
@@ -93,6 +102,43 @@ def test_page_of_own_data_is_confidential(kind: Literal["spec", "recording"], tm
     assert "cgd audit mine.toml --seed 3" in text
 
 
+def test_page_of_a_table_lists_the_recovered_records(tmp_path: Path) -> None:
+    text = Page(page(tmp_path, audits.example("table"))).text
+    assert "Confidential. This page contains records of your table, with all their values." in text
+    assert "FedSGD, secure aggregation: 31 records, of which the first 20 are listed" in text
+    assert "line 2 real 1000.000 1000.143" in text
+    assert "line 135 real" in text
+    assert "line 142" not in text
+
+
+@pytest.mark.parametrize("kind", ["table", "embedded"])
+def test_page_names_the_folder_of_pictures_only_if_there_is_one(
+    kind: Literal["table", "embedded"], tmp_path: Path
+) -> None:
+    text = Page(page(tmp_path, audits.example(kind))).text
+    assert ("pictures" in text) == ("folder pictures" in text) == (tmp_path / "pictures").exists()
+    assert (kind == "embedded") == (tmp_path / "pictures").exists()
+
+
+def test_attack_with_a_figure_is_not_called_unmeasured(tmp_path: Path) -> None:
+    """One of its methods does not apply, which is said as such."""
+    audit = audits.example("table")
+    found = Page(page(tmp_path, audit)).text
+    reason = "Attack moments , CGD, was measured, but not by all methods: one of the methods needs more records"
+    assert reason in found
+    assert "Attack theory , CGD, does not apply: the model is not linear" in found
+    assert verdicts.unmeasured(audit, audit.attacks[0]) == {}
+    only = replace(audit, attacks=audit.attacks[:1], failed=[])
+    found = Page(page(tmp_path / "measured", only)).text
+    assert "Not all methods" in found
+    assert "not measured" not in found.lower()
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(table.render(only))
+    printed = console.export_text()
+    assert "not measured:" not in printed
+    assert "not all methods: Attack moments: one of the methods needs more records" in printed
+
+
 def test_page_shows_failures_and_interruptions(tmp_path: Path) -> None:
     text = Page(page(tmp_path / "failed", audits.example(failed_control=True))).text
     assert "Not reliable: Attack moments. 1 of 2 controls failed." in text
@@ -110,8 +156,9 @@ def test_same_audit_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first != page(tmp_path / "third", audits.example(failed_control=True))
 
 
-def test_texts_are_escaped(tmp_path: Path) -> None:
-    audit = audits.example()
+@pytest.mark.parametrize("kind", ["embedded", "table"])
+def test_texts_are_escaped(kind: Literal["embedded", "table"], tmp_path: Path) -> None:
+    audit = audits.example(kind)
     texts = 0
 
     def inject(value: Any, key: str = "") -> Any:
@@ -132,7 +179,7 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
     found = Page(text)
     assert "script" not in {tag for tag, _ in found.elements}
     assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
-    assert len([tag for tag, _ in found.elements if tag == "img"]) == 4
+    assert len([tag for tag, _ in found.elements if tag == "img"]) == (4 if kind == "embedded" else 0)
     assert "{{ 7*7 }}" in found.text
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from selenium.webdriver import Chrome
 
+    from support.audits import Kind
+
 pytestmark = [needs_browser, pytest.mark.slow]
 
 # The texts of cells that are wider than the cell, and overlap its neighbours.
@@ -40,7 +42,9 @@ def write_example(folder: Path, **options: Any) -> Path:
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("options", [{}, {"kind": "spec", "failed_control": True}, {"complete": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"kind": "spec", "failed_control": True}, {"complete": False}, {"kind": "table"}]
+)
 def test_page_fits_and_requests_nothing(
     browser: Chrome, options: dict[str, Any], width: int, theme: str, tmp_path: Path
 ) -> None:
@@ -82,8 +86,25 @@ def test_narrow_page_labels_every_cell_with_its_scheme(browser: Chrome, tmp_path
     assert browser.execute_script(label) == "none"
 
 
-def test_page_can_be_printed(browser: Chrome, tmp_path: Path) -> None:
-    open_page(browser, write_example(tmp_path), theme="dark")
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wide_list_of_records_scrolls_within_the_page(browser: Chrome, width: int, theme: str, tmp_path: Path) -> None:
+    open_page(browser, write_example(tmp_path, kind="table"), width, theme)
+    lists = browser.find_elements("css selector", ".records")
+    assert len(lists) == 1
+    [shown] = lists
+    assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", shown)
+    assert shown.rect["width"] <= width
+    assert len(shown.find_elements("css selector", "tbody")) == 20
+    browser.execute_script("arguments[0].focus(); arguments[0].scrollLeft = 1e6", shown)
+    assert browser.execute_script("return document.activeElement === arguments[0]", shown)  # by the keyboard, too
+    assert browser.execute_script("return arguments[0].scrollLeft", shown) > 100
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("kind", ["embedded", "table"])
+def test_page_can_be_printed(browser: Chrome, kind: Kind, tmp_path: Path) -> None:
+    open_page(browser, write_example(tmp_path, kind=kind), theme="dark")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.execute_cdp_cmd(  # A4 between its margins, in pixels

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.audit import attacks, results
+from cgd.audit.embedded_source import DemonstrationPart, embedded
 from cgd.audit.registry import ATTACKS, get
-from cgd.audit.sources import DemonstrationPart, embedded
 from cgd.audit.verdicts import METRICS
 from cgd.errors import InputError
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from cgd.audit.sources import observed
-from cgd.audit.view import EPSILONS, SCHEMES, is_confined
+from cgd.audit.spec_source import observed
+from cgd.audit.view import EPSILONS, SCHEMES, is_confined, unflat
 from cgd.dp.accountant import mu_of
 from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
+from cgd.experiments.runner import execute
 from cgd.experiments.spec import RunSpec
 
 
@@ -43,6 +46,24 @@ def test_every_scheme_has_its_view() -> None:
     # With one honest participant of three, and not two, less noise remains than t = 1 promises.
     exposed, _, _ = observed(replace(spec, privacy=own), "dp", rounds=2, honest=1)
     assert exposed.mu == pytest.approx(view.mu * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": 0.9, "schedule": "linear"}, {"mu": 0.05, "hold": 2}, {"delta": (0.05, 0.2)}, {"momentum": 0.5}],
+    ids=["momentum and a linear schedule", "the schedule of the paper", "a range of δ", "momentum"],
+)
+def test_training_is_that_of_the_simulation_to_the_last_bit(options: dict[str, Any]) -> None:
+    spec = RunSpec(data="iris", rows=4, hidden=(4,), steps=6, arithmetic="ring", **options)
+    view, _, _ = observed(spec, "cgd", rounds=6)
+    displacement = unflat(view.final_displacement, view.build_model())
+    assert digest(displacement) == execute(spec).extra["displacement"]
+    plain, _, _ = observed(RunSpec(data="iris", rows=4, hidden=(4,), steps=6), "cgd", rounds=6)
+    assert not torch.equal(plain.final_displacement, view.final_displacement)
+
+
+def digest(displacement: dict[str, torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in displacement.values())).hexdigest()
 
 
 @pytest.mark.parametrize(

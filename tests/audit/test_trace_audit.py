@@ -11,7 +11,8 @@ import pytest
 from cgd.audit import report, results
 from cgd.audit.registry import attacks_on_views
 from cgd.audit.runner import run as run_plan
-from cgd.audit.sources import TracePart, plan_for
+from cgd.audit.sources import plan_for
+from cgd.audit.trace_source import TracePart
 from cgd.errors import InputError
 from support.audits import Progress, assemble
 from support.tabular import table

@@ -17,9 +17,10 @@ from cgd.audit import results
 from cgd.audit.attacks import gram
 from cgd.audit.matching import draw
 from cgd.audit.registry import Attack
-from cgd.audit.results import AttackResult, Audit, Inapplicable, Source
+from cgd.audit.results import AttackResult, Audit, Inapplicable, RecoveredRecord, RecoveredRecords, Source
 from cgd.audit.runner import PartResult, Plan
 from cgd.audit.schemes import observe
+from cgd.audit.view import SCHEMES
 from cgd.dp.sampler import IntegerGaussian
 
 if TYPE_CHECKING:
@@ -107,10 +108,14 @@ class Progress:
             raise KeyboardInterrupt
 
 
-def plan(*parts: Part, kind: Literal["embedded", "spec", "recording"] = "embedded") -> Plan:
+Kind = Literal["embedded", "spec", "table", "recording"]
+
+
+def plan(*parts: Part, kind: Kind = "embedded") -> Plan:
     ids = dict.fromkeys(part.attack for part in parts)
     arguments = () if kind == "embedded" else ("mine.toml",)
-    return Plan(Source(kind, "a test", "Data of nobody."), tuple(map(attack, ids)), parts, arguments)
+    schemes: dict[Scheme, str] = {**SCHEMES, "dp": "CGD, ε = 4 of the file"}
+    return Plan(Source(kind, "a test", "Data of nobody."), tuple(map(attack, ids)), parts, arguments, schemes=schemes)
 
 
 def assemble(plan: Plan, finished: Mapping[int, PartResult], *, seed: int = 0, seconds: float = 1.0) -> Audit:
@@ -128,32 +133,47 @@ def pictures(seed: int = 0) -> dict[str, str]:
     return draw({name: torch.rand(9, 8, 8, generator=random) for name in ("recovered", "real")})
 
 
-def example(
-    kind: Literal["embedded", "spec", "recording"] = "embedded", *, failed_control: bool = False, complete: bool = True
-) -> Audit:
-    """Several schemes, variants and settings, controls, pictures, an error, and an attack that does not apply."""
+def recovered(records: int = 20, total: int = 31, columns: int = 30) -> RecoveredRecords:
+    """Records of a wide table, with long names and values."""
+    names = [f"a column with a long name, number {place}" for place in range(columns)]
+    real = [f"{1000 + place / 7:.3f}" for place in range(columns - 1)]
+    each = [RecoveredRecord(f"line {7 * place + 2}", [*real, "missing"], [*real, "a ward"]) for place in range(records)]
+    return RecoveredRecords(total, names, each)
+
+
+def example(kind: Kind = "embedded", *, failed_control: bool = False, complete: bool = True) -> Audit:
+    """Several schemes, variants and settings, controls, pictures, an error, and an attack that does not apply.
+
+    An audit of a table lists records instead of pictures, and one of its attacks does not apply by all methods.
+    """
     error = {"metric": "relative error", "chance": 0.295}
     share = {"metric": "records recovered", "chance": 0.0, "setting": "2 × 4 records, 3 rounds", "detail": "8 of 8"}
     lies = {"metric": "lies caught", "chance": 0.0}
+    shown = [{"recovered": recovered()}, {}] if kind == "table" else [{"pictures": pictures(each)} for each in (1, 2)]
+    partly = (Inapplicable("cgd", "one of the methods needs more records"),) if kind == "table" else ()
     single = {"setting": "one round", "control": True} | error
     removed = {"setting": "all", "control": True, "must_succeed": True} | lies
     contents: list[tuple[Part, PartResult]] = [
         (Part("moments", "secure"), PartResult(tuple(_moments("secure", error)))),
-        (Part("moments", "cgd"), PartResult(tuple(_moments("cgd", error)))),
+        (Part("moments", "cgd"), PartResult((*_moments("cgd", error), *partly))),
         (
             Part("moments", "cgd", control=True),
             PartResult((result("XᵀX of it", "cgd", 0.29, failed_control, **single),)),
         ),
         (
             Part("records", "secure"),
-            PartResult((result("records", "secure", 1.0, True, pictures=pictures(1), **share),)),
+            PartResult((result("records", "secure", 1.0, True, **shown[0], **share),)),
         ),
-        (Part("records", "cgd"), PartResult((result("records", "cgd", 0.035, False, pictures=pictures(2), **share),))),
+        (Part("records", "cgd"), PartResult((result("records", "cgd", 0.035, False, **shown[1], **share),))),
         (Part("records", "dp2"), PartResult(failure="ZeroDivisionError: a fault of the attack (audits.py, line 60)")),
         (Part("liars", "cgd"), PartResult((result("lies", "cgd", 1.0, False, **(lies | {"setting": "to one"})),))),
         (Part("liars", "cgd", control=True), PartResult((result("lies", "cgd", 0.0, True, **removed),))),
         (Part("theory", "cgd"), PartResult((Inapplicable("cgd", "the model is not linear"),))),
     ]
+    if kind == "table":  # as many columns as there can be
+        others: tuple[Scheme, ...] = ("plain", "dp8", "dp2", "dp0.5", "dp")
+        guess = {each: result("AUC", each, 0.51, succeeds=False, allowed=0.952) for each in others}
+        contents += [(Part("members", scheme), PartResult((each,))) for scheme, each in guess.items()]
     finished = {place: each for place, (_, each) in enumerate(contents) if complete or place < 4}
     return assemble(plan(*(part for part, _ in contents), kind=kind), finished, seed=3, seconds=72.4)
 

@@ -2,26 +2,31 @@
 
 Similarity is measured by correlation, which does not depend on brightness, and for pictures by the peak signal-to-noise
 ratio. A real record counts as recovered if a guess correlates with it by at least `MIN_CORRELATION`; the most similar
-digits of different people, of the same class, stay below. The attacker's own records, which are of the same kind and
-from other people, show how well guessing does without a view.
+digits of different people, of the same class, stay below. Records of a table may have few features, between which
+correlation says little: there, a guess must be near, by `MAX_DISTANCE` of the record's distance from the average
+record. The attacker's own records, which are of the same kind and from other people, show how well guessing does
+without a view.
 """
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgd.audit.results import to_data_uri
+from cgd.audit.results import RecoveredRecord, RecoveredRecords, to_data_uri
 
 if TYPE_CHECKING:
-    from cgd.audit.view import View
+    from cgd.audit.view import Truth, View
 
 MIN_CORRELATION = 0.99
+MAX_DISTANCE = 0.1
 MAX_IMAGES = 8
 """Records in a picture: more would be too small on a phone."""
+MAX_RECORDS_SHOWN = 20
+"""Records of a table that a result lists; more would make the page a copy of the table."""
 IMAGE_PIXELS = 96
 """The approximate width of one record in a picture."""
 
@@ -34,18 +39,22 @@ class Match:
         real: the records.
         guess: the nearest guess to each record; a guess may be nearest to several.
         correlation: the correlation of each pair.
+        hits: whether each record was recovered.
         psnr: the peak signal-to-noise ratio of each pair, in dB, limited to 100.
+        order: the place of each record among those that were given.
     """
 
     real: torch.Tensor
     guess: torch.Tensor
     correlation: torch.Tensor
+    hits: torch.Tensor
     psnr: torch.Tensor
+    order: torch.Tensor
 
     @property
     def recovered(self) -> float:
         """The fraction of real records that were recovered."""
-        return (self.correlation >= MIN_CORRELATION).double().mean().item()
+        return self.hits.double().mean().item()
 
     @property
     def mean_psnr(self) -> float:
@@ -65,23 +74,48 @@ class Match:
         return {"recovered": recovered, "real": real}
 
 
-def match(guesses: torch.Tensor, real: torch.Tensor, peak: float) -> Match:
-    """Assign to each real record the guess with the highest correlation.
+def match(guesses: torch.Tensor, real: torch.Tensor, peak: float, *, table: bool = False) -> Match:
+    """Assign to each real record the guess with the highest correlation; to that of a table, the nearest guess.
 
     Args:
         guesses: one guess per row.
         real: one record per row.
         peak: the range of values, for the signal-to-noise ratio.
+        table: true for records of a table, encoded so that the average record is zero.
     """
     real = real.reshape(len(real), -1).double()
     if not len(guesses):
         guesses = torch.zeros_like(real[:1])
     guesses = guesses.reshape(len(guesses), -1).double().nan_to_num(0.0, 0.0, 0.0)
-    correlation, nearest = (_standardise(real) @ _standardise(guesses).T).max(dim=1)
-    guess = guesses[nearest]
+    correlations = _standardise(real) @ _standardise(guesses).T
+    distances = torch.cdist(real, guesses) / real.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    nearest = distances.argmin(dim=1) if table else correlations.argmax(dim=1)
+    correlation, distance = (each.gather(1, nearest[:, None])[:, 0] for each in (correlations, distances))
+    guess, hits = guesses[nearest], distance <= MAX_DISTANCE if table else correlation >= MIN_CORRELATION
     psnr = 10 * torch.log10(peak**2 / (guess - real).square().mean(dim=1).clamp_min(1e-10 * peak**2))
-    order = correlation.argsort(descending=True, stable=True)
-    return Match(real[order], guess[order], correlation[order], psnr[order])
+    order = (-distance if table else correlation).argsort(descending=True, stable=True)
+    return Match(real[order], guess[order], correlation[order], hits[order], psnr[order], order)
+
+
+def show(found: Match, truth: Truth, *, succeeds: bool) -> dict[str, Any]:
+    """Return what an attack result shows of recovered records: pictures, or a list if the records are of a table.
+
+    Args:
+        found: the guesses and the real records, `Truth.all_x`.
+        truth: the truth.
+        succeeds: whether the attack succeeds. Otherwise, similar guesses are by chance, and are not listed.
+    """
+    if truth.table is None:
+        return {"pictures": draw(found.images())}
+    if not succeeds:
+        return {}
+    hits, places = int(found.hits.sum()), truth.all_places
+    records = [
+        RecoveredRecord(places[place], truth.table.decode(real), truth.table.decode(guess))
+        for place, real, guess in zip(found.order[:hits].tolist(), found.real, found.guess, strict=False)
+    ]
+    shown = RecoveredRecords(hits, truth.table.columns, records[:MAX_RECORDS_SHOWN])
+    return {"recovered": shown} if hits else {}
 
 
 def own_records(view: View) -> torch.Tensor:

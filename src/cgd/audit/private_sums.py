@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cgd.dp.accountant import epsilon_of
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.simulation.private_engine import noise_key
 
@@ -52,6 +53,18 @@ class PrivateSums:
         counts = {name: np.array([float(count)]) for name, count in samples.items()}
         _, total = self._open(encoding, counts, {}, "the number of records")
         return max(1, round(float(total[0])))
+
+    def statistics(self, sums: Mapping[str, Floats], clip: float) -> tuple[Floats, float]:
+        """Open statistics of the tables, and return them with the standard deviation of their noise.
+
+        Args:
+            sums: the part of each member.
+            clip: the largest norm of the vector of one record.
+        """
+        dimension = next(iter(sums.values())).size
+        encoding = self.settings.sum_encoding(len(sums), dimension, clip, self.settings.statistics_mu)
+        _, total = self._open(encoding, sums, {}, "statistics")
+        return total, encoding.sigma_total
 
     def step(
         self, sums: Mapping[str, Floats], records: int, steering: Mapping[str, Floats]
@@ -94,6 +107,16 @@ def remaining_mu(settings: PrivacySettings, members: int, honest: int) -> float:
     It is that of the settings if t members collude, larger if more do, and smaller if fewer do.
     """
     return math.sqrt(settings.budget().mu_squared * (members - settings.colluders) / honest)
+
+
+def describe_privacy(settings: PrivacySettings, members: int, honest: int) -> str:
+    """Return ε of a training, and what it is against a larger coalition than it was meant for, in sentences."""
+    text = f"ε = {settings.epsilon:g}, δ = {settings.delta:g}, t = {settings.colluders}, C = {settings.clip:g}."
+    colluders = members - honest
+    if colluders <= settings.colluders:
+        return text
+    epsilon = epsilon_of(remaining_mu(settings, members, honest), settings.delta)
+    return f"{text} {colluders} collude, which is more than t: against them ε is {epsilon:.3g}."
 
 
 def honest_noise(encoding: NoisyEncoding, honest: int) -> float:

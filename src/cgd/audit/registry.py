@@ -23,7 +23,7 @@ from cgd.audit.attacks import (
     traps,
 )
 from cgd.audit.results import AttackResult, Inapplicable
-from cgd.audit.schemes import Sample
+from cgd.audit.schemes import Sample, Scenario
 from cgd.audit.view import EPSILONS, SCHEMES, Scheme, Truth, View
 from cgd.errors import InputError
 
@@ -44,6 +44,15 @@ first change of members, and the models of the truth are those after its last ro
 """
 
 
+ObserveTruth = Callable[[Scenario], tuple[View, Truth]]
+OnScenario = Callable[[Scenario, Scheme, ObserveTruth], list[AttackResult]]
+"""Runs an attack in a variant of any training, in which colluders steer, or a participant leaves.
+
+It is given the training, its scheme, and a function that runs a scenario under that scheme. It raises InputError if the
+attack does not apply.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """An attack.
@@ -58,6 +67,7 @@ class Attack:
         demonstrate: runs it on embedded data, given the scheme and the seed.
         control: runs its controls, given the scheme and the seed.
         on_view: functions that run it on any view (`OnView`); empty if it needs a scenario of its own.
+        on_scenario: functions that run it in a variant of any training (`OnScenario`); empty if it needs none.
         on_changing_members: true if `on_view` uses the rounds after a change of members.
         schemes: the schemes that it is demonstrated on.
         control_schemes: the schemes of its controls; those of the demonstrations if empty.
@@ -72,6 +82,7 @@ class Attack:
     demonstrate: Demonstration
     control: Demonstration
     on_view: tuple[OnView, ...] = ()
+    on_scenario: tuple[OnScenario, ...] = ()
     on_changing_members: bool = False
     schemes: tuple[Scheme, ...] = tuple(SCHEMES)
     control_schemes: tuple[Scheme, ...] = ()
@@ -92,6 +103,24 @@ class Attack:
                 results += function(view, truth, fresh)
             except InputError as error:  # any other error is a failure of the attack, which must be reported as one
                 results.append(Inapplicable(view.scheme, str(error)))
+        return results
+
+    def run_in(
+        self, passive: Scenario, scheme: Scheme, observe_truth: ObserveTruth
+    ) -> list[AttackResult | Inapplicable]:
+        """Run the attack in a variant of any training, and return its results, or the reasons why it does not apply.
+
+        Args:
+            passive: the training.
+            scheme: its scheme.
+            observe_truth: runs a scenario under the scheme.
+        """
+        results: list[AttackResult | Inapplicable] = []
+        for function in self.on_scenario:
+            try:
+                results += function(passive, scheme, observe_truth)
+            except InputError as error:
+                results.append(Inapplicable(scheme, str(error)))
         return results
 
 
@@ -146,7 +175,10 @@ ATTACKS: tuple[Attack, ...] = (
             "activated by a single record, and the others are separated by linear algebra. No model has to be known, "
             "so confinement changes nothing."
         ),
-        rule="a guess correlates with a record by at least 0.99, for more records than by chance",
+        rule=(
+            "a guess correlates with a record by at least 0.99, or, in a table, differs from it by at most a tenth of "
+            "its distance from the average record; and this for more records than by chance"
+        ),
         remedy=(
             "Train with differential privacy. Without it, never join with a handful of records: combine them with "
             "those of another organisation first."
@@ -165,7 +197,10 @@ ATTACKS: tuple[Attack, ...] = (
             "the unit then is that record. Every number that it enters is within the bound of the sum, and nobody can "
             "see who entered it."
         ),
-        rule="a guess correlates with a record by at least 0.99, for more records than by chance",
+        rule=(
+            "a guess correlates with a record by at least 0.99, or, in a table, differs from it by at most a tenth of "
+            "its distance from the average record; and this for more records than by chance"
+        ),
         remedy=(
             "Train with differential privacy, or only with participants that you trust not to do this. Sums much "
             "larger than your own gradient are a sign of it, and cgd warns about them; a lower bound of the sums slows "
@@ -173,6 +208,7 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         demonstrate=traps.attacks,
         control=traps.controls,
+        on_scenario=(traps.on_scenario,),
     ),
     Attack(
         id="inversion",
@@ -210,6 +246,7 @@ ATTACKS: tuple[Attack, ...] = (
         demonstrate=labels.attacks,
         control=labels.controls,
         on_view=(labels.on_view,),
+        on_scenario=(labels.on_scenario,),
     ),
     Attack(
         id="dropout",
@@ -228,6 +265,7 @@ ATTACKS: tuple[Attack, ...] = (
         demonstrate=dropout.attacks,
         control=dropout.controls,
         on_view=(dropout.on_view,),
+        on_scenario=(dropout.on_scenario,),
         on_changing_members=True,
     ),
     Attack(
@@ -329,6 +367,11 @@ def attacks_on_views() -> tuple[Attack, ...]:
     return tuple(each for each in ATTACKS if each.on_view)
 
 
+def attacks_on_trainings() -> tuple[Attack, ...]:
+    """Return the attacks that can be run on any simulated training: on its view, or in a variant of it."""
+    return tuple(each for each in ATTACKS if each.on_view or each.on_scenario)
+
+
 def _before_change(view: View, truth: Truth) -> tuple[View, Truth]:
     """Return the rounds before the first change of members, and the truth about their members after these rounds."""
     changes = (number for number in range(1, len(view.rounds)) if not view.same_members(number))
@@ -337,4 +380,4 @@ def _before_change(view: View, truth: Truth) -> tuple[View, Truth]:
     x, y, models = ({name: values[name] for name in view.honest} for values in (truth.x, truth.y, truth.models))
     # All models move alike, so these are the models after the last remaining round, up to rounding.
     moved = view.final_displacement - end
-    return view, Truth(x, y, {name: weights + moved for name, weights in models.items()})
+    return view, Truth(x, y, {name: weights + moved for name, weights in models.items()}, truth.table)

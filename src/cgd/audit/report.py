@@ -2,10 +2,10 @@
 
     audit.json    all results
     audit.html    the same as a page that needs no other file
-    pictures/     recovered records, with the real ones
+    pictures/     recovered records, with the real ones, if they are pictures
 
 The page is made from the other files, and the same files give the same bytes. Only their owner may read the files: an
-audit of a recorded run contains records.
+audit of a table or of a recorded run contains records.
 
 Texts from audit.json stay texts: the template escapes them, and the page's content security policy forbids scripts and
 external addresses. The page contains the pictures.
@@ -26,7 +26,7 @@ from cgd.reporting.html import compact, templates
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cgd.audit.results import AttackFindings, Audit
+    from cgd.audit.results import AttackFindings, Audit, RecoveredRecords
     from cgd.audit.verdicts import Row, Verdict
 
 
@@ -70,6 +70,21 @@ class RecoveredImages:
 
 
 @dataclass(frozen=True)
+class RecoveredTable:
+    """Records of a table that one result has recovered.
+
+    Attributes:
+        verdict: the verdict on the result.
+        variant: the variant of the attack.
+        table: the records.
+    """
+
+    verdict: Verdict
+    variant: str
+    table: RecoveredRecords
+
+
+@dataclass(frozen=True)
 class AttackSection:
     """The section of an attack on the page.
 
@@ -82,6 +97,7 @@ class AttackSection:
         images: pictures of the setting of each variant that is furthest from chance.
         more_images: pictures of the other settings.
         control_images: pictures of controls.
+        recovered: recovered records of a table, those of the scheme that the audit is about first.
         unmeasured: the schemes against which it was not measured, with the reason in a word or two.
     """
 
@@ -93,6 +109,7 @@ class AttackSection:
     images: list[RecoveredImages]
     more_images: list[RecoveredImages]
     control_images: list[RecoveredImages]
+    recovered: list[RecoveredTable]
     unmeasured: dict[str, str]
 
     @property
@@ -105,6 +122,7 @@ class AttackSection:
 def render_page(audit: Audit) -> str:
     """Return the page of an audit whose pictures are `data:` URIs (`results.load_with_pictures`)."""
     subject = verdicts.subject(audit)
+    found = [each for attack in audit.attacks for each in attack.findings]
     subject_first = sorted(audit.schemes, key=lambda scheme: scheme != subject)
     text = (
         templates("cgd.audit")
@@ -120,8 +138,10 @@ def render_page(audit: Audit) -> str:
             by_variant=_by_variant,
             controls=verdicts.controls(audit),
             failed_controls=verdicts.failed_controls(audit),
-            inapplicable=[(attack, each) for attack in audit.attacks for each in attack.inapplicable],
+            limitations=verdicts.limitations(audit),
             confidential=audit.source.kind != "embedded",
+            has_pictures=any(each.pictures for each in found),
+            has_records=any(each.recovered for each in found),
         )
     )
     return compact(text)
@@ -147,6 +167,7 @@ def _section(audit: Audit, attack: AttackFindings) -> AttackSection:
         [each for row in main for each in _images(row)],
         [each for row in illustrated if row not in main for each in _images(row)],
         [each for row in controls for each in _images(row)],
+        _recovered(rows, verdicts.subject(audit)),
         verdicts.unmeasured(audit, attack),
     )
 
@@ -173,6 +194,16 @@ def _images(row: Row) -> list[RecoveredImages]:
         for each in row.cells.values()
         if each.result.pictures
     ]
+
+
+def _recovered(rows: list[Row], subject: str) -> list[RecoveredTable]:
+    found = [
+        RecoveredTable(each, row.variant, each.result.recovered)
+        for row in rows
+        for each in row.cells.values()
+        if each.result.recovered is not None
+    ]
+    return sorted(found, key=lambda each: each.verdict.result.scheme != subject)
 
 
 PAGE = "audit.html"

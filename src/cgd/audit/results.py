@@ -42,6 +42,43 @@ _PNG_HEADER = b"\x89PNG\r\n"
 
 
 @dataclass(frozen=True)
+class RecoveredRecord:
+    """A record that an attack recovered, as its owner knows it.
+
+    Attributes:
+        place: where it is in the owner's table, such as "line 17".
+        real: its values, one for each column.
+        guess: the values that the attack found.
+    """
+
+    place: str
+    real: list[str]
+    guess: list[str]
+
+
+@dataclass(frozen=True)
+class RecoveredRecords:
+    """The records of a table that an attack recovered.
+
+    Attributes:
+        total: their number.
+        columns: the names of the columns.
+        records: the first of them, the most similar ones first.
+    """
+
+    total: int
+    columns: list[str]
+    records: list[RecoveredRecord]
+
+    def __post_init__(self) -> None:
+        if self.total < len(self.records):
+            raise ValueError(f"{len(self.records)} records are listed as recovered, and the total is {self.total}")
+        for each in self.records:
+            if not len(each.real) == len(each.guess) == len(self.columns):
+                raise ValueError(f"{each.place} has another number of values than of the {len(self.columns)} columns")
+
+
+@dataclass(frozen=True)
 class AttackResult:
     """The result of an attack against a scheme in one setting.
 
@@ -60,6 +97,7 @@ class AttackResult:
             succeed where a protection was removed.
         allowed: the largest value that ε allows, with differential privacy; None if it allows any.
         pictures: addresses of pictures of records, by caption.
+        recovered: the records of a table that were recovered; None if there are none.
     """
 
     attack: str
@@ -75,6 +113,7 @@ class AttackResult:
     must_succeed: bool = False
     allowed: float | None = None
     pictures: dict[str, str] = field(default_factory=dict, repr=False)
+    recovered: RecoveredRecords | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("value", "chance"):
@@ -108,7 +147,7 @@ class Source:
         about: the data, the participants and the coalition, in a sentence.
     """
 
-    kind: Literal["embedded", "spec", "recording"]
+    kind: Literal["embedded", "spec", "table", "recording"]
     name: str
     about: str
 
@@ -286,6 +325,8 @@ def to_files(audit: Audit) -> dict[str, bytes]:
     content = asdict(audit.map_pictures(move))
     for result in (each for attack in content["attacks"] for each in attack["findings"]):
         result |= {name: _to_json(result[name]) for name in ("value", "chance")}
+        if result["recovered"] is None:
+            del result["recovered"]
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return files | {FILE: text.encode(errors="replace")}
 

@@ -22,8 +22,9 @@ from torch.nn.utils import vector_to_parameters
 
 from cgd.audit.private_sums import PrivateSums, honest_noise, max_steering, remaining_mu
 from cgd.audit.view import EPSILONS, Colluder, Round, Truth, View, flat, is_confined, unflat
-from cgd.dp.settings import PrivacySettings
+from cgd.dp.settings import COUNT_SHARE, PrivacySettings
 from cgd.errors import InputError
+from cgd.optim.displacement import SGDRule
 from cgd.optim.origin import Origin
 from cgd.optim.record_gradients import RecordGradients
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.audit.view import Scheme
+    from cgd.dp.mechanism import NoisyEncoding
+    from cgd.optim.displacement import UpdateRule
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 Batches = Callable[[str, int, torch.Tensor], torch.Tensor]
@@ -62,6 +65,13 @@ class Scenario:
             displacement; an active attack within the protocol. With differential privacy it adds as much of it as the
             others accept.
         dropouts: the participants that drop out, by the first round without them.
+        rule: returns the rule by which the displacement moves in a round, with its learning rate; gradient descent with
+            `lr` if None.
+        origins: δ and the seed of the origin of each participant, by name; `delta` and seeds that follow from `seed` if
+            None.
+        weights: with differential privacy, the weight of each sample, by name: 1/k if k samples belong to one person,
+            who is protected as a whole. Without it, every sample counts as one.
+        clamp: true if participants clip every number of their gradient to the bound, as in a training on tables.
     """
 
     data: Mapping[str, Sample]
@@ -79,6 +89,20 @@ class Scenario:
     batches: Batches | None = None
     probe: Callable[[str, int, torch.Tensor], torch.Tensor | None] | None = None
     dropouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    rule: Callable[[int], UpdateRule] | None = None
+    origins: Mapping[str, tuple[float, bytes]] | None = None
+    weights: Mapping[str, torch.Tensor] | None = None
+    clamp: bool = False
+
+    def rule_of(self, number: int) -> UpdateRule:
+        """Return the rule of a round."""
+        return SGDRule(self.lr) if self.rule is None else self.rule(number)
+
+    def origin_of(self, place: int) -> tuple[float, bytes]:
+        """Return δ and the seed of the origin of the participant at a place."""
+        if self.origins is None:
+            return self.delta, (self.seed * 100_003 + place).to_bytes(32, "little")
+        return self.origins[list(self.data)[place]]
 
 
 def observe(scenario: Scenario, scheme: Scheme) -> tuple[View, Truth]:
@@ -111,8 +135,15 @@ def privacy_of(scenario: Scenario, scheme: Scheme) -> PrivacySettings | None:
         scenario.rounds,
         scenario.clip,
         len(scenario.coalition),
-        reruns=len(scenario.dropouts),  # each pays for a new count
+        reruns=_reruns(scenario),
     )
+
+
+def _reruns(scenario: Scenario) -> int:
+    """Return a number of reruns whose budget pays for a new count after each dropout."""
+    dropouts = len(scenario.dropouts)
+    share = dropouts * COUNT_SHARE / (1 - COUNT_SHARE)
+    return max(dropouts, math.ceil(share * scenario.rounds / (1 - share)))
 
 
 def max_probe(scenario: Scenario, scheme: Scheme) -> float:
@@ -123,10 +154,21 @@ def max_probe(scenario: Scenario, scheme: Scheme) -> float:
     settings = privacy_of(scenario, scheme)
     if settings is None:
         return math.inf
+    return max_steering(_step_encoding(scenario, settings), len(scenario.data) - len(scenario.coalition))
+
+
+def step_noise(scenario: Scenario, scheme: Scheme) -> float:
+    """Return the standard deviation of the noise of the honest members in a step; zero without noise."""
+    settings = privacy_of(scenario, scheme)
+    if settings is None:
+        return 0.0
+    return honest_noise(_step_encoding(scenario, settings), len(scenario.data) - len(scenario.coalition))
+
+
+def _step_encoding(scenario: Scenario, settings: PrivacySettings) -> NoisyEncoding:
     members, records = len(scenario.data), sum(len(y) for _, y in scenario.data.values())
     dimension = sum(each.numel() for each in scenario.build_model().parameters())
-    encoding = settings.step_encoding(members, dimension, records, scenario.ring_bits)
-    return max_steering(encoding, members - len(scenario.coalition))
+    return settings.step_encoding(members, dimension, records, scenario.ring_bits)
 
 
 class _Run:
@@ -138,8 +180,8 @@ class _Run:
         self.origins = {}
         for place, name in enumerate(scenario.data):
             number = place if is_confined(scheme) else 0  # in FedSGD all participants start from the same model
-            seed = (scenario.seed * 100_003 + number).to_bytes(32, "little")
-            self.origins[name] = flat(dict(Origin(scenario.delta, shapes, seed).draw())).to(self.dtype)
+            delta, seed = scenario.origin_of(number)
+            self.origins[name] = flat(dict(Origin(delta, shapes, seed).draw())).to(self.dtype)
         self.settings = privacy_of(scenario, scheme)
         if self.settings is not None:
             self.private_sums = PrivateSums(self.settings, scenario.seed, scenario.ring_bits)
@@ -152,6 +194,7 @@ class _Run:
         addends: dict[str, list[torch.Tensor]] = {name: [] for name in scenario.data}
         missing: set[str] = set()
         samples = 0
+        state: dict[str, Any] = {}
         for number in range(scenario.rounds):
             missing |= set(scenario.dropouts.get(number, ()))
             members = tuple(name for name in scenario.data if name not in missing)
@@ -172,7 +215,8 @@ class _Run:
                     honest_samples=None if self.settings is None else honest,
                 )
             )
-            displacement = displacement - scenario.lr * total
+            displacement = displacement.clone()
+            scenario.rule_of(number).move(displacement, total, state)
         coalition = {
             name: Colluder(*scenario.data[name], tuple(addends[name]), self.origins[name])
             for name in scenario.coalition
@@ -188,6 +232,7 @@ class _Run:
             coalition,
             tuple(rounds),
             noise=self._noise(first),
+            final=None if scenario.rule is None else displacement.clone(),
             clip=math.inf if self.settings is None else self.settings.clip,
             mu=math.inf if self.settings is None else self._mu(self.settings, first),
         )
@@ -200,7 +245,11 @@ class _Run:
 
     def _count(self, members: Sequence[str]) -> int:
         samples = {name: len(self.scenario.data[name][1]) for name in members}
-        return sum(samples.values()) if self.settings is None else self.private_sums.count(samples)
+        if self.settings is None:
+            return sum(samples.values())
+        if self.scenario.weights is not None:
+            samples = {name: max(1, round(float(self.scenario.weights[name].sum()))) for name in members}
+        return self.private_sums.count(samples)
 
     def _sum(
         self, number: int, displacement: torch.Tensor, members: Sequence[str], samples: int
@@ -232,10 +281,13 @@ class _Run:
 
     def _batch(self, name: str, number: int) -> Sample:
         x, y = self.scenario.data[name]
-        if self.scenario.batches is None:
-            return x, y
-        chosen = self.scenario.batches(name, number, torch.arange(len(y)))
+        chosen = self._chosen(name, number)
         return x[chosen], y[chosen]
+
+    def _chosen(self, name: str, number: int) -> torch.Tensor | slice:
+        if self.scenario.batches is None:
+            return slice(None)
+        return self.scenario.batches(name, number, torch.arange(len(self.scenario.data[name][1])))
 
     def _gradient(self, name: str, number: int, displacement: torch.Tensor) -> torch.Tensor:
         """Return the mean gradient of a participant's samples."""
@@ -244,7 +296,8 @@ class _Run:
         def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
             return self.scenario.loss(functional_call(self.model, given, (x,)), y)
 
-        return flat(grad(value)(unflat(self.origins[name] + displacement, self.model)))
+        gradient = flat(grad(value)(unflat(self.origins[name] + displacement, self.model)))
+        return gradient.clamp(-self.scenario.bound, self.scenario.bound) if self.scenario.clamp else gradient
 
     def _clipped_sum(self, name: str, number: int, displacement: torch.Tensor) -> npt.NDArray[Any]:
         """Return the sum of the clipped gradients of a participant's samples, as `cgd.Privacy` computes it.
@@ -254,6 +307,9 @@ class _Run:
         x, y = self._batch(name, number)
         vector_to_parameters(self.origins[name] + displacement, self.model.parameters())
         self.model.zero_grad()
+        if self.scenario.weights is not None:
+            chosen = self._chosen(name, number)
+            self.clipping.weigh_records(self.scenario.weights[name][chosen])
         self.scenario.loss(self.model(x), y).backward()
         repeated = len(self.scenario.data[name][1]) / len(y) if name in self.scenario.coalition else 1.0
         return repeated * self.clipping.take().gradient.numpy()

@@ -106,11 +106,11 @@ def _controls(audit: Audit) -> Iterator[RenderableType]:
 
 
 def _not_measured(audit: Audit) -> Iterator[RenderableType]:
-    """Return the errors, and the reasons why attacks do not apply, each once."""
+    """Return the errors, and the reasons why attacks, or some of their methods, do not apply, each once."""
     lines = [f"failed: {each.label}: {each.why}" for each in audit.failed]
-    for attack in audit.attacks:
-        reasons = dict.fromkeys(each.why for each in attack.inapplicable)
-        lines += [f"{verdicts.NOT_MEASURED}: {attack.title}: {why}" for why in reasons]
+    limits = verdicts.limitations(audit)
+    lines += [f"{verdicts.NOT_MEASURED}: {each.attack.title}: {each.why}" for each in limits if not each.partly]
+    lines += [f"not all methods: {each.attack.title}: {each.why}" for each in limits if each.partly]
     if not lines:
         return
     yield Text()

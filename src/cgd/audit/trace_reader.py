@@ -22,6 +22,7 @@ from cgd.json_files import convert, damaged_file, decode_json
 from cgd.optim.origin import check_delta
 from cgd.peers import SumSettings
 from cgd.tabular.models import build, count_parameters
+from cgd.tabular.preprocessing import Preprocessing
 from cgd.tabular.trace_writer import DATA, FILE, FRAMES, STEPS, read_frames, read_header
 from cgd.user_functions import check_function_named
 
@@ -58,6 +59,7 @@ class _Header:
     class_weights: list[float] | None = None
     best_step: int | None = None
     privacy: dict[str, Any] | None = None
+    preparation: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Trace:
         members: the members at the start.
         best_step: the number of steps of the chosen model; None if the run was not finished.
         privacy: the settings of differential privacy; None without it.
+        preprocessing: the encoding of the records; None in a trace of a former version.
+        rows: the rows of the training records in their table, from 0; empty if they are not known.
     """
 
     folder: Path
@@ -136,6 +140,8 @@ class Trace:
     members: tuple[str, ...]
     best_step: int | None = None
     privacy: PrivacySettings | None = None
+    preprocessing: Preprocessing | None = None
+    rows: tuple[int, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -190,6 +196,10 @@ def _read(folder: Path, header: _Header) -> Trace:
         SumSettings(header.bound, header.ring_bits)
         check_delta(header.delta)
         privacy = None if header.privacy is None else _privacy(header.privacy, len(header.members))
+        preprocessing = None if header.preparation is None else Preprocessing.from_dict(header.preparation)
+    if preprocessing is not None and len(preprocessing.features) != header.features:
+        encoded = f"{len(preprocessing.features)} features are encoded, and there are {header.features}"
+        raise damaged_file(folder / FILE, encoded, REMEDY)
     files = _step_files(folder, training.steps)
     data = _Tensors(folder / DATA)
     regression = header.task == "regression"
@@ -230,6 +240,8 @@ def _read(folder: Path, header: _Header) -> Trace:
         tuple(header.members),
         header.best_step,
         privacy,
+        preprocessing,
+        tuple(data.get("rows", 1, (header.samples,), torch.int64).tolist()) if "rows" in data else (),
     )
 
 
@@ -311,6 +323,9 @@ class _Tensors:
                 self.metadata: dict[str, str] = file.metadata() or {}
         except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise self.damaged(str(error)) from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
 
     def get(
         self, name: str, dimensions: int, shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32

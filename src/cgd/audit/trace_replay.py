@@ -66,18 +66,18 @@ def replay(
                     "damaged, or of two runs: record again"
                 )
             if known == step - 1:
-                found.inferred[known] = _infer_total(_rule(training, known), displacement, state, after)
+                found.inferred[known] = _infer_total(update_rule(training, known), displacement, state, after)
             displacement, state, known = after.pop("displacement").clone(), after, step
         if known != step:
             continue
         found.final = found.displacements[step] = displacement.clone()
         if step in totals:
-            _rule(training, step).move(displacement, totals[step], state)
+            update_rule(training, step).move(displacement, totals[step], state)
             known += 1
     return found
 
 
-def _rule(training: Training, step: int) -> SGDRule | AdamRule:
+def update_rule(training: Training, step: int) -> SGDRule | AdamRule:
     """Return the rule of a step, with its learning rate, as in `cgd.tabular.training`."""
     lr = training.lr * inverse_square_factor(step, training.mu, training.steps) if training.mu else training.lr
     return AdamRule(lr) if training.optimizer == "adam" else SGDRule(lr, training.momentum)

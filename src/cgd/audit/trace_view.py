@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 
 from cgd.audit.private_sums import honest_noise, remaining_mu
+from cgd.audit.record_table import RecordTable
 from cgd.audit.trace_reader import Trace, load
 from cgd.audit.trace_replay import replay
 from cgd.audit.view import Colluder, Round, Truth, View, flat
@@ -240,7 +241,19 @@ def _truth(honest: Sequence[Trace], known: Replay) -> Truth:
         {each.participant: each.records[0] for each in honest},
         {each.participant: each.records[1] for each in honest},
         {each.participant: each.origin + known.final for each in honest},
+        _table(honest),
     )
+
+
+def _table(honest: Sequence[Trace]) -> RecordTable | None:
+    """Return how to show the records; None if a trace has no encoding. It is the same at all participants."""
+    if honest[0].preprocessing is None:
+        return None
+    places = {
+        each.participant: [f"{each.participant}, row {row + 1}" for row in each.rows or range(len(each.records[1]))]
+        for each in honest
+    }
+    return RecordTable(places, honest[0].preprocessing)
 
 
 def _loss(trace: Trace) -> Any:

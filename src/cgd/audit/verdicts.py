@@ -219,11 +219,43 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def unmeasured(audit: Audit, attack: AttackFindings) -> dict[str, str]:
-    """Return why an attack was not, or not completely, measured, in a word or two by scheme."""
+    """Return why an attack was not measured, in a word or two by scheme; nothing where it has a result."""
     reasons: dict[str, str] = {}
     for parts, word in ((audit.failed, "failed"), (audit.unfinished, "not run")):
         reasons |= {each.scheme: word for each in parts if each.attack == attack.id and not each.control}
-    return reasons | {each.scheme: NOT_MEASURED for each in attack.inapplicable}
+    reasons |= {each.scheme: NOT_MEASURED for each in attack.inapplicable}
+    measured = {each.scheme for each in attack.findings if not each.control}
+    return {scheme: word for scheme, word in reasons.items() if scheme not in measured}
+
+
+@dataclass(frozen=True)
+class Limitation:
+    """A reason why an attack could not be measured, or only in part.
+
+    Attributes:
+        attack: the attack.
+        schemes: the schemes that it concerns.
+        why: the reason.
+        partly: true if the attack has a result against these schemes by another method.
+    """
+
+    attack: AttackFindings
+    schemes: list[str]
+    why: str
+    partly: bool
+
+
+def limitations(audit: Audit) -> list[Limitation]:
+    """Return the reasons why attacks do not apply, each once: first of those without a result."""
+    found: dict[tuple[str, str, bool], Limitation] = {}
+    for attack in audit.attacks:
+        measured = {each.scheme for each in attack.findings if not each.control}
+        for each in attack.inapplicable:
+            partly = each.scheme in measured
+            one = found.setdefault((attack.id, each.why, partly), Limitation(attack, [], each.why, partly))
+            if each.scheme not in one.schemes:
+                one.schemes.append(each.scheme)
+    return sorted(found.values(), key=lambda each: each.partly)
 
 
 def unmeasured_attacks(audit: Audit, scheme: str) -> list[AttackFindings]:
@@ -242,7 +274,9 @@ def unmeasured_attacks(audit: Audit, scheme: str) -> list[AttackFindings]:
 
 
 def subject(audit: Audit) -> str:
-    """Return the scheme that the audit is about: CGD, if it was attacked."""
+    """Return the scheme that the audit is about: CGD, if it was attacked; for a table, as its federation trains."""
+    if audit.source.kind == "table" and "dp" in audit.schemes:
+        return "dp"
     return "cgd" if "cgd" in audit.schemes else next(iter(audit.schemes), "cgd")
 
 

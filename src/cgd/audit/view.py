@@ -23,6 +23,8 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from cgd.audit.record_table import RecordTable
+
 
 Scheme = Literal["plain", "secure", "cgd", "dp8", "dp2", "dp0.5", "dp"]
 """Ways to train together. "dp" is CGD with the privacy of a spec's run or of a recorded run."""
@@ -203,11 +205,13 @@ class Truth:
         y: their labels by name.
         models: the weights of their models after the last round of the view that came with this truth, flat, by name.
             Minus `View.final_displacement` of that view, and not of a part of it, they are the origins.
+        table: how to show the samples to their owner, if they come from a table.
     """
 
     x: Mapping[str, torch.Tensor]
     y: Mapping[str, torch.Tensor]
     models: Mapping[str, torch.Tensor]
+    table: RecordTable | None = None
 
     @property
     def all_x(self) -> torch.Tensor:
@@ -218,6 +222,11 @@ class Truth:
     def all_y(self) -> torch.Tensor:
         """The labels of all of them."""
         return torch.cat(list(self.y.values()))
+
+    @property
+    def all_places(self) -> list[str]:
+        """Where the samples of all of them are in their table; nothing if they do not come from one."""
+        return [] if self.table is None else [place for name in self.x for place in self.table.places[name]]
 
 
 def flat(tensors: Mapping[str, torch.Tensor] | list[torch.Tensor]) -> torch.Tensor:

@@ -23,10 +23,17 @@ def audit(
     what: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[SPEC.toml | RUN...]",
-            help="A TOML spec of your own setting, or folders of a recorded run (default: embedded data).",
+            metavar="[TABLE | SPEC.toml | RUN...]",
+            help="Your own table (with --federation), a TOML spec of your own setting, or folders of a recorded run "
+            "(default: embedded data).",
             show_default=False,
         ),
+    ] = None,
+    federation: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Table: the federation file that you want to join.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--label", metavar="COLUMN", help="Table: its column to predict, if it differs.")
     ] = None,
     coalition: Annotated[
         str, typer.Option(metavar="NAME,...", help="Recorded run: the participants that collude.")
@@ -34,14 +41,17 @@ def audit(
     label: Annotated[
         str | None, typer.Option("--run", metavar="LABEL", help="Spec: the run (default: the first CGD run).")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Spec: how many steps to analyse (default: 30).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Table, spec: how many steps to analyse (default: up to 300; 30).")
+    ] = None,
     honest: Annotated[
-        int | None, typer.Option(min=1, help="Spec: how many participants do not collude (default: 2).")
+        int | None,
+        typer.Option(min=1, help="Table, spec: how many participants do not collude (default: all but one; 2)."),
     ] = None,
     data_dir: DataDir = None,
     function: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Recorded run: your function that built its network."),
+        typer.Option(metavar="MODULE:FUNCTION", help="Table, recorded run: your function that builds the network."),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ATTACK", help="Run only this attack; may be repeated.")
@@ -54,8 +64,9 @@ def audit(
 ) -> None:
     """Measure what other participants can learn: run attacks against CGD and its alternatives.
 
-    Prints a table of attacks and schemes: the result, the result of guessing, and the verdict. Writes audit.json,
-    images of recovered records, and audit.html, a page for a privacy officer. Takes a minute or two. Ctrl-C keeps the
+    `cgd audit my.csv --federation federation.toml` tries the attacks on your own records before you join; nothing is
+    sent. Prints a table of attacks and schemes: the result, the result of guessing, and the verdict. Writes audit.json
+    and audit.html, a page for a privacy officer with the recovered records. Takes a minute or two. Ctrl-C keeps the
     finished parts.
     """
     from rich.console import Console
@@ -65,7 +76,15 @@ def audit(
     names = list(dict.fromkeys(name.strip() for name in coalition.split(",") if name.strip()))
     report.check(out)
     whole = sources.plan_for(
-        what or [], names, label=label, rounds=rounds, honest=honest, data_dir=data_dir, function=function
+        what or [],
+        names,
+        federation=federation,
+        target=target,
+        label=label,
+        rounds=rounds,
+        honest=honest,
+        data_dir=data_dir,
+        function=function,
     )
     plan = whole.choose(only or [])
     with _progress() as progress:

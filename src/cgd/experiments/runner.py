@@ -25,12 +25,14 @@ from cgd.optim.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation import baselines
 from cgd.simulation.population import participant_seed
 from cgd.simulation.result import History
+from cgd.simulation.simulate import step_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
     from cgd.experiments.datasets import Dataset
+    from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Cell
     from cgd.simulation.baselines import BaselineSettings
     from cgd.simulation.loop import OnStep
@@ -217,6 +219,14 @@ def _steps(spec: RunSpec) -> dict[str, Any]:
         "rule": partial(SGDRule, momentum=spec.momentum),
         "schedule": (lambda step: 1 - step / spec.steps) if linear else None,
     }
+
+
+def update_rule(spec: RunSpec, step: int) -> UpdateRule:
+    """Return the rule by which a run with the method cgd moves in a step, counted from 0, with its learning rate."""
+    options = _steps(spec)
+    factor, _ = step_factor(spec.steps, spec.mu, spec.hold, options["schedule"])
+    rule: UpdateRule = options["rule"](spec.lr * factor(step))
+    return rule
 
 
 def _spent(spec: RunSpec, settings: BaselineSettings, result: SimulationResult) -> dict[str, Any]:

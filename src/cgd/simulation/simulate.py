@@ -161,7 +161,7 @@ def simulate(
             raise InputError(f"privacy is {type(privacy).__name__}; pass PrivacySettings(epsilon=…, delta=…, steps=…)")
         check_private(participants, steps, privacy)
     shared = shared or ("sum" if mode == "towers" else "mean")
-    factor, described_schedule = _step_size(steps, mu, hold, schedule)
+    factor, described_schedule = step_factor(steps, mu, hold, schedule)
     shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).scales_with_gradient else 1)
     chosen_engine = _choose_engine(participants, loss, arithmetic, ring or Ring(), engine, memory, privacy)
     settings = {
@@ -247,7 +247,7 @@ class _SimulationLoop:
         self._engine.load_state_dict(state["engine"])
 
 
-def _step_size(steps: int, mu: float, hold: int, schedule: Schedule | None) -> tuple[Schedule, str]:
+def step_factor(steps: int, mu: float, hold: int, schedule: Schedule | None) -> tuple[Schedule, str]:
     """Return the factor of the step size as a function of the step, and a text that identifies it.
 
     Raises:

@@ -56,6 +56,7 @@ class TabularDataset:
         ids: IDs of the records; None if not read.
         units: the unit of privacy, such as the patient, that each record belongs to, without differences of case and
             spaces; None if every record is one.
+        places: the rows of the table that the records come from, counted from 0; None if it is not known.
     """
 
     rows: int
@@ -64,6 +65,7 @@ class TabularDataset:
     target: npt.NDArray[np.float64] | Categorical | None = None
     ids: tuple[str, ...] | None = None
     units: tuple[str, ...] | None = None
+    places: npt.NDArray[np.int64] | None = None
 
     def unit_weights(self) -> npt.NDArray[np.float64]:
         """Return 1/k for each record, where k is the number of records of its unit: every unit has the weight 1."""
@@ -94,6 +96,7 @@ class TabularDataset:
             else target[places],
             ids=None if self.ids is None else tuple(self.ids[place] for place in places),
             units=None if self.units is None else tuple(self.units[place] for place in places),
+            places=None if self.places is None else self.places[places],
         )
 
     def __repr__(self) -> str:
@@ -130,6 +133,19 @@ def read_dataset(
     """
     wanted = _wanted(data, columns, label or data.target if target else None, ids, unit)
     return _load(open_table(path, wanted, data.missing), data, columns, label=label, target=target, ids=ids, unit=unit)
+
+
+def locate_records(
+    path: str | os.PathLike[str],
+    data: Data,
+    columns: Sequence[Column],
+    rows: Sequence[int],
+    *,
+    label: str | None = None,
+) -> list[str]:
+    """Return where rows of a file are, such as "line 17", given their `TabularDataset.places`."""
+    table = open_table(path, _wanted(data, columns, label or data.target, ids=False, unit=""), data.missing)
+    return table.locate_all(rows)
 
 
 def dataset_from_frame(
@@ -200,6 +216,7 @@ class _DatasetBuilder:
         self._ids: dict[str, int] | None = {} if ids else None
         self._unit, self._units = unit, list[str]()
         self._rows_read, self._rows_kept = 0, 0
+        self._places: list[npt.NDArray[np.int64]] = []
 
     def add_batch(self, arrays: Sequence[Any]) -> None:
         """Add one batch: the columns, then the target, then the IDs, then the units of privacy."""
@@ -213,8 +230,10 @@ class _DatasetBuilder:
             self._units += [_unit_name(text) for _, text in self._names(rest.pop(0), "unit", self._unit, keep)]
         for column, some in zip(self._columns.values(), values, strict=True):
             column.add(some if keep is None else some[keep])  # type: ignore[arg-type]
+        kept = np.arange(rows, dtype=np.int64) if keep is None else np.flatnonzero(keep)
+        self._places.append(self._rows_read + kept)
         self._rows_read += rows
-        self._rows_kept += rows if keep is None else int(np.count_nonzero(keep))
+        self._rows_kept += len(kept)
 
     def finish(self, notes: Sequence[str]) -> tuple[TabularDataset, tuple[str, ...]]:
         """Return the records of all batches, and the notes."""
@@ -248,6 +267,7 @@ class _DatasetBuilder:
             target=None if self._target is None else self._target.finish(),
             ids=None if self._ids is None else tuple(self._ids),
             units=tuple(self._units) if self._unit else None,
+            places=np.concatenate(self._places),
         )
         return dataset, tuple(notes)
 

@@ -89,7 +89,7 @@ def private_fit(
     Raises:
         RevealError: the budget is spent, or the charge cannot be written.
     """
-    own = np.array(list(_own_sums(records, data, columns)))
+    own = own_sums(records, data, columns)
     clip, settings = sensitivity(data, columns), ledger.settings
     while True:
         epoch, members = peers.next_round()
@@ -98,7 +98,17 @@ def private_fit(
             context = f"statistics, {settings.describe()}"
             opened = ledger.open(peers, own, encoding, "statistics", context=context, epoch=epoch)
             digest = hashlib.sha256(np.asarray(opened, dtype="<f8").tobytes()).digest()
-            return _preprocessing(iter(opened.tolist()), encoding.sigma_total, data, columns), digest
+            return from_opened(opened, encoding.sigma_total, data, columns), digest
+
+
+def own_sums(records: TabularDataset, data: Data, columns: Sequence[Column]) -> Floats:
+    """Return a member's part of the sum."""
+    return np.array(list(_own_sums(records, data, columns)))
+
+
+def from_opened(opened: Floats, noise: float, data: Data, columns: Sequence[Column]) -> Preprocessing:
+    """Return the statistics that the opened sum implies; `noise` is the standard deviation of each of its elements."""
+    return _preprocessing(iter(opened.tolist()), noise, data, columns)
 
 
 def _own_sums(records: TabularDataset, data: Data, columns: Sequence[Column]) -> Iterator[float]:
@@ -133,7 +143,6 @@ def _moments(values: Floats, weights: Floats, limits: Range) -> tuple[float, flo
 
 
 def _preprocessing(opened: Iterator[float], noise: float, data: Data, columns: Sequence[Column]) -> Preprocessing:
-    """Return the statistics that the opened sum implies; `noise` is the standard deviation of each of its elements."""
     rows = max(1.0, next(opened))
     found: list[NumberStats | CategoryStats] = []
     for column in columns:

@@ -93,12 +93,19 @@ class CsvTable:
 
     def locate(self, row: int) -> str:
         """See `Table`."""
+        return self.locate_all([row])[0]
+
+    def locate_all(self, rows: Sequence[int]) -> list[str]:
+        """See `Table`."""
+        wanted, found = set(rows), dict[int, str]()
         with self._lines() as lines:
-            rows = (line for line, fields in self._rows(lines) if fields)
-            for number, line in enumerate(rows, start=-1):  # the header is before row 0
-                if number == row:
-                    return f"line {line}"
-        return f"row {row + 1}"
+            numbered = (line for line, fields in self._rows(lines) if fields)
+            for number, line in enumerate(numbered, start=-1):  # the header is before row 0
+                if number in wanted:
+                    found[number] = f"line {line}"
+                if len(found) == len(wanted):
+                    break
+        return [found.get(row, f"row {row + 1}") for row in rows]
 
     def _header(self) -> tuple[str, int]:
         """Return the header, and the number of lines up to its end: blank lines before it count, too."""
@@ -276,6 +283,9 @@ class Table(Protocol):
     def locate(self, row: int) -> str:
         """Return the place of a row, counted from 0, such as "line 17"."""
 
+    def locate_all(self, rows: Sequence[int]) -> list[str]:
+        """Return the places of many rows; a file is read once for all of them."""
+
 
 def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: Collection[str]) -> Table:
     """Open a CSV file (gzipped or not) or a Parquet file.
@@ -338,6 +348,10 @@ class ParquetTable:
         """See `Table`."""
         return f"row {row + 1}"
 
+    def locate_all(self, rows: Sequence[int]) -> list[str]:
+        """See `Table`."""
+        return [self.locate(row) for row in rows]
+
     def _damaged(self, error: Exception) -> InputError:
         return InputError(f"{self.title} is not a Parquet file, or is damaged ({_first_line(error)}); export it again")
 
@@ -365,6 +379,10 @@ class DataFrameTable:
     def locate(self, row: int) -> str:
         """See `Table`."""
         return f"row {row + 1}"
+
+    def locate_all(self, rows: Sequence[int]) -> list[str]:
+        """See `Table`."""
+        return [self.locate(row) for row in rows]
 
 
 def _check_not_empty(title: str, schema: Any) -> None:

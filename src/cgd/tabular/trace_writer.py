@@ -4,8 +4,9 @@ A trace is for privacy attacks on a real run (`cgd.audit.trace_reader` reads it,
 as the records:** it contains them, and the participant's origin and gradients. Only its owner can read it (folder 0700,
 files 0600), and nothing of it is ever sent.
 
-    recording.json                    participant, federation and training settings
-    data.safetensors                  our encoded training and validation records, our origin
+    recording.json                    participant, federation and training settings, encoding of the records
+    data.safetensors                  our encoded training and validation records, rows of the former in our table; our
+                                      origin
     steps/000007.own.safetensors      our addend to the gradient sum of step 7, written before anything is sent; with
                                       differential privacy with its noise, written when the sum is open
     steps/000007.total.safetensors    the opened sum
@@ -138,8 +139,9 @@ class TraceWriter:
         delta: float,
         training: EncodedDataset,
         validation: EncodedDataset,
+        rows: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Write encoded records, origin and settings, before the first step.
+        """Write encoded records, origin and settings, before the first step; `rows` are those of the training records.
 
         Raises:
             InputError: such a run cannot be recorded; or the folder has a trace with other records or settings.
@@ -161,6 +163,7 @@ class TraceWriter:
             "ring_bits": peers.settings.ring_bits,
             "delta": delta,
             "samples": len(training),
+            "preparation": preprocessing.to_dict(),
             **({} if settings.privacy is None else {"privacy": asdict(settings.privacy_settings())}),
         }
         self._parameters = len(origin)
@@ -172,6 +175,7 @@ class TraceWriter:
                 "kept_x": validation.x.numpy(),
                 "kept_y": validation.y.numpy(),
                 "origin": origin.numpy(),
+                **({} if rows is None else {"rows": rows}),
             }
         )
         before = {key: self._content[key] for key in content if key in self._content}

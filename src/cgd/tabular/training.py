@@ -124,7 +124,8 @@ def train(
     network = build(settings.model, len(preprocessing.features), preprocessing.outputs)
     origin = confine(network, delta=settings.model.delta if delta is None else delta, seed=peers.seed)
     if trace_writer is not None:
-        trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation)
+        rows = records.take(~held_out).places
+        trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation, rows)
     if ledger is None:
         loop = TrainingLoop(peers, settings, network, training, validation, origin.delta)
     else:

@@ -24,6 +24,7 @@ from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
 from cgd.audit.view import EPSILONS, sample_gradients
 from cgd.errors import InputError
+from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, Truth, View
 
+    ObserveTruth = Callable[[Scenario], tuple[View, Truth]]
     Predictor = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 # Relative to the error of guessing.
@@ -114,6 +116,22 @@ def difference(view: View, truth: Truth, setting: str = "") -> AttackResult:
 
 def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
     """Run the attack on any view."""
+    return [difference(view, truth, view.describe())]
+
+
+def on_scenario(passive: Scenario, _: Scheme, observe_truth: ObserveTruth) -> list[AttackResult]:
+    """Run the attack in any training, in which the first honest participant leaves in the middle.
+
+    Raises:
+        InputError: the training would end, because too few members remain.
+    """
+    honest = [name for name in passive.data if name not in passive.coalition]
+    if len(passive.data) <= MIN_MEMBERS or len(honest) < 2 or passive.rounds < 2:
+        raise InputError(
+            f"{len(passive.data)} members, {len(honest)} of them honest, and {passive.rounds} rounds; for this attack, "
+            f"one honest member leaves, and another one and {MIN_MEMBERS} members in all must remain"
+        )
+    view, truth = observe_truth(replace(passive, dropouts={passive.rounds // 2: honest[:1]}))
     return [difference(view, truth, view.describe())]
 
 

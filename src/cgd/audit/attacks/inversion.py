@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from cgd.audit.embedded import digit_scenario, samples
-from cgd.audit.matching import draw, match, own_records, value_range
+from cgd.audit.matching import match, own_records, show, value_range
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import observe
 from cgd.audit.view import Truth, is_confined, unflat
@@ -68,10 +68,11 @@ def inversion(
     models = models or _default_models(view)
     guesses = invert(view, models, steps=steps, restarts=restarts)
     own, peak = own_records(view), value_range(view)
-    found = match(guesses, truth.all_x, peak)
-    chance = max(
-        match(each, truth.all_x, peak).mean_psnr for each in (own.mean(dim=0, keepdim=True), own[: len(guesses)])
-    )
+    table = truth.table is not None
+    found = match(guesses, truth.all_x, peak, table=table)
+    simple = own.mean(dim=0, keepdim=True), own[: len(guesses)]
+    chance = max(match(each, truth.all_x, peak, table=table).mean_psnr for each in simple)
+    succeeds = found.mean_psnr >= chance + MIN_PSNR_GAIN
     rounds = "several rounds" if len(view.rounds) > 1 else "one round"
     return AttackResult(
         f"inversion, {rounds}, {models} model{'s' * (models == 'unknown')}",
@@ -79,10 +80,10 @@ def inversion(
         "mean PSNR, dB",
         found.mean_psnr,
         chance,
-        succeeds=found.mean_psnr >= chance + MIN_PSNR_GAIN,
+        succeeds=succeeds,
         setting=setting,
         detail=f"mean correlation {found.correlation.mean().item():.2f}; {found.recovered:.0%} recovered",
-        pictures=draw(found.images()),
+        **show(found, truth, succeeds=succeeds),
     )
 
 

@@ -31,13 +31,18 @@ from torch.nn import functional
 from cgd.audit.embedded import participants, samples
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import Scenario, observe
+from cgd.audit.steering import Steering, speed
 from cgd.audit.view import EPSILONS, TINY, Truth, flat, is_confined, sample_gradients, unflat
 from cgd.errors import InputError
 from cgd.optim.origin import Origin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Colluder, Scheme, View
+
+    ObserveTruth = Callable[[Scenario], tuple[View, Truth]]
 
 # Relative to the error of guessing.
 MAX_LABEL_ERROR = 0.5
@@ -144,6 +149,44 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> AttackResult:
 def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
     """Run the attack on any view."""
     return [count_labels(view, truth, view.describe())]
+
+
+def steer(passive: Scenario, shift: float) -> Scenario:
+    """Return a scenario in which the first colluder makes every model predict class 0 for every sample.
+
+    It moves the biases of the first hidden layer down, and that of class 0 up, by `shift`, and other weights back.
+    """
+    name = passive.coalition[0]
+    layers = [torch.zeros_like(each) for each in passive.build_model().parameters()]
+    layers[1][:] = -shift
+    layers[-1][0] = shift
+    target = flat(layers)
+    steering = Steering(passive.rule_of, _limit(passive))
+
+    def add(who: str, number: int, displacement: torch.Tensor) -> torch.Tensor | None:
+        return steering.vector(number, displacement - target) if who == name else None
+
+    return replace(passive, probe=add)
+
+
+def _limit(passive: Scenario) -> float:
+    """Return the largest number that the first colluder may enter: the bound, weighted like its gradient."""
+    own = len(passive.data[passive.coalition[0]][1])
+    return passive.bound * own / sum(len(y) for _, y in passive.data.values())
+
+
+def on_scenario(passive: Scenario, _: Scheme, observe_truth: ObserveTruth) -> list[AttackResult]:
+    """Run the attack in any training that the first colluder steers, by as much as it can in half of the rounds.
+
+    Raises:
+        InputError: the network has no biases; or see `label_counts`.
+    """
+    parameters = list(passive.build_model().parameters())
+    if any(each.ndim != 1 for each in (parameters[1:2] or parameters) + parameters[-1:]):
+        raise InputError("the first or the last layer has no biases, which this attack moves")
+    furthest = speed(passive.rule_of(0), _limit(passive)) * passive.rounds / 2
+    view, truth = observe_truth(steer(passive, min(BIAS_SHIFT * max(1, passive.delta), furthest)))
+    return [count_labels(view, truth, f"{view.describe()}, steered")]
 
 
 def _classes(view: View) -> int:
@@ -265,18 +308,7 @@ def steering_scenario(*, delta: float = 1.0, rounds: int = STEERED_ROUNDS, seed:
 
     Every number that it adds is within the bound of the sum, weighted by its part of all samples, like a gradient.
     """
-    passive = replace(scenario(delta=delta, seed=seed), rounds=rounds, lr=0.5)
-    name = passive.coalition[0]
-    limit = passive.bound * len(passive.data[name][1]) / sum(len(y) for _, y in passive.data.values())
-    layers = [torch.zeros_like(each) for each in passive.build_model().parameters()]  # other weights are moved back
-    layers[1][:] = -BIAS_SHIFT * max(1, delta)
-    layers[-1][0] = BIAS_SHIFT * max(1, delta)
-    target = flat(layers)
-
-    def steer(who: str, _: int, displacement: torch.Tensor) -> torch.Tensor | None:
-        return ((displacement - target) / passive.lr).clamp(-limit, limit) if who == name else None
-
-    return replace(passive, probe=steer)
+    return steer(replace(scenario(delta=delta, seed=seed), rounds=rounds, lr=0.5), BIAS_SHIFT * max(1, delta))
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:

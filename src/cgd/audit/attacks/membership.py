@@ -175,9 +175,9 @@ def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, se
     succeeds = value >= MIN_AUC and value - 0.5 > MIN_DEVIATIONS * chance_deviation
     many = FALSE_POSITIVE_RATE * len(others) >= 1
     rate = f"{FALSE_POSITIVE_RATE:.1%} false positives" if many else "no false positive"
-    detail = (
-        f"{true_positive_rate(members, others):.0%} of the members are found with {rate} among {len(others)} others"
-    )
+    found = true_positive_rate(members, others)
+    detail = f"{round(found * len(members))} of {len(members)} members ({found:.0%}) are found with {rate} among "
+    detail += f"{len(others)} others"
     undecided = value >= MIN_AUC and not succeeds
     allowed = allowed_auc(view.mu) if view.is_private else None
     return AttackResult(

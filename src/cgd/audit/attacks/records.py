@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgd.audit.embedded import digit_scenario, samples
-from cgd.audit.matching import draw, match, own_records, value_range
+from cgd.audit.matching import match, own_records, show, value_range
 from cgd.audit.results import AttackResult
 from cgd.audit.schemes import observe
 from cgd.audit.view import Truth, gradient_rows, has_bias, limit_rows
@@ -54,20 +54,22 @@ def analytic_recovery(view: View, truth: Truth, setting: str = "") -> AttackResu
     """
     guesses = recover(view)
     peak = value_range(view)
-    found = match(guesses, truth.all_x, peak)
-    own = match(own_records(view)[: view.honest_samples], truth.all_x, peak)
+    table = truth.table is not None
+    found = match(guesses, truth.all_x, peak, table=table)
+    own = match(own_records(view)[: view.honest_samples], truth.all_x, peak, table=table)
     hits, by_chance = (each.recovered * len(found.real) for each in (found, own))
+    succeeds = hits > by_chance + 2 * math.sqrt(by_chance)
     return AttackResult(
         "records from a layer of ReLU units",
         view.scheme,
         "records recovered",
         found.recovered,
         own.recovered,
-        succeeds=hits > by_chance + 2 * math.sqrt(by_chance),
+        succeeds=succeeds,
         setting=setting,
         detail=f"{round(hits)} of {len(found.real)} records; "
         f"mean PSNR {found.mean_psnr:.1f} dB; the attacker's own records {own.mean_psnr:.1f} dB",
-        pictures=draw(found.images()),
+        **show(found, truth, succeeds=succeeds),
     )
 
 
@@ -82,11 +84,7 @@ def recover(view: View) -> torch.Tensor:
     Raises:
         InputError: the network does not begin with a linear layer with a bias, or has no ReLU units.
     """
-    model = view.build_model()
-    if not has_bias(model):
-        raise InputError("the first layer has no bias; this attack divides by the gradient of the bias")
-    if not any(isinstance(each, torch.nn.ReLU) for each in model.modules()):
-        raise InputError("there are no ReLU units; this attack needs units that only some records activate")
+    check_relu_layer(view.build_model())
     if view.is_private:
         return _from_noisy_rows(view)
     rows = gradient_rows(view)
@@ -97,6 +95,18 @@ def recover(view: View) -> torch.Tensor:
     slack = 0.05 * value_range(view)
     possible = ((guesses > own.min() - slack) & (guesses < own.max() + slack)).all(dim=1)
     return _distinct(torch.cat([guesses[possible], guesses[~possible]]), view.honest_samples)
+
+
+def check_relu_layer(model: torch.nn.Module) -> None:
+    """Check that records can be read from the first layer of a network.
+
+    Raises:
+        InputError: the network does not begin with a linear layer with a bias, or has no ReLU units.
+    """
+    if not has_bias(model):
+        raise InputError("the first layer has no bias; this attack divides by the gradient of the bias")
+    if not any(isinstance(each, torch.nn.ReLU) for each in model.modules()):
+        raise InputError("there are no ReLU units; this attack needs units that only some records activate")
 
 
 def _from_noisy_rows(view: View) -> torch.Tensor:

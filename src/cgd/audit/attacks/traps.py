@@ -10,6 +10,9 @@ samples, like a gradient. Addends are secret, so nobody can see which participan
 
 With differential privacy, honest members refuse a total with a larger norm than they produce together. So the colluder
 moves as many units as it can in half of the rounds. Then it keeps the traps, to average the noise of the other half.
+
+In any training (`on_scenario`), the traps are as large as the colluder can set them in a quarter of the rounds, up to
+the size in the demonstrations: with Adam, a weight moves by its learning rate in a step.
 """
 
 from __future__ import annotations
@@ -21,15 +24,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cgd.audit.attacks.records import analytic_recovery
+from cgd.audit.attacks.records import analytic_recovery, check_relu_layer
 from cgd.audit.embedded import digit_scenario, samples
-from cgd.audit.schemes import max_probe, observe
-from cgd.audit.view import Truth
+from cgd.audit.schemes import max_probe, observe, step_noise
+from cgd.audit.steering import Steering, speed
+from cgd.audit.view import MAX_ROWS, Truth
+from cgd.optim.displacement import AdamRule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cgd.audit.results import AttackResult
     from cgd.audit.schemes import Scenario
     from cgd.audit.view import Scheme, View
+
+    ObserveTruth = Callable[[Scenario], tuple[View, Truth]]
 
 # The size of trap weights, far above that of origins; and with differential privacy, where the distance is limited.
 TRAP_WEIGHT, PRIVATE_TRAP_WEIGHT = 5.0, 2.0
@@ -45,32 +54,34 @@ class TrapProbe:
         own: its records, which give the distribution of activations.
         honest: the number of the honest participants' records.
         units: the number of units of the first layer.
-        lr: the learning rate.
-        limit: the largest magnitude that it may enter.
+        steering: moves the displacement.
         reach: the distance by which it can move the first layer; it sets as many traps as that allows.
+        max_traps: the number of traps that it sets at most.
         keep: true to keep the first traps, false to set others in the next round.
         weight: the size of trap weights.
+        tolerance: the traps are set when no weight is further from its target.
         armed_rounds: the rounds in which traps were set, which the attack reads.
     """
 
     own: torch.Tensor
     honest: int
     units: int
-    lr: float
-    limit: float
+    steering: Steering
     reach: float = math.inf
+    max_traps: float = math.inf
     keep: bool = False
     weight: float = TRAP_WEIGHT
+    tolerance: float = MAX_DISTANCE
     armed_rounds: list[int] = field(default_factory=list)
 
     def __call__(self, number: int, displacement: torch.Tensor) -> torch.Tensor:
         """Return the vector of a round, given the displacement."""
         distance = self._distance(displacement)
-        if distance.abs().max() < MAX_DISTANCE:
+        if distance.abs().max() < self.tolerance:
             self.armed_rounds.append(number)
             distance = self._distance(displacement)
         added = torch.zeros_like(displacement)
-        added[: len(distance)] = (distance / self.lr).clamp(-self.limit, self.limit)
+        added[: len(distance)] = self.steering.vector(number, distance)
         return added
 
     def read(self, phases: int) -> list[int]:
@@ -79,14 +90,15 @@ class TrapProbe:
 
     def _distance(self, displacement: torch.Tensor) -> torch.Tensor:
         """Return the distance of the first layer from the traps, flat; zero for units that get none."""
-        target = self._traps(0 if self.keep else len(self.armed_rounds))
+        target = self.targets(0 if self.keep else len(self.armed_rounds))
         weight, bias = target[: -self.units].reshape(self.units, -1), target[-self.units :]
         further = (weight.square().sum(1) + bias.square()).cumsum(0).sqrt() > self.reach
+        further |= torch.arange(self.units) >= self.max_traps
         further[0] = False
         unused = torch.cat([further[:, None].expand_as(weight).reshape(-1), further])
         return torch.where(unused, 0.0, displacement[: len(target)] - target)
 
-    def _traps(self, phase: int) -> torch.Tensor:
+    def targets(self, phase: int) -> torch.Tensor:
         """Return weights and biases of a first layer whose units are activated by about one of all records, flat."""
         random = torch.Generator().manual_seed(phase)
         directions = torch.randn(self.units, self.own.shape[1], generator=random)
@@ -105,6 +117,46 @@ def read_traps(view: View, truth: Truth, rounds: list[int], setting: str = "") -
     found = analytic_recovery(view.only(rounds or [len(view.rounds) - 1]), truth, setting)
     detail = f"{found.detail}; rounds with traps: {len(rounds)}"
     return replace(found, attack="records by steering the first layer", detail=detail)
+
+
+def on_scenario(passive: Scenario, scheme: Scheme, observe_truth: ObserveTruth) -> list[AttackResult]:
+    """Run the attack in any training: the first colluder steers it.
+
+    Raises:
+        InputError: the network does not begin with a linear layer with a bias, or has no ReLU units.
+    """
+    check_relu_layer(passive.build_model())
+    _, probe = steer(passive, scheme)
+    rule, limit = passive.rule_of(0), probe.steering.limit
+    if isinstance(rule, AdamRule) and max_probe(passive, scheme) < math.inf:
+        probe = _within_norm(passive, scheme, probe)
+        limit = probe.steering.limit
+    furthest = float(probe.targets(0).abs().max()) / probe.weight
+    weight = min(probe.weight, speed(rule, limit) * passive.rounds / 4 / furthest)
+    probe = replace(probe, weight=weight, tolerance=MAX_DISTANCE / TRAP_WEIGHT * weight, armed_rounds=[])
+    view, truth = observe_truth(_with_probe(passive, probe))
+    rounds = probe.armed_rounds if probe.keep else _spread(probe.armed_rounds, passive.rounds, MAX_ROWS // probe.units)
+    found = read_traps(view, truth, rounds, f"{view.describe()}, steered")
+    return [replace(found, detail=f"{found.detail}, {len(probe.armed_rounds)} of them complete")]
+
+
+def _spread(armed: list[int], rounds: int, limit: int) -> list[int]:
+    """Return the rounds to read: at most `limit`, from the time when the first traps are half set.
+
+    On the way from one set of traps to the next, units are activated by few records, too, and in each round by others.
+    """
+    first = (armed[0] if armed else rounds) // 2
+    step = max(1, -(-(rounds - first) // max(1, limit)))
+    return list(range(first, rounds, step))
+
+
+def _within_norm(passive: Scenario, scheme: Scheme, probe: TrapProbe) -> TrapProbe:
+    """Return a probe for Adam with noise: as many traps as can be moved by numbers above the noise."""
+    norm, features = max_probe(passive, scheme), probe.own.shape[1] + 1
+    noise = step_noise(passive, scheme)
+    traps = max(1, min(probe.units, int((norm / noise) ** 2 / features)))
+    limit = min(probe.steering.limit, norm / math.sqrt(traps * features))
+    return replace(probe, reach=math.inf, max_traps=traps, steering=Steering(passive.rule_of, limit))
 
 
 # Demonstrations.
@@ -130,10 +182,20 @@ def steer(passive: Scenario, scheme: Scheme) -> tuple[Scenario, TrapProbe]:
     units = next(passive.build_model().parameters()).shape[0]
     honest = sum(len(y) for each, (_, y) in passive.data.items() if each not in passive.coalition)
     reach = passive.lr * max_probe(passive, scheme) * passive.rounds / 2
-    probe = TrapProbe(own, honest, units, passive.lr, share * passive.bound, reach)
+    probe = TrapProbe(own, honest, units, Steering(passive.rule_of, share * passive.bound), reach)
     if reach < math.inf:
         probe = replace(probe, keep=True, weight=PRIVATE_TRAP_WEIGHT)
-    return replace(passive, probe=lambda _, number, displacement: probe(number, displacement)), probe
+    return _with_probe(passive, probe), probe
+
+
+def _with_probe(passive: Scenario, probe: TrapProbe) -> Scenario:
+    """Return a scenario in which the first colluder adds the vectors of a probe."""
+    name = passive.coalition[0]
+
+    def add(who: str, number: int, displacement: torch.Tensor) -> torch.Tensor | None:
+        return probe(number, displacement) if who == name else None
+
+    return replace(passive, probe=add)
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
