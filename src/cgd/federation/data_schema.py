@@ -10,6 +10,8 @@
     workclass = "category"       # its categories are learned by a secure sum
     sex = ["Female", "Male"]     # these categories, and no others
     weight = { type = "number", range = [0, 200] }  # values outside are cut to this range
+    pulse = { type = "number", missing = ["0"] }    # 0 stands for a missing value in this column
+    stage = { type = "category", values = { "0" = "no", "1-4" = "yes" } }  # see `cgd.federation.value_map`
 
     [model]
     kind = "mlp"                 # or "linear", "logistic"; or function = "module:function"
@@ -24,12 +26,13 @@ Columns of a participant's file that are not listed here are not read.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
 from cgd.errors import InputError
 from cgd.federation.privacy_section import PrivacySection, parse_privacy
 from cgd.federation.toml_validation import at, check_keys, check_values, typed
+from cgd.federation.value_map import check_values_table, listed_categories
 from cgd.files import parse_toml
 
 ColumnType = Literal["number", "category"]
@@ -57,6 +60,8 @@ class Column:
         categories: the categories in order; empty if they are learned, or for a number.
         held_by: in a grid, the column of the grid whose participants hold it.
         range: the lowest and highest value of a number; values outside are cut to it. None: any value.
+        missing: more texts that stand for a missing value, in this column.
+        values: the category of each value of the tables; empty: the value itself. See `cgd.federation.value_map`.
     """
 
     name: str
@@ -64,6 +69,8 @@ class Column:
     categories: tuple[str, ...] = ()
     held_by: int | None = None
     range: Range | None = None
+    missing: tuple[str, ...] = ()
+    values: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _choice("type", self.type, ColumnType)
@@ -75,6 +82,12 @@ class Column:
         object.__setattr__(self, "range", _range(self.range))
         if self.range is not None and self.type != "number":
             raise InputError("it is a category and has a range; remove the range, or write type = 'number'")
+        object.__setattr__(self, "missing", _texts("missing", self.missing))
+        object.__setattr__(self, "values", check_values_table(self.values))
+        if self.values and self.type != "category":
+            raise InputError("it is a number and has values for categories; remove them, or write type = 'category'")
+        listed = listed_categories("categories", self.categories, self.values)
+        object.__setattr__(self, "categories", _texts("values", listed))
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class Data:
         missing: texts that stand for a missing value.
         validation: the fraction of every participant's records in the validation split.
         range: in a regression, the lowest and highest value of the target; values outside are cut to it.
+        values: in a classification, the class of each value of the target; empty: the value itself.
     """
 
     target: str
@@ -102,6 +116,7 @@ class Data:
     missing: tuple[str, ...] = MISSING
     validation: float = 0.2
     range: Range | None = None
+    values: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("target", "id"):
@@ -114,6 +129,10 @@ class Data:
         object.__setattr__(self, "range", _range(self.range))
         if self.range is not None and self.task != "regression":
             raise InputError("a class has no range; remove range, or write task = 'regression'")
+        object.__setattr__(self, "values", check_values_table(self.values))
+        if self.values and self.task == "regression":
+            raise InputError("a regression has no classes; remove values, or write task = 'classification'")
+        object.__setattr__(self, "classes", _texts("values", listed_categories("classes", self.classes, self.values)))
         if not self.target:
             raise InputError("target is empty; name the column to predict")
         if not 0 <= self.validation < 1:
@@ -136,12 +155,22 @@ class Data:
         return tuple(each.name for each in self.columns)
 
     def as_stored(self) -> dict[str, Any]:
-        """Return the content for digests and stored files, which have no `range` where there is none."""
+        """Return the content for digests and stored files, without keys that older versions do not have and need."""
         content = asdict(self)
         for table in (content, *content["columns"]):
             if table["range"] is None:
                 del table["range"]
+            if not table["values"]:
+                del table["values"]
+        for table in content["columns"]:
+            if not table["missing"]:
+                del table["missing"]
         return content
+
+    @classmethod
+    def complete(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the content that `as_stored` gave, with the keys that it leaves out."""
+        return {"range": None, "values": {}, **stored}
 
     def held_by(self, column: int) -> tuple[Column, ...]:
         """Return the columns that a column of the grid holds."""
@@ -280,7 +309,7 @@ def _column(name: str, value: Any) -> Column:
             if not value:
                 raise InputError("its list of categories is empty; name some, or write 'category' to learn them")
             return Column(name, "category", tuple(value))
-        check_keys(value, ("type",), ("categories", "held_by", "range"))
+        check_keys(value, ("type",), ("categories", "held_by", "range", "missing", "values"))
         return Column(name, **value)
 
 

@@ -279,7 +279,7 @@ def _read_document(folder: Path) -> _Document:
 def _check_document(document: _Document, folder: Path) -> tuple[Data, Model, Preprocessing, tuple[Column, ...]]:
     """Return the parts of the document, after checking that they are consistent."""
     try:
-        data = convert_complete({"range": None, **document.data}, Data, "data")
+        data = convert_complete(Data.complete(document.data), Data, "data")
         model = convert_complete(document.model, Model, "model")
         preprocessing = Preprocessing.from_dict(document.preparation)
         columns = tuple(each for each in data.columns if each.name in document.columns)

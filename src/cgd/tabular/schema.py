@@ -25,8 +25,11 @@ import pyarrow
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING
 from cgd.federation.privacy_section import REVIEW_MARK
-from cgd.tabular.columns import MAX_CATEGORIES, MAX_NUMBER, MissingMarkers, canonical, is_number
-from cgd.tabular.dataset import find_column
+from cgd.federation.value_map import canonical
+from cgd.tabular.cells import MissingMarkers, is_number
+from cgd.tabular.columns import MAX_CATEGORIES
+from cgd.tabular.dataset import find_columns
+from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
@@ -170,7 +173,8 @@ def suggest_schema(path: str | os.PathLike[str], label: str, *, private: bool = 
     """
     table = open_table(path, [label], MISSING)
     missing = MissingMarkers(MISSING)
-    positions = {name: find_column(table, name, label) for name in dict.fromkeys((*table.names, label)) if name}
+    names = [name for name in dict.fromkeys((*table.names, label)) if name]
+    positions = dict(zip(names, find_columns(table, names, label), strict=True))
     profiles = {name: ColumnProfile() for name in positions}
     nested: set[str] = set()
     for arrays in table.batches(list(positions.values())):
