@@ -119,9 +119,9 @@ def test_marker_of_a_missing_value_is_not_mapped(tmp_path: Path) -> None:
 def test_unlisted_category_that_differs_by_case_is_noted(tmp_path: Path) -> None:
     data = Data("outcome", (Column("sex", "category", ("Female", "Male")),))
     path = written(tmp_path, "sex,outcome\nmale,0\nFemale,1\n")
-    assert read_dataset(path, data, data.columns)[1] == (
-        "column 'sex': 1 value is not among its listed categories and treated as missing: 'male' (did you mean "
-        "'Male'?)",
+    (note,) = read_dataset(path, data, data.columns)[1]
+    assert note == (
+        "column 'sex': 1 value is not among its listed categories and treated as missing: 'male' (did you mean 'Male'?)"
     )
 
 

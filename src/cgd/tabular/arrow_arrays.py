@@ -30,8 +30,8 @@ def _encoded(array: Any, name: str, title: str) -> tuple[list[Any], npt.NDArray[
         array = array.cast(pyarrow.string())
     elif not plain:
         raise InputError(
-            f"{title}: column {name!r} is of type {kind}, which is not a category; "
-            "export it as text, or leave the column out"
+            f"{title}: column {name!r} is of type {kind}, which is not a category; {nested_remedy(kind)}, or leave the "
+            "column out"
         )
     encoded = array.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy()
@@ -58,3 +58,20 @@ def is_text(kind: Any) -> bool:
     """Return whether a type of Arrow is one of its types of text."""
     types = pyarrow.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def nested_remedy(kind: Any) -> str:
+    """Return what to do with a column of a type that is neither a number nor a text.
+
+    Examples:
+        >>> nested_remedy(pyarrow.struct({"value": pyarrow.float64()}))
+        'export each of its fields as a column, as `flatten` of an Arrow table does'
+    """
+    types = pyarrow.types
+    if types.is_struct(kind):
+        return "export each of its fields as a column, as `flatten` of an Arrow table does"
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return "export each element that you need as a column, or their number, mean or largest value"
+    if types.is_map(kind):
+        return "export the value of each key that you need as a column"
+    return "export it as text or as numbers"

@@ -1,4 +1,4 @@
-"""Texts in the cells of a table: markers of missing values, numbers, decimal commas, and texts for messages."""
+"""Texts in the cells of a table: markers of missing values, numbers, and texts for messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 
-from cgd.errors import InputError
 from cgd.federation.value_map import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-DECIMALS = (".", ",")
+# Texts that usually mark a missing value. `cgd schema` suggests them; any other text in a column of numbers may be a
+# remark about a person, and is only counted.
+USUAL_MARKERS = re.compile(
+    r"[-.*#/+]{1,3}|#?n[./]?[adkr]\.?|nan|nil|none|null|unk|unknown|missing|empty|blank|invalid|error|no data"
+    r"|not (available|applicable|known|done|recorded|measured|tested)",
+    re.IGNORECASE,
+)
 
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([.,'’ \u00a0\u202f])[0-9]{3})(?:\1[0-9]{3})*(?:[.,][0-9]*)?")
@@ -35,26 +40,6 @@ class MissingMarkers:
         texts = pyarrow.compute.utf8_trim_whitespace(array.cast(pyarrow.string()))
         none = pyarrow.scalar(None, pyarrow.string())
         return pyarrow.compute.if_else(pyarrow.compute.is_in(texts, self._array), none, texts)
-
-
-def check_decimal(decimal: str) -> None:
-    """Check that a text is one of the two decimal signs.
-
-    Raises:
-        InputError: it is not.
-    """
-    if decimal not in DECIMALS:
-        raise InputError(f"the decimal sign is {decimal!r}; choose '.' or ','")
-
-
-def with_points(texts: Any) -> Any:
-    """Return an Arrow array of texts in which decimal commas are points.
-
-    A text with a point becomes null: in such a table it is a thousands separator, or a date, and no decimal sign.
-    """
-    pointless = pyarrow.compute.invert(pyarrow.compute.match_substring(texts, "."))
-    none = pyarrow.scalar(None, pyarrow.string())
-    return pyarrow.compute.if_else(pointless, pyarrow.compute.replace_substring(texts, ",", "."), none)
 
 
 def is_number(text: str | None) -> bool:

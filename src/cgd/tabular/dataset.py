@@ -18,8 +18,9 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import similar
-from cgd.tabular.cells import MissingMarkers, check_decimal
+from cgd.tabular.cells import MissingMarkers
 from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, CategoryBuilder, to_texts
+from cgd.tabular.decimal_commas import check_decimal
 from cgd.tabular.number_columns import NumberBuilder
 from cgd.tabular.readers import DataFrameTable, open_table
 

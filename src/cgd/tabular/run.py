@@ -29,6 +29,7 @@ from cgd.optim.origin import check_delta
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
 from cgd.reporting.training_report import write_report
+from cgd.tabular.data_checks import find_notes
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.model import ConfinedModel
@@ -208,6 +209,7 @@ class TabularRun:
         if settings.privacy is not None:
             ledger, more = open_ledger(settings, federation.name, data, budget)
             notes = (*notes, *more)
+        notes = (*notes, *find_notes(records, settings.data.target))
         file = _text(data.name)
         return cls(federation, participant, settings, records, run_folder, file, notes, delta, trace_writer, ledger)
 

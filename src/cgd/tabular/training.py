@@ -6,6 +6,7 @@ restarted with the same command and continues at the step of the others: the mem
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
 from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split, split_name
 from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
+from cgd.tabular.unit_checks import compare_with_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from cgd.tabular.trace_writer import TraceWriter
 
 __all__ = ["EncodedDataset", "EvalRecord", "TrainingResult", "forward", "train"]
+
+log = logging.getLogger("cgd.tabular")
 
 WARNING_PREFIX = "privacy warning: "
 
@@ -103,6 +107,12 @@ def train(
         ledger.begin(peers, split=split_name(settings.data, settings.unit, peers.seed))
     records, held_out = _split_validation(peers, settings, records)
     preprocessing = _fit(peers, settings, records, held_out, ledger)
+    # With noise, the statistics are about the training records.
+    checked = compare_with_others(
+        records if ledger is None else records.take(~held_out), preprocessing, settings.data.target
+    )
+    for note in checked:
+        log.warning("%s", note, extra={"event": "data check"})
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
     )
@@ -131,6 +141,7 @@ def train(
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,
         notes=(
+            *checked,
             *preprocessing.notes(records),
             *(preprocessing.target.weight_notes() if settings.data.class_weights == "balanced" else ()),
             *loop.notes,
