@@ -27,13 +27,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from cgd.errors import InputError
 from cgd.federation.privacy_section import PrivacySection, parse_privacy
+from cgd.federation.toml_lines import at_line
 from cgd.federation.toml_validation import at, check_keys, check_values, typed
 from cgd.federation.value_map import check_values_table, listed_categories
 from cgd.files import parse_toml
+
+if TYPE_CHECKING:
+    import os
 
 ColumnType = Literal["number", "category"]
 Task = Literal["classification", "regression"]
@@ -247,15 +251,22 @@ class Model:
             raise InputError(f"a {self.kind} model has no hidden layers; remove layers, or write kind = 'mlp'")
 
 
-def parse_schema(text: str) -> tuple[Data, Model, PrivacySection | None]:
+def parse_schema(text: str, path: str | os.PathLike[str] | None = None) -> tuple[Data, Model, PrivacySection | None]:
     """Parse a text with `[data]`, `[model]` and maybe `[privacy]`; reject all other sections.
 
     The text becomes a part of the federation file and may come from another participant, so it must not contain, for
     example, a participant or a hub.
 
+    Args:
+        text: the text.
+        path: its file; the message of an error then begins with it, and with the line.
+
     Raises:
         InputError: it is not valid.
     """
+    if path is not None:
+        with at_line(path, text):
+            return parse_schema(text)
     remedy = "write [data] and [model] there, with [privacy] if wanted, as `cgd schema` suggests them, and nothing else"
     try:
         content = parse_toml(text)

@@ -42,6 +42,11 @@ def check_private(settings: TabularSettings, records: TabularDataset) -> None:
         RecordGradients(network, settings.privacy_settings().clip).remove()
 
 
+def budget_path(data: Path, budget: Path | None) -> Path:
+    """Return the file with the budget of the records: the named one, or the one beside them."""
+    return budget or data.with_name(f"{data.name}.budget")
+
+
 def open_ledger(
     settings: TabularSettings, federation: str, data: Path, budget: Path | None
 ) -> tuple[PrivacyLedger, tuple[str, ...]]:
@@ -56,7 +61,7 @@ def open_ledger(
     Raises:
         InputError: the budget cannot be used, or is spent.
     """
-    path = budget or data.with_name(f"{data.name}.budget")
+    path = budget_path(data, budget)
     ledger = PrivacyLedger(settings.privacy_settings(), path, unit=settings.unit)
     ledger.check(federation)
     file = ledger.file

@@ -25,21 +25,16 @@ import msgspec
 import cgd
 from cgd.errors import InputError
 from cgd.files import write_private
-from cgd.optim.origin import check_delta
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
 from cgd.reporting.training_report import write_report
-from cgd.tabular.data_checks import find_notes
-from cgd.tabular.dataset import read_dataset
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.models import FUNCTION_ARGUMENTS
-from cgd.tabular.private_run import check_private, open_ledger, privacy_summary, private_sums
+from cgd.tabular.private_run import open_ledger, privacy_summary, private_sums
 from cgd.tabular.run_folder import RunFolder
-from cgd.tabular.settings import TabularSettings
-from cgd.tabular.trace_writer import TraceWriter, check_recordable
+from cgd.tabular.run_inputs import RunOptions, read_inputs
+from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import EvalRecord, TrainingResult, train
-from cgd.user_functions import check_function_named, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +46,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import TrainingResult
 
     ShowMessage = Callable[[str], None]
@@ -169,6 +165,7 @@ class TabularRun:
         record: Path | None = None,
         function: str | None = None,
         budget: Path | None = None,
+        decimal: str = ".",
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -177,41 +174,30 @@ class TabularRun:
             participant: our name.
             data: our CSV or Parquet file.
             folder: the folder for the results.
-            label: the target's name in our file, if it differs.
+            label: see `RunOptions`, as for all others.
             delta: our own δ.
-            record: a folder for a trace, if one is to be recorded.
-            function: the function in [model], if there is one: a federation file alone cannot choose the code that
-                runs here.
-            budget: with [privacy], the file with the budget of our records; by default beside them.
+            record: a folder for a trace.
+            function: the function in [model].
+            budget: with [privacy], the file with the budget of our records.
+            decimal: the decimal sign of our file.
 
         Raises:
             InputError: a setting, the file or a folder cannot be used, the file names another function, or the privacy
                 budget is spent.
         """
-        settings = TabularSettings.from_federation(federation, participant)
-        if delta is not None:
-            check_delta(delta)
-        if record is not None:
-            check_recordable(settings)
-        if budget is not None and settings.privacy is None:
-            raise InputError(f"--budget is for differential privacy, and {federation.path} has no [privacy]; omit it")
-        check_function_named(settings.model.function, function, federation.path)
-        if settings.model.function:
-            load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
-        records, notes = read_dataset(
-            data, settings.data, settings.own_columns, label=label, ids=settings.vertical, unit=settings.unit
-        )
-        if settings.privacy is not None:
-            check_private(settings, records)
+        options = RunOptions(label, delta, record, function, budget, decimal)
+        inputs = read_inputs(federation, participant, data, options)
+        settings, notes = inputs.settings, inputs.notes
         run_folder = RunFolder(folder, federation, participant)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
         ledger = None
         if settings.privacy is not None:
             ledger, more = open_ledger(settings, federation.name, data, budget)
             notes = (*notes, *more)
-        notes = (*notes, *find_notes(records, settings.data.target))
         file = _text(data.name)
-        return cls(federation, participant, settings, records, run_folder, file, notes, delta, trace_writer, ledger)
+        return cls(
+            federation, participant, settings, inputs.records, run_folder, file, notes, delta, trace_writer, ledger
+        )
 
     def run(self, peers: Peers, show_message: ShowMessage = lambda _: None) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.

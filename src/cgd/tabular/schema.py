@@ -12,9 +12,7 @@ records.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +23,9 @@ import pyarrow
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING
 from cgd.federation.privacy_section import REVIEW_MARK
+from cgd.federation.toml_text import toml_key as _key
+from cgd.federation.toml_text import toml_list as _list
+from cgd.federation.toml_text import toml_text as _text
 from cgd.federation.value_map import canonical
 from cgd.tabular.arrow_arrays import nested_remedy
 from cgd.tabular.cells import USUAL_MARKERS, MissingMarkers, has_decimal_comma, is_number
@@ -326,16 +327,3 @@ def _count(found: Counter[Any], values: Sequence[Any], counts: Any) -> None:
     """Count some more distinct values, if there are not too many."""
     for value, count in zip(values[: MAX_CATEGORIES + 1], counts.tolist(), strict=False):
         found[value] += count
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _text(name)
-
-
-def _text(text: str) -> str:
-    # JSON strings are TOML strings, except for one character that TOML requires to be escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _list(texts: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, texts))}]"

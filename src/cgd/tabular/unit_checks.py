@@ -13,7 +13,8 @@ and a spread that is smaller than theirs says nothing.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,7 +61,8 @@ TEMPERATURES = (
 )
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class Moments:
     """Number, mean and standard deviation of some values."""
 
     count: float
