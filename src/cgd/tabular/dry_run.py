@@ -63,14 +63,12 @@ def describe_dry_run(
     training, foreseen = settings.training, foresee(settings, records)
     features = len(foreseen.preprocessing.features)
     parameters = sum(each.numel() for each in foreseen.network.parameters())
-    yield (
-        f"the network would have {parameters:,} parameters for the {features} features of our own table, and more if "
-        "others have more categories, classes or missing values"
-    )
+    more = ", and more if others have more categories, classes or missing values" if settings.privacy is None else ""
+    yield f"the network would have {parameters:,} parameters, for the {features} features of our own table{more}"
     size = bytes_per_step(training, len(federation.names), parameters)
     yield (
-        f"{training.steps:,} steps or fewer, with an evaluation every {training.validate_every}; we would send about "
-        f"{_size(size)} in each step, and receive as much: {_size(training.steps * size)} in all"
+        f"{training.steps:,} steps or fewer, with an evaluation every {training.validate_every}; the gradients alone "
+        f"are about {_size(size)} to send in each step, and as much to receive: {_size(training.steps * size)} in all"
     )
     yield "this would be opened:"
     for each in disclosed_sums(settings, foreseen):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LEFT_OUT = re.compile(r"# *(.+?)(?:: left out, | = .*# *left out[,:] )(.*)")
 CLASSES = re.compile(r"# *(classes = \[.*?\])  #")
+MAX_WIDTH_RATIO = 5
 # Settings that are joined, each by its own rule; in all others, the suggestions must agree.
 JOINED = ("name", "target", "columns", "task", "id", "categories", "classes", "missing", "range")
 # Reasons to leave a column out that do not concern other tables.
@@ -168,6 +169,10 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
         for each in found
         if each.name not in lines
     ]
+    widths = {where: column.range[1] - column.range[0] for where, column in lines.items() if column.range is not None}
+    if widths and max(widths.values()) > MAX_WIDTH_RATIO * min(widths.values()):
+        narrow, wide = (choose(widths, key=lambda where: widths[where]) for choose in (min, max))
+        comments.append(f"much wider in {wide} than in {narrow}: is it the same unit?")
     if listed and len(listed) < len(columns):
         comments.append("listed by some only: its categories are learned")
     return _commented(f"{key} = {_column_value(merged)}", comments, found, name)
