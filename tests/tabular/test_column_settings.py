@@ -10,9 +10,17 @@ import pytest
 from cgd import InputError
 from cgd.federation.data_schema import Column, Data
 from cgd.tabular.dataset import dataset_from_frame, read_dataset
+from cgd.tabular.model import ConfinedModel, load_model
+from cgd.tabular.predict import load_inputs, predict
+from cgd.tabular.training import train
+from support.private_tables import private_settings
+from support.tabular import run_members, tabular_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from cgd.peers import Peers
+    from cgd.tabular.training import TrainingResult
 
 NUM = Column("num", "category", values={"0": "no", "1-4": "yes", "9": ""})
 CHOL, AGE = Column("chol", "number", missing=("0",)), Column("age", "number")
@@ -131,3 +139,44 @@ def test_values_outside_of_a_range_are_noted_with_their_ends(tmp_path: Path) -> 
     assert read_dataset(path, data, data.columns)[1] == (
         "column 'age': 2 values are outside of its range and cut to it: from -9 to 999",
     )
+
+
+def test_saved_model_maps_values_of_new_records(tmp_path: Path) -> None:
+    columns = (Column("age", "number", missing=("0",)), Column("stage", "category", values={"0": "no", "1-4": "yes"}))
+    data = Data("outcome", columns, values={"0": "well", "1-9": "ill"})
+    settings = tabular_settings(data, steps=2)
+
+    def program(peers: Peers, seed: int) -> TrainingResult:
+        random = np.random.default_rng(seed)
+        stage = random.integers(0, 5, 60)
+        frame = {"age": [0, *random.normal(60, 9, 59)], "stage": stage, "outcome": stage}
+        return train(peers, settings, dataset_from_frame(frame, data, columns, target=True)[0])
+
+    provenance = {"participant": "ada", "federation": "trial", "epoch": 1, "digest": ""}
+    ConfinedModel.from_training(run_members(program, range(3))[0], settings, provenance).save(tmp_path)
+    model = load_model(tmp_path)
+    assert model.data == data
+    assert model.classes_.tolist() == ["ill", "well"]
+    one, four, none = model.predict_proba({"age": [60, 60, 60], "stage": [1.0, 4.0, 0.0]})
+    assert one.tolist() == four.tolist() != none.tolist()
+    texts = model.predict_proba({"age": [60, 60], "stage": ["3", "0"]})
+    assert texts.tolist() == [one.tolist(), none.tolist()]
+    with pytest.raises(InputError, match="'7' is not in values of"):
+        model.predict({"age": [60], "stage": [7]})
+    path = written(tmp_path, "age;stage;outcome\n61,5;3;2\n44,5;0;0\n")
+    predictions = predict(model, load_inputs(model, path, ","))
+    assert predictions.scores is not None  # the classes of the file are mapped, too
+    assert predictions.notes == ()
+
+
+def test_training_with_noise_uses_mapped_values() -> None:
+    stage = Column("stage", "category", values={"0": "no", "1-4": "yes"})
+    data = Data("outcome", (stage,), values={"0": "well", "*": "ill"})
+    settings = private_settings(data, steps=2)
+
+    def program(peers: Peers, seed: int) -> tuple[str, ...]:
+        frame = {"stage": np.random.default_rng(seed).integers(0, 5, 200), "outcome": [0, 1] * 100}
+        records = dataset_from_frame(frame, data, data.columns, target=True)[0]
+        return train(peers, settings, records).preprocessing.features
+
+    assert run_members(program, range(3)) == [("stage=no", "stage=yes", "stage missing")] * 3

@@ -30,6 +30,7 @@ from cgd.federation.value_map import canonical
 from cgd.tabular.arrow_arrays import nested_remedy
 from cgd.tabular.cells import USUAL_MARKERS, MissingMarkers, has_decimal_comma, is_number
 from cgd.tabular.columns import MAX_CATEGORIES
+from cgd.tabular.data_checks import looks_like_dates
 from cgd.tabular.dataset import find_columns
 from cgd.tabular.decimal_commas import check_decimal, decimal_comma_error, numbers_with_points
 from cgd.tabular.number_columns import MAX_NUMBER
@@ -305,6 +306,8 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
         return f"# {key}: left out, more than half of its texts are distinct: names? All participants see them"
     if count == 1:
         return f'# {key} = "category"  # left out, it has only one value'
+    if profile.numeric and looks_like_dates(np.array(list(profile.numbers))):
+        return f"# {key}: left out, all values are as days and months, such as 12.05: dates that were read as decimals?"
     if profile.numeric:
         if profile.whole and 2 < count <= MAX_CODES:
             return f'{key} = "category"  # {count} whole numbers: a code? For counts or measurements, write "number"'
