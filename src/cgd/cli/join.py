@@ -118,15 +118,18 @@ def join(
     with Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
         try:  # errors in the records are found before any peer is contacted
             from cgd.federation.config import Federation
-            from cgd.tabular.run_inputs import RunOptions
 
             program = _load_program(run) if run is not None else None
             federation = Federation.load(path)
-            options = RunOptions(label, delta, record, function, budget, decimal or ".")
-            if data is not None and dry_run:
-                _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
-                return
-            table = None if data is None else _prepare_table(federation, name, data, out, options)
+            table = None
+            if data is not None:
+                from cgd.tabular.run_inputs import RunOptions
+
+                options = RunOptions(label, delta, record, function, budget, decimal or ".")
+                if dry_run:
+                    _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
+                    return
+                table = _prepare_table(federation, name, data, out, options)
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
             raise typer.Exit(INTERRUPTED) from None
