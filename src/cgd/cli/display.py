@@ -98,8 +98,7 @@ class TerminalHandler(logging.Handler):
 def log_events(state: Path, chosen: Path | None = None) -> None:
     """Log events to a file that only its owner can read, and to standard error.
 
-    Events contain no keys and no records, but privacy warnings contain the number of records, and data checks the mean
-    and the deviation of a column.
+    Events contain no keys and no records, but privacy warnings contain the number of records.
 
     Args:
         state: the state folder; the file is `events.jsonl` in it.
@@ -121,7 +120,7 @@ def log_events(state: Path, chosen: Path | None = None) -> None:
     logger.propagate = False
     if sys.stderr.isatty():
         to_terminal = TerminalHandler()  # the table shows all other events
-        to_terminal.addFilter(lambda record: getattr(record, "event", "") in ("privacy warning", "data check"))
+        to_terminal.addFilter(lambda record: getattr(record, "event", "") == "privacy warning")
         logger.addHandler(to_terminal)
     else:
         to_screen = logging.StreamHandler()

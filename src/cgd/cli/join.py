@@ -178,7 +178,7 @@ def _run(
                 if program is not None:
                     result = program(member.peers)
                 elif table is not None:
-                    result = table.run(member.peers, show_message=display.show_message)
+                    result = table.run(member.peers, show_message=display.show_message, show_note=_print_note)
             finally:
                 interruption.program_ended = True
         except (KeyboardInterrupt, Exception) as error:
@@ -221,6 +221,11 @@ def _dry_run(
     typer.echo("nothing was sent or written; join without --dry-run to train")
 
 
+def _print_note(note: str) -> None:
+    """Print a note about our records; in a terminal, above the live table."""
+    typer.echo(f"cgd: {printable(note)}", err=True)
+
+
 def _run_folder(federation: Federation, name: str, out: Path | None) -> Path:
     return out or federation.path.parent / "runs" / name
 
@@ -245,7 +250,7 @@ def _prepare_table(federation: Federation, name: str, data: Path, out: Path | No
         )
         typer.echo("cgd: joining again for peers that need to recover (Ctrl-C leaves)", err=True)
     for note in table.notes:
-        typer.echo(f"cgd: {printable(note)}", err=True)
+        _print_note(note)
     for warning in early_privacy_warnings(federation, table.settings, table.records):
         typer.echo(f"cgd: privacy warning, from our own table alone: {warning}", err=True)
     if record is not None:

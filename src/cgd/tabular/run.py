@@ -199,7 +199,9 @@ class TabularRun:
             federation, participant, settings, inputs.records, run_folder, file, notes, delta, trace_writer, ledger
         )
 
-    def run(self, peers: Peers, show_message: ShowMessage = lambda _: None) -> AnyRun:
+    def run(
+        self, peers: Peers, show_message: ShowMessage = lambda _: None, show_note: ShowMessage = lambda _: None
+    ) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
 
         If an earlier process has finished the run, take part for members that must catch up, and change no file.
@@ -207,6 +209,7 @@ class TabularRun:
         Args:
             peers: the members.
             show_message: called with progress messages.
+            show_note: called with notes about our records, which nobody else may see.
 
         Raises:
             CGDError: see `train`.
@@ -235,6 +238,7 @@ class TabularRun:
             caught_up=on_caught_up,
             trace_writer=self.trace_writer,
             ledger=self.ledger,
+            show_note=show_note,
         )
         model = ConfinedModel.from_training(trained, self.settings, self._provenance())
         end = f"{'stopped early' if trained.steps < steps else 'done'} after step {trained.steps}"

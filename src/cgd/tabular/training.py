@@ -6,7 +6,6 @@ restarted with the same command and continues at the step of the others: the mem
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from cgd.tabular.trace_writer import TraceWriter
 
 __all__ = ["EncodedDataset", "EvalRecord", "TrainingResult", "forward", "train"]
-
-log = logging.getLogger("cgd.tabular")
 
 WARNING_PREFIX = "privacy warning: "
 
@@ -82,6 +79,7 @@ def train(
     caught_up: Callable[[int], None] = lambda _: None,
     trace_writer: TraceWriter | None = None,
     ledger: PrivacyLedger | None = None,
+    show_note: Callable[[str], None] = lambda _: None,
 ) -> TrainingResult:
     """Train a confined model on our records, together with the other members.
 
@@ -94,6 +92,7 @@ def train(
         caught_up: called once, before the first new step, with the number of steps replayed after a restart.
         trace_writer: records our addends and the opened sums, for privacy attacks; they are secret.
         ledger: with [privacy], charges the openings; by default one without a budget file.
+        show_note: called with notes about our records, as soon as the first sums are opened.
 
     Raises:
         InputError: the members' records cannot be learned from, or do not fit together.
@@ -111,8 +110,8 @@ def train(
     checked = compare_with_others(
         records if ledger is None else records.take(~held_out), preprocessing, settings.data.target
     )
-    for note in checked:
-        log.warning("%s", note, extra={"event": "data check"})
+    for note in checked:  # not logged: they contain figures of our records
+        show_note(note)
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
     )
