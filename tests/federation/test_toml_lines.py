@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cgd.errors import InputError
 from cgd.federation.config import Federation
@@ -74,6 +76,18 @@ def test_error_about_several_lines_has_no_line() -> None:
 
 def test_word_of_a_message_is_not_taken_for_a_column() -> None:
     assert find_line(SCHEMA, "[data] a regression has no classes; remove classes and class_weights") == 4
+
+
+def test_column_that_another_section_names_is_found() -> None:
+    privacy = f"{SCHEMA}\n[privacy]\nepsilon = 1.0\ndelta = 1e-6\n"
+    assert find_line(privacy, "[privacy] the categories of 'sex' would be learned from records") == 9
+    assert find_line(privacy, "[privacy] epsilon is 0.0; it must be above 0") == 17
+
+
+@given(st.text("[]\"'.=\\ab\n #", max_size=60), st.text("[]'abdat \\participants 12:", max_size=40))
+def test_any_text_and_message_has_a_line_or_none(content: str, message: str) -> None:
+    line = find_line(content, message)
+    assert line is None or 1 <= line <= 1 + content.count("\n")
 
 
 def test_lines_of_keys_in_quotes_in_tables_and_with_dots() -> None:

@@ -17,11 +17,12 @@ from cgd.dp.budget_file import BudgetFile
 from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
+from cgd.optim.grid import Cell
 from cgd.tabular.dry_run import bytes_per_step, foresee
 from cgd.tabular.run import disclosed_sums
 from cgd.tabular.training import train
 from support.private_tables import PRIVATE_DATA, PRIVATE_SCHEMA, private_settings
-from support.tabular import records, run_members, table, tabular_settings, write_csv, write_federation
+from support.tabular import VERTICAL_SCHEMA, records, run_members, table, tabular_settings, write_csv, write_federation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +158,16 @@ def test_everything_that_join_would_refuse_is_refused(tmp_path: Path, fault: str
     assert content(tmp_path) == before
     if lock is not None:
         lock.close()
+
+
+def test_dry_run_of_a_federation_by_columns(tmp_path: Path) -> None:
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    names = ["ada", *(f"p{number}" for number in range(8))]
+    path = write_federation(tmp_path, names, cells, VERTICAL_SCHEMA)
+    write_csv(tmp_path / "ada.csv", table(40, 0), ("id", "age", "outcome"))
+    code, output = dry_run(path)
+    assert code == 0
+    assert "the joint prediction of the row's models for each validation record (numbers: 16)" in output
 
 
 def test_dry_run_of_a_program_is_refused(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_values_outside_of_a_range_are_cut_and_noted_locally(path: Path, tmp_pat
     write_csv(tmp_path / "ada.csv", content)
     run = TabularRun.prepare(Federation.load(path), "ada", tmp_path / "ada.csv", tmp_path / "runs")
     assert run.records.numbers["age"][:2].tolist() == [0.0, 120.0]
-    assert "column 'age': 2 values are outside of its range and cut to it" in run.notes
+    assert "column 'age': 2 values are outside of its range and cut to it: from -5 to 300" in run.notes
     assert early_privacy_warnings(run.federation, run.settings, run.records) == ()
 
 

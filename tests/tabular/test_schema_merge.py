@@ -131,6 +131,17 @@ def test_smallest_model_is_taken(tmp_path: Path) -> None:
     assert 'kind = "logistic"  # few records' in joined
 
 
+def test_edited_comments_are_no_error(tmp_path: Path) -> None:
+    broken = schema(['# "a: left out, because', 'age = "number"'], '# classes = ["a]  # mine\n')
+    assert parse_schema(merged(tmp_path, schema(['age = "number"']), broken))[0].names == ("age",)
+
+
+def test_model_without_a_header_is_written_anew(tmp_path: Path) -> None:
+    flat = 'data.target = "num"\ndata.columns.age = "number"\nmodel.kind = "mlp"\nmodel.layers = [4, 2]\n'
+    model = parse_schema(merged(tmp_path, schema(['age = "number"']), flat))[1]
+    assert (model.kind, model.layers) == ("mlp", (4, 2))
+
+
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [

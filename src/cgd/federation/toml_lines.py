@@ -43,6 +43,8 @@ def at_line(path: str | os.PathLike[str], text: str) -> Iterator[None]:
 def find_line(text: str, message: str) -> int | None:
     r"""Return the number of the line of a TOML text that a message is about, from 1; None if it is not found.
 
+    Any section may name a column of the tables, in quotes.
+
     Examples:
         >>> find_line("name = 'a'\n[training]\nsteps = 0\n", "[training] steps is 0; train for at least 1")
         3
@@ -53,11 +55,11 @@ def find_line(text: str, message: str) -> int | None:
     section, rest = ("", message) if named is None else (named[1] or f"participants {named[2]}", message[named.end() :])
     lines, found = key_lines(text), []
     for (where, key), line in lines.items():
-        inside = where == section or where.startswith(f"{section}.")
-        if not key or not (inside or (not section and rest.startswith(f"{key} "))):
+        first = not section and rest.startswith(f"{key} ")
+        if not key or not (first or where in (section, COLUMNS) or where.startswith(f"{section}.")):
             continue
         # The name of a column may be any word, and outside of sections so may a word of the message.
-        quoted = where == COLUMNS or (not section and not rest.startswith(f"{key} "))
+        quoted = where == COLUMNS or (not section and not first)
         place = re.search(rf"'{re.escape(key)}'" if quoted else rf"(?<!\w){re.escape(key)}(?!\w)", rest)
         if place:
             found.append((place.start(), -len(key), line))
@@ -71,7 +73,7 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
     """
     lines: dict[tuple[str, str], int] = {}
     section, counts = "", dict[str, int]()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # as editors and the parser count them
         header, key = _HEADER.match(line), _LINE.match(line)
         if header:
             section = ".".join(map(_plain, re.findall(_KEY, header[2])))

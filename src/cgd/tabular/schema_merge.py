@@ -63,11 +63,11 @@ class Suggestion:
         text = read_text(path)
         data, model, privacy = parse_schema(text, path)
         left_out = {}
-        for line in text.splitlines():
+        for line in text.split("\n"):
             found = LEFT_OUT.fullmatch(line)
             if found:
                 left_out[_unquoted(found[1])] = found[2]
-        lines = text.splitlines()
+        lines = text.split("\n")
         keys = {key: lines[number - 1] for (_, key), number in key_lines(text).items()}
         marked = frozenset(key for key, line in keys.items() if line.rstrip().endswith(REVIEW_MARK))
         return cls(path.name, text, data, model, privacy, left_out, marked)
@@ -76,7 +76,12 @@ class Suggestion:
     def classes(self) -> tuple[str, ...]:
         """The classes, also those in a comment."""
         found = CLASSES.search(self.text)
-        return self.data.classes or (tuple(parse_toml(found[1])["classes"]) if found else ())
+        if self.data.classes or found is None:
+            return self.data.classes
+        try:
+            return tuple(map(str, parse_toml(found[1])["classes"]))
+        except (ValueError, RecursionError):  # somebody has edited the comment
+            return ()
 
 
 def merge_schemas(paths: Sequence[Path]) -> str:
@@ -213,7 +218,10 @@ def _model_lines(found: Sequence[Suggestion]) -> list[str]:
         return each.model.kind == "custom", sum(each.model.layers)
 
     chosen = min(found, key=size)
-    lines = _section(chosen.text, "model")
+    with_header = ("model", "") in key_lines(chosen.text)
+    settings = ((each.name, getattr(chosen.model, each.name), each.default) for each in fields(Model))
+    written = [f"{name} = {toml_value(value)}" for name, value, default in settings if value != default]
+    lines = _section(chosen.text, "model") if with_header else ["[model]", *written]
     if len({(each.model.kind, each.model.layers, each.model.function) for each in found}) > 1:
         lines.insert(1, f"# From {chosen.name}, the smallest of different models: it discloses the least.")
     return lines
@@ -239,10 +247,10 @@ def _privacy_lines(found: Sequence[Suggestion]) -> list[str]:
 
 def _section(text: str, name: str) -> list[str]:
     """Return the lines of a section, from its header to the next one."""
-    lines = text.splitlines()
-    start = lines.index(f"[{name}]")
+    lines = text.split("\n")
+    start = key_lines(text)[name, ""] - 1
     end = next((place for place, line in enumerate(lines) if place > start and line.startswith("[")), len(lines))
-    return "\n".join(lines[start:end]).rstrip().splitlines()
+    return "\n".join(lines[start:end]).rstrip().split("\n")
 
 
 def _commented(line: str, comments: Sequence[str], found: Sequence[Suggestion], key: str) -> str:
@@ -266,4 +274,7 @@ def _outer(ranges: Iterable[tuple[float, float] | None]) -> tuple[float, float] 
 
 
 def _unquoted(key: str) -> str:
-    return next(iter(parse_toml(f"{key} = 0"))) if key.startswith('"') else key
+    try:
+        return str(next(iter(parse_toml(f"{key} = 0")))) if key.startswith('"') else key
+    except (ValueError, RecursionError):
+        return key
