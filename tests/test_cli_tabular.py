@@ -122,7 +122,7 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
     assert "give one of --data FILE (your records) and --run" in command(*join)[2]
     assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
     for option in (("--delta", "0.1"), ("--function", "networks:deep")):
-        assert "--budget and --no-alone need --data" in command(*join, "--run", "train:main", *option)[2]
+        assert "--decimal, --dry-run and --no-alone need --data" in command(*join, "--run", "train:main", *option)[2]
     assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
     assert "'dan' is not a participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
 

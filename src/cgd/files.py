@@ -173,6 +173,19 @@ def open_private(path: str, flags: int) -> int:
     return descriptor
 
 
+def check_writable(folder: Path) -> None:
+    """Check that files can be written to a folder, or that it can be created; change nothing.
+
+    Raises:
+        OSError: they cannot.
+    """
+    existing = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def watch(path: Path, stop: threading.Event, seconds: float) -> Iterator[None]:
     """Yield once at the start and after every change of a file, until `stop` is set; look every `seconds`."""
     last: tuple[int, int] | object = object()

@@ -122,7 +122,7 @@ def test_defaults_of_rare_values_do_not_change_the_digest() -> None:
     ],
 )
 def test_invalid_schema_is_rejected(parts: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=rf"^f\.toml: .*{message}"):
+    with pytest.raises(InputError, match=rf"^f\.toml(, line \d+)?: .*{message}"):
         parse(**parts)
 
 

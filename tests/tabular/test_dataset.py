@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgd.federation.data_schema import MISSING, Column, Data
+from cgd.federation.value_map import canonical
 from cgd.tabular import readers
-from cgd.tabular.columns import Categorical, canonical
+from cgd.tabular.columns import Categorical
 from cgd.tabular.dataset import TabularDataset, dataset_from_frame, read_dataset
 
 if TYPE_CHECKING:

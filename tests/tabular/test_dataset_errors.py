@@ -130,9 +130,24 @@ def test_table_without_columns_is_refused() -> None:
 
 def test_missing_column_is_named(tmp_path: Path) -> None:
     assert refused_text(tmp_path, "Age,ward,outcome\n1,A,yes\n") == (
-        "FILE has no column 'age' (did you mean 'Age'?); rename the column that is meant. "
-        "Its header is Age, ward, outcome"
+        "FILE has no column 'age' (did you mean 'Age'?); rename the column that is meant, or add an empty one for what "
+        "you do not measure. Its header is Age, ward, outcome"
     )
+
+
+def test_all_missing_columns_are_named_at_once(tmp_path: Path) -> None:
+    columns = (*DATA.columns, Column("systolic_bp", "number"), Column("crp", "number"))
+    message = refused_text(tmp_path, "AGE,ward,Systolic BP\n1,A,120\n", Data("outcome", columns, id="id"), ids=True)
+    assert message == (
+        "FILE has no columns 'age' (did you mean 'AGE'?), 'systolic_bp' (did you mean 'Systolic BP'?), 'crp', "
+        "'outcome', 'id'; rename the columns that are meant, or add an empty one for what you do not measure; name the "
+        "column to predict with --label. Its header is AGE, ward, Systolic BP"
+    )
+
+
+def test_column_of_ids_cannot_be_added_empty(tmp_path: Path) -> None:
+    message = refused_text(tmp_path, "age,ward,outcome\n1,A,yes\n", Data("outcome", DATA.columns, id="id"), ids=True)
+    assert "'id'; rename the column that is meant. Its" in message
 
 
 def test_missing_label_is_named(tmp_path: Path) -> None:

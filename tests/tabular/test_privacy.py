@@ -9,7 +9,7 @@ import pytest
 
 from cgd.federation.config import Federation
 from cgd.federation.data_schema import Column, Model
-from cgd.tabular.run import early_privacy_warnings
+from cgd.tabular.disclosure import early_privacy_warnings
 from support.tabular import REGRESSION, records, table, tabular_settings, write_federation
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from cgd.federation.member import FederationMember
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import load_run
 from cgd.secagg.messages import Message, Ready, RevealKey
-from cgd.tabular.run import TabularRun, early_privacy_warnings
+from cgd.tabular.disclosure import early_privacy_warnings
+from cgd.tabular.run import TabularRun
 from cgd.tabular.training import EvalRecord, TrainingResult, train
 from support.in_process import InProcessFederation, MemberProcess, new_federation
 from support.private_tables import PRIVATE_DATA, PRIVATE_SCHEMA, private_settings
@@ -168,7 +169,7 @@ def test_values_outside_of_a_range_are_cut_and_noted_locally(path: Path, tmp_pat
     write_csv(tmp_path / "ada.csv", content)
     run = TabularRun.prepare(Federation.load(path), "ada", tmp_path / "ada.csv", tmp_path / "runs")
     assert run.records.numbers["age"][:2].tolist() == [0.0, 120.0]
-    assert "column 'age': 2 values are outside of its range and cut to it" in run.notes
+    assert "column 'age': 2 values are outside of its range and cut to it: from -5 to 300" in run.notes
     assert early_privacy_warnings(run.federation, run.settings, run.records) == ()
 
 

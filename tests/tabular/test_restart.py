@@ -16,6 +16,7 @@ from cgd.reporting.run_file import AnyRun, load_run
 from cgd.secagg.messages import Message, Ready
 from cgd.tabular.run import TabularRun
 from cgd.tabular.run_folder import RunFolder
+from cgd.tabular.run_inputs import RunOptions
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import EvalRecord, TrainingResult, train
 from support.in_process import InProcessFederation, MemberProcess, new_federation, participant_entry
@@ -188,7 +189,9 @@ def test_finished_run_is_unchanged_when_joined_again(tmp_path: Path, capsys: pyt
     assert output[0] == "steps 1 to 10 of 10 were taken before the restart and are replayed"
     assert len(output) == 2  # replayed steps are not reported again
     assert output[-1] == f"done after step 10; the run was finished before, and {folder / 'ada'} is not changed"
-    _prepare_table(Federation.load(path), "ada", write_csv(tmp_path / "ada.csv", table(30, 3)), None, None, None, None)
+    _prepare_table(
+        Federation.load(path), "ada", write_csv(tmp_path / "ada.csv", table(30, 3)), None, RunOptions(), alone=True
+    )
     message = f"cgd: this training is finished; its model and report in {folder / 'ada'} are not changed"
     assert message in capsys.readouterr().err
     assert files(folder) == finished

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cgd.federation.member import FederationMember
 
 REFRESH_SECONDS = 0.25
+PIPE_WIDTH = 1000
 COLOURS = {"here": "green", "done": "green", "left": "yellow", "missing": "red", "refused": "red"}
 # Attributes of an event besides its text: names, states and counts, never a value.
 FIELDS = ("event", "peer", "state", "note", "what", "count", "epoch")
@@ -127,6 +128,11 @@ def log_events(state: Path, chosen: Path | None = None) -> None:
         # A stale message after a restart is rejected, which is normal.
         to_screen.addFilter(lambda record: record.levelno > logging.INFO or getattr(record, "event", "") != "refused")
         logger.addHandler(to_screen)
+
+
+def report_console() -> Console:
+    """Return the console for a table on standard output; in a pipe or a file, lines are as long as they need to be."""
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 
 
 class Live(ABC):

@@ -121,7 +121,7 @@ def new(
     default = config.Training()
     if text is not None:
         with at(f"{path} is not written: "):
-            default = config.FOR_TABLES if parse_schema(text)[2] is None else config.FOR_PRIVATE_TABLES
+            default = config.FOR_TABLES if parse_schema(text, schema)[2] is None else config.FOR_PRIVATE_TABLES
     opening: Opening = "mesh" if site is None else "hub"
     training = replace(
         default,
@@ -157,16 +157,17 @@ def remove(path: FederationFile, name: ParticipantName) -> None:
 @federation_app.command()
 def show(path: FederationFile) -> None:
     """Show the content of the file and its digests."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from cgd.cli.display import report_console
     from cgd.federation.config import Federation
     from cgd.federation.keys import HALF_CHARACTERS
 
     federation = Federation.load(path)
-    console = Console()
-    table = Table("participant")
+    console = report_console()
+    table = Table()
+    table.add_column("participant", overflow="fold")
     table.add_column("address", overflow="fold")
     table.add_column("public key", no_wrap=True, min_width=HALF_CHARACTERS)  # whole, for comparison
     if federation.grid is not None:
@@ -201,10 +202,10 @@ def check(
     wait: Annotated[float, typer.Option(help="The number of seconds to wait for answers.")] = 5.0,
 ) -> None:
     """Check which peers answer, with latency, version and digest. The exit code is 3 if one does not."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from cgd.cli.display import report_console
     from cgd.federation.config import digest_of
     from cgd.federation.member import FederationMember
 
@@ -222,7 +223,9 @@ def check(
                 if all(report.state == "here" and report.latency for report in reports.values()):
                     break
                 time.sleep(0.1)
-            table = Table("peer", "state", "latency", "version", "digest", "note")
+            table = Table()
+            for column in ("peer", "state", "latency", "version", "digest", "note"):
+                table.add_column(column, overflow="fold")
             for report in reports.values():
                 hello = member.runtime.membership.hello(report.name)
                 latency = f"{1000 * report.latency:.1f} ms" if report.latency is not None else ""
@@ -234,7 +237,7 @@ def check(
                 table.add_row(report.name, report.state, latency, *map(Text, (*known, report.note)))
         finally:
             member.peers.close()
-    console = Console()
+    console = report_console()
     head = f"{member.federation.name}, digest {member.federation.digest}"
     console.print(head, soft_wrap=True, highlight=False)
     console.print(table)

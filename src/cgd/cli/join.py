@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from cgd.federation.member import FederationMember
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
+    from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.run import TabularRun
+    from cgd.tabular.run_inputs import RunOptions
 
     Program = Callable[[Peers], Any]
 
+Decimal = Annotated[
+    str | None,
+    typer.Option(metavar="SIGN", help="With --data: the decimal sign in your file, '.' (the default) or ','."),
+]
 Delta = Annotated[
     float | None,
     typer.Option(help="With --data: the standard deviation of your model's origin (default: as in the file)."),
@@ -112,6 +118,13 @@ def join(
     log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
     notify: Notify = None,
     notify_after: NotifyAfter = None,
+    decimal: Decimal = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="With --data: read and check everything, and show what would happen; connect to nobody."
+        ),
+    ] = False,
 ) -> None:
     """Take part in a federation with a table (--data), or with your own training function (--run).
 
@@ -125,10 +138,10 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget) != (None, None, None, None, None) or not alone:
+        if (label, out, delta, function, budget, decimal) != (None,) * 6 or dry_run or not alone:
             raise InputError(
-                "--label, --out, --delta, --function, --budget and --no-alone need --data; a program of your own sets "
-                "these itself"
+                "--label, --out, --delta, --function, --budget, --decimal, --dry-run and --no-alone need --data; a "
+                "program of your own sets these itself"
             )
     from cgd.cli.notify import Notifier
 
@@ -139,11 +152,15 @@ def join(
 
             program = _load_program(run) if run is not None else None
             federation = Federation.load(path)
-            table = (
-                None
-                if data is None
-                else _prepare_table(federation, name, data, label, out, delta, record, function, budget, alone=alone)
-            )
+            table = None
+            if data is not None:
+                from cgd.tabular.run_inputs import RunOptions
+
+                options = RunOptions(label, delta, record, function, budget, decimal or ".")
+                if dry_run:
+                    _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
+                    return
+                table = _prepare_table(federation, name, data, out, options, alone=alone)
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -194,7 +211,12 @@ def _run(
                 if program is not None:
                     result = program(member.peers)
                 elif table is not None:
-                    result = table.run(member.peers, display.show_message, member.runtime.announce_done)
+                    result = table.run(
+                        member.peers,
+                        show_message=display.show_message,
+                        show_note=_print_note,
+                        after_sums=member.runtime.announce_done,
+                    )
             finally:
                 interruption.program_ended = True
         except (KeyboardInterrupt, Exception) as error:
@@ -219,38 +241,48 @@ def _load_program(where: str) -> Program:
     return load_function(where, "--run", ("the peers",))
 
 
+def _dry_run(
+    federation: Federation, name: str, data: Path, out: Path | None, options: RunOptions, **member: Any
+) -> None:
+    """Read and check everything, and print what would happen."""
+    from cgd.federation.member import check_join
+    from cgd.tabular.dry_run import describe_dry_run
+    from cgd.tabular.run_inputs import read_inputs
+
+    check_join(federation, name, **member)
+    inputs = read_inputs(federation, name, data, options)
+    typer.echo(f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}, as {name}")
+    typer.echo(printable(_count_records(inputs.records, data)))
+    folder = _run_folder(federation, name, out)
+    for line in describe_dry_run(federation, name, inputs, folder, data, options.budget):
+        typer.echo(printable(line))
+    typer.echo("nothing was sent or written; join without --dry-run to train")
+
+
+def _print_note(note: str) -> None:
+    """Print a note about our records; in a terminal, above the live table."""
+    typer.echo(f"cgd: {printable(note)}", err=True)
+
+
+def _run_folder(federation: Federation, name: str, out: Path | None) -> Path:
+    return out or federation.path.parent / "runs" / name
+
+
+def _count_records(records: TabularDataset, data: Path) -> str:
+    return f"{records.rows:,} record{'' if records.rows == 1 else 's'} of {data.name}"
+
+
 def _prepare_table(
-    federation: Federation,
-    name: str,
-    data: Path,
-    label: str | None,
-    out: Path | None,
-    delta: float | None,
-    record: Path | None,
-    function: str | None = None,
-    budget: Path | None = None,
-    *,
-    alone: bool = True,
+    federation: Federation, name: str, data: Path, out: Path | None, options: RunOptions, *, alone: bool
 ) -> TabularRun:
     """Read and check the records and settings, and print notes about them."""
-    from cgd.tabular.run import TabularRun, early_privacy_warnings
+    from cgd.tabular.disclosure import early_privacy_warnings
+    from cgd.tabular.run import TabularRun
     from cgd.tabular.trace_writer import bytes_per_parameter
 
-    folder = out or federation.path.parent / "runs" / name
-    table = TabularRun.prepare(
-        federation,
-        name,
-        data,
-        folder,
-        label=label,
-        delta=delta,
-        record=record,
-        function=function,
-        budget=budget,
-        alone=alone,
-    )
-    plural = "" if table.records.rows == 1 else "s"
-    typer.echo(f"cgd: {table.records.rows:,} record{plural} of {printable(data.name)}", err=True)
+    folder, record = _run_folder(federation, name, out), options.record
+    table = TabularRun.prepare(federation, name, data, folder, **vars(options), alone=alone)
+    typer.echo(f"cgd: {printable(_count_records(table.records, data))}", err=True)
     if table.folder.finished_run() is not None:
         typer.echo(
             f"cgd: this training is finished; its model and report in {folder} are not changed. A new training needs a "
@@ -259,7 +291,7 @@ def _prepare_table(
         )
         typer.echo("cgd: joining again for peers that need to recover (Ctrl-C leaves)", err=True)
     for note in table.notes:
-        typer.echo(f"cgd: {printable(note)}", err=True)
+        _print_note(note)
     for warning in early_privacy_warnings(federation, table.settings, table.records):
         typer.echo(f"cgd: privacy warning, from our own table alone: {warning}", err=True)
     if record is not None:

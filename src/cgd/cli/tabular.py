@@ -20,25 +20,47 @@ if TYPE_CHECKING:
     from cgd.tabular.predict import LoadedInputs, Predictions
 
 
+Decimal = Annotated[
+    str | None, typer.Option(metavar="SIGN", help="The decimal sign of numbers in your file: '.' (the default) or ','.")
+]
+
+
 @app.command()
 def schema(
-    data: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file with records.")],
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="A CSV or Parquet file with records; with --merge, schemas.")
+    ],
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     private: Annotated[
         bool,
         typer.Option(
             "--private", help="For differential privacy: also `privacy`, with ranges and categories to be replaced."
         ),
     ] = False,
+    decimal: Decimal = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Join the suggestions of several participants to one, with comments.")
+    ] = False,
 ) -> None:
     """Suggest the sections `data` and `model` of a federation file from a file with records; review them before use.
 
     They contain names and types of columns, and the classes of the label, but no other values. With --private, there
     are also rounded ranges and frequent categories of this file, with marks: replace them, and delete the marks.
+    With --merge, the files are suggestions, one of each participant.
     """
     from cgd.tabular.schema import suggest_schema
+    from cgd.tabular.schema_merge import merge_schemas
 
-    typer.echo(suggest_schema(data, label, private=private), nl=False)
+    if merge:
+        if label is not None or private or decimal is not None:
+            raise InputError("--merge has no other options; the suggestions contain what they state")
+        typer.echo(merge_schemas(files), nl=False)
+        return
+    if len(files) != 1:
+        raise InputError(f"{len(files)} files are named; name one with records, or add --merge to join suggestions")
+    if label is None:
+        raise InputError("--label is missing; name the column to predict")
+    typer.echo(suggest_schema(files[0], label, private=private, decimal=decimal), nl=False)
 
 
 @app.command()
@@ -83,6 +105,7 @@ def predict(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Your function that built the network, if there is one."),
     ] = None,
+    decimal: Decimal = None,
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
@@ -103,7 +126,7 @@ def predict(
     if (federation is None) != (loaded.towers == 1):
         remedy = "name its file with --federation" if federation is None else "omit --federation"
         raise InputError(f"{model} is one of {loaded.towers} models that predict together; {remedy}")
-    inputs = load_inputs(loaded, data)
+    inputs = load_inputs(loaded, data, decimal or ".")
     if federation is None:
         predictions = predict(loaded, inputs)
     else:

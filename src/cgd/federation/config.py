@@ -17,6 +17,7 @@ from cgd.federation.data_schema import Data, Model, parse_data, parse_model
 from cgd.federation.keys import curve_key, decode_public_key
 from cgd.federation.participants import HubSite, Participant, check_unique
 from cgd.federation.privacy_section import PrivacySection, check_coverage, parse_privacy
+from cgd.federation.toml_lines import at_line
 from cgd.federation.toml_validation import (
     RenamedKey,
     at,
@@ -217,7 +218,7 @@ class Federation:
             content = parse_toml(text)
         except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits
             raise InputError(f"{path} is not TOML: {error}; correct it there") from None
-        with at(f"{path}: "):
+        with at_line(path, text):
             check_values(content)
             check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model", "privacy"))
             with at("[training] "):

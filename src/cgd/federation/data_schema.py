@@ -10,6 +10,8 @@
     workclass = "category"       # its categories are learned by a secure sum, those of few records as "other"
     sex = ["Female", "Male"]     # these categories, and no others
     weight = { type = "number", range = [0, 200] }  # values outside are cut to this range
+    pulse = { type = "number", missing = ["0"] }    # 0 stands for a missing value in this column
+    stage = { type = "category", values = { "0" = "no", "1-4" = "yes" } }  # see `cgd.federation.value_map`
 
     [model]
     kind = "mlp"                 # or "linear", "logistic"; or function = "module:function"
@@ -24,13 +26,18 @@ Columns of a participant's file that are not listed here are not read.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, cast, get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from cgd.errors import InputError
 from cgd.federation.privacy_section import PrivacySection, parse_privacy
+from cgd.federation.toml_lines import at_line
 from cgd.federation.toml_validation import at, check_keys, check_values, typed
+from cgd.federation.value_map import check_values_table, listed_categories
 from cgd.files import parse_toml
+
+if TYPE_CHECKING:
+    import os
 
 ColumnType = Literal["number", "category"]
 Task = Literal["classification", "regression"]
@@ -64,6 +71,8 @@ class Column:
         held_by: in a grid, the column of the grid whose participants hold it.
         range: the lowest and highest value of a number; values outside are cut to it. None: any value.
         rare: if the categories are learned, another `rare` than that of [data].
+        missing: more texts that stand for a missing value, in this column.
+        values: the category of each value of the tables; empty: the value itself. See `cgd.federation.value_map`.
     """
 
     name: str
@@ -72,6 +81,8 @@ class Column:
     held_by: int | None = None
     range: Range | None = None
     rare: int | None = None
+    missing: tuple[str, ...] = ()
+    values: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _choice("type", self.type, ColumnType)
@@ -83,6 +94,12 @@ class Column:
         object.__setattr__(self, "range", _range(self.range))
         if self.range is not None and self.type != "number":
             raise InputError("it is a category and has a range; remove the range, or write type = 'number'")
+        object.__setattr__(self, "missing", _texts("missing", self.missing))
+        object.__setattr__(self, "values", check_values_table(self.values))
+        if self.values and self.type != "category":
+            raise InputError("it is a number and has values for categories; remove them, or write type = 'category'")
+        listed = listed_categories("categories", self.categories, self.values)
+        object.__setattr__(self, "categories", _texts("values", listed))
         if self.rare is not None:
             _records("rare", self.rare)
             if not self.is_learned:
@@ -112,6 +129,7 @@ class Data:
             another participant, too. With 1, all values that two participants have are disclosed.
         other: whether values that are not disclosed become the category "other". If not, no participant with such
             values can train.
+        values: in a classification, the class of each value of the target; empty: the value itself.
     """
 
     target: str
@@ -125,6 +143,7 @@ class Data:
     range: Range | None = None
     rare: int = RARE
     other: bool = True
+    values: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("target", "id"):
@@ -139,6 +158,10 @@ class Data:
         typed("other", self.other, bool)
         if self.range is not None and self.task != "regression":
             raise InputError("a class has no range; remove range, or write task = 'regression'")
+        object.__setattr__(self, "values", check_values_table(self.values))
+        if self.values and self.task == "regression":
+            raise InputError("a regression has no classes; remove values, or write task = 'classification'")
+        object.__setattr__(self, "classes", _texts("values", listed_categories("classes", self.classes, self.values)))
         if not self.target:
             raise InputError("target is empty; name the column to predict")
         if not 0 <= self.validation < 1:
@@ -208,8 +231,8 @@ class Data:
 
 
 # Keys that are not stored if they have their default: files without them are as those of earlier versions.
-OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True}
-OPTIONAL_OF_A_COLUMN: dict[str, Any] = {"range": None, "rare": None}
+OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True, "values": {}}
+OPTIONAL_OF_A_COLUMN: dict[str, Any] = {"range": None, "rare": None, "missing": (), "values": {}}
 
 
 @dataclass(frozen=True)
@@ -253,15 +276,22 @@ class Model:
             raise InputError(f"a {self.kind} model has no hidden layers; remove layers, or write kind = 'mlp'")
 
 
-def parse_schema(text: str) -> tuple[Data, Model, PrivacySection | None]:
+def parse_schema(text: str, path: str | os.PathLike[str] | None = None) -> tuple[Data, Model, PrivacySection | None]:
     """Parse a text with `[data]`, `[model]` and maybe `[privacy]`; reject all other sections.
 
     The text becomes a part of the federation file and may come from another participant, so it must not contain, for
     example, a participant or a hub.
 
+    Args:
+        text: the text.
+        path: its file; the message of an error then begins with it, and with the line.
+
     Raises:
         InputError: it is not valid.
     """
+    if path is not None:
+        with at_line(path, text):
+            return parse_schema(text)
     remedy = "write [data] and [model] there, with [privacy] if wanted, as `cgd schema` suggests them, and nothing else"
     try:
         content = parse_toml(text)
@@ -315,7 +345,7 @@ def _column(name: str, value: Any) -> Column:
             if not value:
                 raise InputError("its list of categories is empty; name some, or write 'category' to learn them")
             return Column(name, "category", tuple(value))
-        check_keys(value, ("type",), ("categories", "held_by", "range", "rare"))
+        check_keys(value, ("type",), ("categories", "held_by", "range", "rare", "missing", "values"))
         return Column(name, **value)
 
 

@@ -77,27 +77,14 @@ class FederationMember:
         self.federation = path if isinstance(path, Federation) else Federation.load(path)
         self.path = self.federation.path
         self.me = self.federation.participant(participant).name
-        self.keys = Keys.load(key or find_key(self.path, participant))
-        if self.keys.public != self.federation.participant(participant).key:
-            raise InputError(
-                f"the key file's public key is {self.keys.public}, and {self.path} lists another for {participant}; "
-                "use the right key file, or list the new key"
-            )
-        if address is not None:
-            host_and_port(address)
-            if not self.federation.participant(participant).address:
-                raise InputError(
-                    f"{participant} has no address in {self.path}: it only dials out, to the hub; omit --address, or "
-                    "list its address"
-                )
+        self.keys = load_own_keys(self.federation, participant, key, address)
         self._address = address
         self._file_rejected = False
-        folder = Path(state) if state is not None else self.path.parent / "state" / participant
-        self.state = StateFolder(folder, self.federation.name)
+        self.state = _state_folder(self.federation, participant, state)
         self.state.lock()
         try:
             journals = self.state.load()
-            self._check_epoch(journals)
+            _check_epoch(self.federation, self.me, journals)
             membership = Membership(
                 self.me, self.keys.identity, self.federation.federation_spec(cgd.__version__), journals
             )
@@ -148,14 +135,6 @@ class FederationMember:
 
     # Epochs.
 
-    def _check_epoch(self, journals: Mapping[str, Journal]) -> None:
-        latest = max((entry.epoch for journal in journals.values() for entry in journal.entries), default=0)
-        if latest > self.federation.epoch:
-            raise InputError(
-                f"{self.path} has epoch {self.federation.epoch}, and {self.me} has taken part in epoch {latest}; "
-                "get the newest federation file from another participant"
-            )
-
     def _watch(self) -> None:
         """Adopt a new epoch of the federation file when the operator changes the file."""
         for _ in watch(self.path, self._stop, WATCH_SECONDS):  # the file may have changed since it was loaded
@@ -205,6 +184,71 @@ class FederationMember:
         self.runtime.update(new.federation_spec(cgd.__version__), self._contacts())
         names = ", ".join(sorted(new.contacts))
         log.info("epoch %d: %s", new.epoch, names, extra={"event": "epoch", "epoch": new.epoch})
+
+
+def load_own_keys(
+    federation: Federation, participant: str, key: str | os.PathLike[str] | None, address: str | None = None
+) -> Keys:
+    """Return the keys of a participant, after checking that the federation file lists them.
+
+    Args:
+        federation: the federation file.
+        participant: the participant.
+        key: its private key file; by default `PARTICIPANT.key` next to the federation file or in this folder.
+        address: where others connect to it, if not at the address in the file.
+
+    Raises:
+        InputError: the key or the address cannot be used.
+    """
+    keys = Keys.load(key or find_key(federation.path, participant))
+    listed = federation.participant(participant)
+    if keys.public != listed.key:
+        raise InputError(
+            f"the key file's public key is {keys.public}, and {federation.path} lists another for {participant}; use "
+            "the right key file, or list the new key"
+        )
+    if address is not None:
+        host_and_port(address)
+        if not listed.address:
+            raise InputError(
+                f"{participant} has no address in {federation.path}: it only dials out, to the hub; omit --address, or "
+                "list its address"
+            )
+    return keys
+
+
+def check_join(
+    federation: Federation,
+    participant: str,
+    *,
+    key: str | os.PathLike[str] | None = None,
+    address: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Check what `FederationMember` would check before it connects, and return the state folder; change nothing.
+
+    Raises:
+        InputError: the key, the address or the state folder cannot be used.
+    """
+    load_own_keys(federation, participant, key, address)
+    folder = _state_folder(federation, participant, state)
+    folder.check()
+    _check_epoch(federation, participant, folder.load())
+    return folder.folder
+
+
+def _state_folder(federation: Federation, participant: str, state: str | os.PathLike[str] | None) -> StateFolder:
+    folder = Path(state) if state is not None else federation.path.parent / "state" / participant
+    return StateFolder(folder, federation.name)
+
+
+def _check_epoch(federation: Federation, participant: str, journals: Mapping[str, Journal]) -> None:
+    latest = max((entry.epoch for journal in journals.values() for entry in journal.entries), default=0)
+    if latest > federation.epoch:
+        raise InputError(
+            f"{federation.path} has epoch {federation.epoch}, and {participant} has taken part in epoch {latest}; "
+            "get the newest federation file from another participant"
+        )
 
 
 def join(

@@ -91,13 +91,17 @@ def check_reviewed(schema: str) -> None:
     Raises:
         InputError: some have; the message names the first one.
     """
-    lines = [line for line in schema.splitlines() if line.partition("#")[2].strip().endswith(REVIEW_MARK)]
-    marked = [line.partition("=")[0].strip() for line in lines if not line.startswith("#")]
+    marked = [
+        (number, line.partition("=")[0].strip())
+        for number, line in enumerate(schema.splitlines(), start=1)
+        if line.partition("#")[2].strip().endswith(REVIEW_MARK) and not line.startswith("#")
+    ]
     if marked:
+        number, key = marked[0]
         raise InputError(
-            f"{len(marked)} lines of the schema have the mark {REVIEW_MARK}, the first one for {marked[0]!r}: their "
-            "values come from one participant's table, and are not protected by noise. Write what is known without "
-            "looking at records, and delete the marks"
+            f"{len(marked)} lines of the schema have the mark {REVIEW_MARK}, the first one for {key!r} (line "
+            f"{number}): their values come from one participant's table, and are not protected by noise. Write what is "
+            "known without looking at records, and delete the marks"
         )
 
 

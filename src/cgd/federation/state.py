@@ -29,7 +29,7 @@ from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
-from cgd.files import open_private
+from cgd.files import check_writable, open_private
 from cgd.secagg.journal import Journal
 
 if TYPE_CHECKING:
@@ -74,17 +74,25 @@ class StateFolder:
             self._check_access()
             self._lock = lock = self._open(self.folder / "lock")
         except OSError as error:
-            raise InputError(
-                f"the state cannot be saved in {self.folder} ({error.strerror}); name another folder (state=, --state)"
-            ) from None
+            raise self._unusable(error) from None
+        self._lock_file(lock, fcntl.LOCK_EX)
+
+    def check(self) -> None:
+        """Check that the folder can be locked, without changing anything.
+
+        Raises:
+            InputError: as `lock`.
+        """
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise InputError(
-                f"{self.folder} is in use: this participant is already running; stop the other process first, or give "
-                "this one another folder (state=, --state)"
-            ) from None
+            check_writable(self.folder)
+            if self.folder.exists():
+                self._check_access()
+            lock = self.folder / "lock"
+            if os.path.lexists(lock):
+                with open(lock, "rb", opener=open_private) as file:
+                    self._lock_file(file, fcntl.LOCK_SH)
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def load(self) -> dict[str, Journal]:
         """Return the saved journals by group, without damaged parts, which are recovered from the peers.
@@ -216,6 +224,21 @@ class StateFolder:
         name = re.compile(rf"{re.escape(self._snapshot(group).stem)}\.([0-9]{{1,19}})\.entries")
         files = self.folder.iterdir() if self.folder.exists() else ()
         return sorted((int(found[1]), file) for file in files if (found := name.fullmatch(file.name)))
+
+    def _lock_file(self, file: BinaryIO, kind: int) -> None:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise InputError(
+                f"{self.folder} is in use: this participant is already running; stop the other process first, or give "
+                "this one another folder (state=, --state)"
+            ) from None
+
+    def _unusable(self, error: OSError) -> InputError:
+        return InputError(
+            f"the state cannot be saved in {self.folder} ({error.strerror}); name another folder (state=, --state)"
+        )
 
     def _create(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import re
+import unicodedata
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -157,9 +158,22 @@ def check_name(what: str, name: object) -> str:
 
 
 def similar(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean …?)" with the most similar known name, or an empty text if no name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """Return " (did you mean …?)" with the most similar known name, or an empty text if no name is similar.
+
+    Case, spaces, hyphens, underscores and accents do not make two names different.
+
+    Examples:
+        >>> similar("Systolic BP", ["age", "systolic_bp"])
+        " (did you mean 'systolic_bp'?)"
+    """
+    plain = {_plain(each): each for each in reversed(list(known)) if each}
+    close = difflib.get_close_matches(_plain(name), list(reversed(plain)), n=1)
+    return f" (did you mean {plain[close[0]]!r}?)" if close and plain[close[0]] != name else ""
+
+
+def _plain(name: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", name.casefold())
+    return "".join(each for each in decomposed if each.isalnum()) or name
 
 
 def digest(content: Any) -> str:

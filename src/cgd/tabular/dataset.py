@@ -18,21 +18,15 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import similar
-from cgd.tabular.columns import (
-    MAX_LEARNED_CLASSES,
-    Categorical,
-    CategoryBuilder,
-    MissingMarkers,
-    NumberBuilder,
-    to_texts,
-    unlisted_note,
-    values_are,
-)
+from cgd.tabular.cells import MissingMarkers
+from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, CategoryBuilder, to_texts
+from cgd.tabular.decimal_commas import check_decimal
+from cgd.tabular.number_columns import NumberBuilder
 from cgd.tabular.readers import DataFrameTable, open_table
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -113,6 +107,7 @@ def read_dataset(
     target: bool = True,
     ids: bool = False,
     unit: str = "",
+    decimal: str = ".",
 ) -> tuple[TabularDataset, tuple[str, ...]]:
     """Read the records of a CSV or Parquet file.
 
@@ -124,6 +119,7 @@ def read_dataset(
         target: read the target, and leave records without one out.
         ids: read the column `data.id`.
         unit: read this column as the unit of privacy of each record.
+        decimal: the decimal sign of numbers in this file, a point or a comma.
 
     Returns:
         The records, and notes for the user about them.
@@ -131,8 +127,10 @@ def read_dataset(
     Raises:
         InputError: the file cannot be used; the message gives the place and a remedy.
     """
+    check_decimal(decimal)
     wanted = _wanted(data, columns, label or data.target if target else None, ids, unit)
-    return _load(open_table(path, wanted, data.missing), data, columns, label=label, target=target, ids=ids, unit=unit)
+    table = open_table(path, wanted, data.missing)
+    return _load(table, data, columns, label=label, target=target, ids=ids, unit=unit, decimal=decimal)
 
 
 def locate_records(
@@ -169,7 +167,15 @@ def _wanted(data: Data, columns: Sequence[Column], label: str | None, ids: bool,
 
 
 def _load(
-    table: Table, data: Data, columns: Sequence[Column], *, label: str | None, target: bool, ids: bool, unit: str
+    table: Table,
+    data: Data,
+    columns: Sequence[Column],
+    *,
+    label: str | None,
+    target: bool,
+    ids: bool,
+    unit: str,
+    decimal: str = ".",
 ) -> tuple[TabularDataset, tuple[str, ...]]:
     if ids and not data.id:
         raise InputError("[data] names no id column, which is needed to identify records; add id = 'NAME'")
@@ -187,8 +193,8 @@ def _load(
             "with --label"
         )
     wanted = _wanted(data, columns, label if target else None, ids, unit)
-    positions = [find_column(table, name, label if target else None) for name in wanted]
-    builder = _DatasetBuilder(table, data, columns, label if target else None, ids, unit)
+    positions = find_columns(table, wanted, label if target else None, keys=(data.id, unit))
+    builder = _DatasetBuilder(table, data, columns, label if target else None, ids, unit, decimal)
     for arrays in table.batches(positions):
         builder.add_batch(arrays)
     finished = builder.finish(_unread_columns_note(table, {*wanted, data.target, data.id}))
@@ -200,18 +206,18 @@ class _DatasetBuilder:
     """Convert a table batch by batch, keeping only numbers and codes."""
 
     def __init__(
-        self, table: Table, data: Data, columns: Sequence[Column], label: str | None, ids: bool, unit: str
+        self, table: Table, data: Data, columns: Sequence[Column], label: str | None, ids: bool, unit: str, decimal: str
     ) -> None:
-        self._title, self._locate = table.title, table.locate
+        self._title, self._locate, self._decimal = table.title, table.locate, decimal
         self._missing = MissingMarkers(data.missing)
         self._id = data.id
         self._columns = {each.name: self._column_builder(each) for each in columns}
         self._target: NumberBuilder | CategoryBuilder | None = None
         if label is not None and data.task == "regression":
-            self._target = NumberBuilder(label, self._missing, self._title, self._locate, data.range)
+            self._target = NumberBuilder(label, self._missing, self._title, self._locate, data.range, decimal)
         elif label is not None:
             source = (label, self._missing, self._title, self._locate)
-            self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES, MAX_LEARNED_CLASSES)
+            self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES, MAX_LEARNED_CLASSES, data.values)
         self._label = label
         self._ids: dict[str, int] | None = {} if ids else None
         self._unit, self._units = unit, list[str]()
@@ -247,17 +253,8 @@ class _DatasetBuilder:
         if self._rows_kept < self._rows_read:
             without = self._rows_read - self._rows_kept
             notes.append(f"{_rows(without)} without a label {'is' if without == 1 else 'are'} left out")
-        notes += [
-            unlisted_note(name, each.unlisted)
-            for name, each in self._columns.items()
-            if isinstance(each, CategoryBuilder) and each.unlisted
-        ]
-        numbers = {**self._columns, **({} if self._target is None else {self._label or "": self._target})}
-        notes += [
-            f"column {name!r}: {values_are(each.outside)} outside of its range and cut to it"
-            for name, each in numbers.items()
-            if isinstance(each, NumberBuilder) and each.outside
-        ]
+        builders = (*self._columns.values(), *([] if self._target is None else [self._target]))
+        notes += [note for each in builders for note in each.notes()]
         # One column after the other, so that only one of them is in memory twice.
         finished = {name: column.finish() for name, column in self._columns.items()}
         dataset = TabularDataset(
@@ -272,10 +269,11 @@ class _DatasetBuilder:
         return dataset, tuple(notes)
 
     def _column_builder(self, column: Column) -> NumberBuilder | CategoryBuilder:
-        source = (column.name, self._missing, self._title, self._locate)
+        missing = MissingMarkers((*self._missing.texts, *column.missing)) if column.missing else self._missing
+        source = (column.name, missing, self._title, self._locate)
         if column.type == "number":
-            return NumberBuilder(*source, column.range)
-        return CategoryBuilder(*source, column.categories, ID_OR_TEXT)
+            return NumberBuilder(*source, column.range, self._decimal)
+        return CategoryBuilder(*source, column.categories, ID_OR_TEXT, values=column.values)
 
     def _add_labels(self, target: NumberBuilder | CategoryBuilder, array: Any) -> npt.NDArray[np.bool_] | None:
         """Add the labels of a batch; return the mask of rows that have one (None: all)."""
@@ -324,22 +322,41 @@ def _unit_name(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def find_column(table: Table, name: str, label: str | None) -> int:
-    """Return the position of a column in the header.
+def find_columns(table: Table, names: Sequence[str], label: str | None, keys: Collection[str] = ()) -> list[int]:
+    """Return the positions of columns in the header.
+
+    Args:
+        table: the table.
+        names: the columns.
+        label: which of them is the column to predict.
+        keys: which of them must have a value in every row, as IDs have.
 
     Raises:
-        InputError: the column is missing, or occurs more than once.
+        InputError: some are missing, all of which the message names, or one occurs more than once.
     """
-    count = Counter(table.names)[name]
-    if count == 1:
-        return table.names.index(name)
-    if count > 1:
-        raise InputError(f"{table.title} has {count} columns called {name!r}; rename all but the one that is meant")
-    remedy = "name the column to predict with --label" if name == label else "rename the column that is meant"
-    raise InputError(
-        f"{table.title} has no column {name!r}{similar(name, table.names)}; {remedy}. Its header is "
-        f"{_list_names(table.names)}"
-    )
+    counts = Counter(table.names)
+    for name in names:
+        if counts[name] > 1:
+            raise InputError(
+                f"{table.title} has {counts[name]} columns called {name!r}; rename all but the one that is meant"
+            )
+    missing = [name for name in dict.fromkeys(names) if not counts[name]]
+    if missing:
+        others = [name for name in table.names if name not in names]
+        listed = ", ".join(f"{name!r}{similar(name, others)}" for name in missing)
+        inputs = [name for name in missing if name != label]
+        remedies = []
+        if inputs:
+            them = "the column that is meant" if len(inputs) == 1 else "the columns that are meant"
+            empty = "" if set(inputs) <= set(keys) else ", or add an empty one for what you do not measure"
+            remedies.append(f"rename {them}{empty}")
+        if label in missing:
+            remedies.append("name the column to predict with --label")
+        raise InputError(
+            f"{table.title} has no column{'s' if len(missing) > 1 else ''} {listed}; {'; '.join(remedies)}. Its header "
+            f"is {_list_names(table.names)}"
+        )
+    return [table.names.index(name) for name in names]
 
 
 def _unread_columns_note(table: Table, known: set[str]) -> list[str]:

@@ -17,7 +17,8 @@ import numpy as np
 from cgd.errors import InputError
 from cgd.federation.data_schema import OTHER
 from cgd.tabular.category_union import learn_categories
-from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, values_are
+from cgd.tabular.cells import values_are
+from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical
 from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included
 from cgd.tabular.rare_values import count_categories, fold_rare_values, value_counts
 from cgd.tabular.wide_sums import exact_sum

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError, ProtocolError
-from cgd.tabular.columns import MAX_NUMBER
+from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.wide_sums import FRACTION_BITS
 
 if TYPE_CHECKING:

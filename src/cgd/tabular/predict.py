@@ -32,11 +32,13 @@ class LoadedInputs:
         records: the records.
         notes: notes for the user.
         path: their file.
+        decimal: the decimal sign of its numbers.
     """
 
     records: TabularDataset
     notes: tuple[str, ...]
     path: Path
+    decimal: str = "."
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,21 @@ class Predictions:
                 yield [*id_cells, f"{row[0]:.9g}"]
 
 
-def load_inputs(model: ConfinedModel, path: Path) -> LoadedInputs:
+def load_inputs(model: ConfinedModel, path: Path, decimal: str = ".") -> LoadedInputs:
     """Read the records of a file, before anything is sent.
+
+    Args:
+        model: the model.
+        path: the file.
+        decimal: the decimal sign of its numbers, a point or a comma.
 
     Raises:
         InputError: the file cannot be used.
     """
     header = open_table(path, [each.name for each in model.columns], model.data.missing).names
     ids = model.towers > 1 or (bool(model.data.id) and model.data.id in header)
-    records, notes = read_dataset(path, model.data, model.columns, target=False, ids=ids)
-    return LoadedInputs(records, notes, path)
+    records, notes = read_dataset(path, model.data, model.columns, target=False, ids=ids, decimal=decimal)
+    return LoadedInputs(records, notes, path, decimal)
 
 
 def predict(model: ConfinedModel, inputs: LoadedInputs, row: Peers | None = None) -> Predictions:
@@ -125,7 +132,7 @@ def _score(
     if model.data.target not in header:
         return None, ()
     try:
-        labelled, _ = read_dataset(inputs.path, model.data, (), target=True)
+        labelled, _ = read_dataset(inputs.path, model.data, (), target=True, decimal=inputs.decimal)
         if labelled.rows < inputs.records.rows:
             return None, (f"not all rows have a {model.data.target}, so the predictions are not scored",)
         return model.scores(outputs, labelled), ()

@@ -76,7 +76,7 @@ def read_question(path: Path | None, records: int, given: Mapping[str, Any], mod
         if settings.privacy is not None:
             privacy = settings.privacy
             values |= {"epsilon": privacy.epsilon, "delta": privacy.delta, "colluders": privacy.colluders}
-        validation, models = settings.data.validation, (_kind(settings),)
+        validation, models = settings.data.validation, (measured_kind(settings),)
     values |= given
     for name in ("columns", "members", "epsilon"):
         if values[name] is None:
@@ -129,9 +129,9 @@ def expected_cost(settings: TabularSettings, members: int, records: int) -> dict
     privacy = settings.privacy_settings()
     columns = len(settings.own_columns)
     setting = PrivateSetting(records, columns, members, privacy.epsilon, privacy.delta, privacy.colluders)
-    losses = {metric: measured_losses(setting, _kind(settings), metric) for metric in ("accuracy", "auc")}
+    losses = {metric: measured_losses(setting, measured_kind(settings), metric) for metric in ("accuracy", "auc")}
     if not losses["accuracy"]:
-        return {"unknown": _outside(setting, _kind(settings))}
+        return {"unknown": _outside(setting, measured_kind(settings))}
     ends = {metric: [min(found.values()), max(found.values())] for metric, found in losses.items()}
     return {**ends, "datasets": list(losses["accuracy"])}
 
@@ -174,14 +174,12 @@ def _read_settings(path: Path) -> tuple[TabularSettings, int | None]:
     if federation:
         made = Federation.parse(text, path)
         return TabularSettings.from_federation(made, made.names[0]), len(made.names)
-    try:
-        data, model, privacy = parse_schema(text)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    data, model, privacy = parse_schema(text, path)
     return TabularSettings(data, model, FOR_PRIVATE_TABLES, privacy=privacy), None
 
 
-def _kind(settings: TabularSettings) -> ModelKind:
+def measured_kind(settings: TabularSettings) -> ModelKind:
+    """Return which of the measured models is like that of a training."""
     return "mlp" if settings.model.kind == "mlp" else "logistic"
 
 

@@ -46,6 +46,11 @@ def check_private(settings: TabularSettings, records: TabularDataset) -> None:
         gradients.remove()
 
 
+def budget_path(data: Path, budget: Path | None) -> Path:
+    """Return the file with the budget of the records: the named one, or the one beside them."""
+    return budget or data.with_name(f"{data.name}.budget")
+
+
 def open_ledger(
     settings: TabularSettings, federation: str, data: Path, budget: Path | None
 ) -> tuple[PrivacyLedger, tuple[str, ...]]:
@@ -60,7 +65,7 @@ def open_ledger(
     Raises:
         InputError: the budget cannot be used, or is spent.
     """
-    path = budget or data.with_name(f"{data.name}.budget")
+    path = budget_path(data, budget)
     ledger = PrivacyLedger(settings.privacy_settings(), path, unit=settings.unit)
     ledger.check(federation)
     file = ledger.file
@@ -75,7 +80,7 @@ def open_ledger(
 
 
 def private_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:
-    """Return the kinds of opened sums; see `cgd.tabular.run.disclosed_sums`."""
+    """Return the kinds of opened sums; see `cgd.tabular.disclosure.disclosed_sums`."""
     parameters = sum(each.numel() for each in trained.network.parameters())
     sizes = [3 if each.type == "number" else 1 + len(each.categories) for each in settings.own_columns]
     statistics = 1 + sum(sizes) + (len(settings.data.classes) or 2)

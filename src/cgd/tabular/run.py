@@ -7,8 +7,6 @@
     report.html                     everything on one page
 
 Only their owner can read them: they were made from private records.
-
-The module also states what a training discloses: the privacy warnings before it begins, and the sums in the report.
 """
 
 from __future__ import annotations
@@ -26,24 +24,19 @@ import cgd
 from cgd.errors import InputError
 from cgd.files import write_private
 from cgd.json_files import parse_json
-from cgd.optim.origin import check_delta
-from cgd.optim.privacy_warnings import FirstLayer, find_warnings
-from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
+from cgd.reporting.run_file import FILE, FORMAT, load_run
 from cgd.reporting.training_report import write_report
 from cgd.tabular.alone import compare_alone
-from cgd.tabular.dataset import read_dataset
+from cgd.tabular.disclosure import disclosed_sums
 from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.learned_values import learned_messages
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.models import FUNCTION_ARGUMENTS
-from cgd.tabular.private_run import check_private, open_ledger, privacy_summary, private_sums
-from cgd.tabular.rare_values import check_rare_values
+from cgd.tabular.private_run import open_ledger, privacy_summary
 from cgd.tabular.run_folder import RunFolder
-from cgd.tabular.settings import TabularSettings
-from cgd.tabular.trace_writer import TraceWriter, check_recordable
+from cgd.tabular.run_inputs import RunOptions, read_inputs
+from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import EvalRecord, TrainingResult, train
-from cgd.user_functions import check_function_named, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,83 +44,14 @@ if TYPE_CHECKING:
 
     from cgd.federation.config import Federation
     from cgd.optim.privacy_ledger import PrivacyLedger
-    from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.preprocessing import Preprocessing
+    from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import TrainingResult
 
     ShowMessage = Callable[[str], None]
-
-
-EVERYONE = "every participant"
-SAME_COLUMNS = "every participant that holds the same columns"
-
-
-def early_privacy_warnings(
-    federation: Federation, settings: TabularSettings, records: TabularDataset
-) -> tuple[PrivacyWarning, ...]:
-    """Return the privacy warnings that a participant's own records imply, before anything is sent.
-
-    The number of the network's inputs depends on the categories and missing values of all members, which are not known
-    yet. The minimum is used here, so every warning holds. The optimiser repeats them with all numbers after the records
-    are counted. There are no early warnings for a network of the user's own, and none if the sums have noise.
-    """
-    model = settings.model
-    if model.kind == "custom" or settings.privacy is not None:
-        return ()
-    inputs = sum(max(1, len(column.categories)) for column in settings.own_columns)
-    # If the file does not list the classes, there are at least two.
-    outputs = 1 if settings.data.task == "regression" else max(2, len(settings.data.classes))
-    units = model.layers[0] if model.layers else outputs
-    relu = bool(model.layers) and model.activation == "relu"
-    members = federation.grid.rows if settings.vertical and federation.grid else len(federation.names)
-    layer = FirstLayer(inputs, units, relu=relu, only_layer=not model.layers)
-    return find_warnings(records.rows, layer, members=members)
-
-
-def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:
-    """Return the kinds of opened sums: content, recipients, number of sums, and numbers in each."""
-    if trained.ledger is not None:
-        return private_sums(settings, trained)
-    statistics = SAME_COLUMNS if settings.vertical else EVERYONE
-    gradients = f"{EVERYONE} (the first layer's: {SAME_COLUMNS})" if settings.vertical else EVERYONE
-    parameters = sum(each.numel() for each in trained.network.parameters())
-    numbers = [each for each in settings.own_columns if each.type == "number"]
-    learned = [each.name for each in settings.own_columns if each.is_learned]
-    counts = [len(each.categories) for each in trained.preprocessing.columns if isinstance(each, CategoryStats)]
-    what = "the sum of all gradients, weighted by the participants' numbers of records"
-    sums = [
-        DisclosedSum(what, gradients, trained.steps, parameters),
-        DisclosedSum("the total number of training records, again if the members change", EVERYONE, 1, 1),
-    ]
-    if numbers:
-        what = "of every number column: the number of values and of missing values, their mean and deviation"
-        sums.append(DisclosedSum(what, statistics, 1, 4 * len(numbers)))
-    if counts:
-        union = f", and the categories of {', '.join(learned)} that two participants have" if learned else ""
-        what = f"of every category column: the number of records of each category{union}"
-        sums.append(DisclosedSum(what, statistics, 1, sum(counts)))
-    if learned:
-        what = "digests of the participants' categories: their number, and how many only one participant has"
-        sums.append(DisclosedSum(what, statistics, 1, 2))
-    if settings.data.task == "classification":
-        union = "" if settings.data.classes else ", and the classes"
-        what = f"the number of records of each class{union}"
-        sums.append(DisclosedSum(what, EVERYONE, 1, len(trained.preprocessing.classes)))
-        if not settings.data.classes:
-            what = "digests of the participants' classes: their number, and how many only one participant has"
-            sums.append(DisclosedSum(what, EVERYONE, 1, 2))
-    else:
-        sums.append(DisclosedSum("the number of values of the target, their mean and deviation", EVERYONE, 1, 3))
-    what = "the validation loss over all records, and the number of validation records"
-    sums.append(DisclosedSum(what, EVERYONE, len(trained.evaluations), 2))
-    if settings.vertical:
-        sums.append(DisclosedSum("whether the files of the row have the same IDs", "the row", 1, 0))
-        what = "the joint prediction of the row's models for each validation record"
-        sums.append(DisclosedSum(what, "the row", 1, trained.validation.rows * trained.preprocessing.outputs))
-    return sums
 
 
 RETRY_SECONDS = 10.0
@@ -177,6 +101,7 @@ class TabularRun:
         function: str | None = None,
         budget: Path | None = None,
         alone: bool = True,
+        decimal: str = ".",
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -185,34 +110,21 @@ class TabularRun:
             participant: our name.
             data: our CSV or Parquet file.
             folder: the folder for the results.
-            label: the target's name in our file, if it differs.
+            label: see `RunOptions`, as for all others.
             delta: our own δ.
-            record: a folder for a trace, if one is to be recorded.
-            function: the function in [model], if there is one: a federation file alone cannot choose the code that
-                runs here.
-            budget: with [privacy], the file with the budget of our records; by default beside them.
+            record: a folder for a trace.
+            function: the function in [model].
+            budget: with [privacy], the file with the budget of our records.
+            decimal: the decimal sign of our file.
             alone: compare with a model of our own records alone.
 
         Raises:
             InputError: a setting, the file or a folder cannot be used, the file names another function, or the privacy
                 budget is spent.
         """
-        settings = TabularSettings.from_federation(federation, participant)
-        if delta is not None:
-            check_delta(delta)
-        if record is not None:
-            check_recordable(settings)
-        if budget is not None and settings.privacy is None:
-            raise InputError(f"--budget is for differential privacy, and {federation.path} has no [privacy]; omit it")
-        check_function_named(settings.model.function, function, federation.path)
-        if settings.model.function:
-            load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
-        records, notes = read_dataset(
-            data, settings.data, settings.own_columns, label=label, ids=settings.vertical, unit=settings.unit
-        )
-        if settings.privacy is not None:
-            check_private(settings, records)
-        notes = (*notes, *check_rare_values(records, settings.data, settings.own_columns))
+        options = RunOptions(label, delta, record, function, budget, decimal)
+        inputs = read_inputs(federation, participant, data, options)
+        settings, notes = inputs.settings, inputs.notes
         run_folder = RunFolder(folder, federation, participant)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
         ledger = None
@@ -221,11 +133,25 @@ class TabularRun:
             notes = (*notes, *more)
         file = _text(data.name)
         return cls(
-            federation, participant, settings, records, run_folder, file, notes, delta, trace_writer, ledger, alone
+            federation,
+            participant,
+            settings,
+            inputs.records,
+            run_folder,
+            file,
+            notes,
+            delta,
+            trace_writer,
+            ledger,
+            alone,
         )
 
     def run(
-        self, peers: Peers, show_message: ShowMessage = lambda _: None, after_sums: Callable[[], None] = lambda: None
+        self,
+        peers: Peers,
+        show_message: ShowMessage = lambda _: None,
+        show_note: ShowMessage = lambda _: None,
+        after_sums: Callable[[], None] = lambda: None,
     ) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
 
@@ -235,6 +161,7 @@ class TabularRun:
         Args:
             peers: the members.
             show_message: called with progress messages.
+            show_note: called with notes about our records, which nobody else may see.
             after_sums: called when we take part in no further sum and all files are written; then the model is compared
                 with one of our own records alone, for which nobody has to wait.
 
@@ -270,6 +197,7 @@ class TabularRun:
             caught_up=on_caught_up,
             trace_writer=self.trace_writer,
             ledger=self.ledger,
+            show_note=show_note,
         )
         model = ConfinedModel.from_training(trained, self.settings, self._provenance())
         end = f"{'stopped early' if trained.steps < steps else 'done'} after step {trained.steps}"

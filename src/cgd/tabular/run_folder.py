@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cgd.errors import InputError
+from cgd.files import check_writable
 from cgd.json_files import decode_json, parse_json
 from cgd.reporting.run_file import EvalRecord, load_run
 from cgd.reporting.training_report import REPORT_FILE
@@ -66,14 +67,7 @@ class RunFolder:
         A run is not finished if a file is missing or damaged, or if [training] has changed since, for example to more
         steps. The files of a finished run are never changed.
         """
-        if not all((self.path / name).exists() for name in (WEIGHTS_FILE, MODEL_FILE, REPORT_FILE)):
-            return None
-        try:
-            run = load_run(self.path)
-        except InputError:
-            return None
-        stored = run.training or {}
-        return run if all(stored.get(key, value) == value for key, value in self._training.items()) else None
+        return _finished_run(self.path, self._training)
 
     def add(self, evaluation: EvalRecord) -> EvalRecord:
         """Write an evaluation to the history; for a replayed step, return the one from before the restart."""
@@ -82,6 +76,26 @@ class RunFolder:
             return known
         self.history.add(evaluation)
         return evaluation
+
+
+def check_run_folder(folder: Path, federation: Federation, participant: str) -> AnyRun | None:
+    """Check that a folder can be used for a run, without changing anything; return the finished run in it, if any.
+
+    Raises:
+        InputError: it holds a run of another federation or participant, or cannot be used.
+    """
+    owner = {"participant": participant, "federation": federation.name}
+    try:
+        check_writable(folder)
+        _check_model(folder, owner)
+        content = (folder / HISTORY_FILE).read_bytes() if (folder / HISTORY_FILE).exists() else b""
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be used ({error.strerror}); name another folder for the run (--out)"
+        ) from None
+    if content and not _line(owner).startswith(content):
+        _read_history(folder / HISTORY_FILE, content, owner)
+    return _finished_run(folder, federation.training.as_stored())
 
 
 class MetricsLog:
@@ -142,6 +156,17 @@ class MetricsLog:
         while self._unwritten:
             written = os.write(self._descriptor, self._unwritten)
             del self._unwritten[:written]
+
+
+def _finished_run(folder: Path, training: dict[str, Any]) -> AnyRun | None:
+    if not all((folder / name).exists() for name in (WEIGHTS_FILE, MODEL_FILE, REPORT_FILE)):
+        return None
+    try:
+        run = load_run(folder)
+    except InputError:
+        return None
+    stored = run.training or {}
+    return run if all(stored.get(key, value) == value for key, value in training.items()) else None
 
 
 def _check_model(folder: Path, owner: dict[str, str]) -> None:

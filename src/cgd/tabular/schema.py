@@ -13,9 +13,7 @@ records.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,9 +24,18 @@ import pyarrow
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING, OTHER, RARE
 from cgd.federation.privacy_section import REVIEW_MARK
-from cgd.tabular.columns import MAX_CATEGORIES, MAX_NUMBER, MissingMarkers, canonical, is_number
-from cgd.tabular.dataset import find_column
+from cgd.federation.toml_text import toml_key as _key
+from cgd.federation.toml_text import toml_list as _list
+from cgd.federation.toml_text import toml_text as _text
+from cgd.federation.value_map import canonical
+from cgd.tabular.arrow_arrays import nested_remedy
+from cgd.tabular.cells import USUAL_MARKERS, MissingMarkers, has_decimal_comma, is_number
+from cgd.tabular.columns import MAX_CATEGORIES
+from cgd.tabular.data_checks import looks_like_dates
+from cgd.tabular.dataset import find_columns
+from cgd.tabular.decimal_commas import check_decimal, decimal_comma_error, numbers_with_points
 from cgd.tabular.identifiers import identifying_name, identifying_numbers, identifying_texts, rare_share
+from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
@@ -38,13 +45,6 @@ if TYPE_CHECKING:
 MAX_CODES = 8  # whole numbers with at most this many distinct values are probably codes
 MIN_CATEGORIES_TO_NOTE = 100
 MAX_MARKER_TEXTS = 3  # so few distinct texts in a column of numbers probably mark missing values
-# Texts that are suggested as missing values. Any other text in a column of numbers may be a remark about a person, and
-# is only counted.
-USUAL_MARKERS = re.compile(
-    r"[-.*#/+]{1,3}|#?n[./]?[adkr]\.?|nan|nil|none|null|unk|unknown|missing|empty|blank|invalid|error|no data"
-    r"|not (available|applicable|known|done|recorded|measured|tested)",
-    re.IGNORECASE,
-)
 MAX_RARE_SHARE = 1 / 3  # with more of the records in rare values, texts are names or remarks
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
 MIN_RECORDS_OF_A_CATEGORY = 10  # for differential privacy; the only record of a category is not to be published
@@ -138,6 +138,13 @@ class ColumnProfile:
         return bool(self.numbers) and (not self.texts or few) and finite
 
     @property
+    def decimal_commas(self) -> bool:
+        """True if the values are numbers of which some have a decimal comma, apart from markers of missing values."""
+        others = [text for text in self.texts if not has_decimal_comma(text)]
+        usual = all(is_number(text) or USUAL_MARKERS.fullmatch(text) for text in others)
+        return usual and len(others) < len(self.texts)
+
+    @property
     def id_like(self) -> bool:
         """True if the values look like IDs of records."""
         text = not self.numbers and self.present > MAX_CODES
@@ -173,32 +180,42 @@ class ColumnProfile:
         return len(self.texts) - len(self.markers) if self.numeric else 0
 
 
-def suggest_schema(path: str | os.PathLike[str], label: str, *, private: bool = False) -> str:
+def suggest_schema(
+    path: str | os.PathLike[str], label: str, *, private: bool = False, decimal: str | None = None
+) -> str:
     """Return the text of `[data]` and `[model]` for a table, to paste into a federation file.
 
     Args:
         path: a CSV or Parquet file.
         label: the column to predict.
         private: also suggest `[privacy]`, and list ranges, categories and classes, which it needs.
+        decimal: the decimal sign of numbers, a point or a comma; None: a point, and a column of numbers with commas is
+            an error.
 
     Raises:
         InputError: the file is not a table, has a duplicate name, lacks the label, or has no column to predict from.
     """
+    check_decimal(decimal or ".")
     table = open_table(path, [label], MISSING)
     missing = MissingMarkers(MISSING)
-    positions = {name: find_column(table, name, label) for name in dict.fromkeys((*table.names, label)) if name}
+    names = [name for name in dict.fromkeys((*table.names, label)) if name]
+    positions = dict(zip(names, find_columns(table, names, label), strict=True))
     profiles = {name: ColumnProfile() for name in positions}
-    nested: set[str] = set()
+    nested: dict[str, str] = {}
     for arrays in table.batches(list(positions.values())):
         for name, array in zip(positions, arrays, strict=True):
             try:
-                profiles[name].add_batch(array, missing)
+                profiles[name].add_batch(numbers_with_points(array) if decimal == "," else array, missing)
             except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid, UnicodeDecodeError):  # lists, bytes, …
-                nested.add(name)
+                nested[name] = nested_remedy(array.type)
+    if decimal is None:
+        for name, profile in profiles.items():
+            if profile.decimal_commas:
+                raise decimal_comma_error(table, name, positions[name], missing)
     target = profiles.pop(label)
     if not target.present:
         raise InputError(f"{table.title}: no row has a label in column {label!r}; name the column to predict")
-    lines = [_column_line(name, each, name in nested, private) for name, each in profiles.items()]
+    lines = [_column_line(name, each, nested.get(name, ""), private) for name, each in profiles.items()]
     if all(line.startswith("#") for line in lines):
         raise InputError(
             f"{table.title} has no column to predict {label!r} from; these are its columns:\n" + "\n".join(lines)
@@ -267,7 +284,7 @@ def _data_lines(
     return lines
 
 
-def _column_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
+def _column_line(name: str, profile: ColumnProfile, nested: str, private: bool) -> str:
     """Return the line of a column; for differential privacy, with its range or its categories."""
     line, start = _type_line(name, profile, nested, private), f"{_key(name)} = "
     for kind in ("number", "category") if private else ():
@@ -302,13 +319,13 @@ def _outward(profile: ColumnProfile) -> str:
     return f"[{below * step:.12g}, {max(above, below + 1) * step:.12g}]"
 
 
-def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
+def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) -> str:
     """Return the line of a column with its type; if `private`, without counts, which single records change."""
     key = _key(name)
     count = len(profile.texts) + len(profile.numbers)
     many = f"more than {MAX_CATEGORIES}" if count > MAX_CATEGORIES else str(count)
     if nested:
-        return f"# {key}: left out, its type is neither number nor text"
+        return f"# {key}: left out, its type is neither number nor text: {nested}"
     if not profile.present:
         return f"# {key}: left out, all its values are missing"
     if profile.id_like:
@@ -319,6 +336,8 @@ def _type_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -
         return f'# {key}: left out, {suspicion}. If it identifies nobody, write {key} = "{kind}"'
     if count == 1:
         return f'# {key} = "category"  # left out, it has only one value'
+    if profile.numeric and looks_like_dates(np.array(list(profile.numbers))):
+        return f"# {key}: left out, all values are as days and months, such as 12.05: dates that were read as decimals?"
     if profile.numeric:
         if profile.whole and 2 < count <= MAX_CODES:
             found = "few" if private else count
@@ -353,16 +372,3 @@ def _count(found: Counter[Any], values: Sequence[Any], counts: Any) -> None:
     """Count some more distinct values, if there are not too many."""
     for value, count in zip(values[: MAX_CATEGORIES + 1], counts.tolist(), strict=False):
         found[value] += count
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _text(name)
-
-
-def _text(text: str) -> str:
-    # JSON strings are TOML strings, except for one character that TOML requires to be escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _list(texts: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, texts))}]"

@@ -21,6 +21,7 @@ from cgd.tabular.private_stats import private_fit
 from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split, split_name
 from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
+from cgd.tabular.unit_checks import compare_with_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,7 @@ def train(
     caught_up: Callable[[int], None] = lambda _: None,
     trace_writer: TraceWriter | None = None,
     ledger: PrivacyLedger | None = None,
+    show_note: Callable[[str], None] = lambda _: None,
 ) -> TrainingResult:
     """Train a confined model on our records, together with the other members.
 
@@ -103,6 +105,7 @@ def train(
         caught_up: called once, before the first new step, with the number of steps replayed after a restart.
         trace_writer: records our addends and the opened sums, for privacy attacks; they are secret.
         ledger: with [privacy], charges the openings; by default one without a budget file.
+        show_note: called with notes about our records, as soon as the first sums are opened.
 
     Raises:
         InputError: the members' records cannot be learned from, or do not fit together.
@@ -117,6 +120,12 @@ def train(
     records, held_out = _split_validation(peers, settings, records)
     preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
     fitted(preprocessing)
+    # With noise, the statistics are about the training records.
+    checked = compare_with_others(
+        records if ledger is None else records.take(~held_out), preprocessing, settings.data.target
+    )
+    for note in checked:  # not logged: they contain figures of our records
+        show_note(note)
     records = fold_rare_values(records, settings.data, settings.own_columns)  # as they were counted
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
@@ -148,6 +157,7 @@ def train(
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,
         notes=(
+            *checked,
             *preprocessing.notes(records),
             *(preprocessing.target.weight_notes() if settings.data.class_weights == "balanced" else ()),
             *loop.notes,

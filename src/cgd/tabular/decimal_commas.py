@@ -1,0 +1,60 @@
+"""Tables whose numbers have decimal commas, as spreadsheets of many countries export them.
+
+The decimal sign is a property of one participant's file, as its delimiter is. But it cannot be recognised: "1,234" may
+be a number above 1000. So the owner of the file states it, with --decimal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pyarrow.compute
+
+from cgd.errors import InputError
+from cgd.tabular.cells import MissingMarkers, has_decimal_comma, not_a_number
+
+if TYPE_CHECKING:
+    from cgd.tabular.readers import Table
+
+DECIMALS = (".", ",")
+_NUMBER = r"^(\s*[+-]?[0-9]*),([0-9]+(?:[eE][+-]?[0-9]+)?\s*)$"
+
+
+def check_decimal(decimal: str) -> None:
+    """Check that a text is one of the two decimal signs.
+
+    Raises:
+        InputError: it is not.
+    """
+    if decimal not in DECIMALS:
+        raise InputError(f"the decimal sign is {decimal!r}; choose '.' or ','")
+
+
+def with_points(texts: Any) -> Any:
+    """Return an Arrow array of texts in which decimal commas are points.
+
+    A text with a point becomes null: in such a table it is a thousands separator, or a date, and no decimal sign.
+    """
+    pointless = pyarrow.compute.invert(pyarrow.compute.match_substring(texts, "."))
+    none = pyarrow.scalar(None, pyarrow.string())
+    return pyarrow.compute.if_else(pointless, pyarrow.compute.replace_substring(texts, ",", "."), none)
+
+
+def numbers_with_points(array: Any) -> Any:
+    """Return an Arrow array in which the texts that are numbers with a decimal comma have a point instead."""
+    if not pyarrow.types.is_string(array.type):
+        return array
+    return pyarrow.compute.replace_substring_regex(array, _NUMBER, r"\1.\2")
+
+
+def decimal_comma_error(table: Table, name: str, position: int, missing: MissingMarkers) -> InputError:
+    """Return the error about the first number with a decimal comma in a column."""
+    row = 0
+    for (array,) in table.batches([position]):
+        for text in missing.trim(array).to_pylist():
+            if text is not None and has_decimal_comma(text):
+                place = f"{table.title}, {table.locate(row)}, column {name!r}"
+                return InputError(f"{place}: {not_a_number(text)}. (If it is text and no number, add --decimal '.')")
+            row += 1
+    raise AssertionError("a column with decimal commas has a first one")

@@ -1,0 +1,97 @@
+"""What a run on a table reads before it connects: the settings, and the records of our file. Nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cgd.errors import InputError
+from cgd.optim.origin import check_delta
+from cgd.tabular.data_checks import find_notes
+from cgd.tabular.dataset import read_dataset
+from cgd.tabular.models import FUNCTION_ARGUMENTS
+from cgd.tabular.private_run import check_private
+from cgd.tabular.rare_values import check_rare_values
+from cgd.tabular.settings import TabularSettings
+from cgd.tabular.trace_writer import check_recordable
+from cgd.user_functions import check_function_named, load_function
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.federation.config import Federation
+    from cgd.tabular.dataset import TabularDataset
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a participant, which need not be those of the others.
+
+    Attributes:
+        label: the target's name in our file, if it differs.
+        delta: our own δ, if not that of the federation file.
+        record: a folder for a trace, if one is to be recorded.
+        function: the function in [model], if there is one: a federation file alone cannot choose the code that runs
+            here.
+        budget: with [privacy], the file with the budget of our records; by default beside them.
+        decimal: the decimal sign of numbers in our file, a point or a comma.
+    """
+
+    label: str | None = None
+    delta: float | None = None
+    record: Path | None = None
+    function: str | None = None
+    budget: Path | None = None
+    decimal: str = "."
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The settings and the records of a run.
+
+    Attributes:
+        settings: data, model and training settings.
+        records: our records.
+        notes: notes about them.
+    """
+
+    settings: TabularSettings
+    records: TabularDataset
+    notes: tuple[str, ...]
+
+
+def read_inputs(federation: Federation, participant: str, data: Path, options: RunOptions) -> RunInputs:
+    """Check all settings, and read and check the records.
+
+    Args:
+        federation: the federation file.
+        participant: our name.
+        data: our CSV or Parquet file.
+        options: our options.
+
+    Raises:
+        InputError: a setting or the file cannot be used, or the federation file names another function.
+    """
+    settings = TabularSettings.from_federation(federation, participant)
+    if options.delta is not None:
+        check_delta(options.delta)
+    if options.record is not None:
+        check_recordable(settings)
+    if options.budget is not None and settings.privacy is None:
+        raise InputError(f"--budget is for differential privacy, and {federation.path} has no [privacy]; omit it")
+    check_function_named(settings.model.function, options.function, federation.path)
+    if settings.model.function:
+        load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
+    records, notes = read_dataset(
+        data,
+        settings.data,
+        settings.own_columns,
+        label=options.label,
+        ids=settings.vertical,
+        unit=settings.unit,
+        decimal=options.decimal,
+    )
+    if settings.privacy is not None:
+        check_private(settings, records)
+    rare = check_rare_values(records, settings.data, settings.own_columns)
+    return RunInputs(settings, records, (*notes, *rare, *find_notes(records, settings.data.target)))

@@ -1,0 +1,210 @@
+"""`cgd join --dry-run`: everything is read, checked and foreseen, and nothing is sent, written or charged."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import zmq
+from typer.testing import CliRunner
+
+import cgd
+from cgd.cli import app
+from cgd.dp.budget_file import BudgetFile
+from cgd.errors import InputError
+from cgd.federation.config import Federation
+from cgd.federation.keys import Keys
+from cgd.optim.grid import Cell
+from cgd.tabular.disclosure import disclosed_sums
+from cgd.tabular.dry_run import bytes_per_step, foresee
+from cgd.tabular.training import train
+from support.private_tables import PRIVATE_DATA, PRIVATE_SCHEMA, private_settings
+from support.tabular import VERTICAL_SCHEMA, records, run_members, table, tabular_settings, write_csv, write_federation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.peers import Peers
+    from cgd.tabular.dataset import TabularDataset
+
+NAMES = ("ada", "bob", "cleo")
+
+
+def refuse_socket(*_: Any, **__: Any) -> None:
+    raise AssertionError("a dry run opened a socket")
+
+
+def write_private(folder: Path) -> Path:
+    folder.mkdir()
+    return write_federation(folder, NAMES, schema=PRIVATE_SCHEMA, steps=6, patience=0)
+
+
+def dry_run(path: Path, *options: str) -> tuple[int, str]:
+    data = path.parent / "ada.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "__init__", refuse_socket)
+        patch.setattr(zmq.Context, "socket", refuse_socket)
+        result = CliRunner().invoke(app, ["join", str(path), "--as", "ada", "--data", str(data), "--dry-run", *options])
+    assert result.exception is None or isinstance(result.exception, (InputError, SystemExit)), result.exception
+    if isinstance(result.exception, InputError):  # `main` makes it exit code 2
+        return 2, str(result.exception)
+    return result.exit_code, result.output
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(each): (each.read_bytes() if each.is_file() else b"", each.stat().st_mtime_ns)
+        for each in sorted(folder.rglob("*"))
+    }
+
+
+def test_dry_run_shows_what_would_happen_and_writes_nothing(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, NAMES, steps=30)
+    values = table(60, 0)
+    values["age"][:2] = [-999, -999]
+    write_csv(tmp_path / "ada.csv", values)
+    before = content(tmp_path)
+    code, output = dry_run(path)
+    assert code == 0
+    assert content(tmp_path) == before
+    for text in (
+        f"digest {Federation.load(path).digest}, as ada",
+        "60 records of ada.csv",
+        "column 'age': 2 values are -999",
+        "the network would have 66 parameters, for the 5 features of our own table, and more if others",
+        "30 steps or fewer, with an evaluation every 5",
+        "to every participant, 30 times: the sum of all gradients, weighted",
+        "to every participant, 6 times: the validation loss over all records",
+        "nothing was sent or written",
+    ):
+        assert text in output
+
+
+def test_dry_run_shows_privacy_warnings_of_our_own_table(tmp_path: Path) -> None:
+    write_csv(tmp_path / "ada.csv", table(5, 0))
+    assert "privacy warning, from our own table alone" in dry_run(write_federation(tmp_path, NAMES))[1]
+
+
+def test_dry_run_neither_creates_nor_charges_the_budget(tmp_path: Path) -> None:
+    path = write_private(tmp_path / "private")
+    data = write_csv(path.parent / "ada.csv", table(200, 0))
+    before = content(tmp_path)
+    code, output = dry_run(path)
+    assert code == 0
+    assert content(tmp_path) == before
+    assert "ada.csv.budget would be created: the privacy budget of these records, with a limit of epsilon = 8" in output
+    assert "the sum of all clipped gradients, with noise" in output
+    assert "the cost in accuracy is not known, because this training has hidden layers of [8]" in output
+    BudgetFile(data.with_name("ada.csv.budget"), 8.0, 1e-5).charge(0.5, "earlier", "a step")
+    before = content(tmp_path)
+    code, output = dry_run(path)
+    assert code == 2
+    assert "is left for a training. Choose a smaller epsilon" in output
+    assert content(tmp_path) == before
+
+
+def test_dry_run_states_the_expected_cost_of_a_measured_training(tmp_path: Path) -> None:
+    schema = PRIVATE_SCHEMA.replace("layers = [8]", "layers = [32]")
+    path = write_federation(tmp_path, NAMES, schema=schema, steps=200, lr=0.02, patience=0)
+    write_csv(tmp_path / "ada.csv", table(200, 0))
+    output = dry_run(path)[1]
+    assert "if every participant has as many records as we have:\n  600 records (480 of them to train on)" in output
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("data", "'sixty' is not a number"),
+        ("key", "lists another for ada"),
+        ("no key", "there is no key file of ada"),
+        ("run", "holds the run of bob of other"),
+        ("state", "so other users can put files there"),
+        ("running", "is in use: this participant is already running"),
+        ("file in the way", "cannot be used (Not a directory)"),
+    ],
+)
+def test_everything_that_join_would_refuse_is_refused(tmp_path: Path, fault: str, message: str) -> None:
+    path = write_federation(tmp_path, NAMES)
+    write_csv(tmp_path / "ada.csv", table(30, 0))
+    state, run = tmp_path / "state" / "ada", tmp_path / "runs" / "ada"
+    lock = None
+    if fault == "data":
+        (tmp_path / "ada.csv").write_text("age,dose,ward,outcome\nsixty,1,A,ill\n")
+    elif fault == "key":
+        (tmp_path / "ada.key").unlink()
+        (tmp_path / "ada.pub").unlink()
+        Keys.generate("ada").save(tmp_path)
+    elif fault == "no key":
+        (tmp_path / "ada.key").unlink()
+    elif fault == "run":
+        run.mkdir(parents=True)
+        (run / "history.jsonl").write_text('{"participant": "bob", "federation": "other"}\n')
+    elif fault == "state":
+        state.mkdir(parents=True)
+        state.chmod(0o777)
+    elif fault == "running":
+        state.mkdir(mode=0o700, parents=True)
+        lock = (state / "lock").open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    else:
+        (tmp_path / "runs").write_text("")
+    before = content(tmp_path)
+    code, output = dry_run(path)
+    assert code == 2
+    assert message in output
+    assert content(tmp_path) == before
+    if lock is not None:
+        lock.close()
+
+
+def test_dry_run_of_a_federation_by_columns(tmp_path: Path) -> None:
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    names = ["ada", *(f"p{number}" for number in range(8))]
+    path = write_federation(tmp_path, names, cells, VERTICAL_SCHEMA)
+    write_csv(tmp_path / "ada.csv", table(40, 0), ("id", "age", "outcome"))
+    code, output = dry_run(path)
+    assert code == 0
+    assert "the joint prediction of the row's models for each validation record (numbers: 16)" in output
+
+
+def test_dry_run_of_a_program_is_refused(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, NAMES)
+    result = CliRunner().invoke(app, ["join", str(path), "--as", "ada", "--run", "train:main", "--dry-run"])
+    assert "--decimal and --dry-run need --data" in str(result.exception)
+
+
+def test_foreseen_sums_are_those_of_the_training() -> None:
+    settings = tabular_settings(steps=7, patience=0)
+
+    def program(peers: Peers, own: TabularDataset) -> Any:
+        return disclosed_sums(settings, train(peers, settings, own))
+
+    members = [records(table(60, seed)) for seed in range(3)]
+    assert disclosed_sums(settings, foresee(settings, members[0])) == run_members(program, members)[0]
+
+
+def test_foreseen_sums_with_noise_are_those_of_the_training() -> None:
+    settings = private_settings(steps=3)
+
+    def program(peers: Peers, own: TabularDataset) -> Any:
+        return disclosed_sums(settings, train(peers, settings, own))
+
+    members = [records(table(100, seed), PRIVATE_DATA) for seed in range(3)]
+    assert disclosed_sums(settings, foresee(settings, members[0])) == run_members(program, members)[0]
+
+
+@pytest.mark.parametrize("masking", ["pairwise", "uniform"])
+def test_bytes_of_a_step_are_those_of_a_sum(masking: Any) -> None:
+    settings = tabular_settings(masking=masking)
+    parameters = 100_000
+
+    def program(peers: Peers, _: int) -> int:
+        peers.sum(torch.zeros(parameters), context="gradients")
+        return peers.traffic.bytes_sent
+
+    with cgd.local_peers(4, masking=masking) as peers:
+        sent = peers.run(program, range(4))
+    assert max(sent) == pytest.approx(bytes_per_step(settings.training, 4, parameters), rel=0.02)
