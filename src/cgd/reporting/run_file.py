@@ -140,7 +140,7 @@ class Outcome(Struct):
 
 
 class DisclosedSum(Struct):
-    """A kind of opened sums; see `cgd.tabular.run.disclosed_sums`."""
+    """A kind of opened sums; see `cgd.tabular.disclosure.disclosed_sums`."""
 
     what: str
     to: str | None = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST = 0.8  # of the distinct values: some may be mistyped, or remarks
 MIN_DISTINCT = 20  # fewer whole numbers may be distinct, and near each other, by chance
+MANY_DISTINCT = 50  # with a few of them repeated, these are hardly distinct by chance either
 MIN_DIGITS = 5  # shorter whole numbers are counts, codes and years
 
 
@@ -131,6 +132,8 @@ def identifying_numbers(numbers: Mapping[float, int], *, distinct: bool) -> str:
         'numbers of records'
         >>> identifying_numbers({float(number): 1 for number in range(100, 90_000, 1_000)}, distinct=True)
         ''
+        >>> identifying_numbers({float(number): 1 + (number < 2) for number in range(100)}, distinct=False)
+        'numbers of records'
     """
     texts = [f"{number:.0f}" for number in numbers]
     if len(texts) > 2 and all(map(_COMPACT_DATE.fullmatch, texts)):
@@ -141,6 +144,8 @@ def identifying_numbers(numbers: Mapping[float, int], *, distinct: bool) -> str:
     dense = len(numbers) >= (high - low + 1) / 2
     equal = len(set(map(len, texts))) == 1 and len(texts[0]) >= MIN_DIGITS and low > 0
     mostly_distinct = sum(numbers.values()) < 2 * len(numbers)
+    # Rows may be in a table twice.
+    distinct = distinct or (len(numbers) >= MANY_DISTINCT and sum(numbers.values()) <= 1.05 * len(numbers))
     if (distinct and (dense or equal)) or (equal and len(texts[0]) > MIN_DIGITS + 1 and mostly_distinct):
         return "numbers of records"
     return ""
