@@ -162,7 +162,7 @@ class RunProgram:
 
 
 def run_all(path: Path, state: Path, folder: Path, *, orderly: bool = False) -> list[str]:
-    """Run all participants, kill them at the end unless `orderly`; return ada's messages after those about the learned values."""
+    """Run all participants, kill them at the end unless `orderly`; return ada's messages about the training."""
     programs = {name: RunProgram(folder, path) for name in NAMES}
     with InProcessFederation(path, state) as federation:
         for name in NAMES:
