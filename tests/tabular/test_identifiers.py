@@ -143,6 +143,16 @@ def test_dates_of_a_parquet_file_are_left_out(tmp_path: Path, convert: Callable[
     assert "# entry: left out, its values look like dates" in text
 
 
+def test_id_of_the_records_is_suggested_and_no_date(tmp_path: Path) -> None:
+    days = [(datetime.date(1960, 1, 1) + datetime.timedelta(days=37 * number)).isoformat() for number in range(ROWS)]
+    mrn = DRAW.sample(range(100, 90_000), ROWS)
+    _, text = suggested(tmp_path, born=days, mrn=mrn)
+    assert '# id = "mrn"  # needed in a grid' in text
+    assert "# born: left out, its values look like dates" in text
+    _, text = suggested(tmp_path, born=days)
+    assert "# id" not in text
+
+
 def test_rare_values_of_a_category_are_counted_in_a_note(tmp_path: Path) -> None:
     unit = ["ICU" if number < 100 else "Day clinic" for number in range(ROWS)]
     unit[:3] = ["Hospice", "Hospice", "Maternity"]

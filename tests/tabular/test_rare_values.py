@@ -248,7 +248,7 @@ def test_learned_classes_and_categories_are_listed() -> None:
     preprocessing = fitted([own, wards(A=9, B=7), wards(A=9)])
     assert learned_messages(settings, preprocessing, own) == [
         "classes of 'outcome', learned: 'no' (22), 'yes' (24)",
-        "categories of 'ward', learned: 'A' (27), 'B' (12), 'other' (7); of our values, 2 count as 'other' (7 records)",
+        "categories of 'ward', learned: 'A' (27), 'B' (12), 'other' (7); 2 values of ours count as 'other' (7 records)",
     ]
     listed = replace(DATA, classes=("yes", "no"), columns=(replace(WARD, categories=("A",)),))
     assert learned_messages(tabular_settings(listed), fitted([wards(listed, A=9)] * 3, listed), own) == []
@@ -311,7 +311,7 @@ def test_no_rare_value_is_in_a_file_of_another_participant(tmp_path: Path) -> No
         assert learned[1].startswith("categories of 'ward', learned: 'North' (")
         assert (
             learned[2]
-            == "categories of 'name', learned: 'other' (180); of our values, 60 count as 'other' (60 records)"
+            == "categories of 'name', learned: 'other' (180); 60 values of ours count as 'other' (60 records)"
         )
         assert next(place for place, each in enumerate(messages[name]) if "step" in each) > 2
 

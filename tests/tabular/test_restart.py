@@ -163,7 +163,7 @@ class RunProgram:
 
 
 def run_all(path: Path, state: Path, folder: Path, *, orderly: bool = False) -> list[str]:
-    """Run all participants, kill them at the end unless `orderly`, and return the messages of ada."""
+    """Run all participants, kill them at the end unless `orderly`; return ada's messages about the training."""
     programs = {name: RunProgram(folder, path) for name in NAMES}
     with InProcessFederation(path, state) as federation:
         for name in NAMES:
@@ -171,7 +171,10 @@ def run_all(path: Path, state: Path, folder: Path, *, orderly: bool = False) -> 
         federation.results()
         for process in federation if orderly else ():
             process.stop()
-    return programs["ada"].output
+    classes, wards, *output = programs["ada"].output
+    assert classes.startswith("classes of 'outcome', learned: ")
+    assert wards.startswith("categories of 'ward', learned: ")
+    return output
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -227,6 +230,58 @@ def test_member_that_joins_later_accepts_statistics_without_its_own_records(
     results = federation.results()
     assert {name: result.steps for name, result in results.items()} == dict.fromkeys((*NAMES, "dan"), 10)
     assert len({result.preprocessing for result in results.values()}) == 1
+
+
+def hold_before(federation: InProcessFederation, context: str) -> list[Any]:
+    """Start all participants, and hold them before the sum with this context."""
+
+    def is_this_sum(message: Message) -> bool:
+        return isinstance(message, Ready) and message.spec.context == context
+
+    holds = [federation.network.hold(name, set(NAMES) - {name}, is_this_sum) for name in NAMES]
+    for place, name in enumerate(NAMES):
+        federation.start(name, TrainingProgram(seed=place))
+    federation.wait_until(lambda: all(len(hold.reached) == 2 for hold in holds))
+    return holds
+
+
+@pytest.mark.parametrize("context", ["classes: claims 0", "categories: shared", "categories: table 0", "count values"])
+@pytest.mark.parametrize("lose_state", [False, True], ids=["state kept", "state lost"])
+def test_restart_while_categories_are_learned(
+    federation: InProcessFederation, tmp_path: Path, context: str, lose_state: bool
+) -> None:
+    """The claims of a member are derived from its key file, so it recognises them."""
+    holds = hold_before(federation, context)
+    federation.kill("cleo", lose_state=lose_state)
+    for hold in holds:
+        federation.network.release(hold)
+    federation.start("cleo", TrainingProgram(seed=NAMES.index("cleo")))
+    disturbed = {name: outcome(result) for name, result in federation.results().items()}
+    with InProcessFederation(federation.path, tmp_path / "undisturbed") as quiet:
+        for place, name in enumerate(NAMES):
+            quiet.start(name, TrainingProgram(seed=place))
+        assert {name: outcome(result) for name, result in quiet.results().items()} == disturbed
+
+
+@pytest.mark.parametrize("context", ["categories: shared", "categories: table 0", "count values"])
+def test_member_that_joins_while_categories_are_learned(
+    federation: InProcessFederation, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    """Dan's values are not among the claims, so those who entered claims decide what is opened."""
+    monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
+    holds = hold_before(federation, context)
+    keys = Keys.generate("dan")
+    keys.save(federation.path.parent)
+    config_edit.add_participant(federation.path, participant_entry(keys, len(NAMES)))
+    federation.wait_until(
+        lambda: all(process.member.runtime.membership.federation_spec.epoch == 2 for process in federation)
+    )
+    for hold in holds:
+        federation.network.release(hold)
+    federation.start("dan", TrainingProgram(rows=40, seed=5))
+    results = federation.results()
+    (preprocessing,) = {result.preprocessing for result in results.values()}
+    assert preprocessing.features[-2:] == ("ward=A", "ward=B")
 
 
 def test_training_is_not_continued_with_another_network(tmp_path: Path) -> None:

@@ -38,21 +38,6 @@ TEXT_TABLE = Layout(2 + 1 + MAX_CATEGORY_BYTES)  # column, length, text
 
 
 @dataclass(frozen=True)
-class Union:
-    """The categories of all members.
-
-    Attributes:
-        shared: by column, the categories that two members have, sorted.
-        alone: how many values only one member has, over all columns.
-        ours_alone: by column, those of them that are ours, sorted.
-    """
-
-    shared: Mapping[str, tuple[str, ...]]
-    alone: int
-    ours_alone: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class _Claimed:
     """The claims of all members; which of our values are shared; and how many values, of all members, are not."""
 
@@ -71,8 +56,8 @@ def learn_categories(
     scope: Sequence[str] = (),
     limit: int | None = None,
     needs_two: bool = False,
-) -> Union:
-    """Return the categories that two members or more have.
+) -> dict[str, tuple[str, ...]]:
+    """Return the categories that two members or more have, by column, sorted.
 
     Args:
         peers: the members of the sum.
@@ -94,13 +79,11 @@ def learn_categories(
         peers.abort_sum()
         raise
     claimed = _claim(peers, entries, context, scope)
-    ours_alone = _by_column(claimed.alone, columns)
     if needs_two and claimed.total_alone:
-        raise _only_one(ours_alone, claimed)
-    texts = _open(peers, claimed, context, len(columns))
-    shared = _by_column(texts, columns)
+        raise _only_one(_by_column(claimed.alone, columns), claimed)
+    shared = _by_column(_open(peers, claimed, context, len(columns)), columns)
     _check_number(shared, MAX_CATEGORIES * len(peers) if limit is None else limit)
-    return Union(shared, claimed.total_alone, ours_alone)
+    return shared
 
 
 def _claim(peers: Peers, entries: Sequence[Entry], context: str, scope: Sequence[str]) -> _Claimed:

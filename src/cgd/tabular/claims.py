@@ -10,15 +10,15 @@ For each of its values, a member enters a claim into a sum of sets (`cgd.tabular
 A value is shared if two claims with different nonces have valid tags. Only its owners, who know K, can check that, and
 only then do they open the text. The number of claims proves nothing, but a tag does: a dishonest member cannot derive a
 second claim from one that it sees, nor by adding anything to the cells of the table, whatever the counts in it are. It
-must know the value. So nobody can have the text of a value opened that he does not know already.
+must know the value. So no member can have the text of a value opened that it does not know already.
 
 The salt contains the name of the federation, the columns and the number of the attempt, so a claim from elsewhere is
 not valid. The nonce does not change if a sum is repeated after a restart, so a member recognises its own claim if
 somebody enters that again. (With a new key file it has other nonces. Then the training needs another name, too.)
 
-Disclosed to every member: the number of claims, and of those with a mark of their own; and whether a value that a
-member *guesses* is among those of other members, because it can compute the mark of its guess. So a value that can be
-guessed is not hidden by this, only that and how often it occurs among the members' frequent values.
+Disclosed to every member: the number of claims, and how many marks occur once, twice and so on. Besides, a member that
+*guesses* a value can compute its mark, and so test whether other members have it, and how many; not who. Values that
+must not be tested in this way are not claimed (`cgd.tabular.rare_values`).
 """
 
 from __future__ import annotations

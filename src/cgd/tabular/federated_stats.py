@@ -286,7 +286,7 @@ def _categories(
         own = {name: [value for value in counts if value != OTHER] for name, counts in values.items()}
         scope = [each.name for each in columns]
         union = learn_categories(peers, own, "categories", scope=scope, needs_two=not data.other)
-        known |= {name: (*found, OTHER) for name, found in union.shared.items()}
+        known |= {name: (*found, OTHER) for name, found in union.items()}
     return known
 
 
@@ -319,7 +319,7 @@ def _fit_classes(values: Categorical, data: Data, scope: Sequence[str], peers: P
     if not classes:
         own = {data.target: list(value_counts(values))}
         union = learn_categories(peers, own, "classes", scope=scope, limit=MAX_LEARNED_CLASSES, needs_two=True)
-        classes = union.shared[data.target]
+        classes = union[data.target]
     part = [value_counts(values).get(name, 0) for name in classes]
     included = is_included(peers)
     totals = peers.sum(np.array(part, dtype=np.int64), context="count classes").tolist()

@@ -33,8 +33,8 @@ def learned_messages(settings: TabularSettings, preprocessing: Preprocessing, re
             few = rare_values(values, data.rare_of(column))
             alone = {name: n for name, n in value_counts(values).items() if name not in {*found.categories, *few}}
             folded = few | alone
-            ours = f"; of our values, {len(folded)} count as {OTHER!r}" if folded else ""
-            ours += f" ({records_text(sum(folded.values()))})" if folded else ""
+            count = "1 value of ours counts" if len(folded) == 1 else f"{len(folded)} values of ours count"
+            ours = f"; {count} as {OTHER!r} ({records_text(sum(folded.values()))})" if folded else ""
             listed = _list(zip(found.categories, found.counts, strict=True)) or "no value anywhere"
             messages.append(f"categories of {column.name!r}, learned: {listed}{ours}")
     return messages

@@ -2,11 +2,13 @@
 
 The statistics are computed over all members' records by secure sums. Every member learns, over the whole federation and
 never of a single member: the number of present and missing values of each column, its sum and its sum of squared
-distances from the mean, to the last bit; the categories and the number of records of each; the same of the target. A
-column with a single value in the whole federation discloses that value.
+distances from the mean, to the last bit; the number of records of each category; the same of the target. Categories
+that are learned are disclosed if two members have them with enough records, and are "other" if not
+(`cgd.tabular.rare_values`). A column with a single value in the whole federation discloses that value.
 
 On one table with all records, scikit-learn's `StandardScaler`, `SimpleImputer(strategy="constant", fill_value=0,
-add_indicator=True)` and `OneHotEncoder(handle_unknown="ignore")` produce the same matrix.
+add_indicator=True)` and `OneHotEncoder(handle_unknown="ignore")` produce the same matrix, if that table has "other" in
+the same places.
 
 The features are in the order of the columns. A number has one feature, its value. A category has one for each of its
 categories, in order. Both have one more, `NAME missing`, if a value is missing anywhere in the federation.
@@ -84,7 +86,8 @@ class Preprocessing:
     def transform(self, records: TabularDataset) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
         """Return the matrix of some records, and notes about values that no training record had.
 
-        An unknown category is zero in all features; so is a missing value where none was missing in training.
+        An unknown category is "other" if the column has that category, and otherwise zero in all features; so is a
+        missing value where none was missing in training.
 
         Raises:
             InputError: a column was not read.

@@ -276,7 +276,7 @@ def _data_lines(
         texts = list(dict.fromkeys((*MISSING, *markers)))
         more = len(texts) - len(MISSING)
         lines.append(f"missing = {_list(texts)}  # {more} more than the default: texts in columns of numbers{review}")
-    ids = [name for name, each in profiles.items() if each.id_like]
+    ids = [name for name, each in profiles.items() if _is_id(name, each)]
     if ids:
         lines.append(
             f"# id = {_text(ids[0])}  # needed in a grid, where several participants hold parts of the same records"
@@ -328,7 +328,7 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
         return f"# {key}: left out, its type is neither number nor text: {nested}"
     if not profile.present:
         return f"# {key}: left out, all its values are missing"
-    if profile.id_like:
+    if profile.id_like and profile.identifying != "dates":
         return f"# {key}: left out, all values are distinct: an ID?"
     suspicion = _suspicion(name, profile)
     if suspicion:
@@ -352,6 +352,12 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
     if profile.rare and not private:
         notes.append(f"values of fewer than {RARE} records, {profile.rare} in this table, count as {OTHER!r}")
     return f'{key} = "category"' + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+def _is_id(name: str, profile: ColumnProfile) -> bool:
+    """Return whether a column may be the id of the records."""
+    named = profile.distinct and profile.present == profile.rows and "identifier" in _suspicion(name, profile)
+    return (profile.id_like or named) and profile.identifying != "dates"
 
 
 def _suspicion(name: str, profile: ColumnProfile) -> str:
