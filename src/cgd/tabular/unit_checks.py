@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MIN_VALUES = 10  # of ours, and of the others
 MAX_DISTANCE = 3.0  # of our mean from that of the others, in deviations of the others
 MAX_SPREAD_RATIO = 5.0
+# Of the others, in deviations of all: noise in the statistics may make it smaller. Values that are wrong make the
+# deviation of all larger, but not so much that this would hide them.
+MIN_DEVIATION = 0.2
 MIN_VALUES_FOR_SPREAD = 20
 MIN_UNIT_DISTANCE = 1.5  # if the ratio of the means and that of the spreads are those of two units
 MAX_DATED_MEAN = 5000.0  # ages, years and lengths of stay are below
@@ -115,11 +118,12 @@ def _note(name: str, values: Floats, everyone: Moments) -> str:
         return ""
     own = Moments.of(values)
     others = everyone.without(own)
-    if others is None or not others.deviation:
+    if others is None or not everyone.deviation:
         return ""
-    distance = abs(own.mean - others.mean) / others.deviation
+    scale = max(others.deviation, MIN_DEVIATION * everyone.deviation)
+    distance = abs(own.mean - others.mean) / scale
     unit = _unit(own, others) if distance > MIN_UNIT_DISTANCE else ""
-    wide = own.count >= MIN_VALUES_FOR_SPREAD and own.deviation > MAX_SPREAD_RATIO * others.deviation
+    wide = own.count >= MIN_VALUES_FOR_SPREAD and own.deviation >= MAX_SPREAD_RATIO * scale
     if not (distance > MAX_DISTANCE or unit or wide):
         return ""
     causes = [each for each in (unit, _dates(values, others), _zeros(values)) if each]
@@ -133,7 +137,7 @@ def _note(name: str, values: Floats, everyone: Moments) -> str:
 
 def _unit(own: Moments, others: Moments) -> str:
     """Return the two units that explain both ratios, that of the means and that of the spreads; empty if none do."""
-    if not own.mean * others.mean > 0 or not own.deviation:
+    if not own.mean * others.mean > 0 or not own.deviation or not others.deviation:
         return ""
     means, spreads = own.mean / others.mean, own.deviation / others.deviation
     for scale, shift, low, high, name in TEMPERATURES:
