@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from cgd.federation.data_schema import Column, Data
 from cgd.tabular.dataset import dataset_from_frame
-from cgd.tabular.preprocessing import fit
+from cgd.tabular.federated_stats import NumberStats, TargetStats
+from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.training import train
 from cgd.tabular.unit_checks import UNITS, Moments, compare_with_others
 from support.private_tables import PRIVATE_DATA, private_settings
@@ -99,6 +100,14 @@ def test_wide_spread_is_noted_although_the_mean_is_usual() -> None:
     assert "do they mean something else, or have another unit?" in notes_of_all(*columns)[2][0]
 
 
+def test_rare_event_is_no_unusual_spread() -> None:
+    rare = [np.zeros(200), np.zeros(200), np.zeros(200)]
+    rare[0][:20] = 1
+    assert notes_of_all(*rare) == [()] * 3
+    rare[1][0] = 1
+    assert notes_of_all(*rare) == [()] * 3
+
+
 def test_few_values_and_columns_that_are_not_measured_have_no_notes() -> None:
     columns = [cholesterol(0), cholesterol(1), np.full(30, np.nan), np.full(5, 6.0)]
     assert notes_of_all(*columns) == [()] * SITES
@@ -150,9 +159,32 @@ def test_training_shows_and_reports_the_note_and_does_not_log_it(caplog: pytest.
     assert not any("'age'" in each.getMessage() for each in caplog.records)
 
 
-def test_training_with_noise_is_compared_with_noisy_statistics_and_not_stopped() -> None:
-    tables = [table(400, seed) for seed in range(3)]
+def test_training_with_noise_is_not_stopped_by_unusual_values() -> None:
+    tables = [table(100, seed) for seed in range(3)]
     tables[0]["age"] = [None if each is None else 5.0 for each in tables[0]["age"]]
-    settings = private_settings(steps=2)
-    notes = training_notes(settings, [records(each, PRIVATE_DATA) for each in tables])
-    assert [len(each) for each in notes] == [1, 0, 0]
+    training_notes(private_settings(steps=2), [records(each, PRIVATE_DATA) for each in tables])
+
+
+@pytest.mark.parametrize(("mean", "deviation", "noted"), [(42.0, 27.0, 1), (42.0, 22.0, 1), (6.0, 27.0, 0)])
+def test_statistics_with_noise_are_compared(mean: float, deviation: float, noted: int) -> None:
+    own = {**table(400, 0), "age": [5.0, 6.0] * 200}
+    stats = Preprocessing((NumberStats("age", 1190, 4, mean, deviation),), TargetStats(("ill", "well"), (1, 1)))
+    assert len(compare_with_others(records(own), stats, "outcome", noise=True)) == noted
+
+
+@pytest.mark.parametrize("count", [390, 402, 409])
+def test_statistics_with_noise_of_few_others_are_not_compared(count: int) -> None:
+    own = {**table(400, 0), "age": [5.0, 6.0] * 200}
+    stats = Preprocessing((NumberStats("age", count, 4, 42.0, 9.0),), TargetStats(("ill", "well"), (1, 1)))
+    assert compare_with_others(records(own), stats, "outcome", noise=True) == ()
+
+
+def test_noise_that_makes_the_deviation_of_the_others_small_gives_no_note() -> None:
+    own = Moments(400, 60.0, 12.0)
+    everyone = Moments(800, 62.0, 8.6)  # the rest would have a deviation of 1.2
+    others = everyone.without(own)
+    assert others is not None
+    assert others.deviation < 3
+    frame = {**table(400, 0), "age": np.random.default_rng(0).normal(60, 12, 400).tolist()}
+    stats = Preprocessing((NumberStats("age", 800, 4, 62.0, 8.6),), TargetStats(("ill", "well"), (1, 1)))
+    assert compare_with_others(records(frame), stats, "outcome", noise=True) == ()

@@ -121,9 +121,8 @@ def train(
     preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
     fitted(preprocessing)
     # With noise, the statistics are about the training records.
-    checked = compare_with_others(
-        records if ledger is None else records.take(~held_out), preprocessing, settings.data.target
-    )
+    compared = records if ledger is None else records.take(~held_out)
+    checked = compare_with_others(compared, preprocessing, settings.data.target, noise=ledger is not None)
     for note in checked:  # not logged: they contain figures of our records
         show_note(note)
     records = fold_rare_values(records, settings.data, settings.own_columns)  # as they were counted

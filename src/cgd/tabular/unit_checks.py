@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MIN_VALUES = 10  # of ours, and of the others
 MAX_DISTANCE = 3.0  # of our mean from that of the others, in deviations of the others
 MAX_SPREAD_RATIO = 5.0
+# Of the others, in deviations of all: rounding or noise in the statistics may make it smaller. Values that are wrong
+# make the deviation of all larger, but not so much that this would hide them.
+MIN_DEVIATION = 0.2
 MIN_VALUES_FOR_SPREAD = 20
 MIN_UNIT_DISTANCE = 1.5  # if the ratio of the means and that of the spreads are those of two units
 MAX_DATED_MEAN = 5000.0  # ages, years and lengths of stay are below
@@ -85,13 +88,16 @@ class Moments:
         return Moments(count, mean, math.sqrt(max(0.0, squares / count)))
 
 
-def compare_with_others(records: TabularDataset, preprocessing: Preprocessing, target: str) -> tuple[str, ...]:
+def compare_with_others(
+    records: TabularDataset, preprocessing: Preprocessing, target: str, *, noise: bool = False
+) -> tuple[str, ...]:
     """Return notes about columns of numbers whose values are far from those of the other members.
 
     Args:
         records: our records, which are part of the statistics.
-        preprocessing: the statistics of all members' records; they may have noise.
+        preprocessing: the statistics of all members' records.
         target: the name of the target.
+        noise: whether the statistics have noise; then the spread alone says nothing.
     """
     compared = [
         (each.name, records.numbers[each.name], Moments(each.present, each.mean, each.deviation))
@@ -102,7 +108,7 @@ def compare_with_others(records: TabularDataset, preprocessing: Preprocessing, t
         rows = max(_rows(each) for each in preprocessing.columns)
         stats = Moments(rows, preprocessing.target.mean, preprocessing.target.deviation)
         compared.append((target, records.target, stats))
-    found = (_note(name, values[~np.isnan(values)], everyone) for name, values, everyone in compared)
+    found = (_note(name, values[~np.isnan(values)], everyone, noise=noise) for name, values, everyone in compared)
     return tuple(note for note in found if note)
 
 
@@ -110,17 +116,17 @@ def _rows(column: NumberStats | CategoryStats) -> int:
     return column.missing + (column.present if isinstance(column, NumberStats) else sum(column.counts))
 
 
-def _note(name: str, values: Floats, everyone: Moments) -> str:
+def _note(name: str, values: Floats, everyone: Moments, *, noise: bool) -> str:
     if values.size < MIN_VALUES:
         return ""
     own = Moments.of(values)
     others = everyone.without(own)
-    if others is None or not others.deviation:
+    if others is None or not everyone.deviation:
         return ""
-    distance = abs(own.mean - others.mean) / others.deviation
+    scale = max(others.deviation, MIN_DEVIATION * everyone.deviation)
+    distance = abs(own.mean - others.mean) / scale
     unit = _unit(own, others) if distance > MIN_UNIT_DISTANCE else ""
-    wide = own.count >= MIN_VALUES_FOR_SPREAD and own.deviation > MAX_SPREAD_RATIO * others.deviation
-    if not (distance > MAX_DISTANCE or unit or wide):
+    if not (distance > MAX_DISTANCE or unit or (not noise and _is_wide(values, own, others, everyone))):
         return ""
     causes = [each for each in (unit, _dates(values, others), _zeros(values)) if each]
     return (
@@ -131,9 +137,16 @@ def _note(name: str, values: Floats, everyone: Moments) -> str:
     )
 
 
+def _is_wide(values: Floats, own: Moments, others: Moments, everyone: Moments) -> bool:
+    """Return whether our spread is unusual; not if the others have one value, or ours are yes and no in numbers."""
+    if values.size < MIN_VALUES_FOR_SPREAD or others.deviation < 1e-6 * everyone.deviation:
+        return False
+    return own.deviation > MAX_SPREAD_RATIO * others.deviation and np.unique(values).size > 2
+
+
 def _unit(own: Moments, others: Moments) -> str:
     """Return the two units that explain both ratios, that of the means and that of the spreads; empty if none do."""
-    if not own.mean * others.mean > 0 or not own.deviation:
+    if not own.mean * others.mean > 0 or not own.deviation or not others.deviation:
         return ""
     means, spreads = own.mean / others.mean, own.deviation / others.deviation
     for scale, shift, low, high, name in TEMPERATURES:
