@@ -206,6 +206,8 @@ def test_reminder_tells_apart_peers_that_compute_stopped_or_were_killed(federati
     for name in NAMES:
         federation.start(name, Summing([1, 2]), pause_at=None if name == "ada" else 1)
     ada = federation["ada"]
+    for name in NAMES:
+        federation[name].wait_for_step(1)
     federation.wait_until(lambda: ada.is_waiting_for("Ready", "bob", "cleo"))
     seconds = 0.0
     wait = waiting.Wait(lambda: seconds)
