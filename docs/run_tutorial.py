@@ -53,7 +53,7 @@ MAX_RELATIVE_DIFFERENCE, MAX_ABSOLUTE_DIFFERENCE = 0.2, 0.05  # of a decimal num
 RANGE = re.compile(r"(\d+) \((\d+)-(\d+)\)")  # of an integer that varies
 SECONDS = 600  # timeout of one block
 LINES_SHOWN = 4  # of the output of a block, in the progress messages
-PICTURE_SIZE, NARROW_SIZE = (1280, 1060), (400, 1500)
+PICTURE_SIZE, NARROW_SIZE = (1280, 1060), (400, 2600)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _commands(block: Block) -> list[str]:
 
 
 def photograph(page: Path, folder: Path) -> None:
-    """Take pictures of a report in Chromium: its top, the part about validation, and one in a narrow and dark window."""
+    """Take pictures of a report in Chromium: its top, the part about validation, and one in a narrow, dark window."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

@@ -415,11 +415,12 @@ def test_run_is_complete_before_the_model_is_compared_with_one_of_our_own_record
 
     with pytest.raises(KeyboardInterrupt):
         run_all(alone=True, interrupted=True)
+    interrupted = dict(before)
     without = run_all(alone=False)
     assert [run.comparison for run in without] == [None] * 3
     found = run_all(alone=True)
     for name, run, earlier in zip(NAMES, found, without, strict=True):
-        assert before[name] == earlier
+        assert interrupted.get(name, earlier) == earlier  # some members may have been stopped by the first one's error
         assert run.comparison is not None
         assert [each.name for each in run.comparison.models] == ["alone", "together"]
         assert (run.comparison.records, run.comparison.training) == (8, 32)
@@ -428,6 +429,35 @@ def test_run_is_complete_before_the_model_is_compared_with_one_of_our_own_record
     files = {name: (tmp_path / name / "run.json").read_bytes() for name in NAMES}
     assert run_all(alone=True) == found
     assert {name: (tmp_path / name / "run.json").read_bytes() for name in NAMES} == files
+
+
+def test_comparison_of_a_finished_run_needs_no_other_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interruption, the others may have left for good."""
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=10))
+    data = {name: write_csv(tmp_path / f"{name}.csv", table(40, len(name))) for name in NAMES}
+
+    def member(peers: cgd.Peers, name: str) -> AnyRun:
+        peers.seed = name.encode().ljust(32)
+        return TabularRun.prepare(federation, name, data[name], tmp_path / name).run(peers)
+
+    with cgd.local_peers(NAMES) as group:
+        complete = group.run(member, NAMES)[0]
+    file = tmp_path / "ada" / "run.json"
+    content = json.loads(file.read_text())
+    del content["comparison"]
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr("cgd.tabular.run.train", lambda *_, **__: pytest.fail("it would wait for the others"))
+
+    def join_again(table: Path) -> AnyRun:
+        peers = SimpleNamespace(seed=b"ada".ljust(32))
+        with pytest.raises(pytest.fail.Exception, match="it would wait"):
+            TabularRun.prepare(federation, "ada", table, tmp_path / "ada").run(peers)  # type: ignore[arg-type]
+        return load_run(tmp_path / "ada")
+
+    assert join_again(write_csv(tmp_path / "other.csv", table(40, 9))).comparison is None  # not the table of the run
+    assert join_again(write_csv(tmp_path / "fewer.csv", table(30, 3))).comparison is None
+    assert join_again(data["ada"]) == complete
+    assert "Alone and together" in (tmp_path / "ada" / "report.html").read_text()
 
 
 def test_participant_without_validation_records_has_no_comparison(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from cgd.optim.origin import check_delta
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.reporting.run_file import FILE, FORMAT, DisclosedSum, load_run
 from cgd.reporting.training_report import write_report
-from cgd.tabular.alone import compare_alone
+from cgd.tabular.alone import compare_alone, compare_finished
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
@@ -38,6 +38,7 @@ from cgd.tabular.model import ConfinedModel
 from cgd.tabular.models import FUNCTION_ARGUMENTS
 from cgd.tabular.private_run import check_private, open_ledger, privacy_summary, private_sums
 from cgd.tabular.run_folder import RunFolder
+from cgd.tabular.run_summary import federation_info, target_summary
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.trace_writer import TraceWriter, check_recordable
 from cgd.tabular.training import EvalRecord, TrainingResult, train
@@ -128,6 +129,7 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
 
 
 RETRY_SECONDS = 10.0
+COMPARING = "comparing with a model of our own records alone, for the report; nobody waits for it"
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,8 @@ class TabularRun:
             CGDError: see `train`.
         """
         finished, steps = self.folder.finished_run(), self.settings.training.steps
+        if finished is not None:  # an earlier process may have been interrupted in its comparison
+            finished = self._compare_finished(finished, peers.seed, show_message)
         history: list[EvalRecord] = []
         replaying = True
 
@@ -275,11 +279,25 @@ class TabularRun:
             self._write(self._content(trained, history, evaluate(model, trained, outputs), peers), show_message)
         after_sums()
         if self.alone and outputs is not None and (finished is None or finished.comparison is None):
-            show_message("comparing with a model of our own records alone, for the report; nobody waits for it")
-            comparison = compare_alone(self.settings, trained, outputs, peers.seed, delta=self.delta)
-            content = parse_json((self.folder.path / FILE).read_bytes())
-            self._write({**content, "comparison": comparison}, show_message)
+            show_message(COMPARING)
+            self._add(compare_alone(self.settings, trained, outputs, peers.seed, delta=self.delta), show_message)
         return load_run(self.folder.path)
+
+    def _compare_finished(self, finished: AnyRun, seed: bytes, show_message: ShowMessage) -> AnyRun:
+        """Add a comparison that is missing in a finished run, if that is possible without the other members."""
+        if not self.alone or finished.comparison or finished.validation is None or self.settings.vertical:
+            return finished
+        show_message(COMPARING)
+        settings, folder = self.settings, self.folder.path
+        found = compare_finished(settings, self.records, folder, finished.validation, seed, delta=self.delta)
+        if found is None:
+            return finished
+        self._add(found, show_message)
+        return load_run(folder)
+
+    def _add(self, comparison: dict[str, Any], show_message: ShowMessage) -> None:
+        content = parse_json((self.folder.path / FILE).read_bytes())
+        self._write({**content, "comparison": comparison}, show_message)
 
     def _write(self, content: dict[str, Any], show_message: ShowMessage) -> None:
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()
@@ -311,7 +329,7 @@ class TabularRun:
             "version": cgd.__version__,
             "participant": self.participant,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "federation": _federation_info(self.federation, self.participant),
+            "federation": federation_info(self.federation, self.participant),
             "training": {**training.as_stored(), "delta": delta},
             "data": settings.data.as_stored(),
             "model": {**asdict(settings.model), "parameters": parameters},
@@ -324,7 +342,7 @@ class TabularRun:
             },
             "features": list(trained.preprocessing.features),
             "columns": [_column_summary(each, settings) for each in trained.preprocessing.columns],
-            "target": _target_summary(trained),
+            "target": target_summary(trained),
             "notes": [*self.notes, *trained.notes],
             "history": msgspec.to_builtins(history),
             "outcome": {
@@ -361,18 +379,6 @@ def _progress(evaluation: EvalRecord, steps: int) -> str:
     )
 
 
-def _federation_info(federation: Federation, participant: str) -> dict[str, Any]:
-    grid, cell = federation.grid, federation.participant(participant).cell
-    return {
-        "name": federation.name,
-        "epoch": federation.epoch,
-        "digest": federation.digest,
-        "participants": list(federation.names),
-        "grid": {"rows": grid.rows, "columns": grid.columns, "cell": list(cell)} if grid and cell else None,
-        "hub": federation.hub is not None,
-    }
-
-
 def _column_summary(stats: NumberStats | CategoryStats, settings: TabularSettings) -> dict[str, Any]:
     """Return the statistics of a column over all members' records."""
     if isinstance(stats, NumberStats):
@@ -386,13 +392,6 @@ def _column_summary(stats: NumberStats | CategoryStats, settings: TabularSetting
         "present": sum(stats.counts),
         "learned": not listed,
     }
-
-
-def _target_summary(trained: TrainingResult) -> dict[str, Any]:
-    target = trained.preprocessing.target
-    if target.classes:
-        return {"classes": dict(zip(target.classes, target.counts, strict=True))}
-    return {"mean": target.mean, "deviation": target.deviation}
 
 
 def _text(name: str) -> str:
