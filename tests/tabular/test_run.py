@@ -100,6 +100,50 @@ def test_participant_that_loses_everything_but_its_key_gets_the_same_model(tmp_p
     assert sum(row.training_loss is not None for row in content.history) >= 14
 
 
+STUCK = """
+import sys
+import cgd.tabular.run
+from cgd.cli import app
+
+def compute(*_, **__):
+    while True:
+        sum(range(1000))
+
+cgd.tabular.run.compare_alone = compute
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_comparison_delays_nobody_and_can_be_interrupted(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, NAMES, steps=5, patience=0)
+    for place, name in enumerate(NAMES):
+        write_csv(tmp_path / f"{name}.csv", table(60, place))
+    arguments = ["join", str(path), "--as", "ada", "--data", str(tmp_path / "ada.csv")]
+    ada = subprocess.Popen([sys.executable, "-c", STUCK, *arguments], stderr=subprocess.PIPE, text=True)
+    output = finish({"bob": start(path, "bob"), "cleo": start(path, "cleo", "--no-alone")})
+    computes = ada.poll() is None
+    report = tmp_path / "runs" / "ada" / "report.html"
+    earlier = load_run(report.parent)
+    assert report.exists()
+    ada.send_signal(signal.SIGINT)
+    _, err = ada.communicate(timeout=60)
+    assert computes  # the others have left, although it still computed
+    assert earlier.comparison is None
+    assert "the accuracy is" in output["bob"]
+    assert " alone" not in output["cleo"]
+    assert (ada.returncode, err.splitlines()[-1]) == (130, "cgd: interrupted; the same command continues from here")
+    # The others are gone for good; the same command adds the comparison and then waits for them.
+    again = start(path, "ada")
+    deadline = time.monotonic() + 60
+    while load_run(report.parent).comparison is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    again.send_signal(signal.SIGTERM)
+    again.communicate(timeout=60)
+    assert "Alone and together" in report.read_text()
+
+
 @pytest.fixture
 def grid(tmp_path: Path) -> Iterator[Path]:
     """A federation partitioned by columns whose second row only dials out, and its hub."""
