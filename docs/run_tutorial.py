@@ -81,7 +81,7 @@ PARTS = {
     "tutorial": [
         Picture("report.png", "runs/hospital-a/report.html", height=1060),
         Picture("report-validation.png", "runs/hospital-a/report.html", height=1500, element="validation"),
-        Picture("report-narrow.png", "runs/hospital-a/report.html", 400, 1500, dark=True, element="comparison"),
+        Picture("report-narrow.png", "runs/hospital-a/report.html", 400, 2600, dark=True, element="comparison"),
     ],
     "audit": [
         Picture("audit-records.png", "cgd-audit/audit.html#traps", height=1060),

@@ -515,9 +515,9 @@ def test_auc_of_one_negative_record_has_a_remark_and_an_interval(tmp_path: Path)
     run = runs.classification()
     run["validation"] |= {"records": 57, "accuracy": 56 / 57, "auc": 1.0, "confusion": [[1, 0], [1, 55]]}
     page = report(run, tmp_path)
-    assert "There are few validation records of <=50K (1). They alone decide the AUC" in page.text
+    assert "There are few validation records of <=50K (1). The AUC, the balanced accuracy" in page.text
     assert "95 % interval 0.431 to 1.000" in page.text
-    assert "AUC 1.000 (1 of <=50K) on 57" in training_report.summarize(load_run(tmp_path))
+    assert "There are few validation records of <=50K (1)." in training_report.describe_result(load_run(tmp_path))[-1]
     assert "few validation records" not in report(runs.classification(), tmp_path).text
     run["validation"] |= {"auc": None, "confusion": [[0, 0], [1, 56]]}
     assert "few validation records" not in report(run, tmp_path).text  # there is no AUC

@@ -104,7 +104,7 @@ def test_class_that_only_others_have_is_a_class_of_both_models() -> None:
     assert outputs.shape[1] == 3
     comparison = compare_alone(settings, trained, outputs, SEED)
     assert len(comparison["models"]) == 2
-    assert settings_alone(settings, trained).data.classes == ("dead", "ill", "well")
+    assert settings_alone(settings, trained.preprocessing.classes).data.classes == ("dead", "ill", "well")
 
 
 def test_records_of_one_class_give_a_reason() -> None:
@@ -161,7 +161,9 @@ def test_in_a_grid_the_model_alone_uses_our_own_columns() -> None:
         mine = records(table(80, row), settings.data)
         trained = train(peers, own, mine)
         outputs = ConfinedModel.from_training(trained, own, {}).outputs(trained.validation, peers.groups["row"])
-        return compare_alone(own, trained, outputs, peers.seed), settings_alone(own, trained).data.names
+        return compare_alone(own, trained, outputs, peers.seed), settings_alone(
+            own, trained.preprocessing.classes
+        ).data.names
 
     found = run_grid(3, 3, member)
     for (_, column), (comparison, names) in found.items():
@@ -183,7 +185,7 @@ def test_with_privacy_the_model_alone_has_no_noise_and_charges_nothing() -> None
         outputs = ConfinedModel.from_training(trained, settings, {}).outputs(trained.validation)
         found = [compare_alone(settings, trained, outputs, SEED) for _ in range(2)]
         assert trained.ledger.spent() == before
-        return found[0], found[1], settings_alone(settings, trained)
+        return found[0], found[1], settings_alone(settings, trained.preprocessing.classes)
 
     for first, second, used in run_members(member, own):
         assert used.privacy is None

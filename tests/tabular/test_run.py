@@ -100,6 +100,50 @@ def test_participant_that_loses_everything_but_its_key_gets_the_same_model(tmp_p
     assert sum(row.training_loss is not None for row in content.history) >= 14
 
 
+STUCK = """
+import sys
+import cgd.tabular.run
+from cgd.cli import app
+
+def compute(*_, **__):
+    while True:
+        sum(range(1000))
+
+cgd.tabular.run.compare_alone = compute
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_comparison_delays_nobody_and_can_be_interrupted(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, NAMES, steps=5, patience=0)
+    for place, name in enumerate(NAMES):
+        write_csv(tmp_path / f"{name}.csv", table(60, place))
+    arguments = ["join", str(path), "--as", "ada", "--data", str(tmp_path / "ada.csv")]
+    ada = subprocess.Popen([sys.executable, "-c", STUCK, *arguments], stderr=subprocess.PIPE, text=True)
+    output = finish({"bob": start(path, "bob"), "cleo": start(path, "cleo", "--no-alone")})
+    computes = ada.poll() is None
+    report = tmp_path / "runs" / "ada" / "report.html"
+    earlier = load_run(report.parent)
+    assert report.exists()
+    ada.send_signal(signal.SIGINT)
+    _, err = ada.communicate(timeout=60)
+    assert computes  # the others have left, although it still computed
+    assert earlier.comparison is None
+    assert "the accuracy is" in output["bob"]
+    assert " alone" not in output["cleo"]
+    assert (ada.returncode, err.splitlines()[-1]) == (130, "cgd: interrupted; the same command continues from here")
+    # The others are gone for good; the same command adds the comparison and then waits for them.
+    again = start(path, "ada")
+    deadline = time.monotonic() + 60
+    while load_run(report.parent).comparison is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    again.send_signal(signal.SIGTERM)
+    again.communicate(timeout=60)
+    assert "Alone and together" in report.read_text()
+
+
 @pytest.fixture
 def grid(tmp_path: Path) -> Iterator[Path]:
     """A federation partitioned by columns whose second row only dials out, and its hub."""
@@ -415,11 +459,12 @@ def test_run_is_complete_before_the_model_is_compared_with_one_of_our_own_record
 
     with pytest.raises(KeyboardInterrupt):
         run_all(alone=True, interrupted=True)
+    interrupted = dict(before)
     without = run_all(alone=False)
     assert [run.comparison for run in without] == [None] * 3
     found = run_all(alone=True)
     for name, run, earlier in zip(NAMES, found, without, strict=True):
-        assert before[name] == earlier
+        assert interrupted.get(name, earlier) == earlier  # some members may have been stopped by the first one's error
         assert run.comparison is not None
         assert [each.name for each in run.comparison.models] == ["alone", "together"]
         assert (run.comparison.records, run.comparison.training) == (8, 32)
@@ -428,6 +473,35 @@ def test_run_is_complete_before_the_model_is_compared_with_one_of_our_own_record
     files = {name: (tmp_path / name / "run.json").read_bytes() for name in NAMES}
     assert run_all(alone=True) == found
     assert {name: (tmp_path / name / "run.json").read_bytes() for name in NAMES} == files
+
+
+def test_comparison_of_a_finished_run_needs_no_other_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interruption, the others may have left for good."""
+    federation = Federation.load(write_federation(tmp_path, NAMES, steps=10))
+    data = {name: write_csv(tmp_path / f"{name}.csv", table(40, len(name))) for name in NAMES}
+
+    def member(peers: cgd.Peers, name: str) -> AnyRun:
+        peers.seed = name.encode().ljust(32)
+        return TabularRun.prepare(federation, name, data[name], tmp_path / name).run(peers)
+
+    with cgd.local_peers(NAMES) as group:
+        complete = group.run(member, NAMES)[0]
+    file = tmp_path / "ada" / "run.json"
+    content = json.loads(file.read_text())
+    del content["comparison"]
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr("cgd.tabular.run.train", lambda *_, **__: pytest.fail("it would wait for the others"))
+
+    def join_again(table: Path) -> AnyRun:
+        peers = SimpleNamespace(seed=b"ada".ljust(32))
+        with pytest.raises(pytest.fail.Exception, match="it would wait"):
+            TabularRun.prepare(federation, "ada", table, tmp_path / "ada").run(peers)  # type: ignore[arg-type]
+        return load_run(tmp_path / "ada")
+
+    assert join_again(write_csv(tmp_path / "other.csv", table(40, 9))).comparison is None  # not the table of the run
+    assert join_again(write_csv(tmp_path / "fewer.csv", table(30, 3))).comparison is None
+    assert join_again(data["ada"]) == complete
+    assert "Alone and together" in (tmp_path / "ada" / "report.html").read_text()
 
 
 def test_participant_without_validation_records_has_no_comparison(tmp_path: Path) -> None:

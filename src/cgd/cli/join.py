@@ -305,8 +305,7 @@ def _prepare_table(
 
 
 def _describe_result(table: TabularRun, run: AnyRun) -> str:
-    from cgd.reporting.score_tables import describe_comparison
-    from cgd.reporting.training_report import summarize
+    from cgd.reporting.training_report import describe_result
     from cgd.tabular.training import WARNING_PREFIX
 
     new = [note for note in run.notes or () if note not in table.notes and not note.startswith(WARNING_PREFIX)]
@@ -315,8 +314,8 @@ def _describe_result(table: TabularRun, run: AnyRun) -> str:
     row = f" --federation {table.federation.path}" if settings.vertical else ""
     function = f" --function {settings.model.function}" if settings.model.function else ""
     usage = f"predict with `cgd predict {folder} --data FILE{row}{function}`"
-    compared = "".join(f"\n  {each}" for each in describe_comparison(run))
-    return f"{summarize(run)}{compared}{notes}\n  the report is {folder}/report.html; {usage}"
+    result = "\n  ".join(describe_result(run))
+    return f"{result}{notes}\n  the report is {folder}/report.html; {usage}"
 
 
 def _fail(error: Exception, what: str, name: str) -> NoReturn:

@@ -153,13 +153,12 @@ def report(
 ) -> None:
     """Write the report of a run again, and print its path and the result."""
     from cgd.reporting.run_file import load_run
-    from cgd.reporting.score_tables import describe_comparison
-    from cgd.reporting.training_report import summarize, write_report
+    from cgd.reporting.training_report import describe_result, write_report
 
     content = load_run(run)
     for path in write_report(run, threshold):
         typer.echo(path)
-    typer.echo(printable("\n  ".join([summarize(content), *describe_comparison(content)])))
+    typer.echo(printable("\n  ".join(describe_result(content))))
 
 
 def _predict_with_row(

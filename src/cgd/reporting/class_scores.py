@@ -47,8 +47,8 @@ def describe_rare_classes(scores: ClassificationScores) -> str:
     counts = ", ".join(f"{shorten(name)} ({count})" for name, count in rare[:3])
     more = f" and of {len(rare) - 3} more classes" if len(rare) > 3 else ""
     return (
-        f"There are few validation records of {counts}{more}. They alone decide the AUC, the balanced accuracy and "
-        f"what is stated about {'this class' if len(rare) == 1 else 'these classes'}."
+        f"There are few validation records of {counts}{more}. The AUC, the balanced accuracy and what is stated about "
+        f"{'this class' if len(rare) == 1 else 'these classes'} rest on them."
     )
 
 

@@ -114,6 +114,13 @@ def write_report(folder: Path, threshold: float = class_scores.DEFAULT_THRESHOLD
     return [folder / name for name in files]
 
 
+def describe_result(run: AnyRun) -> list[str]:
+    """Return the lines that a command prints about a run: its result, alone and together, and remarks."""
+    scores = run.validation
+    rare = class_scores.describe_rare_classes(scores) if isinstance(scores, ClassificationScores) else ""
+    return [summarize(run), *score_tables.describe_comparison(run), *([rare] if rare else [])]
+
+
 def summarize(run: AnyRun) -> str:
     """Return the result of a run in one sentence."""
     scores, outcome = run.validation, run.outcome
@@ -126,8 +133,7 @@ def summarize(run: AnyRun) -> str:
         r2 = f", R² {scores.r2:.3f}" if scores.r2 is not None else ""
         poor = "; no better than the mean" if scores.r2 is not None and scores.r2 <= 0 else ""
         return f"root mean squared error {scores.rmse:.4g}{r2} {scored}{few or poor}"
-    rare = "".join(f" ({count} of {name})" for name, count in class_scores.rare_classes(scores)[:1])
-    auc = f", AUC {scores.auc:.3f}{rare}" if scores.auc is not None else ""
+    auc = f", AUC {scores.auc:.3f}" if scores.auc is not None else ""
     baseline = scores.baseline_accuracy
     poor = "; no better than the most common class" if baseline is not None and scores.accuracy <= baseline else ""
     return f"accuracy {100 * scores.accuracy:.1f} %{auc} {scored}{few or poor}"
@@ -229,9 +235,8 @@ def remarks(run: AnyRun) -> list[str]:
     if scores is None:
         return []
     few = f"{scores.records:,} validation record{'' if scores.records == 1 else 's'}: too few to judge the model."
-    found = [few] if scores.records < MIN_RECORDS_TO_JUDGE else []
     rare = class_scores.describe_rare_classes(scores) if isinstance(scores, ClassificationScores) else ""
-    return [*found, *([rare] if rare else [])]
+    return [*([few] if scores.records < MIN_RECORDS_TO_JUDGE else []), *([rare] if rare else [])]
 
 
 def figures(run: AnyRun) -> list[Figure]:

@@ -12,6 +12,7 @@ All of it happens on this machine, after the last sum: nothing is sent, and nobo
 from __future__ import annotations
 
 import hmac
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,16 +21,19 @@ import numpy as np
 
 from cgd.errors import DivergenceError
 from cgd.local import solo_peers
+from cgd.reporting.run_scores import RegressionScores
 from cgd.tabular.columns import Categorical
 from cgd.tabular.comparison import compare_classifiers, compare_regressions
-from cgd.tabular.model import ConfinedModel
-from cgd.tabular.training import train
+from cgd.tabular.model import ConfinedModel, load_model
+from cgd.tabular.training import train, validation_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy.typing as npt
 
+    from cgd.reporting.run_scores import ClassificationScores
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import EvalRecord, TrainingResult
@@ -63,25 +67,74 @@ def compare_alone(
         The comparison for run.json: records, training (the number of records that we train on alone), models; or
         unavailable, with the reason. No failure here is an error, because the run is finished.
     """
-    own = trained.records.take(~trained.held_out)
-    parts: dict[str, Any] = {"records": trained.validation.rows, "training": own.rows, "models": []}
+    parts = trained.records, trained.held_out, trained.preprocessing.classes
+    return _compare(settings, *parts, outputs, seed, delta, trained.seconds)
+
+
+def compare_finished(
+    settings: TabularSettings,
+    records: TabularDataset,
+    folder: Path,
+    scores: ClassificationScores | RegressionScores,
+    seed: bytes,
+    *,
+    delta: float | None = None,
+) -> dict[str, Any] | None:
+    """Compare the saved model of a finished run as `compare_alone` does, without the other members.
+
+    Not for a grid with several columns, whose models predict together.
+
+    Args:
+        settings: those of the training together.
+        records: our records.
+        folder: the folder of the run.
+        scores: its scores.
+        seed: our seed.
+        delta: our own δ.
+
+    Returns:
+        The comparison; None if the saved model has other scores on these records: then they are not those of the run.
+    """
+    model = load_model(folder, function=settings.model.function or None)
+    held_out = validation_mask(settings, records, seed)
+    validation = records.take(held_out)
+    if validation.rows != scores.records:
+        return None
+    outputs = model.outputs(validation)
+    name = "rmse" if isinstance(scores, RegressionScores) else "accuracy"
+    if not math.isclose(model.scores(outputs, validation)[name], getattr(scores, name), rel_tol=1e-6):
+        return None
+    return _compare(settings, records, held_out, model.preprocessing.classes, outputs, seed, delta, 0.0)
+
+
+def _compare(
+    settings: TabularSettings,
+    records: TabularDataset,
+    held_out: npt.NDArray[np.bool_],
+    classes: tuple[str, ...],
+    outputs: npt.NDArray[np.float64],
+    seed: bytes,
+    delta: float | None,
+    seconds: float,
+) -> dict[str, Any]:
+    own, validation = records.take(~held_out), records.take(held_out)
+    parts: dict[str, Any] = {"records": validation.rows, "training": own.rows, "models": []}
     if reason := _nothing_to_learn(own):
         return parts | {"unavailable": reason}
-    limit = time.monotonic() + max(MIN_SECONDS, trained.seconds)
-    alone = settings_alone(settings, trained)
     peers = solo_peers(
         hmac.digest(seed, b"cgd alone", "sha256"), bound=settings.training.bound, ring_bits=settings.training.ring_bits
     )
     try:
-        result = train(peers, alone, own, delta=delta, progress=_stop_at(limit))
-        model = ConfinedModel.from_training(result, alone, {})
-        both = {"alone": model.outputs(trained.validation), "together": outputs}
+        alone = settings_alone(settings, classes)
+        limit = time.monotonic() + max(MIN_SECONDS, seconds)
+        model = ConfinedModel.from_training(train(peers, alone, own, delta=delta, progress=_stop_at(limit)), alone, {})
+        both = {"alone": model.outputs(validation), "together": outputs}
         if not all(np.isfinite(each).all() for each in both.values()):
             raise DivergenceError("a model predicts values that are not finite")
         if settings.data.task == "regression":
-            models = compare_regressions(both, np.asarray(trained.validation.target, dtype=np.float64))
+            models = compare_regressions(both, np.asarray(validation.target, dtype=np.float64))
         else:
-            models = compare_classifiers(both, np.asarray(model.preprocessing.encode_target(trained.validation)))
+            models = compare_classifiers(both, np.asarray(model.preprocessing.encode_target(validation)))
     except _TooLongError:
         return parts | {"unavailable": "training alone took much longer than training together, and was stopped"}
     except Exception as error:  # whatever it is, for example in a network of the user's own
@@ -89,13 +142,14 @@ def compare_alone(
     return parts | {"models": models}
 
 
-def settings_alone(settings: TabularSettings, trained: TrainingResult) -> TabularSettings:
+def settings_alone(settings: TabularSettings, classes: tuple[str, ...]) -> TabularSettings:
     """Return the settings of a training on our own columns without others.
 
-    The classes are those of the federation, as both models must have the same; a class that we do not have is not
-    learned.
+    Args:
+        settings: those of the training together.
+        classes: its classes; both models must have the same. A class that we do not have is not learned.
     """
-    data = replace(settings.data, columns=settings.own_columns, classes=trained.preprocessing.classes)
+    data = replace(settings.data, columns=settings.own_columns, classes=classes)
     return replace(settings, data=data, column=0, columns=1, privacy=None)
 
 

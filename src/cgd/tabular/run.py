@@ -26,7 +26,7 @@ from cgd.files import write_private
 from cgd.json_files import parse_json
 from cgd.reporting.run_file import FILE, FORMAT, load_run
 from cgd.reporting.training_report import write_report
-from cgd.tabular.alone import compare_alone
+from cgd.tabular.alone import compare_alone, compare_finished
 from cgd.tabular.disclosure import disclosed_sums
 from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
@@ -35,6 +35,7 @@ from cgd.tabular.model import ConfinedModel
 from cgd.tabular.private_run import open_ledger, privacy_summary
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.run_inputs import RunOptions, read_inputs
+from cgd.tabular.run_summary import federation_info, target_summary
 from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import EvalRecord, TrainingResult, train
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 
 RETRY_SECONDS = 10.0
+COMPARING = "comparing with a model of our own records alone, for the report; nobody waits for it"
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ class TabularRun:
             CGDError: see `train`.
         """
         finished, steps = self.folder.finished_run(), self.settings.training.steps
+        if finished is not None:  # an earlier process may have been interrupted in its comparison
+            finished = self._compare_finished(finished, peers.seed, show_message)
         history: list[EvalRecord] = []
         replaying = True
 
@@ -215,11 +219,25 @@ class TabularRun:
             self._write(self._content(trained, history, quality, notes, peers), show_message)
         after_sums()
         if self.alone and outputs is not None and (finished is None or finished.comparison is None):
-            show_message("comparing with a model of our own records alone, for the report; nobody waits for it")
-            comparison = compare_alone(self.settings, trained, outputs, peers.seed, delta=self.delta)
-            content = parse_json((self.folder.path / FILE).read_bytes())
-            self._write({**content, "comparison": comparison}, show_message)
+            show_message(COMPARING)
+            self._add(compare_alone(self.settings, trained, outputs, peers.seed, delta=self.delta), show_message)
         return load_run(self.folder.path)
+
+    def _compare_finished(self, finished: AnyRun, seed: bytes, show_message: ShowMessage) -> AnyRun:
+        """Add a comparison that is missing in a finished run, if that is possible without the other members."""
+        if not self.alone or finished.comparison or finished.validation is None or self.settings.vertical:
+            return finished
+        show_message(COMPARING)
+        settings, folder = self.settings, self.folder.path
+        found = compare_finished(settings, self.records, folder, finished.validation, seed, delta=self.delta)
+        if found is None:
+            return finished
+        self._add(found, show_message)
+        return load_run(folder)
+
+    def _add(self, comparison: dict[str, Any], show_message: ShowMessage) -> None:
+        content = parse_json((self.folder.path / FILE).read_bytes())
+        self._write({**content, "comparison": comparison}, show_message)
 
     def _write(self, content: dict[str, Any], show_message: ShowMessage) -> None:
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()
@@ -256,7 +274,7 @@ class TabularRun:
             "version": cgd.__version__,
             "participant": self.participant,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "federation": _federation_info(self.federation, self.participant),
+            "federation": federation_info(self.federation, self.participant),
             "training": {**training.as_stored(), "delta": delta},
             "data": settings.data.as_stored(),
             "model": {**asdict(settings.model), "parameters": parameters},
@@ -269,7 +287,7 @@ class TabularRun:
             },
             "features": list(trained.preprocessing.features),
             "columns": [_column_summary(each, settings) for each in trained.preprocessing.columns],
-            "target": _target_summary(trained),
+            "target": target_summary(trained),
             "notes": [*self.notes, *notes],
             "history": msgspec.to_builtins(history),
             "outcome": {
@@ -308,18 +326,6 @@ def _progress(evaluation: EvalRecord, settings: TabularSettings) -> str:
     return f"{step}: validation loss of all {loss:.4f}{noise}, {best}"
 
 
-def _federation_info(federation: Federation, participant: str) -> dict[str, Any]:
-    grid, cell = federation.grid, federation.participant(participant).cell
-    return {
-        "name": federation.name,
-        "epoch": federation.epoch,
-        "digest": federation.digest,
-        "participants": list(federation.names),
-        "grid": {"rows": grid.rows, "columns": grid.columns, "cell": list(cell)} if grid and cell else None,
-        "hub": federation.hub is not None,
-    }
-
-
 def _column_summary(stats: NumberStats | CategoryStats, settings: TabularSettings) -> dict[str, Any]:
     """Return the statistics of a column over all members' records."""
     if isinstance(stats, NumberStats):
@@ -333,13 +339,6 @@ def _column_summary(stats: NumberStats | CategoryStats, settings: TabularSetting
         "present": sum(stats.counts),
         "learned": not listed,
     }
-
-
-def _target_summary(trained: TrainingResult) -> dict[str, Any]:
-    target = trained.preprocessing.target
-    if target.classes:
-        return {"classes": dict(zip(target.classes, target.counts, strict=True))}
-    return {"mean": target.mean, "deviation": target.deviation}
 
 
 def _text(name: str) -> str:

@@ -170,13 +170,18 @@ def train(
     return trained
 
 
+def validation_mask(settings: TabularSettings, records: TabularDataset, seed: bytes) -> npt.NDArray[np.bool_]:
+    """Return the mask of our validation split; not in a grid with several columns, where the row draws it."""
+    if settings.privacy is not None:
+        return private_validation_split(records, settings.data.validation, seed)
+    return validation_split(records.rows, settings.data.validation, seed)
+
+
 def _split_validation(peers: Peers, settings: TabularSettings, records: TabularDataset) -> tuple[TabularDataset, Any]:
     """Return the records, in a grid in the order of the row, and the mask of the validation split."""
     part = settings.data.validation
-    if settings.privacy is not None:
-        return records, private_validation_split(records, part, peers.seed)
     if not settings.vertical:
-        return records, validation_split(records.rows, part, peers.seed)
+        return records, validation_mask(settings, records, peers.seed)
     row = peers.groups["row"]
     key = row_key(row)
     records = align(records, row, key)
