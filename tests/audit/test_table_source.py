@@ -17,7 +17,9 @@ from cgd.audit.sources import plan_for
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
 from support.audits import Progress, assemble
+from support.federation_files import block
 from support.own_tables import PRIVACY, write_federation, write_table
+from support.tabular import VERTICAL_SCHEMA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,4 +157,9 @@ def test_federations_without_a_table_or_with_a_grid_are_refused(tmp_path: Path) 
     whole = file.read_text()
     file.write_text(whole[: whole.index("[data]")] + whole[whole.index("[[participants]]") :])
     with pytest.raises(InputError, match=r"has no \[data\] and \[model\]"):
+        plan_for([table], federation=file)
+    cells = [f"cell = [{place // 3}, {place % 3}]\n" for place in range(9)]
+    grid = "\n".join(block(place, "abcdefghi"[place], cell) for place, cell in enumerate(cells))
+    file.write_text(f'name = "grid"\nepoch = 1\n{VERTICAL_SCHEMA}\n{grid}')
+    with pytest.raises(InputError, match="divides the columns of the table over a grid"):
         plan_for([table], federation=file)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from cgd.audit import report, results
@@ -14,8 +15,9 @@ from cgd.audit.runner import run as run_plan
 from cgd.audit.sources import plan_for
 from cgd.audit.trace_source import TracePart
 from cgd.errors import InputError
+from cgd.federation.data_schema import Column, Data, Model
 from support.audits import Progress, assemble
-from support.tabular import table
+from support.tabular import table, tabular_settings
 from support.traces import SETTINGS, run
 
 if TYPE_CHECKING:
@@ -55,6 +57,48 @@ def test_plan_has_a_part_for_each_attack_on_views(traces: Path) -> None:
     assert plan.parts == tuple(TracePart((str(traces / "bob"),), (), each.id) for each in attacks_on_views())
     assert all(part.run(0) for part in plan.parts)
     assert "the worst case for bob: all others collude" in plan.source.about
+
+
+def numbers(rows: int, seed: int) -> dict[str, list[Any]]:
+    """Return a table of eight numbers and a class."""
+    values = np.random.default_rng(seed).normal(50, 10, (rows, 8))
+    classes = ["ill" if first > 50 else "well" for first in values[:, 0]]
+    return {f"value {place}": values[:, place].tolist() for place in range(8)} | {"outcome": classes}
+
+
+def test_recovered_records_of_the_participant_are_listed_with_their_rows(tmp_path: Path) -> None:
+    """All others collude against a participant with four training records, whose rows are those of its table."""
+    few = numbers(11, 1)
+    few["outcome"][1] = None  # is left out
+    data = Data("outcome", tuple(Column(f"value {place}", "number") for place in range(8)), validation=0.6)
+    settings = tabular_settings(data, Model("mlp", (32,)), optimizer="sgd", lr=0.5, steps=4)
+    run(settings, tmp_path, names=NAMES, tables=[few, numbers(40, 2), numbers(30, 3)])
+    [part] = [each for each in plan_for([tmp_path / "ada"]).parts if each.attack == "records"]
+    [found] = part.run(0)
+    assert isinstance(found, results.AttackResult)
+    shown = found.recovered
+    assert shown is not None
+    assert shown.columns == list(data.names)
+    assert 0 < shown.total == len(shown.records) <= 4
+    places = [each.place for each in shown.records]
+    assert "ada, row 2" not in places
+    for each in shown.records:
+        row = int(each.place.removeprefix("ada, row ")) - 1
+        real = [few[name][row] for name in data.names]
+        assert [float(value) for value in each.real] == pytest.approx(real, abs=1e-3)
+        assert [float(value) for value in each.guess] == pytest.approx(real, abs=1)
+
+
+def test_trace_of_a_former_version_has_no_list(traces: Path, tmp_path: Path) -> None:
+    given = shutil.copytree(traces / "bob", tmp_path / "bob")
+    content = json.loads((given / "recording.json").read_text())
+    assert content.pop("preparation")["columns"]
+    (given / "recording.json").write_text(json.dumps(content))
+    assert all(part.run(0) for part in plan_for([given]).parts)
+    content["preparation"] = {"format": "cgd preparation 1", "columns": [], "target": {"mean": 0.0, "deviation": 1.0}}
+    (given / "recording.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is damaged"):
+        plan_for([given])
 
 
 def test_incomplete_traces_are_rejected_before_the_work(traces: Path) -> None:

@@ -104,7 +104,18 @@ def test_class_that_only_others_have_is_a_class_of_both_models() -> None:
     assert outputs.shape[1] == 3
     comparison = compare_alone(settings, trained, outputs, SEED)
     assert len(comparison["models"]) == 2
-    assert settings_alone(settings, trained.preprocessing.classes).data.classes == ("dead", "ill", "well")
+    alone = settings_alone(settings, trained.preprocessing.classes, trained.records)
+    assert alone.data.classes == ("dead", "ill", "well")
+
+
+def test_values_that_nobody_else_has_are_categories_of_the_model_alone() -> None:
+    """Together they count as "other"; alone, nothing is disclosed."""
+    own = {**table(60, 1), "ward": ["X" if place % 3 else "Y" for place in range(60)]}
+    settings = tabular_settings()
+    trained, _ = first_member(settings, tables(own, 10))
+    alone = settings_alone(settings, trained.preprocessing.classes, trained.records)
+    (ward,) = (each for each in alone.data.columns if each.name == "ward")
+    assert set(ward.categories) == {"X", "Y"}
 
 
 def test_records_of_one_class_give_a_reason() -> None:
@@ -162,7 +173,7 @@ def test_in_a_grid_the_model_alone_uses_our_own_columns() -> None:
         trained = train(peers, own, mine)
         outputs = ConfinedModel.from_training(trained, own, {}).outputs(trained.validation, peers.groups["row"])
         return compare_alone(own, trained, outputs, peers.seed), settings_alone(
-            own, trained.preprocessing.classes
+            own, trained.preprocessing.classes, trained.records
         ).data.names
 
     found = run_grid(3, 3, member)
@@ -185,7 +196,7 @@ def test_with_privacy_the_model_alone_has_no_noise_and_charges_nothing() -> None
         outputs = ConfinedModel.from_training(trained, settings, {}).outputs(trained.validation)
         found = [compare_alone(settings, trained, outputs, SEED) for _ in range(2)]
         assert trained.ledger.spent() == before
-        return found[0], found[1], settings_alone(settings, trained.preprocessing.classes)
+        return found[0], found[1], settings_alone(settings, trained.preprocessing.classes, trained.records)
 
     for first, second, used in run_members(member, own):
         assert used.privacy is None

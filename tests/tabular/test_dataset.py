@@ -16,7 +16,7 @@ from cgd.federation.data_schema import MISSING, Column, Data
 from cgd.federation.value_map import canonical
 from cgd.tabular import readers
 from cgd.tabular.columns import Categorical
-from cgd.tabular.dataset import TabularDataset, dataset_from_frame, read_dataset
+from cgd.tabular.dataset import TabularDataset, dataset_from_frame, locate_records, read_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -344,6 +344,20 @@ def test_take_selects_records_in_order() -> None:
     assert taken.target.counts().tolist() == [2, 0]
     assert records.take(np.array([True, False, True])).ids == ("x", "z")
     assert records.take([]).rows == 0
+
+
+def test_records_know_their_places_in_the_file(tmp_path: Path) -> None:
+    """Rows without a label are left out, blank lines and lines within a text are counted."""
+    path = tmp_path / "my.csv"
+    path.write_text('age,ward,outcome\n1,A,yes\n\n2,"a\nb",no\n3,A,\n4,B,yes\n')
+    records, _ = read_dataset(path, schema(), schema().columns)
+    assert records.places is not None
+    assert records.places.tolist() == [0, 1, 3]
+    places = locate_records(path, schema(), schema().columns, records.places.tolist())
+    assert places == ["line 2", "line 4", "line 7"]
+    taken = records.take([2, 0]).places
+    assert taken is not None
+    assert locate_records(path, schema(), schema().columns, taken.tolist()) == ["line 7", "line 2"]
 
 
 def test_repr_shows_no_value() -> None:

@@ -25,6 +25,7 @@ from cgd.reporting.run_scores import RegressionScores
 from cgd.tabular.columns import Categorical
 from cgd.tabular.comparison import compare_classifiers, compare_regressions
 from cgd.tabular.model import ConfinedModel, load_model
+from cgd.tabular.rare_values import fold_rare_values, value_counts
 from cgd.tabular.training import train, validation_mask
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def compare_finished(
     Returns:
         The comparison; None if the saved model has other scores on these records: then they are not those of the run.
     """
+    records = fold_rare_values(records, settings.data, settings.own_columns)
     model = load_model(folder, function=settings.model.function or None)
     held_out = validation_mask(settings, records, seed)
     validation = records.take(held_out)
@@ -125,7 +127,7 @@ def _compare(
         hmac.digest(seed, b"cgd alone", "sha256"), bound=settings.training.bound, ring_bits=settings.training.ring_bits
     )
     try:
-        alone = settings_alone(settings, classes)
+        alone = settings_alone(settings, classes, own)
         limit = time.monotonic() + max(MIN_SECONDS, seconds)
         model = ConfinedModel.from_training(train(peers, alone, own, delta=delta, progress=_stop_at(limit)), alone, {})
         both = {"alone": model.outputs(validation), "together": outputs}
@@ -142,14 +144,20 @@ def _compare(
     return parts | {"models": models}
 
 
-def settings_alone(settings: TabularSettings, classes: tuple[str, ...]) -> TabularSettings:
+def settings_alone(settings: TabularSettings, classes: tuple[str, ...], own: TabularDataset) -> TabularSettings:
     """Return the settings of a training on our own columns without others.
 
     Args:
         settings: those of the training together.
         classes: its classes; both models must have the same. A class that we do not have is not learned.
+        own: our training records, whose values are the categories: nothing is disclosed, and nobody else has to have
+            them.
     """
-    data = replace(settings.data, columns=settings.own_columns, classes=classes)
+    columns = (
+        replace(each, categories=tuple(value_counts(own.categories[each.name])), rare=None) if each.is_learned else each
+        for each in settings.own_columns
+    )
+    data = replace(settings.data, columns=tuple(columns), classes=classes)
     return replace(settings, data=data, column=0, columns=1, privacy=None)
 
 
