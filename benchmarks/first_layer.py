@@ -30,11 +30,12 @@ from cgd.files import write_file
 FILE = Path(__file__).parent.parent / "results" / "first-layer.json"
 RECORDS = {
     "diabetes": (100, 353),
-    "breast-cancer": (100, 200, 455),
-    "credit-default": (100, 400, 1000, 2000),
-    "adult": (100, 400, 1000, 2000),
+    "breast-cancer": (100, 455),
+    "credit-default": (100, 400, 1600),
+    "digits": (400, 1400),
+    "adult": (100, 400, 1600),
 }
-LARGE = {"credit-default": (8000, 24_000), "adult": (8000, 24_000)}
+LARGE = {"credit-default": (6400, 24_000), "adult": (6400, 24_000)}
 """Tables and numbers of all members' records, with the validation splits; large ones are measured with fewer models."""
 MODELS = {
     **{f"relu {units}": Model("mlp", (units,)) for units in (4, 8, 16, 32, 64)},

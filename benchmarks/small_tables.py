@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 from torch.nn import functional
 
 from cgd.audit.view import Colluder, Round, Truth, View, flat
-from cgd.experiments.organisations import SOURCES
+from cgd.experiments.organisations import SOURCES, SourceTable
 from cgd.federation.config import FOR_TABLES
+from cgd.federation.data_schema import Column, Data
 from cgd.local import solo_peers
 from cgd.optim.displacement import AdamRule
 from cgd.optim.origin import Origin
@@ -36,7 +38,7 @@ from cgd.tabular.training_loop import MIN_IMPROVEMENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cgd.federation.data_schema import Data, Model
+    from cgd.federation.data_schema import Model
     from cgd.tabular.dataset import TabularDataset
 
 PARTS = {"north": 0.4, "east": 0.3, "south": 0.2, "west": 0.1}
@@ -53,13 +55,23 @@ def load(name: str) -> tuple[Data, TabularDataset, TabularDataset]:
     Raises:
         InputError: it has to be in the folder CGD_DATA, and is not.
     """
-    source = SOURCES[name]()
+    source = _digits() if name == "digits" else SOURCES[name]()
 
     def read(cells: Any) -> TabularDataset:
         frame = {each: cells[:, place].tolist() for place, each in enumerate((*source.data.names, source.data.target))}
         return dataset_from_frame(frame, source.data, source.data.columns, target=True)[0]
 
     return source.data, read(source.training), read(source.held_out[:MAX_TEST_RECORDS])
+
+
+def _digits() -> SourceTable:
+    """Return handwritten digits of 8 × 8 pixels: is the digit even or odd?"""
+    bunch = load_digits()
+    columns = tuple(Column(f"pixel-{place}", "number") for place in range(bunch.data.shape[1]))
+    labels = np.where(bunch.target % 2 == 0, "even", "odd")
+    cells = np.column_stack([bunch.data.astype(str), labels])
+    order = np.random.default_rng(0).permutation(len(cells))
+    return SourceTable("digits", Data("parity", columns, classes=("even", "odd")), cells[order[300:]], cells[order[:300]])
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +90,7 @@ class Members:
         test_y: their targets.
         outputs: the number of a model's outputs.
         classes: the classes; empty in a regression.
+        records: the number of all members' records, with the validation splits.
     """
 
     names: tuple[str, ...]
@@ -91,6 +104,7 @@ class Members:
     test_y: torch.Tensor
     outputs: int
     classes: tuple[str, ...]
+    records: int
 
     @property
     def features(self) -> int:
@@ -104,6 +118,7 @@ class Members:
         return self.x[place][real], self.y[place][real]
 
 
+@lru_cache(maxsize=2)
 def draw(table: str, records: int, seed: int) -> Members:
     """Draw some records of a table, and divide them among the members."""
     data, training, held_out = load(table)
@@ -125,7 +140,7 @@ def draw(table: str, records: int, seed: int) -> Members:
     test_x, _ = preprocessing.transform(held_out)
     test_y = preprocessing.encode_target(held_out)
     test = torch.from_numpy(test_x), torch.from_numpy(test_y)
-    return Members(tuple(PARTS), *kept[0], *kept[1], *test, preprocessing.outputs, preprocessing.classes)
+    return Members(tuple(PARTS), *kept[0], *kept[1], *test, preprocessing.outputs, preprocessing.classes, records)
 
 
 def _pad(x: Any, y: Any, parts: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

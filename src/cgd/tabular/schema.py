@@ -27,6 +27,7 @@ from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING
 from cgd.federation.privacy_section import REVIEW_MARK
 from cgd.tabular.columns import MAX_CATEGORIES, MAX_NUMBER, MissingMarkers, canonical, is_number
 from cgd.tabular.dataset import find_column
+from cgd.tabular.model_choice import choose_model, model_lines
 from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
@@ -189,15 +190,8 @@ def suggest_schema(path: str | os.PathLike[str], label: str, *, private: bool = 
         )
     markers = [text for each in (*profiles.values(), target) for text in each.markers]
     data = _data_lines(label, target, markers, profiles, private)
-    return "\n".join([*data, "", "[data.columns]", *lines, "", *MODEL, *(PRIVACY if private else ()), ""])
-
-
-MODEL = (
-    "[model]",
-    'kind = "mlp"       # or "logistic" ("linear" in a regression): no hidden layer',
-    "layers = [32]",
-    'activation = "relu"',
-)
+    model = model_lines(choose_model(target.present, regression=_is_regression(target), private=private))
+    return "\n".join([*data, "", "[data.columns]", *lines, "", *model, *(PRIVACY if private else ()), ""])
 
 
 PRIVACY = (
@@ -218,7 +212,7 @@ REVIEW = (
 def _data_lines(
     label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile], private: bool
 ) -> list[str]:
-    regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
+    regression = _is_regression(target)
     review = f"; {REVIEW_MARK}" if private else ""
     remarks = f"  # {_remarks(target)}{review}" if regression and target.remarks else ""
     lines = [
@@ -244,6 +238,10 @@ def _data_lines(
             f"# id = {_text(ids[0])}  # needed in a grid, where several participants hold parts of the same records"
         )
     return lines
+
+
+def _is_regression(target: ColumnProfile) -> bool:
+    return target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
 
 
 def _column_line(name: str, profile: ColumnProfile, nested: bool, private: bool) -> str:
