@@ -71,7 +71,9 @@ def _digits() -> SourceTable:
     labels = np.where(bunch.target % 2 == 0, "even", "odd")
     cells = np.column_stack([bunch.data.astype(str), labels])
     order = np.random.default_rng(0).permutation(len(cells))
-    return SourceTable("digits", Data("parity", columns, classes=("even", "odd")), cells[order[300:]], cells[order[:300]])
+    return SourceTable(
+        "digits", Data("parity", columns, classes=("even", "odd")), cells[order[300:]], cells[order[:300]]
+    )
 
 
 @dataclass(frozen=True, repr=False)

@@ -50,8 +50,6 @@ CANDIDATES = {
     "gelu 16": Model("mlp", (16,), "gelu"),
     "sigmoid 16": Model("mlp", (16,), "sigmoid"),
 }
-SEEDS, SEEDS_OF_LARGE, LARGE = 30, 12, 1000
-"""The scores vary with the records that are drawn, more if these are few."""
 ATTACKED_SEEDS = 10
 TRAP_WEIGHT, MAX_DISTANCE, DAMPING = 0.25, 0.02, 20.0
 
@@ -76,6 +74,11 @@ def suggested(members: Members) -> list[str]:
     parts = [round(part * members.records) for part in small_tables.PARTS.values()]
     models = [choose_model(records, regression=not members.classes) for records in parts]
     return [name for name, each in CANDIDATES.items() if each in models]
+
+
+def seeds(records: int) -> int:
+    """Return the number of seeds of a setting: scores of few records vary most with those that are drawn."""
+    return 80 if records <= 100 else 20 if records < 1000 else 10
 
 
 def score(table: str, records: int, candidate: str, seed: int) -> float:
@@ -121,10 +124,10 @@ def main() -> None:
             runs.append(run(*arguments, seed))
             write_file(out, json.dumps(found, indent=0) + "\n")
 
-    for seed in range(SEEDS):
+    for seed in range(max(seeds(records) for _, records in settings)):
         for table, records in settings:
             scores = found["scores"].setdefault(f"{table}, {records} records", {})
-            for candidate in CANDIDATES if seed < SEEDS_OF_LARGE or records < LARGE else ():
+            for candidate in CANDIDATES if seed < seeds(records) else ():
                 add(scores.setdefault(candidate, []), seed, score, table, records, candidate)
     for seed in range(ATTACKED_SEEDS):
         for table, records in settings:

@@ -76,7 +76,9 @@ def test_settings_that_get_a_warning(
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 5), st.booleans(), st.booleans())
-def test_four_records_for_each_input_get_no_warning_about_membership(inputs: int, units: int, more: int, bias: bool, relu: bool) -> None:
+def test_four_records_for_each_input_get_no_warning_about_membership(
+    inputs: int, units: int, more: int, bias: bool, relu: bool
+) -> None:
     layer = FirstLayer(inputs, units, bias, relu)
     always = ["relu units"] if relu and bias else []
     enough = max(4 * layer.rank, 5) + more
@@ -329,7 +331,9 @@ def test_warnings_in_a_grid_count_the_column_group(tmp_path: Path) -> None:
     with InProcessFederation(path, tmp_path / "state") as federation:
         federation.start_all(TrainingProgram(5))
         for warnings in federation.results().values():
-            assert warnings == [str(each) for each in find_warnings(5, FirstLayer(6, 3, relu=False), members=3, total_records=15)]
+            assert warnings == [
+                str(each) for each in find_warnings(5, FirstLayer(6, 3, relu=False), members=3, total_records=15)
+            ]
 
 
 def test_local_peers_get_no_warnings(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,7 +48,11 @@ LINEAR_LEVERAGE_FIGURE = (
     "to 0.004, after 200 steps of a linear model with two outputs"
 )
 RECORDS_FIGURE = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
-RELU_FIGURE = "TODO"
+RELU_FIGURE = (
+    "one of four members read records of the others: on UCI Adult with 32 units, some of 72 in 7 of 10 trainings, of 288 "
+    "in 7, of 1,152 in 6, of 17,280 in 1 of 3, and up to 7 in one training; with 4 units in 4 of 30; on four other "
+    "tables in 16 of 450; with tanh, GELU or sigmoid units or no hidden layer in 0 of 480"
+)
 GRAM_FIGURE = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
 DEPARTURE_FIGURE = "relative error 0.11 a step apart"
 STEERING_FIGURE = "49 % of 2 × 100 records in 20 steps, by one member and within the bound"
