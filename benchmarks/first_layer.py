@@ -2,10 +2,10 @@
 
 Four members train on a small public table with the default settings of tables (`small_tables.py`). The smallest one
 only watches: it divides the sums of the first layer by those of its biases, and reads every record that alone activates
-a unit in some step (`cgd.audit.attacks.records`). A record counts if it comes out in every feature within a hundredth of
-a standard deviation. The grid has numbers of records, inputs (by table), units and activations; each seed draws the
-records, their division and the origins. `results/first-layer.json` has the counts;
-`tests/audit/test_first_layer.py` compares the privacy warning and the suggested models with them.
+a unit in some step (`cgd.audit.attacks.records`). A record counts if it comes out in every feature within a hundredth
+of a standard deviation. The grid has numbers of records, inputs (by table), units and activations; each seed draws the
+records, their division and the origins. `results/first-layer.json` has the counts; `tests/audit/test_first_layer.py`
+compares the privacy warning with them.
 
 The runs are stored one by one, and a program that was stopped continues. Adult and credit default are read from the
 folder in CGD_DATA.

@@ -1,8 +1,8 @@
 """Train on small public tables as four members do with the default settings of tables, and keep what one of them sees.
 
 Some records of a public table are drawn and divided among four members, whose parts are 40, 30, 20 and 10 %. Every
-step is that of `cgd join`: each member has an origin of its own and computes its gradient there, the addends are rounded
-and added in the ring of the protocol, and Adam moves the displacement by the sum. The validation loss stops the
+step is that of `cgd join`: each member has an origin of its own and computes its gradient there, the addends are
+rounded and added in the ring of the protocol, and Adam moves the displacement by the sum. The validation loss stops the
 training early. All members are in one process and nothing is masked, because only the opened sums matter here.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,11 +40,11 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Model
     from cgd.tabular.dataset import TabularDataset
 
+    Probe = Callable[[int, torch.Tensor], torch.Tensor]
+
 PARTS = {"north": 0.4, "east": 0.3, "south": 0.2, "west": 0.1}
 ATTACKER = "west"
 MAX_TEST_RECORDS = 4000
-
-Probe = "Callable[[int, torch.Tensor], torch.Tensor]"
 
 
 @cache
@@ -119,6 +118,11 @@ class Members:
         real = self.weight[place] > 0
         return self.x[place][real], self.y[place][real]
 
+    def truth(self) -> Truth:
+        """Return the training records of all members but the attacker."""
+        records = {name: self.own(name) for name in self.names if name != ATTACKER}
+        return Truth({name: x for name, (x, _) in records.items()}, {name: y for name, (_, y) in records.items()}, {})
+
 
 @lru_cache(maxsize=2)
 def draw(table: str, records: int, seed: int) -> Members:
@@ -156,10 +160,10 @@ def _seed(name: str, seed: int) -> bytes:
     return hashlib.sha256(f"{name} {seed}".encode()).digest()
 
 
-def _outputs(network: nn.Sequential, weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _outputs(network: nn.Module, weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return the outputs of several networks, whose weights are flat rows, each for its own records."""
     start = 0
-    for layer in network:
+    for layer in network.children():
         if isinstance(layer, nn.Linear):
             size, units = layer.weight.numel(), layer.out_features
             weight = weights[:, start : start + size].unflatten(1, layer.weight.shape)
@@ -193,7 +197,7 @@ class Trained:
     score: float
 
 
-def train(members: Members, model: Model, seed: int, *, all_steps: bool = False, probe: Any = None) -> Trained:
+def train(members: Members, model: Model, seed: int, *, all_steps: bool = False, probe: Probe | None = None) -> Trained:
     """Train with the default settings of tables.
 
     Args:
@@ -208,51 +212,63 @@ def train(members: Members, model: Model, seed: int, *, all_steps: bool = False,
     origins = torch.stack(
         [flat(dict(Origin(model.delta, shapes, _seed(name, seed)).draw())).float() for name in members.names]
     )
-    total = float(members.weight.sum())
-    fixed_point = FixedPoint.for_weighted_sum(addends=len(PARTS), bound=FOR_TABLES.bound)
     attacker = members.names.index(ATTACKER)
-
-    def loss(weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return (_losses(_outputs(network, weights, x), y) * weight).sum()
-
-    displacement, state, rule = torch.zeros(origins.shape[1]), {}, AdamRule(FOR_TABLES.lr)
+    displacement = torch.zeros(origins.shape[1])
+    rule, state = AdamRule(FOR_TABLES.lr), dict[str, Any]()
     rounds: list[Round] = []
     own: list[torch.Tensor] = []
     lowest, best, best_step = float("inf"), displacement, 0
     for step in range(1, FOR_TABLES.steps + 1):
-        weights = (origins + displacement).requires_grad_()
-        (loss(weights, members.x, members.y, members.weight) / total).backward()
-        addends = weights.grad
+        addends = _gradients(network, origins + displacement, members)
         if probe is not None:
             addends[attacker] += probe(step - 1, displacement)
         own.append(addends[attacker].clone())
-        words = np.zeros(addends.shape[1], dtype=WORD_TYPES[fixed_point.ring_bits])
-        for each in addends:
-            words += fixed_point.encode(each.numpy())
-        opened = torch.from_numpy(fixed_point.decode(words, np.dtype(np.float32)))
-        rounds.append(Round(members.names, displacement.clone(), opened))
-        rule.move(displacement, opened, state)
+        rounds.append(Round(members.names, displacement.clone(), _add(addends)))
+        rule.move(displacement, rounds[-1].gradient_sum, state)
         if step % FOR_TABLES.validate_every == 0:
-            with torch.no_grad():
-                value = loss(
-                    origins + displacement, members.validation_x, members.validation_y, members.validation_weight
-                )
-            mean = float(value / members.validation_weight.sum())
-            if mean < lowest * (1 - MIN_IMPROVEMENT):
-                lowest, best, best_step = mean, displacement.clone(), step
+            loss = _validation_loss(network, origins + displacement, members)
+            if loss < lowest * (1 - MIN_IMPROVEMENT):
+                lowest, best, best_step = loss, displacement.clone(), step
             if not all_steps and step - best_step >= FOR_TABLES.patience * FOR_TABLES.validate_every:
                 break
-    colluder = Colluder(*members.own(ATTACKER), tuple(own), origins[attacker])
-    view = View("cgd", partial(build, model, members.features, members.outputs), lambda outputs, y: _losses(outputs, y).mean(),
-                round(total), FOR_TABLES.lr, model.delta, {ATTACKER: colluder}, tuple(rounds),
-                noise=fixed_point.resolution, final=displacement)  # fmt: skip
-    honest = [name for name in members.names if name != ATTACKER]
-    records = {name: members.own(name) for name in honest}
-    truth = Truth({name: x for name, (x, _) in records.items()}, {name: y for name, (_, y) in records.items()}, {})
     with torch.no_grad():
         outputs = _outputs(network, origins + best, members.test_x.expand(len(origins), -1, -1))
-    scores = [_score(each, members) for each in outputs]
-    return Trained(view, truth, float(np.mean(scores)))
+    view = View(
+        "cgd",
+        partial(build, model, members.features, members.outputs),
+        lambda outputs, y: _losses(outputs, y).mean(),
+        int(members.weight.sum()),
+        FOR_TABLES.lr,
+        model.delta,
+        {ATTACKER: Colluder(*members.own(ATTACKER), tuple(own), origins[attacker])},
+        tuple(rounds),
+        final=displacement,
+    )
+    return Trained(view, members.truth(), float(np.mean([_score(each, members) for each in outputs])))
+
+
+def _gradients(network: nn.Module, weights: torch.Tensor, members: Members) -> torch.Tensor:
+    """Return the members' addends: the gradients of the mean loss over all members' records, each of its own."""
+    weights = weights.requires_grad_()
+    losses = _losses(_outputs(network, weights, members.x), members.y) * members.weight
+    (losses.sum() / members.weight.sum()).backward()
+    assert weights.grad is not None
+    return weights.grad
+
+
+def _validation_loss(network: nn.Module, weights: torch.Tensor, members: Members) -> float:
+    with torch.no_grad():
+        losses = _losses(_outputs(network, weights, members.validation_x), members.validation_y)
+    return float((losses * members.validation_weight).sum() / members.validation_weight.sum())
+
+
+def _add(addends: torch.Tensor) -> torch.Tensor:
+    """Add in the ring of the protocol, with its rounding."""
+    fixed_point = FixedPoint.for_weighted_sum(addends=len(addends), bound=FOR_TABLES.bound)
+    words = np.zeros(addends.shape[1], dtype=WORD_TYPES[fixed_point.ring_bits])
+    for each in addends:
+        words += fixed_point.encode(each.numpy())
+    return torch.from_numpy(fixed_point.decode(words, np.dtype(np.float32)))
 
 
 def _score(outputs: torch.Tensor, members: Members) -> float:

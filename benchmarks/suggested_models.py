@@ -78,7 +78,7 @@ def suggested(members: Members) -> list[str]:
 
 def seeds(records: int) -> int:
     """Return the number of seeds of a setting: scores of few records vary most with those that are drawn."""
-    return 80 if records <= 100 else 20 if records < 1000 else 10
+    return 40 if records <= 100 else 20 if records < 1000 else 10
 
 
 def score(table: str, records: int, candidate: str, seed: int) -> float:

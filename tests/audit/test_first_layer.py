@@ -37,19 +37,21 @@ def leaking(found: list[dict[str, int]]) -> int:
 def relu_figure() -> str:
     """The text of the warning, from the stored results."""
     adult = [each for each in SETTINGS if each[0] == "adult"]
-    parts = []
+    parts: list[str] = []
     for setting in (*adult, ("adult", 24_000)):
         found = draws([setting], ["relu 32"])
         trainings = f" of {len(found)} trainings" * (not parts) or f" of {len(found)}" * (len(found) != 10)
         parts.append(f"of {found[0]['honest']:,} in {leaking(found)}{trainings}")
-    most = max(each["read"] for each in draws(adult, ["relu 32"]))
-    few = draws(adult, ["relu 4"])
     tables = [each for each in SETTINGS if each[0] != "adult"]
-    other_tables, others = draws(tables, RELU), draws(SETTINGS, OTHERS)
+    most = max(each["read"] for each in draws(adult, ["relu 32"]))
+    few, elsewhere, none = (
+        f"in {leaking(found)} of {len(found)}"
+        for found in (draws(adult, ["relu 4"]), draws(tables, RELU), draws(SETTINGS, OTHERS))
+    )
     return (
-        f"one of four members read records of the others: on UCI Adult with 32 units, some {', '.join(parts)}, and up to "
-        f"{most} in one training; with 4 units in {leaking(few)} of {len(few)}; on four other tables in {leaking(other_tables)} of "
-        f"{len(other_tables)}; with tanh, GELU or sigmoid units or no hidden layer in {leaking(others)} of {len(others)}"
+        f"one of four members read records of the others: on UCI Adult with 32 units, some {', '.join(parts)}, and up "
+        f"to {most} in one training; with 4 units {few}; on four other tables {elsewhere}; with tanh, GELU or sigmoid "
+        f"units or no hidden layer {none}"
     )
 
 

@@ -30,7 +30,8 @@ def key(table: str, records: int) -> str:
 def suggestion(table: str, records: int) -> str:
     """The candidate that the participant with the most records gets."""
     model = choose_model(round(LARGEST_PART * records), regression=table == "diabetes")
-    return next(name for name, each in suggested_models.CANDIDATES.items() if each == model)
+    [name] = [str(name) for name, each in suggested_models.CANDIDATES.items() if each == model]
+    return name
 
 
 def shortfall(table: str, records: int) -> float:

@@ -49,8 +49,8 @@ LINEAR_LEVERAGE_FIGURE = (
 )
 RECORDS_FIGURE = "all of 2 × 1 to 4 records with 256 units, fewer than half of 2 × 4 with 32"
 RELU_FIGURE = (
-    "one of four members read records of the others: on UCI Adult with 32 units, some of 72 in 7 of 10 trainings, of 288 "
-    "in 7, of 1,152 in 6, of 17,280 in 1 of 3, and up to 7 in one training; with 4 units in 4 of 30; on four other "
+    "one of four members read records of the others: on UCI Adult with 32 units, some of 72 in 7 of 10 trainings, of "
+    "288 in 7, of 1,152 in 6, of 17,280 in 1 of 3, and up to 7 in one training; with 4 units in 4 of 30; on four other "
     "tables in 16 of 450; with tanh, GELU or sigmoid units or no hidden layer in 0 of 480"
 )
 GRAM_FIGURE = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
@@ -171,13 +171,15 @@ def _relu_units_warning(layer: FirstLayer) -> PrivacyWarning | None:
     """Return the warning of every such layer: records were read at all numbers of records and units measured."""
     if not layer.relu or not layer.bias:
         return None
+    units = _count_text(layer.units, "ReLU unit")
     return PrivacyWarning(
         "relu units",
-        f"the first layer has {_count_text(layer.units, 'ReLU unit')}; if a single record activates one of them, its sum is that "
-        "record, and each member, alone and by watching, can read it, exact in every field",
+        f"the first layer has {units}; if a single record activates one of them, its sum is that record, and each "
+        "member, alone and by watching, can read it, exact in every field",
         RELU_FIGURE,
         'Write activation = "tanh", "gelu" or "sigmoid" in [model], or train a model without a hidden layer; fewer '
-        "units make it rarer, more records do not prevent it. Only [privacy] also bounds what a member that steers reads",
+        "units make it rarer, more records do not prevent it. Only [privacy] also bounds what a member that steers "
+        "reads",
     )
 
 
