@@ -197,14 +197,16 @@ class Trained:
     score: float
 
 
-def train(members: Members, model: Model, seed: int, *, all_steps: bool = False, probe: Probe | None = None) -> Trained:
+def train(
+    members: Members, model: Model, seed: int, *, steps: int | None = None, probe: Probe | None = None
+) -> Trained:
     """Train with the default settings of tables.
 
     Args:
         members: their records.
         model: the section `[model]`.
         seed: the seed of the origins.
-        all_steps: do not stop early; the first steps are the same.
+        steps: take so many steps, and do not stop early; the first steps are the same.
         probe: returns the vector that the attacker adds to its addend, given the step and the displacement.
     """
     network = build(model, members.features, members.outputs)
@@ -218,7 +220,7 @@ def train(members: Members, model: Model, seed: int, *, all_steps: bool = False,
     rounds: list[Round] = []
     own: list[torch.Tensor] = []
     lowest, best, best_step = float("inf"), displacement, 0
-    for step in range(1, FOR_TABLES.steps + 1):
+    for step in range(1, (steps or FOR_TABLES.steps) + 1):
         addends = _gradients(network, origins + displacement, members)
         if probe is not None:
             addends[attacker] += probe(step - 1, displacement)
@@ -229,7 +231,7 @@ def train(members: Members, model: Model, seed: int, *, all_steps: bool = False,
             loss = _validation_loss(network, origins + displacement, members)
             if loss < lowest * (1 - MIN_IMPROVEMENT):
                 lowest, best, best_step = loss, displacement.clone(), step
-            if not all_steps and step - best_step >= FOR_TABLES.patience * FOR_TABLES.validate_every:
+            if steps is None and step - best_step >= FOR_TABLES.patience * FOR_TABLES.validate_every:
                 break
     with torch.no_grad():
         outputs = _outputs(network, origins + best, members.test_x.expand(len(origins), -1, -1))

@@ -4,7 +4,8 @@ Four members train on 100 to 2,000 records of public tables with the default set
 For every candidate, the AUC on records that nobody trained on is measured, or R² in a regression. The models that
 `cgd schema` suggests to the members are attacked by the smallest member: it watches all 300 steps, without the early
 stopping that ends most trainings before; or it steers the first layer (`cgd.audit.attacks.traps`), and reports
-validation losses that keep falling, so that the training goes on. `results/suggested-models.json` has the results;
+validation losses that keep falling, so that the training goes on. Adam moves a weight by at most the step size, so 300
+steps are few to steer by; some trainings have 3,000. `results/suggested-models.json` has the results;
 `tests/tabular/test_model_choice.py` compares them with what is promised.
 
 The runs are stored one by one, and a program that was stopped continues. Adult and credit default are read from the
@@ -51,7 +52,10 @@ CANDIDATES = {
     "sigmoid 16": Model("mlp", (16,), "sigmoid"),
 }
 ATTACKED_SEEDS = 10
-TRAP_WEIGHT, MAX_DISTANCE, DAMPING = 0.25, 0.02, 20.0
+LONG_STEPS, LONG_SEEDS = 3000, 3
+LONG = (("breast-cancer", 455, "tanh 8"), ("breast-cancer", 455, "gelu 16"), ("diabetes", 353, "sigmoid 16"))
+"""Trainings with more steps that are steered."""
+TRAP_WEIGHT, LONG_TRAP_WEIGHT, MAX_DISTANCE, DAMPING = 0.25, 5.0, 0.02, 20.0
 
 
 @dataclass
@@ -90,24 +94,29 @@ def score(table: str, records: int, candidate: str, seed: int) -> float:
 def attack(table: str, records: int, candidate: str, seed: int) -> dict[str, int]:
     """Return the numbers of records that the smallest member reads by watching and by steering."""
     members = small_tables.draw(table, records, seed)
-    model = CANDIDATES[candidate]
-    watched = small_tables.train(members, model, seed, all_steps=True)
-    own, _ = members.own(small_tables.ATTACKER)
-    units = model.layers[0] if model.layers else members.outputs
-    limit = len(own) / float(members.weight.sum()) * FOR_TABLES.bound
-    probe = AdamTraps(own, len(watched.truth.all_y), units, FOR_TABLES.lr, limit, weight=TRAP_WEIGHT)
-    steered = small_tables.train(members, model, seed, all_steps=True, probe=probe)
+    watched = small_tables.train(members, CANDIDATES[candidate], seed, steps=FOR_TABLES.steps)
     return {
         "others": len(watched.truth.all_y),
         "watching": count_exact(gradient_rows(watched.view), watched.truth),
-        "steering": _read_steered(steered, units),
+        "steering": steer(table, records, candidate, seed, FOR_TABLES.steps, TRAP_WEIGHT),
     }
 
 
-def _read_steered(trained: Any, units: int) -> int:
-    """Return the records in the rows of a steered training, and in the differences of rows of successive steps."""
+def steer(table: str, records: int, candidate: str, seed: int, steps: int, weight: float) -> int:
+    """Return the number of records in the rows of a steered training, and in the differences of successive rows."""
+    members, model = small_tables.draw(table, records, seed), CANDIDATES[candidate]
+    own, _ = members.own(small_tables.ATTACKER)
+    units = model.layers[0] if model.layers else members.outputs
+    limit = len(own) / float(members.weight.sum()) * FOR_TABLES.bound
+    probe = AdamTraps(own, len(members.truth().all_y), units, FOR_TABLES.lr, limit, weight=weight)
+    trained = small_tables.train(members, model, seed, steps=steps, probe=probe)
     rows = gradient_rows(trained.view)
     return count_exact(torch.cat([rows, rows[units:] - rows[:-units]]), trained.truth)
+
+
+def steer_long(table: str, records: int, candidate: str, seed: int) -> int:
+    """Return the number of records that come out of a steered training with many steps."""
+    return steer(table, records, candidate, seed, LONG_STEPS, LONG_TRAP_WEIGHT)
 
 
 def main() -> None:
@@ -134,6 +143,10 @@ def main() -> None:
             attacks = found["attacks"].setdefault(f"{table}, {records} records", {})
             for candidate in suggested(small_tables.draw(table, records, 0)):
                 add(attacks.setdefault(candidate, []), seed, attack, table, records, candidate)
+    for seed in range(LONG_SEEDS):
+        for table, records, candidate in LONG:
+            name = f"{table}, {records} records, {candidate}"
+            add(found.setdefault("long", {}).setdefault(name, []), seed, steer_long, table, records, candidate)
     Console(width=150).print(summary(found))
 
 

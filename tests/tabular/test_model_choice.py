@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cgd.federation.data_schema import parse_model
+from cgd.federation.data_schema import Model, parse_model
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.tabular.model_choice import MIN_RECORDS_FOR_GELU, choose_model, model_lines
 from cgd.tabular.models import build
@@ -38,6 +38,20 @@ def shortfall(table: str, records: int) -> float:
     """The mean score of the suggested model below that of the best candidate."""
     means = {name: fmean(scores) for name, scores in STORED["scores"][key(table, records)].items()}
     return max(means.values()) - means[suggestion(table, records)]
+
+
+def exceptions() -> list[tuple[str, int]]:
+    """The settings in which another candidate is better by more than that."""
+    return [each for each in SETTINGS if shortfall(*each) > MAX_SHORTFALL]
+
+
+def exception_text() -> str:
+    return " and ".join(f"{records} records of {table} ({shortfall(table, records):.4f})"
+                        for table, records in exceptions())  # fmt: skip
+
+
+def worst_shortfall() -> float:
+    return max(shortfall(*each) for each in SETTINGS if each not in exceptions())
 
 
 def read(how: str) -> list[int]:
@@ -77,33 +91,50 @@ def test_no_record_is_read_from_a_suggested_model_by_watching() -> None:
     assert set(read("watching")) == {0}
 
 
-@pytest.mark.parametrize(("table", "records"), SETTINGS)
-def test_suggested_model_is_about_as_good_as_the_best_candidate(table: str, records: int) -> None:
-    assert shortfall(table, records) <= MAX_SHORTFALL
+def test_suggested_model_is_about_as_good_as_the_best_candidate() -> None:
+    """With 100 records of a regression, a linear model is better; it would disclose covariances, so it is no choice."""
+    assert exceptions() == [("diabetes", 100)]
+    means = {name: fmean(scores) for name, scores in STORED["scores"][key("diabetes", 100)].items()}
+    assert max(means, key=lambda name: means[name]) == "logistic"  # which is linear in a regression
+    linear = FirstLayer.from_model(build(Model("linear"), 11, 1))
+    assert [each.kind for each in find_warnings(100_000, linear)] == ["second moments"]
+    del means["logistic"]
+    assert max(means.values()) == means[suggestion("diabetes", 100)]
 
 
 def test_page_has_the_figures() -> None:
     [section] = re.findall(r"^### Which model is suggested$(.*?)^###", (DOCS / "tables.md").read_text(), re.M | re.S)
     text = " ".join(section.split())
-    worst = max(SETTINGS, key=lambda each: shortfall(*each))
-    assert f"at most {shortfall(*worst):.4f}" in text
-    assert f"none in {len(read('watching'))} trainings" in text
-    steered = read("steering")
-    assert f"in {sum(each > 0 for each in steered)} of {len(steered)} trainings" in text
-    assert f"up to {max(steered)} records" in text
+    assert f"by at most {worst_shortfall():.4f}, except on {exception_text()}." in text
+    watched, steered = read("watching"), read("steering")
+    assert f"it read none in {len(watched)} trainings" in text
+    assert f"in {sum(each > 0 for each in steered)} of {len(steered)} trainings, up to {max(steered)} records" in text
+    longer = [each for runs in STORED["long"].values() for each in runs]
+    assert len(longer) == 9
+    assert f"in {sum(each > 0 for each in longer)} of {len(longer)} trainings, up to {max(longer)} records" in text
     for table, records in SETTINGS:
         means = {name: fmean(scores) for name, scores in STORED["scores"][key(table, records)].items()}
-        row = f"| {table} | {records:,} | {suggestion(table, records)} | {means[suggestion(table, records)]:.4f} |"
-        assert row in section
+        name, best = suggestion(table, records), max(means, key=lambda each: means[each])
+        assert f"| {table} | {records:,} | {name} | {means[name]:.4f} | {means[best]:.4f}, {best} |" in section
+
+
+def test_member_that_steers_long_enough_reads_records_from_suggested_models() -> None:
+    """As the pages state: no model prevents it."""
+    assert {name.rsplit(", ", 1)[1] for name in STORED["long"]} == {"tanh 8", "gelu 16", "sigmoid 16"}
+    assert all(sum(runs) > 0 for runs in STORED["long"].values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("table", "records"), [("breast-cancer", 455), ("diabetes", 353)])
 def test_attack_is_measured_again(table: str, records: int, seed: int) -> None:
-    """With other seeds; and the same attacks read records from ReLU units, so they can."""
-    again = suggested_models.attack(table, records, suggestion(table, records), 1000 + seed)
-    assert again["watching"] == 0
-    scores = STORED["scores"][key(table, records)][suggestion(table, records)]
-    found = suggested_models.score(table, records, suggestion(table, records), 0)
-    assert found == pytest.approx(scores[0], abs=0.02)
+    """With other seeds; the same steering reads records from ReLU units, so it works."""
+    assert suggested_models.attack(table, records, suggestion(table, records), 1000 + seed)["watching"] == 0
+    assert suggested_models.attack(table, records, "relu 32", 1000 + seed)["steering"] > 0
+
+
+@pytest.mark.parametrize("candidate", ["logistic", "tanh 8"])
+def test_score_is_measured_again(candidate: str) -> None:
+    """Other processors round differently, which changes the step of early stopping at most."""
+    stored = STORED["scores"][key("breast-cancer", 200)][candidate][0]
+    assert suggested_models.score("breast-cancer", 200, candidate, 0) == pytest.approx(stored, abs=0.01)

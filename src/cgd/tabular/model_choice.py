@@ -19,7 +19,7 @@ MIN_RECORDS_FOR_GELU = 300
 FOR_SMALL_TABLES = Model("mlp", (8,), "tanh")
 FOR_TABLES = Model("mlp", (16,), "gelu")
 FOR_REGRESSION = Model("mlp", (16,), "sigmoid")
-"""A linear model was no better from 200 records on, and would disclose covariances (the warning "second moments")."""
+"""A linear model was hardly better, and would disclose covariances (the privacy warning "second moments")."""
 FOR_PRIVACY = Model("mlp", (32,), "relu")
 """With noise, nothing is read from ReLU units either; the costs of noise were measured with this one."""
 
