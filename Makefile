@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results table-results private-table-results privacy-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results first-layer-results suggested-model-results table-results private-table-results privacy-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture structure coverage clean
 
 help:  ## list the commands
@@ -55,6 +55,12 @@ demo-results: .venv/installed  ## run the demo and store its figures in results/
 
 leverage-results: .venv/installed  ## measure membership inference by leverage against the number of records; store the curve (half an hour)
 	$(BIN)/python benchmarks/leverage.py --out results/leverage.json
+
+first-layer-results: .venv/installed  ## count the records that one member of four reads from a first layer by watching; store the counts (ten minutes of one core; continues)
+	$(BIN)/python benchmarks/first_layer.py
+
+suggested-model-results: .venv/installed  ## compare the model that cgd schema suggests for small tables with others, and attack it; store the results (a quarter of an hour of one core; continues)
+	$(BIN)/python benchmarks/suggested_models.py
 
 table-results: .venv/installed  ## compare models of five organisations on real tables with pooled and local training; store the page
 	$(BIN)/python benchmarks/accuracy/organisations.py --out results/tables

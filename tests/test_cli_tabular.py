@@ -146,14 +146,15 @@ def test_folder_of_another_run_is_rejected_before_connecting(command: Any, feder
 
 
 def test_privacy_warning_is_printed_before_connecting(command: Any, federation: Path, tmp_path: Path) -> None:
-    for rows, expected in ((2, True), (60, False)):
+    start = "cgd: privacy warning, from our own table alone: "
+    for rows, warnings in ((2, 2), (60, 1)):
         write_csv(tmp_path / "ada.csv", table(rows, 1))
         code, _, err = command("join", federation, "--as", "ada", "--data", "ada.csv", "--key", "nowhere.key")
         assert code == 2
         assert "nowhere.key" in err  # without a key, no connection was made
-        text = "cgd: privacy warning, from our own table alone: this participant has 2 records; each of the other two"
-        assert (text in err) == expected
-        assert ("privacy warning" in err) == expected
+        assert f"{start}the first layer has 8 ReLU units; " in err
+        assert (f"{start}this participant has 2 records; each of the other two" in err) == (rows == 2)
+        assert err.count(start) == err.count("privacy warning") == warnings
 
 
 @pytest.fixture

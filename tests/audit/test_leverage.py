@@ -93,7 +93,7 @@ def test_figures_of_the_warning_are_those_of_the_curve(setting: str, figure: str
 
 
 def test_warning_states_the_figures() -> None:
-    network, linear = FirstLayer(30, 32), FirstLayer.from_model(nn.Sequential(nn.Linear(30, 2)))
+    network, linear = FirstLayer(30, 32, relu=False), FirstLayer.from_model(nn.Sequential(nn.Linear(30, 2)))
     for layer, figure in (
         (network, privacy_warnings.LEVERAGE_FIGURE),
         (linear, privacy_warnings.LINEAR_LEVERAGE_FIGURE),

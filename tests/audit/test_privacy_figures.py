@@ -54,7 +54,7 @@ def test_figure_of_the_span_of_a_linear_model() -> None:
 
 def test_span_reveals_nothing_with_the_records_of_the_remedy() -> None:
     """With more records than inputs, the span contains every record; leverage remains (test_leverage.py)."""
-    layer = FirstLayer(TUMOUR_INPUTS, 32)
+    layer = FirstLayer(TUMOUR_INPUTS, 32, relu=False)
     enough = privacy_warnings.MIN_RECORDS_PER_INPUT * layer.rank
     for own in (10, 40):
         assert f"at least {enough} records" in find_warnings(own, layer)[0].remedy

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from cgd.optim.privacy_warnings import PrivacyWarning
     from support.in_process import MemberProcess
 
-WIDE = FirstLayer(inputs=30, units=8)
+WIDE = FirstLayer(inputs=30, units=8, relu=False)
+RELU = FirstLayer(inputs=30, units=8)
 
 
 def kinds(warnings: tuple[PrivacyWarning, ...]) -> list[str]:
@@ -52,14 +53,18 @@ def kinds(warnings: tuple[PrivacyWarning, ...]) -> list[str]:
         (120, FirstLayer(30, 8, bias=False), 5000, []),
         (12, WIDE, 30, ["span"]),
         (5, WIDE, 5000, ["span"]),
-        (4, WIDE, 5000, ["few records"]),
-        (1, WIDE, None, ["few records"]),
-        (4, WIDE, 12, ["few records", "span"]),
+        (124, RELU, None, ["relu units"]),
+        (100_000, FirstLayer(30, 1), 400_000, ["relu units"]),
+        (50, RELU, 5000, ["relu units", "leverage"]),
+        (5, RELU, 5000, ["relu units", "span"]),
+        (4, RELU, 5000, ["relu units", "few records"]),
+        (1, RELU, None, ["relu units", "few records"]),
+        (4, RELU, 12, ["relu units", "few records", "span"]),
         (4, FirstLayer(30, 8, relu=False), 5000, ["span"]),
         (4, FirstLayer(30, 8, bias=False), 5000, ["span"]),
         (5000, FirstLayer(30, 1, relu=False, only_layer=True), 20_000, ["second moments"]),
         (5000, FirstLayer(30, 2, relu=False, only_layer=True), 20_000, []),
-        (5000, FirstLayer(30, 1), 20_000, []),
+        (5000, FirstLayer(30, 1, relu=False), 20_000, []),
         (20, FirstLayer(30, 1, relu=False, only_layer=True), 20_000, ["span", "second moments"]),
         (1, None, 3, []),
     ],
@@ -71,16 +76,18 @@ def test_settings_that_get_a_warning(
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 5), st.booleans(), st.booleans())
-def test_four_records_for_each_input_get_no_warning(inputs: int, units: int, more: int, bias: bool, relu: bool) -> None:
+def test_four_records_for_each_input_get_no_warning_about_membership(
+    inputs: int, units: int, more: int, bias: bool, relu: bool
+) -> None:
     layer = FirstLayer(inputs, units, bias, relu)
+    always = ["relu units"] if relu and bias else []
     enough = max(4 * layer.rank, 5) + more
-    assert find_warnings(enough, layer, members=3, total_records=3 * enough) == ()
+    assert kinds(find_warnings(enough, layer, members=3, total_records=3 * enough)) == always
     if layer.rank > 1:
-        assert kinds(find_warnings(layer.rank - 1, layer, members=3, total_records=3 * enough))[0] in (
-            "few records",
-            "span",
-        )
-    assert find_warnings(4 * layer.rank - 1, layer, members=3, total_records=3 * enough) != ()
+        found = kinds(find_warnings(layer.rank - 1, layer, members=3, total_records=3 * enough))
+        assert found[: len(always)] == always
+        assert found[len(always)] in ("few records", "span")
+    assert len(find_warnings(4 * layer.rank - 1, layer, members=3, total_records=3 * enough)) > len(always)
 
 
 def test_warning_states_numbers_coalition_and_remedy() -> None:
@@ -94,7 +101,7 @@ def test_warning_states_numbers_coalition_and_remedy() -> None:
         "Train on at least 124 records of your own, merge them with another participant's before joining, or remove"
     )
     assert five.endswith(f"{remedy} columns")
-    assert str(find_warnings(1, WIDE, members=5)[0]).startswith(
+    assert str(find_warnings(1, RELU, members=5)[1]).startswith(
         "this participant has 1 record; 3 of the 4 other members together can compute"
     )
     together = str(find_warnings(12, WIDE, members=5, total_records=29)[0])
@@ -159,11 +166,12 @@ class TrainingProgram:
     hidden: int = 3
     steps: int = 4
     size: float = 1.0
+    activation: type[nn.Module] = nn.Tanh
 
     def __call__(self, process: MemberProcess) -> list[str]:
         peers = process.peers
         x = self.size * torch.randn(self.records, 6, generator=torch.Generator().manual_seed(sum(map(ord, peers.me))))
-        model = nn.Sequential(nn.Linear(6, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 2))
+        model = nn.Sequential(nn.Linear(6, self.hidden), self.activation(), nn.Linear(self.hidden, 2))
         cgd.confine(model, seed=sha256(peers.me.encode()).digest())  # the keys of a test federation are random
         groups: list[dict[str, Any]] = [
             {"params": list(model[0].parameters()), "peers": peers.groups.get("column", peers)},
@@ -197,7 +205,7 @@ def test_warning_is_logged_once_and_stored(federation: InProcessFederation, capl
     for name, records in {"ada": 5, "bob": 28, "cleo": 28, "dan": 28}.items():
         federation.start(name, TrainingProgram(records))
     results = federation.results()
-    layer = FirstLayer(6, 3)
+    layer = FirstLayer(6, 3, relu=False)
     expected = [str(each) for each in find_warnings(5, layer, members=4, total_records=89)]
     assert expected[0].startswith(
         "this participant has 5 records for a first layer with 6 inputs and a bias; 2 of the 3 other"
@@ -207,6 +215,37 @@ def test_warning_is_logged_once_and_stored(federation: InProcessFederation, capl
     assert {
         (each.name, each.levelno) for each in caplog.records if getattr(each, "event", "") == "privacy warning"
     } == {("cgd.optim", logging.WARNING)}
+
+
+def test_every_member_is_warned_of_relu_units_before_its_first_sum(
+    federation: InProcessFederation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[int] = []
+    weighted_sum = cgd.Peers.sum
+
+    def recording_sum(peers: cgd.Peers, *args: Any, **options: Any) -> Any:
+        if options.get("weight") is not None:  # a sum of gradients, not the count of records
+            warned.append(len(logged(caplog)))
+        return weighted_sum(peers, *args, **options)
+
+    monkeypatch.setattr(cgd.Peers, "sum", recording_sum)
+    federation.start_all(TrainingProgram(28, activation=nn.ReLU))
+    [expected] = find_warnings(28, FirstLayer(6, 3), members=4, total_records=112)
+    assert expected.kind == "relu units"
+    assert federation.results() == {name: [str(expected)] for name in ("ada", "bob", "cleo", "dan")}
+    assert logged(caplog) == [f"privacy warning: {expected}"] * 4
+    # When a member enters its k-th sum, it and all members that are ahead have been warned.
+    assert len(warned) == 16
+    assert min(warned) >= 1
+
+
+def test_relu_warning_names_the_units_the_attacker_and_remedies() -> None:
+    [one], [many] = (find_warnings(500, FirstLayer(30, units)) for units in (1, 32))
+    assert one.fact.startswith("the first layer has 1 ReLU unit; ")
+    assert many.fact.startswith("the first layer has 32 ReLU units; ")
+    assert "each member, alone and by watching" in many.fact
+    for remedy in ("tanh", "without a hidden layer", "fewer units make it rarer", "[privacy]"):
+        assert remedy in many.remedy
 
 
 def test_restarted_member_is_warned_again(federation: InProcessFederation, caplog: pytest.LogCaptureFixture) -> None:
@@ -292,7 +331,9 @@ def test_warnings_in_a_grid_count_the_column_group(tmp_path: Path) -> None:
     with InProcessFederation(path, tmp_path / "state") as federation:
         federation.start_all(TrainingProgram(5))
         for warnings in federation.results().values():
-            assert warnings == [str(each) for each in find_warnings(5, FirstLayer(6, 3), members=3, total_records=15)]
+            assert warnings == [
+                str(each) for each in find_warnings(5, FirstLayer(6, 3, relu=False), members=3, total_records=15)
+            ]
 
 
 def test_local_peers_get_no_warnings(caplog: pytest.LogCaptureFixture) -> None:

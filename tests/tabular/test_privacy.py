@@ -26,12 +26,14 @@ def federation(tmp_path: Path) -> Federation:
 @pytest.mark.parametrize(
     ("rows", "config", "kinds"),
     [
-        (4, tabular_settings(), ["few records"]),  # three columns give at least three inputs, and a bias
+        (4, tabular_settings(), ["relu units", "few records"]),  # at least three inputs, and a bias
         (3, tabular_settings(model=Model("mlp", (8,), "tanh")), ["span"]),
         (4, tabular_settings(model=Model("mlp", (8,), "tanh")), ["leverage"]),
-        (15, tabular_settings(), ["leverage"]),
-        (16, tabular_settings(), []),
-        (60, tabular_settings(), []),
+        (15, tabular_settings(), ["relu units", "leverage"]),
+        (16, tabular_settings(), ["relu units"]),
+        (60, tabular_settings(), ["relu units"]),
+        *((60, tabular_settings(model=Model("mlp", (8,), each)), []) for each in ("tanh", "gelu", "sigmoid")),
+        (60, tabular_settings(model=Model("logistic")), []),
         (60, tabular_settings(REGRESSION, Model("linear")), ["second moments"]),
         (60, tabular_settings(model=Model("linear")), []),
         (3, tabular_settings(model=Model("linear")), ["span"]),

@@ -204,8 +204,10 @@ def test_privacy_warnings_are_printed_logged_and_reported(tmp_path: Path) -> Non
     warnings = {
         name: [note for note in (load_run(tmp_path / "runs" / name).notes or []) if "audit" in note] for name in NAMES
     }
-    assert [len(warnings[name]) for name in NAMES] == [0, 0, 1]
-    text = warnings["cleo"][0]
+    assert [len(warnings[name]) for name in NAMES] == [1, 1, 2]
+    relu, text = warnings["cleo"]
+    assert warnings["ada"] == warnings["bob"] == [relu]
+    assert relu.startswith("privacy warning: the first layer has 8 ReLU units; ")
     assert text.startswith(
         "privacy warning: this participant has 4 records; each of the other two members, alone, can "
     )
@@ -214,9 +216,11 @@ def test_privacy_warnings_are_printed_logged_and_reported(tmp_path: Path) -> Non
     )
     assert f"cgd: {text}\n" in output["cleo"]
     assert "  note: " not in output["cleo"]
-    assert "cgd: privacy warning" not in output["ada"] + output["bob"]
+    for name in NAMES:
+        early = "cgd: privacy warning, from our own table alone: the first layer has 8 ReLU units; "
+        assert output[name].index(early) < output[name].index("step 5 of 5")
     events = [json.loads(line) for line in (tmp_path / "state" / "cleo" / "events.jsonl").read_text().splitlines()]
-    assert [each["text"] for each in events if each.get("event") == "privacy warning"] == [text]
+    assert [each["text"] for each in events if each.get("event") == "privacy warning"] == [relu, text]
     assert "this participant has 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()
 
 

@@ -169,19 +169,19 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         id="records",
         title="Whole records from a layer of ReLU units",
-        question="Can the others compute our records from the sums if we bring few?",
+        question="Can the others compute some of our records from the sums?",
         about=(
-            "The gradient of a unit contains only the records that activate it. With few records, some units are "
-            "activated by a single record, and the others are separated by linear algebra. No model has to be known, "
-            "so confinement changes nothing."
+            "The gradient of a unit contains only the records that activate it. Some units are activated by a single "
+            "record, and with few records the others are separated by linear algebra. No model has to be known, so "
+            "confinement changes nothing."
         ),
         rule=(
             "a guess correlates with a record by at least 0.99, or, in a table, differs from it by at most a tenth of "
             "its distance from the average record; and this for more records than by chance"
         ),
         remedy=(
-            "Train with differential privacy. Without it, never join with a handful of records: combine them with "
-            "those of another organisation first."
+            "Train with differential privacy. Without it, use tanh, GELU or sigmoid units, or no hidden layer: more "
+            "records do not prevent that some are read from ReLU units."
         ),
         demonstrate=records.attacks,
         control=records.controls,

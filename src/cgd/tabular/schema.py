@@ -35,6 +35,7 @@ from cgd.tabular.data_checks import looks_like_dates
 from cgd.tabular.dataset import find_columns
 from cgd.tabular.decimal_commas import check_decimal, decimal_comma_error, numbers_with_points
 from cgd.tabular.identifiers import identifying_name, identifying_numbers, identifying_texts, rare_share
+from cgd.tabular.model_choice import choose_model, model_lines
 from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.readers import open_table
 
@@ -222,15 +223,8 @@ def suggest_schema(
         )
     markers = [text for each in (*profiles.values(), target) for text in each.markers]
     data = _data_lines(label, target, markers, profiles, private)
-    return "\n".join([*data, "", "[data.columns]", *lines, "", *MODEL, *(PRIVACY if private else ()), ""])
-
-
-MODEL = (
-    "[model]",
-    'kind = "mlp"       # or "logistic" ("linear" in a regression): no hidden layer',
-    "layers = [32]",
-    'activation = "relu"',
-)
+    model = model_lines(choose_model(target.present, regression=_is_regression(target), private=private))
+    return "\n".join([*data, "", "[data.columns]", *lines, "", *model, *(PRIVACY if private else ()), ""])
 
 
 PRIVACY = (
@@ -252,7 +246,7 @@ REVIEW = (
 def _data_lines(
     label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile], private: bool
 ) -> list[str]:
-    regression = target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
+    regression = _is_regression(target)
     review = f"; {REVIEW_MARK}" if private else ""
     remarks = f"  # {_remarks(target, private)}{review}" if regression and target.remarks else ""
     if not regression and target.identifying:
@@ -282,6 +276,10 @@ def _data_lines(
             f"# id = {_text(ids[0])}  # needed in a grid, where several participants hold parts of the same records"
         )
     return lines
+
+
+def _is_regression(target: ColumnProfile) -> bool:
+    return target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
 
 
 def _column_line(name: str, profile: ColumnProfile, nested: str, private: bool) -> str:

@@ -44,6 +44,8 @@ MAX_DRAWN, MAX_REFINED = 8000, 1500
 """Hyperplanes that are drawn, and those of them with the most units that are refined."""
 SAME_DIRECTION = 3e-4
 """The largest difference of two equal directions: far above fixed-point rounding, far below real differences."""
+EXACT = 0.01
+"""The largest error of an exact guess in any feature: in a table, a hundredth of a standard deviation."""
 
 
 def analytic_recovery(view: View, truth: Truth, setting: str = "") -> AttackResult:
@@ -107,6 +109,26 @@ def check_relu_layer(model: torch.nn.Module) -> None:
         raise InputError("the first layer has no bias; this attack divides by the gradient of the bias")
     if not any(isinstance(each, torch.nn.ReLU) for each in model.modules()):
         raise InputError("there are no ReLU units; this attack needs units that only some records activate")
+
+
+def count_exact(rows: torch.Tensor, truth: Truth) -> int:
+    """Return how many of the real records are equal, in every feature, to some row of first-layer gradients.
+
+    There is no limit on the number of guesses, so an attacker does not read more from single rows. It recognises the
+    right ones, because a record that alone activates a unit mostly comes out in the next round, too.
+
+    Args:
+        rows: gradients of a unit's weights and bias, as `gradient_rows` returns them, or combinations of them; the
+            units of a model without a hidden layer are its outputs.
+        truth: the real records.
+    """
+    guesses = rows[:, :-1] / rows[:, -1:]
+    real = truth.all_x.reshape(len(truth.all_x), -1).double()
+    lowest, highest = real.min(dim=0).values - EXACT, real.max(dim=0).values + EXACT
+    guesses = guesses[((guesses >= lowest) & (guesses <= highest)).all(dim=1)]
+    if not len(guesses):
+        return 0
+    return int((torch.cdist(real, guesses, p=math.inf).min(dim=1).values <= EXACT).sum())
 
 
 def _from_noisy_rows(view: View) -> torch.Tensor:
