@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,12 @@ from rich.table import Table
 
 from cgd.audit.attacks.records import count_exact
 from cgd.audit.attacks.traps import TrapProbe
+from cgd.audit.steering import Steering
 from cgd.audit.view import gradient_rows
 from cgd.federation.config import FOR_TABLES
 from cgd.federation.data_schema import Model
 from cgd.files import write_file
+from cgd.optim.displacement import AdamRule
 from cgd.tabular.model_choice import choose_model
 
 if TYPE_CHECKING:
@@ -58,19 +59,12 @@ LONG = (("breast-cancer", 455, "tanh 8"), ("breast-cancer", 455, "gelu 16"), ("d
 TRAP_WEIGHT, LONG_TRAP_WEIGHT, MAX_DISTANCE, DAMPING = 0.25, 5.0, 0.02, 20.0
 
 
-@dataclass
-class AdamTraps(TrapProbe):
-    """Traps under Adam, which moves every weight by at most the step size in a step, however large the sum is."""
+class DampedSteering(Steering):
+    """Steering of Adam by numbers that are proportional to the distance when it is small, to stop at the target."""
 
-    def __call__(self, number: int, displacement: torch.Tensor) -> torch.Tensor:
-        """Return the vector of a round: proportional to the distance, up to the limit, to stop at the target."""
-        distance = self._distance(displacement)
-        if distance.abs().max() < MAX_DISTANCE:
-            self.armed_rounds.append(number)
-            distance = self._distance(displacement)
-        added = torch.zeros_like(displacement)
-        added[: len(distance)] = self.limit * (distance / (DAMPING * self.lr)).clamp(-1, 1)
-        return added
+    def vector(self, number: int, distance: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the same in every round
+        """Return the vector of a round: Adam moves a weight by at most the step size, however large the sum is."""
+        return self.limit * (distance / (DAMPING * FOR_TABLES.lr)).clamp(-1, 1)
 
 
 def suggested(members: Members) -> list[str]:
@@ -108,7 +102,9 @@ def steer(table: str, records: int, candidate: str, seed: int, steps: int, weigh
     own, _ = members.own(small_tables.ATTACKER)
     units = model.layers[0] if model.layers else members.outputs
     limit = len(own) / float(members.weight.sum()) * FOR_TABLES.bound
-    probe = AdamTraps(own, len(members.truth().all_y), units, FOR_TABLES.lr, limit, weight=weight)
+    steering = DampedSteering(lambda _: AdamRule(FOR_TABLES.lr), limit)
+    others = len(members.truth().all_y)
+    probe = TrapProbe(own, others, units, steering, weight=weight, tolerance=MAX_DISTANCE)
     trained = small_tables.train(members, model, seed, steps=steps, probe=probe)
     rows = gradient_rows(trained.view)
     return count_exact(torch.cat([rows, rows[units:] - rows[:-units]]), trained.truth)

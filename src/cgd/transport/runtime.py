@@ -153,10 +153,7 @@ class FederationRuntime:
             return self._history.add(reports)
 
     def announce_done(self) -> None:
-        """Announce that our program takes part in no further sum, so that nobody waits for it; keep answering peers.
-
-        Closing later with done=False does not revoke it.
-        """
+        """Announce that our program takes part in no further sum; `close` does not revoke it. Keep answering peers."""
         with self._changed:
             self._done = True
             self.membership.send_goodbye(True)
