@@ -20,8 +20,9 @@ demo: .venv/installed  ## five hospitals train together; print a table and draw 
 federation-demo: .venv/installed  ## five hospitals as five processes over sockets, one of which is killed and restarted (a minute)
 	$(BIN)/python examples/federation/demo.py
 
-tutorial: .venv/installed  ## run the commands of docs/tables.md: from five CSV files to five models (a minute or two)
+tutorial: .venv/installed  ## run the commands of docs/tables.md and docs/real-tables.md: from CSV files to models (some minutes)
 	$(BIN)/python docs/run_tutorial.py
+	$(BIN)/python docs/run_tutorial.py clinics
 
 test: .venv/installed-dev  ## run all tests except the slow ones
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"

@@ -40,6 +40,7 @@ sys.path.insert(0, str(HERE))  # tests load this file by its path
 from ports import free_ports  # noqa: E402
 
 PAGE, AUDIT_PAGE, PICTURES = HERE / "tables.md", HERE / "audit.md", HERE / "images"
+CLINICS_PAGE = HERE / "real-tables.md"
 
 PART = re.compile(r"^<!-- run: (\w+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(
@@ -190,7 +191,7 @@ def run(part: str, folder: Path, show_message: Callable[[str], None] = print) ->
         TutorialError: a block failed, or printed something else than the page shows.
     """
     begun = time.monotonic()
-    page = AUDIT_PAGE if part == "audit" else PAGE
+    page = {"audit": AUDIT_PAGE, "clinics": CLINICS_PAGE}.get(part, PAGE)
     found = with_free_ports(blocks(page.read_text(encoding="utf-8"), part))
     with tempfile.TemporaryDirectory(prefix="cgd-tutorial-bin-") as shims:
         runner = _Runner(folder, _environment(Path(shims)), show_message)

@@ -21,7 +21,7 @@ from cgd.audit import results, verdicts
 from cgd.audit.attacks.membership import allowed_auc, allowed_record_auc
 from cgd.audit.schemes import DELTA
 from cgd.audit.view import EPSILONS
-from cgd.dp.accountant import mu_of
+from cgd.dp.accountant import exceedance, mu_of
 from cgd.experiments.demo import DemoSettings, run
 from cgd.federation.config import FOR_PRIVATE_TABLES
 from cgd.reporting.privacy_text import certainty
@@ -283,7 +283,9 @@ def meaning_of_epsilon() -> str:
         mu = mu_of(epsilon, 1e-6)
         factor = f"{float(f'{math.exp(epsilon):.3g}'):g}"
         sure = f"{100 * certainty(epsilon):.{3 if epsilon < 8 else 4}g} %"
-        rows.append(f"| {epsilon:g} | {factor} | {sure} | {100 * NormalDist().cdf(mu / 2):.1f} % | {mu:.3f} |")
+        exceptions = f"{float(f'{1 / exceedance(mu, epsilon):.2g}'):,.0f}"
+        right = f"{100 * NormalDist().cdf(mu / 2):.1f} %"
+        rows.append(f"| {epsilon:g} | {factor} | {sure} | {exceptions} | {right} | {mu:.3f} |")
     return " ".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""The commands of docs/tables.md run and print what the page shows: `make tutorial` as a test."""
+"""The commands of docs/tables.md and docs/real-tables.md print what the pages show: `make tutorial` as a test."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def tutorial() -> ModuleType:
     [
         ("tutorial", [f"hospital-{name}" for name in "abcde"]),
         ("columns", [f"{who}-{town}" for who in ("clinic", "lab", "archive") for town in "abc"]),
+        ("clinics", [f"clinic-{name}" for name in "abcd"]),
     ],
 )
 def test_each_part_of_the_page_runs_and_prints_the_output_shown(

@@ -11,7 +11,7 @@ from cgd.local import solo_peers
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.preprocessing import fit
 
-COLUMNS = (Column("age", "number"), Column("platelets", "number"), Column("ward", "category"))
+COLUMNS = (Column("age", "number"), Column("platelets", "number"), Column("ward", "category", ("A", "B")))
 FRAME = {
     "age": [61.5, None, 40.25, 33.0],
     "platelets": [250_000.0, 310_000.0, 198_000.0, 402_500.0],

@@ -102,7 +102,7 @@ def test_dry_run_neither_creates_nor_charges_the_budget(tmp_path: Path) -> None:
     before = content(tmp_path)
     code, output = dry_run(path)
     assert code == 2
-    assert "is left for a training. Choose a smaller epsilon" in output
+    assert "is left for a training, and this one needs a limit of" in output
     assert content(tmp_path) == before
 
 
@@ -173,7 +173,7 @@ def test_dry_run_of_a_federation_by_columns(tmp_path: Path) -> None:
 def test_dry_run_of_a_program_is_refused(tmp_path: Path) -> None:
     path = write_federation(tmp_path, NAMES)
     result = CliRunner().invoke(app, ["join", str(path), "--as", "ada", "--run", "train:main", "--dry-run"])
-    assert "--decimal and --dry-run need --data" in str(result.exception)
+    assert "--dry-run and --no-alone need --data" in str(result.exception)
 
 
 def test_foreseen_sums_are_those_of_the_training() -> None:

@@ -76,6 +76,9 @@ def sample(
     """
     from cgd.experiments import clinics, organisations
 
+    names = (*organisations.SOURCES, "clinics")
+    if dataset not in names:
+        raise InputError(f"there is no data set {dataset!r}; choose one of {', '.join(names)}")
     if dataset == "clinics":
         tables, target = clinics.exports(), clinics.TARGET
         sizes = {path: len(tables[path.stem]) for path in clinics.write(folder, tables)}

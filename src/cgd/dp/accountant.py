@@ -105,7 +105,6 @@ def epsilon_of(mu: float, delta: float) -> float:
     return _bisect(0.0, high, lambda epsilon: delta_of(mu, epsilon) > delta)[1]
 
 
-@lru_cache(maxsize=64)
 def exceedance(mu: float, epsilon: float) -> float:
     """Return the probability that an outcome of a μ-GDP mechanism tells more than ε about a record that was used.
 
@@ -120,6 +119,7 @@ def exceedance(mu: float, epsilon: float) -> float:
     return 0.5 * math.erfc((epsilon / mu - mu / 2) / math.sqrt(2))
 
 
+@lru_cache(maxsize=64)
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ for which μ-GDP is (ε, δ)-differential privacy, rounded down.
 

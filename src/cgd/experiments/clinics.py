@@ -63,8 +63,8 @@ def exports(seed: int = 0) -> dict[str, Export]:
     Examples:
         >>> {name: len(export) for name, export in exports().items()}
         {'clinic-a': 160, 'clinic-b': 114, 'clinic-c': 80, 'clinic-d': 50, 'test': 42}
-        >>> exports()["clinic-c"].rows[0][7:9]
-        ('80', '230')
+        >>> exports()["clinic-c"].rows[0][5:8]
+        ('2', '22,1', '87')
     """
     random = np.random.default_rng(seed)
     records = _records(random)

@@ -342,7 +342,7 @@ def find_columns(table: Table, names: Sequence[str], label: str | None, keys: Co
             )
     missing = [name for name in dict.fromkeys(names) if not counts[name]]
     if missing:
-        others = [name for name in table.names if name not in names]
+        others = [name for name in table.names if name not in names] or table.names  # all may be wanted
         listed = ", ".join(f"{name!r}{similar(name, others)}" for name in missing)
         inputs = [name for name in missing if name != label]
         remedies = []
