@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from cgd.federation.data_schema import Column, Data, Model
+from cgd.json_files import convert
+from cgd.reporting.run_scores import ClassificationScores
 from cgd.tabular import alone
-from cgd.tabular.alone import compare_alone, settings_alone
+from cgd.tabular.alone import compare_alone, compare_finished, settings_alone
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.training import TrainingResult, train
 from support.private_tables import PRIVATE_DATA, private_settings
@@ -18,6 +20,7 @@ from support.tabular import DATA, REGRESSION, records, run_grid, run_members, ta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
@@ -202,3 +205,20 @@ def test_with_privacy_the_model_alone_has_no_noise_and_charges_nothing() -> None
         assert used.privacy is None
         assert first == second  # noise would differ
         assert len(first["models"]) == 2
+
+
+@pytest.mark.parametrize("damage", ["weights", "model", "class"])
+def test_finished_run_that_cannot_be_compared_is_no_error(damage: str, tmp_path: Path) -> None:
+    """The others may wait for a participant that joins again."""
+    settings = tabular_settings()
+    trained, outputs = first_member(settings, tables(table(60, 1), 10))
+    model = ConfinedModel.from_training(trained, settings, {})
+    model.save(tmp_path)
+    scores = convert(model.scores(outputs, trained.validation), ClassificationScores)
+    own = records(table(60, 1))
+    if damage == "class":
+        own = records({**table(60, 1), "outcome": ["new"] * 60})
+    else:
+        file = tmp_path / ("model.safetensors" if damage == "weights" else "model.json")
+        file.write_bytes(file.read_bytes()[:-8])
+    assert compare_finished(settings, own, tmp_path, scores, SEED) is None

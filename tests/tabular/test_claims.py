@@ -9,7 +9,8 @@ import pytest
 
 import cgd
 from cgd import CGDError, Peers
-from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, _key, learn_categories
+from cgd.federation.data_schema import MAX_CATEGORY_BYTES
+from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, _entry, _key, learn_categories
 from cgd.tabular.claims import CLAIM_BYTES, MARK_BYTES, TAG_BYTES, Claims, make_claim, member_secret, salt
 from cgd.tabular.lookup_table import PARTS, Layout
 
@@ -254,3 +255,26 @@ def test_wrong_numbers_of_values_are_noticed(context: str, number: int) -> None:
         ada, *_ = Attack({context: lambda own: own + number}).run(group)
     assert isinstance(ada, str)
     assert "in total, but we alone have" in ada
+
+
+def test_every_text_has_one_key() -> None:
+    """Otherwise one member could have a class opened twice, and no model with it could be loaded."""
+    for text in ("", "A", "z" * MAX_CATEGORY_BYTES):
+        key = _key((0, text))
+        assert _entry(key, 1) == (0, text)
+        for length in set(range(256)) - {key[2]}:
+            assert _entry(key[:2] + bytes([length]) + key[3:], 1) != (0, text)
+    assert _entry(_key((1, "A")), 1) is None
+
+
+def test_categories_of_all_columns_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cgd.tabular.category_union.MAX_LEARNED", 3)
+
+    def learn(peers: Peers) -> str:
+        with pytest.raises(CGDError) as error:
+            learn_categories(peers, {"one": ["a", "b"], "two": ["c", "d"]}, "test")
+        return str(error.value)
+
+    with cgd.local_peers(3) as group:
+        for message in group.run(learn):
+            assert message.startswith("the members have 4 categories of all columns together, and the maximum is 3")

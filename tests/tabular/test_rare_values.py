@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import cgd
-from cgd import InputError
+from cgd import CGDError, InputError
 from cgd.federation.config import Federation
 from cgd.federation.data_schema import Column, Data, Model
 from cgd.federation.member import FederationMember
 from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, _key
-from cgd.tabular.claims import Claims, salt
+from cgd.tabular.claims import Claims, make_claim, salt
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.federated_stats import CategoryStats
 from cgd.tabular.learned_values import learned_messages
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
 
 NAMES = ("ada", "bob", "cleo")
@@ -94,6 +95,35 @@ def test_column_without_a_value_that_two_members_have_gives_a_note() -> None:
 def test_value_called_other_is_merged() -> None:
     (column,) = fitted([wards(A=9, other=6), wards(A=9, other=1), wards(A=9, B=2)]).columns
     assert column == CategoryStats("ward", ("A", "other"), (27, 9), missing=0)
+
+
+def test_other_that_a_member_has_opened_as_a_text_is_refused() -> None:
+    """Its count, which the liar decides, would take the place of the real one."""
+
+    def member(peers: Peers, own: TabularDataset) -> str:
+        original = peers.sum
+
+        def lie(values: Any, **options: Any) -> Any:
+            context = options["context"]
+            entry = {_key((0, "other")): 1}
+            if context in ("categories: size", "categories: shared"):
+                values = values + 2
+            elif context.startswith("categories: claims"):
+                salted = salt(peers, ["ward"], "categories", int(context[-1]))
+                claims = {make_claim(salted, secret, _key((0, "other"))): 1 for secret in (b"1" * 32, b"2" * 32)}
+                values = values + CLAIM_TABLE.table(claims, len(values) // PARTS, context)
+            elif context.startswith("categories: table"):
+                values = values + TEXT_TABLE.table(entry, len(values) // PARTS, context)
+            return original(values, **options)
+
+        if peers.me == peers.members[2]:
+            peers.sum = lie  # type: ignore[method-assign]
+        with pytest.raises(CGDError) as error:
+            fit(own, DATA, DATA.columns, peers)
+        return str(error.value)
+
+    found = run_members(member, [wards(A=9, x=3), wards(A=9, B=6, z=4), wards(A=9, B=9)])
+    assert any("'other' was opened as the text of a category" in each for each in found[:2])
 
 
 def test_other_exists_only_if_it_has_records() -> None:

@@ -94,8 +94,23 @@ def compare_finished(
         delta: our own δ.
 
     Returns:
-        The comparison; None if the saved model has other scores on these records: then they are not those of the run.
+        The comparison; None if the saved model cannot be read, or has other scores on these records: then they are not
+        those of the run. It is no error either, because the others may wait for us.
     """
+    try:
+        return _compare_saved(settings, records, folder, scores, seed, delta)
+    except Exception:  # not logged: a message may contain values of records
+        return None
+
+
+def _compare_saved(
+    settings: TabularSettings,
+    records: TabularDataset,
+    folder: Path,
+    scores: ClassificationScores | RegressionScores,
+    seed: bytes,
+    delta: float | None,
+) -> dict[str, Any] | None:
     records = fold_rare_values(records, settings.data, settings.own_columns)
     model = load_model(folder, function=settings.model.function or None)
     held_out = validation_mask(settings, records, seed)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     Entry = tuple[int, str]  # the index of the column, the category
 
+MAX_LEARNED = 5000  # of all columns together: one member must not exhaust the memory of the others
 MAX_ENTRIES = 1 << 18  # a table of 107 MB
 CLAIM_TABLE = Layout(CLAIM_BYTES)
 TEXT_TABLE = Layout(2 + 1 + MAX_CATEGORY_BYTES)  # column, length, text
@@ -83,6 +84,12 @@ def learn_categories(
         raise _only_one(_by_column(claimed.alone, columns), claimed)
     shared = _by_column(_open(peers, claimed, context, len(columns)), columns)
     _check_number(shared, MAX_CATEGORIES * len(peers) if limit is None else limit)
+    if (total := sum(map(len, shared.values()))) > MAX_LEARNED:
+        raise InputError(
+            f"the members have {total:,} categories of all columns together, and the maximum is {MAX_LEARNED:,}, "
+            "because each is a feature of every record; list them in the federation file, leave columns out, or find "
+            "out which participant has so many"
+        )
     return shared
 
 
@@ -189,11 +196,10 @@ def _key(entry: Entry) -> bytes:
 
 
 def _entry(key: bytes, columns: int) -> Entry | None:
-    """Decode a key; return None if it is invalid."""
+    """Decode a key; return None if it is invalid, or not the only key of its text: nothing is to be opened twice."""
     column, length, text = int.from_bytes(key[:2], "little"), key[2], key[3:]
-    if column >= columns or any(text[length:]):
-        return None
     try:
-        return column, text[:length].decode()
+        entry = column, text[:length].decode()
     except UnicodeDecodeError:
         return None
+    return entry if column < columns and _key(entry) == key else None

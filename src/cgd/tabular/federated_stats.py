@@ -19,7 +19,7 @@ from cgd.federation.data_schema import OTHER
 from cgd.tabular.category_union import learn_categories
 from cgd.tabular.cells import values_are
 from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical
-from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included
+from cgd.tabular.opened_counts import check_counts, check_distance, check_mean, check_spread, is_included, refuse
 from cgd.tabular.rare_values import count_categories, fold_rare_values, value_counts
 from cgd.tabular.wide_sums import exact_sum
 
@@ -286,6 +286,8 @@ def _categories(
         own = {name: [value for value in counts if value != OTHER] for name, counts in values.items()}
         scope = [each.name for each in columns]
         union = learn_categories(peers, own, "categories", scope=scope, needs_two=not data.other)
+        if any(OTHER in found for found in union.values()):  # nobody claims it: its count would replace the real one
+            raise refuse(peers, f"{OTHER!r} was opened as the text of a category")
         known |= {name: (*found, OTHER) for name, found in union.items()}
     return known
 
