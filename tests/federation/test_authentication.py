@@ -170,8 +170,8 @@ def test_wrong_key_file_is_rejected_before_connecting(federation: JoinableFedera
         ),
         (
             ("lr = 0.5", "lr = 0.25"),
-            "its federation file differs from ours in [training]",
-            "its federation file differs from ours in [training]",
+            "its federation file differs from ours in [training]; compare the files (`cgd federation show`)",
+            "its federation file differs from ours in [training]; compare the files (`cgd federation show`)",
         ),
         (
             ("epoch = 1", "epoch = 2"),
