@@ -131,7 +131,7 @@ def test_comparison_delays_nobody_and_can_be_interrupted(tmp_path: Path) -> None
     assert computes  # the others have left, although it still computed
     assert earlier.comparison is None
     assert "the accuracy is" in output["bob"]
-    assert " alone" not in output["cleo"]
+    assert "together and" not in output["cleo"]
     assert (ada.returncode, err.splitlines()[-1]) == (130, "cgd: interrupted; the same command continues from here")
     # The others are gone for good; the same command adds the comparison and then waits for them.
     again = start(path, "ada")
