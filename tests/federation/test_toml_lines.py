@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.federation.data_schema import parse_schema
-from cgd.federation.toml_lines import find_line, key_lines
+from cgd.federation.toml_lines import find_line, key_lines, statements
 from support.federation_files import text
 
 SCHEMA = """# A schema.
@@ -99,3 +99,27 @@ def test_lines_of_keys_in_quotes_in_tables_and_with_dots() -> None:
     assert lines["participants 1", "name"] == 4
     assert lines["participants 2", "na me"] == 6
     assert lines["participants 2.x", "y"] == 7
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"# no"',
+        "'# no'",
+        r'"\"# no"',
+        r"'\'",
+        '"""\n# no\n"quoted"""""',
+        "'''\n# no ]\n'''",
+        '""',
+        '[\n"]",\n# yes\n]',
+        '{ a = ["# no", {}] }',
+    ],
+)
+def test_statements_have_their_own_comments_and_no_texts(value: str) -> None:
+    before, after = "# before\na = 1  # one\n", "b = 2  # two\n"
+    comment = "yes; own" if "yes" in value else "own"
+    assert list(statements(f"{before}key = {value}  # own\n{after}")) == [
+        (2, "a = 1  # one", "one"),
+        (3, f"key = {value}  # own", comment),
+        (4 + value.count("\n"), "b = 2  # two", "two"),
+    ]

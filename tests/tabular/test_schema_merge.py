@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -161,3 +162,178 @@ def test_one_suggestion_and_a_broken_one_are_refused(tmp_path: Path) -> None:
         merged(tmp_path, schema(['age = "number"']))
     with pytest.raises(InputError, match=r"b\.toml, line 5: \[data\] column 'age': type is 'integer'"):
         merged(tmp_path, schema(['age = "number"']), schema(['age = "integer"']))
+
+
+PRIVACY = "[privacy]\nepsilon = 2\ndelta = 1e-5\n"
+AGE = 'age = { type = "number", range = [17, 88] }'
+
+
+@pytest.mark.parametrize(
+    ("columns", "data", "start"),
+    [
+        ([AGE], 'classes = [\n  "a",\n  "b",\n]  # REVIEW\n', "classes = "),
+        ([AGE], 'classes = [\n  "a",  # REVIEW\n  "b",\n]\n', "classes = "),
+        ([AGE], 'classes = [\n  "a",\n# REVIEW\n  "b",\n]\n', "classes = "),
+        (["[data.columns.age]", 'type = "number"', "range = [17, 88]  # REVIEW"], "", "age = "),
+        (["[data.columns.age]  # REVIEW", 'type = "number"', "range = [17, 88]"], "", "age = "),
+        (['age.type = "number"', "age.range = [17, 88]  # REVIEW"], "", "age = "),
+        (['delta = { type = "number", range = [17, 88] }  # REVIEW'], "", "delta = { "),
+        ([AGE, 'classes = { type = "number", range = [0, 9] }'], 'classes = ["a", "b"]  # REVIEW\n', "classes = ["),
+        ([f"{AGE}  # REVIEW (by Ann)"], "", "age = "),
+        ([f"{AGE}  # REVIEW."], "", "age = "),
+        (['sex = ["#", "f"]  # REVIEW'], "", "sex = "),
+        ([f"{AGE}  # REVIEW\r"], "", "age = "),
+    ],
+)
+def test_mark_in_any_form_is_kept(tmp_path: Path, columns: list[str], data: str, start: str) -> None:
+    text = schema(columns, data, end=PRIVACY)
+    with pytest.raises(InputError, match=f"have the mark {REVIEW_MARK}"):
+        check_reviewed(text)
+    plain = text.replace("# REVIEW", "#")
+    check_reviewed(plain)
+    for texts in ((text, plain), (plain, text)):
+        joined = merged(tmp_path, *texts)
+        assert line(joined, start).endswith(f"# {REVIEW_MARK}")
+        assert joined.count(REVIEW_MARK) == 1
+        with pytest.raises(InputError, match=f"have the mark {REVIEW_MARK}"):
+            check_reviewed(joined)
+
+
+def test_mark_of_the_target_is_kept(tmp_path: Path) -> None:
+    text = schema([AGE]).replace('"num"', '"num"  # a text in 2 records; REVIEW')
+    assert line(merged(tmp_path, schema([AGE]), text), "target") == 'target = "num"  # REVIEW'
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (schema([AGE], end=PRIVACY.replace("1e-5", "1e-5  # REVIEW")), 13),
+        (schema([AGE], model=MODEL.replace("[32]", "[32]  # REVIEW")), 9),
+        (schema([AGE]).replace("[data.columns]", "[data.columns]  # REVIEW"), 4),
+        (schema([]).replace("[data.columns]", f"columns = {{ {AGE}, b = 'number' }}  # REVIEW"), 4),
+        (schema([AGE, "  # REVIEW the line above"]), 6),
+    ],
+)
+def test_mark_that_belongs_to_no_line_of_the_result_is_refused(tmp_path: Path, text: str, number: int) -> None:
+    with pytest.raises(InputError, match=rf"b\.toml, line {number}: the mark REVIEW .* review the file first"):
+        merged(tmp_path, schema([AGE], end=PRIVACY if PRIVACY[:9] in text else ""), text)
+
+
+def test_comments_and_texts_without_the_mark_are_reviewed() -> None:
+    check_reviewed(schema([f"{AGE}  # REVIEWED by Ann", 'sex = ["#", "REVIEW"]', "# Lines with the mark REVIEW"]))
+
+
+def test_larger_delta_and_an_activation_without_relu_are_taken_with_comments(tmp_path: Path) -> None:
+    careless = schema(['age = "number"'], model=f'{MODEL}activation = "relu"\ndelta = 1e-9\n')
+    careful = schema(['age = "number"'], model=MODEL.replace("32", "64") + 'activation = "tanh"  # not relu\n')
+    for texts in ((careless, careful), (careful, careless)):
+        joined = merged(tmp_path, *texts)
+        model = parse_schema(joined)[1]
+        assert (model.layers, model.activation, model.delta) == ((32,), "tanh", 0.02)
+        one, other = ("a.toml", "b.toml") if texts[0] is careless else ("b.toml", "a.toml")
+        for key, values in {
+            "delta": {one: "1e-09", other: "0.02"},
+            "activation": {one: "'relu'", other: "'tanh'"},
+            "layers": {one: "[32]", other: "[64]"},
+        }.items():
+            differs = ", ".join(f"{values[where]} in {where}" for where in ("a.toml", "b.toml"))
+            assert line(joined, key).endswith(f"differs: {differs}")
+        assert "# not relu; differs" in line(joined, "activation")
+        assert "differs" not in line(joined, "kind")
+
+
+def test_activation_of_a_model_without_hidden_layers_is_not_compared(tmp_path: Path) -> None:
+    logistic = '[model]\nkind = "logistic"\n'
+    joined = merged(tmp_path, schema([AGE]), schema([AGE], model=logistic), schema([AGE], model=logistic))
+    assert "activation" not in joined
+    assert line(joined, "kind").endswith("# differs: 'mlp' in a.toml, 'logistic' in b.toml, 'logistic' in c.toml")
+
+
+def test_texts_that_are_missing_in_one_suggestion_are_noted(tmp_path: Path) -> None:
+    one = schema(['chol = { type = "number", missing = ["0", "9"] }'], 'missing = [""]\n')
+    joined = merged(tmp_path, one, schema(['chol = { type = "number", missing = ["9", "-9"] }']))
+    assert line(joined, "chol").endswith("# missing only in a.toml: '0'; missing only in b.toml: '-9'")
+    assert "# missing only in b.toml: 'NA', 'N/A'" in line(joined, "missing")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('sex = ["f", "m"]', 'sex = { type = "category", categories = ["m", "f"], missing = ["f"] }'),
+        ('sex = ["f", "m"]', 'sex = { type = "category", missing = ["f"] }'),
+        (
+            'sex = { type = "category", values = { f = "F", m = "M" } }',
+            'sex = { type = "category", values = { f = "F", m = "M" }, missing = ["f"] }',
+        ),
+    ],
+)
+def test_category_of_another_participant_is_never_missing(tmp_path: Path, one: str, other: str) -> None:
+    one, other = schema([AGE, one]), schema([AGE, other])
+    for texts, where, listing in (((one, other), "b.toml", "a.toml"), ((other, one), "a.toml", "b.toml")):
+        assert line(merged(tmp_path, *texts), "sex") == (
+            f"# sex: left out, 'f' is missing in {where} and a category in {listing}. Decide what it means, and write "
+            "one line"
+        )
+
+
+def test_text_that_is_missing_in_all_columns_of_one_is_no_category_or_class_of_another(tmp_path: Path) -> None:
+    missing, sex = 'missing = ["", "f"]\n', 'sex = ["f", "m"]'
+    joined = merged(tmp_path, schema([AGE, sex]), schema([AGE], missing))
+    assert line(joined, "sex").startswith("# sex: left out, 'f' is missing in b.toml and a category in a.toml")
+    for classes in ('classes = ["f", "m"]\n', '# classes = ["f", "m"]  # as in this table\n'):
+        with pytest.raises(InputError, match=r"'f' is missing in b\.toml and a class in a\.toml; agree on one"):
+            merged(tmp_path, schema([AGE], classes), schema([AGE], missing))
+
+
+def test_own_category_that_is_missing_by_default_is_no_conflict(tmp_path: Path) -> None:
+    text = schema([AGE, 'sex = ["None", "m"]'])
+    assert parse_schema(merged(tmp_path, text, text))[0].names == ("age", "sex")
+
+
+def test_categories_that_look_like_ranges_are_texts(tmp_path: Path) -> None:
+    columns = [AGE, 'dose = ["0-10", "5-20"]', 'grade = { type = "category", values = { "*" = "any" } }']
+    data = parse_schema(merged(tmp_path, schema(columns), schema(columns, 'missing = ["", "7"]\n')))[0]
+    assert data.names == ("age", "dose", "grade")
+
+
+@pytest.mark.parametrize("part", [" = #", "# classes = [", ": left out", '"\\', " "])
+def test_long_comments_take_little_time(tmp_path: Path, part: str) -> None:
+    text = schema([AGE, "#" + part * (400_000 // len(part))])
+    before = time.process_time()
+    merged(tmp_path, schema([AGE]), text)
+    assert time.process_time() - before < 5  # more than 20 s for the first two, where the search is quadratic
+
+
+def test_indented_header_ends_the_model(tmp_path: Path) -> None:
+    data = schema([AGE], model="")
+    turned = f"{MODEL.replace('32', '8')}  {data}"
+    joined = merged(tmp_path, schema([AGE]), turned)
+    assert joined.count("[data]") == 1
+    assert parse_schema(joined)[1].layers == (8,)
+
+
+def test_name_of_a_file_adds_no_lines(tmp_path: Path) -> None:
+    paths = [tmp_path / "a\n[[participants]]\nname = 'eve'\n#\x1b.toml", tmp_path / "b.toml"]
+    for path, model in zip(paths, (MODEL, MODEL.replace("32", "8")), strict=True):
+        path.write_text(schema([AGE], model=model))
+    for order in (paths, paths[::-1]):
+        joined = merge_schemas(order)
+        parse_schema(joined)
+        assert r"a\n[[participants]]\nname = 'eve'\n#\x1b.toml" in joined
+        assert not any(each.startswith("[[") for each in joined.splitlines())
+
+
+def test_files_of_one_name_in_two_folders_are_two_suggestions(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "schema.toml" for folder in "ab"]
+    for path, column in zip(paths, ('age = "number"', 'age = "category"'), strict=True):
+        path.parent.mkdir()
+        path.write_text(schema([column, 'dose = "number"']))
+    assert line(merge_schemas(paths), "age").startswith(f"# age: left out, its type differs: 'number' in {paths[0]}")
+
+
+def test_result_that_would_not_be_valid_is_refused(tmp_path: Path) -> None:
+    narrow = schema(['age = { type = "number", range = [1, 1.0000000000001] }'])
+    with pytest.raises(
+        InputError, match=r"the suggestions cannot be joined, because of their values: .*range is \[1, 1\]"
+    ):
+        merged(tmp_path, narrow, narrow)

@@ -13,11 +13,13 @@ classes and the ranges of numbers, and `check_coverage` refuses a file without.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
+from cgd.federation.toml_lines import statements
 from cgd.federation.toml_validation import check_keys, typed
 
 if TYPE_CHECKING:
@@ -85,16 +87,21 @@ def parse_privacy(table: Any) -> PrivacySection:
     return PrivacySection(**table)
 
 
+def has_mark(comment: str) -> bool:
+    """Return whether a comment has the mark as a word."""
+    return re.search(rf"(?<![A-Za-z]){REVIEW_MARK}(?![A-Za-z])", comment) is not None
+
+
 def check_reviewed(schema: str) -> None:
-    """Check that no line of a schema has the mark of `cgd schema --private`.
+    """Check that no header or key of a schema has the mark of `cgd schema --private`, in any of its comments.
 
     Raises:
         InputError: some have; the message names the first one.
     """
     marked = [
-        (number, line.partition("=")[0].strip())
-        for number, line in enumerate(schema.splitlines(), start=1)
-        if line.partition("#")[2].strip().endswith(REVIEW_MARK) and not line.startswith("#")
+        (number, statement.partition("=")[0].strip())
+        for number, statement, comment in statements(schema)
+        if has_mark(comment)
     ]
     if marked:
         number, key = marked[0]

@@ -1,7 +1,7 @@
 """Line numbers in a TOML text, for errors about its meaning: the parser of the standard library does not keep them.
 
 An error names the key that it is about, in quotes or as a word. So the line is found by searching the section that the
-error names for the first of its keys in the message.
+error names for the first of its keys in the message. `statements` gives the comments, which the parser drops as well.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ COLUMNS = "data.columns"
 _KEY = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _LINE = re.compile(rf"\s*({_KEY})\s*(?:\.\s*({_KEY})\s*)?=")
 _HEADER = re.compile(rf"\s*\[(\[?)\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
+_TOKEN = re.compile(
+    r""""{3}(?:\\.|[^\\])*?"{3,5}|'{3}.*?'{3,5}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[][{}\n]""", re.DOTALL
+)
 _SECTION = re.compile(r"\[(\w+)\] |participant (\d+)\b")
 
 
@@ -88,6 +91,32 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
             if key[2]:
                 lines.setdefault((f"{section}.{_plain(key[1])}".lstrip("."), _plain(key[2])), number)
     return lines
+
+
+def statements(text: str) -> Iterator[tuple[int, str, str]]:
+    r"""Yield every header and every key with its value: its first line, its text, and its comments, wherever they are.
+
+    A line that begins with `#` belongs to a statement only within a value of several lines.
+
+    Examples:
+        >>> list(statements("# a\n[data]\nclasses = [\n  'a#',  # one\n]  # all\n"))
+        [(2, '[data]', ''), (3, "classes = [\n  'a#',  # one\n]  # all", 'one; all')]
+    """
+    start, number, depth, comments = 0, 1, 0, list[str]()
+    text += "\n"
+    for token in _TOKEN.finditer(text):
+        if token[0] in ("[", "{"):
+            depth += 1
+        elif token[0] in ("]", "}"):
+            depth -= 1
+        elif token[0].startswith("#"):
+            comments.append(token[0].lstrip("#").strip())
+        elif token[0] == "\n" and depth <= 0:
+            statement, end = text[start : token.start()], token.end()
+            if statement.strip() and not statement.startswith("#"):
+                yield number, statement.strip(), "; ".join(comments)
+            number += text.count("\n", start, end)
+            start, depth, comments = end, 0, []
 
 
 def _plain(key: str) -> str:

@@ -1,32 +1,38 @@
 """Join the suggestions that `cgd schema` made from the tables of several participants, with comments where they differ.
 
 People decide what a column means, so a difference that changes the meaning is not resolved: the column is left out, and
-a comment names the two lines. Where one of them is the more cautious, that one is taken. The marks of `cgd schema
---private` are kept: a range that is the union of two tables is not known without looking at records either.
+a comment names the two lines. Where one of them is the more cautious, that one is taken, and a comment names the other:
+the smallest model, an activation that is not ReLU, the largest δ of the origins. A text that is missing for one
+participant, and a category of another, is never missing for all: the column is left out.
+
+The marks of `cgd schema --private` are kept: a range that is the union of two tables is not known without looking at
+records either. A file with a mark that belongs to no column and no key of [data] is refused. The files come from other
+participants, so nothing in them, nor in their names, can add a line of another kind: the result is parsed.
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MISSING, Column, Data, Model, parse_schema
-from cgd.federation.privacy_section import REVIEW_MARK, PrivacySection
-from cgd.federation.toml_lines import key_lines
+from cgd.federation.privacy_section import REVIEW_MARK, PrivacySection, has_mark
+from cgd.federation.toml_lines import COLUMNS, statements
 from cgd.federation.toml_text import toml_key, toml_list, toml_text, toml_value
+from cgd.federation.value_map import EVERY_OTHER, ValueMap, canonical
 from cgd.files import parse_toml, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-LEFT_OUT = re.compile(r"# *(.+?)(?:: left out, | = .*# *left out[,:] )(.*)")
-CLASSES = re.compile(r"# *(classes = \[.*?\])  #")
 MAX_WIDTH_RATIO = 5
 # Settings that are joined, each by its own rule; in all others, the suggestions must agree.
 JOINED = ("name", "target", "columns", "task", "id", "categories", "classes", "missing", "range")
+# Settings of a model that only one kind of model has.
+OF_A_KIND = {"mlp": ("layers", "activation"), "custom": ("function",)}
 # Reasons to leave a column out that do not concern other tables.
 OF_ONE_TABLE = ("all its values are missing", "it has only one value", "fewer than two values")
 
@@ -36,13 +42,14 @@ class Suggestion:
     """The suggestion of one participant.
 
     Attributes:
-        name: the name of its file.
+        name: the name of its file, in printable characters.
         text: its text.
         data: the columns and the target.
         model: the model.
         privacy: differential privacy, if it has the section.
         left_out: why a column was left out, by its name.
-        marked: the keys of columns and of [data] whose lines have the mark.
+        comments: the comments of the keys of [model].
+        marked: the section and the key of everything that has the mark: columns, and keys of [data].
     """
 
     name: str
@@ -51,48 +58,75 @@ class Suggestion:
     model: Model
     privacy: PrivacySection | None
     left_out: dict[str, str]
-    marked: frozenset[str]
+    comments: dict[str, str]
+    marked: frozenset[tuple[str, str]]
 
     @classmethod
-    def load(cls, path: Path) -> Suggestion:
+    def load(cls, path: Path, name: str) -> Suggestion:
         """Read a file that `cgd schema` wrote.
 
         Raises:
-            InputError: it is not valid.
+            InputError: it is not valid, or has a mark that is not for a column or a key of [data].
         """
-        text = read_text(path)
+        text = read_text(path).replace("\r\n", "\n")
         data, model, privacy = parse_schema(text, path)
-        left_out = {}
-        for line in text.split("\n"):
-            found = LEFT_OUT.fullmatch(line)
-            if found:
-                left_out[_unquoted(found[1])] = found[2]
-        lines = text.split("\n")
-        keys = {key: lines[number - 1] for (_, key), number in key_lines(text).items()}
-        marked = frozenset(key for key, line in keys.items() if line.rstrip().endswith(REVIEW_MARK))
-        return cls(path.name, text, data, model, privacy, left_out, marked)
+        left_out = dict(filter(None, map(_left_out, text.split("\n"))))
+        section, comments, marked = tuple[str, ...](), dict[str, str](), set[tuple[str, str]]()
+        for number, statement, comment in statements(text):
+            keys = _keys(parse_toml(statement))
+            if statement.startswith("["):
+                section, keys = keys, ()
+            place: tuple[str, str] | None = None
+            match (*section, *keys):
+                case ("data", "columns", key, *_):
+                    place = COLUMNS, key
+                case ("data", key, *_) if key != "columns":
+                    place = "data", key
+                case ("model", key, *_):
+                    comments[key] = comment
+            if not has_mark(comment):
+                continue
+            if place is None:
+                raise InputError(
+                    f"{path}, line {number}: the mark {REVIEW_MARK} is not for one column or one key of [data], and "
+                    "would be lost; review the file first, or move the mark to the line that it is for"
+                )
+            marked.add(place)
+        return cls(name, text, data, model, privacy, left_out, comments, frozenset(marked))
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes, also those in a comment."""
-        found = CLASSES.search(self.text)
-        if self.data.classes or found is None:
+        if self.data.classes:
             return self.data.classes
-        try:
-            return tuple(map(str, parse_toml(found[1])["classes"]))
-        except (ValueError, RecursionError):  # somebody has edited the comment
-            return ()
+        for line in self.text.split("\n"):
+            listed, end, _ = line.lstrip("# ").partition("]  #")
+            if line.startswith("#") and end and listed.startswith("classes = ["):
+                try:
+                    return tuple(map(str, parse_toml(f"{listed}]")["classes"]))
+                except (ValueError, RecursionError):  # somebody has edited the comment
+                    return ()
+        return ()
+
+    def missing_in(self, name: str) -> tuple[str, ...]:
+        """Return the texts that stand for a missing value in a column or the target."""
+        return _union([self.data.missing, *(each.missing for each in self.data.columns if each.name == name)])
 
 
 def merge_schemas(paths: Sequence[Path]) -> str:
     """Return the text of one schema for all participants, made of a suggestion of each.
 
     Raises:
-        InputError: a file is not a schema, or they have different targets or tasks, or only some have [privacy].
+        InputError: a file is not a schema, or they have different targets or tasks, or only some have [privacy]; or a
+            class of one is missing in another; or a mark would be lost.
     """
     if len(paths) < 2:
         raise InputError(f"{len(paths)} file is named; name the suggestions of two participants or more")
-    found = [Suggestion.load(Path(path)) for path in paths]
+    names_of_files = Counter(Path(path).name for path in paths)
+    found = [
+        Suggestion.load(path, _printable(path.name if names_of_files[path.name] == 1 else str(path)))
+        for path in map(Path, paths)
+    ]
     for what in ("target", "task", "id"):
         _same(what, {each.name: getattr(each.data, what) for each in found})
     _same("[privacy]", {each.name: "present" if each.privacy else "absent" for each in found})
@@ -101,7 +135,7 @@ def merge_schemas(paths: Sequence[Path]) -> str:
     if all(line.startswith("#") for line in lines):
         raise InputError("the suggestions have no column that all can use:\n" + "\n".join(lines))
     lines += [_left_out_line(name, found) for name in _never_columns(names, found)]
-    return "\n".join(
+    joined = "\n".join(
         [
             f"# Joined from {', '.join(each.name for each in found)}. Review it together: the same text goes to all",
             "# participants.",
@@ -115,6 +149,11 @@ def merge_schemas(paths: Sequence[Path]) -> str:
             "",
         ]
     )
+    try:
+        parse_schema(joined)
+    except InputError as error:
+        raise InputError(f"the suggestions cannot be joined, because of their values: {error}") from None
+    return joined
 
 
 def _same(what: str, values: dict[str, Any]) -> None:
@@ -125,27 +164,36 @@ def _same(what: str, values: dict[str, Any]) -> None:
 
 def _data_lines(found: Sequence[Suggestion]) -> list[str]:
     data = found[0].data
-    lines = ["[data]", f"target = {toml_text(data.target)}", f"task = {toml_text(data.task)}"]
-    if data.id:
-        lines.append(f"id = {toml_text(data.id)}")
+    lines = ["[data]"]
+    lines += [
+        _commented(f"{key} = {toml_text(getattr(data, key))}", [], found, ("data", key))
+        for key in ("target", "task", "id")
+        if getattr(data, key)
+    ]
     for each in fields(Data):
         values = {one.name: str(getattr(one.data, each.name)) for one in found}
         if each.name not in JOINED and any(value not in (str(each.default), "{}") for value in values.values()):
             _same(each.name, values)
-            lines.append(f"{each.name} = {toml_value(getattr(data, each.name))}")
+            value = toml_value(getattr(data, each.name))
+            lines.append(_commented(f"{each.name} = {value}", [], found, ("data", each.name)))
+    conflict = _conflict(found, data.target, {each.name: (each.classes, each.data.values) for each in found}, "class")
+    if conflict:
+        raise InputError(f"the suggestions differ in missing: {conflict}; agree on one, and suggest again")
     classes = _union(each.classes for each in found)
     if classes:
         listed = all(each.data.classes for each in found)
         rare = [name for name in classes if sum(name in each.classes for each in found) == 1]
         comments = [f"only in one table: {', '.join(map(repr, rare))}"] if rare else []
         comments += [] if listed else ["left out: learned by a secure sum"]
-        lines.append(_commented(f"{'' if listed else '# '}classes = {toml_list(classes)}", comments, found, "classes"))
+        line = f"{'' if listed else '# '}classes = {toml_list(classes)}"
+        lines.append(_commented(line, comments, found, ("data", "classes")))
     ends = _outer(each.data.range for each in found)
     if ends is not None:
-        lines.append(_commented(f"range = [{ends[0]:.12g}, {ends[1]:.12g}]", [], found, "range"))
+        lines.append(_commented(f"range = [{ends[0]:.12g}, {ends[1]:.12g}]", [], found, ("data", "range")))
     missing = _union(each.data.missing for each in found)
-    if set(missing) != set(MISSING):
-        lines.append(_commented(f"missing = {toml_list(missing)}", [], found, "missing"))
+    comments = _only_in({each.name: each.data.missing for each in found})
+    if comments or set(missing) != set(MISSING):
+        lines.append(_commented(f"missing = {toml_list(missing)}", comments, found, ("data", "missing")))
     return lines
 
 
@@ -161,6 +209,11 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
         if len(set(map(str, values.values()))) > 1:
             both = ", ".join(f"{value!r} in {where}" for where, value in values.items())
             return f"# {key}: left out, its {what} differs: {both}. Decide what it means, and write one line"
+    conflict = _conflict(
+        found, name, {where: (column.categories, column.values) for where, column in lines.items()}, "category"
+    )
+    if conflict:
+        return f"# {key}: left out, {conflict}. Decide what it means, and write one line"
     columns = list(lines.values())
     listed = [column for column in columns if column.categories]
     merged = replace(
@@ -180,7 +233,40 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
         comments.append(f"much wider in {wide} than in {narrow}: is it the same unit?")
     if listed and len(listed) < len(columns):
         comments.append("listed by some only: its categories are learned")
-    return _commented(f"{key} = {_column_value(merged)}", comments, found, name)
+    comments += _only_in({where: column.missing for where, column in lines.items()})
+    return _commented(f"{key} = {_column_value(merged)}", comments, found, (COLUMNS, name))
+
+
+def _only_in(missing: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return comments about texts that only some suggestions have as missing; `missing` are those of each."""
+    texts = dict[str, list[str]]()
+    for text in _union(missing.values()):
+        having = [where for where, each in missing.items() if text in each]
+        if len(having) < len(missing):
+            texts.setdefault(", ".join(having), []).append(text)
+    return [f"missing only in {where}: {', '.join(map(repr, each))}" for where, each in texts.items()]
+
+
+def _conflict(
+    found: Sequence[Suggestion], name: str, listed: Mapping[str, tuple[Sequence[str], dict[str, str]]], what: str
+) -> str:
+    """Return where a text is missing in one suggestion and a category of another one; empty if there is no such text.
+
+    Args:
+        found: the suggestions.
+        name: the name of the column, or of the target.
+        listed: the categories and the `values` of each suggestion that has the column.
+        what: what a category is called.
+    """
+    missing = {each.name: {canonical(text): text for text in each.missing_in(name)} for each in found}
+    for other, (categories, values) in listed.items():
+        named = ValueMap({key: each for key, each in values.items() if key.strip() != EVERY_OTHER})
+        plain_categories = set() if values else set(map(canonical, categories))
+        for where, texts in missing.items():
+            for plain, text in texts.items():
+                if plain not in missing[other] and (plain in plain_categories or named.get(plain)):
+                    return f"{text!r} is missing in {where} and a {what} in {other}"
+    return ""
 
 
 def _refuses(each: Suggestion, name: str) -> bool:
@@ -212,18 +298,33 @@ def _column_value(column: Column) -> str:
 
 
 def _model_lines(found: Sequence[Suggestion]) -> list[str]:
-    """Return the section of the model with the fewest parameters, as it is in its file."""
+    """Return the section of the model with the fewest units, with the most cautious activation and δ of all."""
 
     def size(each: Suggestion) -> tuple[bool, int]:
         return each.model.kind == "custom", sum(each.model.layers)
 
     chosen = min(found, key=size)
-    with_header = ("model", "") in key_lines(chosen.text)
-    settings = ((each.name, getattr(chosen.model, each.name), each.default) for each in fields(Model))
-    written = [f"{name} = {toml_value(value)}" for name, value, default in settings if value != default]
-    lines = _section(chosen.text, "model") if with_header else ["[model]", *written]
+    activations = [each.model.activation for each in (chosen, *found) if each.model.kind == "mlp"]
+    model = replace(
+        chosen.model,
+        activation=next((each for each in activations if each != "relu"), "relu"),
+        delta=max(each.model.delta for each in found),
+    )
+    lines = ["[model]"]
     if len({(each.model.kind, each.model.layers, each.model.function) for each in found}) > 1:
-        lines.insert(1, f"# From {chosen.name}, the smallest of different models: it discloses the least.")
+        lines.append(f"# From {chosen.name}, the smallest of different models: it discloses the least.")
+    for key in ("kind", *OF_A_KIND.get(model.kind, ()), "delta"):
+        alike = [each for each in found if key in ("kind", "delta") or each.model.kind == model.kind]
+        value, values = getattr(model, key), {each.name: getattr(each.model, key) for each in alike}
+        differs = len(set(values.values())) > 1
+        if key == "delta" and not differs and value == Model.delta:
+            continue
+        reasons = [each.comments.get(key, "") for each in (chosen, *alike) if getattr(each.model, key) == value]
+        comments = list(filter(None, reasons))[:1]
+        if differs:
+            shown = {where: list(each) if key == "layers" else each for where, each in values.items()}
+            comments.append("differs: " + ", ".join(f"{each!r} in {where}" for where, each in shown.items()))
+        lines.append(_commented(f"{key} = {toml_value(value)}", comments, found, ("model", key)))
     return lines
 
 
@@ -245,17 +346,9 @@ def _privacy_lines(found: Sequence[Suggestion]) -> list[str]:
     return ["", "[privacy]", *(f"{key} = {toml_value(value)}" for key, value in written.items())]
 
 
-def _section(text: str, name: str) -> list[str]:
-    """Return the lines of a section, from its header to the next one."""
-    lines = text.split("\n")
-    start = key_lines(text)[name, ""] - 1
-    end = next((place for place, line in enumerate(lines) if place > start and line.startswith("[")), len(lines))
-    return "\n".join(lines[start:end]).rstrip().split("\n")
-
-
-def _commented(line: str, comments: Sequence[str], found: Sequence[Suggestion], key: str) -> str:
-    """Return a line with comments, and with the mark if it has it in one of the suggestions."""
-    marks = [REVIEW_MARK] if any(key in each.marked for each in found) else []
+def _commented(line: str, comments: Sequence[str], found: Sequence[Suggestion], place: tuple[str, str]) -> str:
+    """Return a line with comments, and with the mark if this section and key have it in one of the suggestions."""
+    marks = [REVIEW_MARK] if any(place in each.marked for each in found) else []
     texts = "; ".join([*comments, *marks])
     return f"{line}  # {texts}" if texts else line
 
@@ -271,6 +364,31 @@ def _outer(ranges: Iterable[tuple[float, float] | None]) -> tuple[float, float] 
     if not ends or len(ends) < len(known):
         return None
     return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _left_out(line: str) -> tuple[str, str] | None:
+    """Return the column that a comment leaves out, and why: `# KEY: left out, WHY` or `# KEY = …  # left out, WHY`."""
+    start, equals, rest = line.lstrip("# ").partition(" = ")
+    key, found, why = start.partition(": left out, ")
+    if found:
+        why += equals + rest
+    else:
+        _, found, why = rest.rpartition("# left out")
+        found, why = found if why.startswith((", ", ": ")) else "", why[2:]
+    return (_unquoted(key), why) if found and line.startswith("#") else None
+
+
+def _keys(content: Any) -> tuple[str, ...]:
+    """Return the keys from the outermost table inwards, as long as each is the only one."""
+    keys = []
+    while isinstance(content, dict) and len(content) == 1:
+        ((key, content),) = content.items()
+        keys.append(key)
+    return tuple(keys)
+
+
+def _printable(name: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in name)
 
 
 def _unquoted(key: str) -> str:
