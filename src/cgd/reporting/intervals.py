@@ -101,7 +101,7 @@ def student_quantile(degrees: int) -> float:
         (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
         (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92160,
     )
-    return Z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    return Z + sum(term / float(degrees) ** power for power, term in enumerate(terms, start=1))
 
 
 def _first(holds: Callable[[float], bool], low: float, high: float) -> float:
