@@ -81,12 +81,14 @@ def test_bad_input_is_reported_in_one_line(arguments: tuple[str, ...], message: 
 
 def test_own_table_is_audited_before_joining(tmp_path: Path) -> None:
     table, file = write_table(tmp_path, 40), write_federation(tmp_path, more=PRIVACY)
-    finished = run(table.name, "--federation", file.name, "--only", "traps", "--jobs", "1", cwd=tmp_path)
+    table.write_text(table.read_text().replace(",", ";").replace(".", ","))
+    given = (table.name, "--federation", file.name, "--decimal", ",", "--only", "traps", "--jobs", "1")
+    finished = run(*given, cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert max(map(len, finished.stdout.splitlines())) <= 80
     assert "0 of 1 attack succeeds against CGD with ε = 4 of the file." in finished.stdout
     found = results.load(tmp_path / "cgd-audit")
-    assert found.command == "cgd audit my.csv --federation federation.toml --only traps --seed 0"
+    assert found.command == "cgd audit my.csv --federation federation.toml --decimal , --only traps --seed 0"
     assert {each.stat().st_mode & 0o777 for each in (tmp_path / "cgd-audit").iterdir()} == {0o600}
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cgd-audit", "federation.toml", "my.csv"]
 

@@ -123,7 +123,12 @@ def script(folder: Path, lines: str, name: str = "notify") -> Path:
         ("ftp://host/path", "a URL with ftp://; only http:// and https:// can be used"),
         ("file:///etc/passwd", "a URL with file://; only http:// and https:// can be used"),
         ("https:///path", "a URL without a host; write https://HOST/PATH"),
-        ("https://host:port/", "a URL that cannot be used"),
+        ("https://host:port/", "a URL with a wrong host or port; write https://HOST/PATH"),
+        ("https://name:password/", "a URL with a wrong host or port; write https://HOST/PATH"),
+        ("http://[::1/password", "a URL with a wrong host or port; write https://HOST/PATH"),
+        ("https:/host/password", "a URL without // after https:; write https://HOST/PATH"),
+        ("HTTP:host/password", "a URL without // after HTTP:; write https://HOST/PATH"),
+        ("hooks.example/services/password", "there is no command 'hooks.example/…'; give its path, or a URL"),
         ("https://user:password@host/", "a URL with a user or a password; write https://HOST/PATH"),
         ("https://host/a b", "a URL with a space or a special character"),
         ("https://host/\r\nX-Header:1", "a URL with a space or a special character"),
@@ -497,7 +502,18 @@ def test_end_does_not_wait_for_ever(
         assert not release.is_set()
     finally:
         release.set()
-    assert "of the end (Ctrl-C leaves immediately)" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "of the end (Ctrl-C leaves immediately)" in errors
+    assert "cgd: no answer within 0.02 s; the last notification may not have arrived" in errors
+
+
+def test_webhook_that_answers_in_time_gets_no_note(
+    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Notifier(parse_target(receiver.url), 120.0) as notifier:
+        notifier.watch(participant(tmp_path, []))
+    assert [each["event"] for each in receiver.messages] == ["done"]
+    assert "may not have arrived" not in capsys.readouterr().err
 
 
 def test_without_a_target_or_before_a_connection_nothing_is_sent(tmp_path: Path) -> None:

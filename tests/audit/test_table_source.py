@@ -138,6 +138,23 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, options: dict[str
         plan_for([table], **{"federation": file, **options})
 
 
+def test_decimal_commas_give_the_same_training(tmp_path: Path) -> None:
+    table, file = write_table(tmp_path), write_federation(tmp_path)
+    commas = tmp_path / "commas.csv"
+    commas.write_text(table.read_text().replace(",", ";").replace(".", ","))
+    with pytest.raises(InputError, match=r"is not a number; .* or add --decimal ','"):
+        plan_for([commas], federation=file)
+    plan, points = plan_for([commas], federation=file, decimal=","), plan_for([table], federation=file)
+    assert plan.command(0) == f"cgd audit {commas} --federation {file} --decimal , --seed 0"
+    first, second = (each.choose(["records"]).parts[0].run(3) for each in (plan, points))
+    assert first == second
+    with pytest.raises(InputError, match="the decimal sign is ';'; choose"):
+        plan_for([commas], federation=file, decimal=";")
+    for paths in ([], [tmp_path]):
+        with pytest.raises(InputError, match="--decimal is ','; it is for a table: name one"):
+            plan_for(paths, decimal=",")
+
+
 def test_table_and_federation_file_belong_together(tmp_path: Path) -> None:
     table, file = write_table(tmp_path), write_federation(tmp_path)
     with pytest.raises(InputError, match=r"my.csv is a file; to audit a table, name .*--federation federation.toml"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from cgd.reporting.intervals import Z, auc_interval, mean_interval, paired_interval, wilson_interval
+from cgd.reporting.intervals import Z, auc_interval, mean_interval, paired_interval, student_quantile, wilson_interval
 
 
 @given(st.floats(0, 1), st.integers(1, 100_000))
@@ -70,5 +72,21 @@ def test_paired_difference_of_many_records_is_that_of_the_normal_distribution() 
     assert paired_interval(better, worse, records) == pytest.approx(expected, abs=2e-6)
 
 
-def test_interval_of_a_mean() -> None:
-    assert mean_interval(3.0, 2.0, 400) == pytest.approx((3 - Z / 10, 3 + Z / 10))
+@pytest.mark.parametrize("degrees", [4, 9, 30, 399, 10**6])
+def test_quantile_is_that_of_students_distribution(degrees: int) -> None:
+    assert student_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-3 if degrees < 9 else 1e-5)
+
+
+@pytest.mark.parametrize("records", [5, 10, 400])
+def test_interval_of_a_mean_is_students(records: int) -> None:
+    expected = stats.t.interval(0.95, records - 1, loc=3, scale=2 / math.sqrt(records))
+    assert mean_interval(3.0, 2.0, records) == pytest.approx(expected, rel=2e-3)
+
+
+def test_interval_of_few_absolute_errors_covers_their_mean() -> None:
+    """10 records, as a subgroup may have; the normal quantile gives 0.90."""
+    random = np.random.default_rng(1)
+    errors = np.abs(random.standard_normal((20_000, 10)))
+    ends = [mean_interval(each.mean(), each.std(ddof=1), 10) for each in errors]
+    covered = np.mean([low <= math.sqrt(2 / math.pi) <= high for low, high in ends])
+    assert covered > 0.925

@@ -478,9 +478,9 @@ def test_clear_differences_are_called_clear_only_with_enough_records(tmp_path: P
     run["validation"]["confusion"] = [[900, 0], [3, 4]]
     assert "(95 % interval −0.300 to −0.100), too few records to judge." in report(run, tmp_path).text
     gain |= {"low": None, "high": None}
-    assert "worse by 0.200; too few records for an interval." in report(run, tmp_path).text
+    assert "worse by 0.200; no interval." in report(run, tmp_path).text
     gain |= {"value": 0.0}
-    assert "equal; too few records for an interval." in report(run, tmp_path).text
+    assert "equal; no interval." in report(run, tmp_path).text
 
 
 def test_gain_of_an_error_is_the_error_that_is_saved(tmp_path: Path) -> None:

@@ -186,6 +186,23 @@ def test_foreseen_sums_are_those_of_the_training() -> None:
     assert disclosed_sums(settings, foresee(settings, members[0])) == run_members(program, members)[0]
 
 
+def test_rare_values_are_foreseen_as_other() -> None:
+    settings = tabular_settings(steps=3)
+    content = table(120, 0)
+    content["ward"][:40] = [f"room {place // 2}" for place in range(40)]  # two records each
+    own = records(content)
+
+    def program(peers: Peers, mine: TabularDataset) -> Any:
+        result = train(peers, settings, mine)
+        return sorted(result.preprocessing.features), disclosed_sums(settings, result)
+
+    foreseen = foresee(settings, own)
+    features = sorted(foreseen.preprocessing.features)
+    assert features[-3:] == ["ward=A", "ward=B", "ward=other"]
+    expected = features, disclosed_sums(settings, foreseen)
+    assert run_members(program, [own] * 3) == [expected] * 3
+
+
 def test_foreseen_sums_with_noise_are_those_of_the_training() -> None:
     settings = private_settings(steps=3)
 

@@ -66,6 +66,7 @@ class TableRequest:
         function: the `module:function` that builds a custom network.
         rounds: the number of steps that the attackers see.
         honest: the number of honest members.
+        decimal: the decimal sign of numbers in the table.
     """
 
     table: Path
@@ -74,6 +75,7 @@ class TableRequest:
     function: str | None
     rounds: int
     honest: int
+    decimal: str = "."
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +95,9 @@ class OwnTable:
     notes: tuple[str, ...]
 
     @classmethod
-    def read(cls, table: Path, federation: Path, target: str | None, function: str | None) -> OwnTable:
+    def read(
+        cls, table: Path, federation: Path, target: str | None, function: str | None, decimal: str = "."
+    ) -> OwnTable:
         """Read both files, with the checks of `cgd join --data`.
 
         Raises:
@@ -110,7 +114,9 @@ class OwnTable:
         check_function_named(settings.model.function, function, federation)
         if settings.model.function:
             load_function(settings.model.function, "function in [model]", FUNCTION_ARGUMENTS)
-        records, notes = read_dataset(table, settings.data, settings.own_columns, label=target, unit=settings.unit)
+        records, notes = read_dataset(
+            table, settings.data, settings.own_columns, label=target, unit=settings.unit, decimal=decimal
+        )
         if settings.privacy is not None:
             check_private(settings, records)
         return cls(found, settings, records, notes)
@@ -228,7 +234,7 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
     Raises:
         InputError: a file cannot be used, or there are too few records.
     """
-    own = OwnTable.read(request.table, request.federation, request.target, request.function)
+    own = OwnTable.read(request.table, request.federation, request.target, request.function, request.decimal)
     parts = divide(own, request.honest, seed)
     preprocessing = preprocess(own, parts, seed)
     settings, training = own.settings, own.settings.training

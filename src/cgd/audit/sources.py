@@ -31,6 +31,7 @@ def plan_for(
     *,
     federation: Path | None = None,
     target: str | None = None,
+    decimal: str | None = None,
     label: str | None = None,
     rounds: int | None = None,
     honest: int | None = None,
@@ -44,6 +45,7 @@ def plan_for(
         coalition: the colluders of a recorded run; with one folder, none, and everybody else colludes.
         federation: with a table, the federation file.
         target: with a table, the name of its target, if it is not that of the federation file.
+        decimal: with a table, the decimal sign of its numbers, a point (the default) or a comma.
         label: the run of a spec; the first that trains by cgd if not given.
         rounds: of a spec or a table, the number of rounds that the coalition sees; see each source for the default.
         honest: of a spec or a table, the number of honest participants; see each source for the default.
@@ -62,8 +64,11 @@ def plan_for(
         raise InputError(
             f"--function is {function!r}; it is for recorded runs and tables: name the folders, or a table"
         )
-    if federation is None and target is not None:
-        raise InputError(f"--label is {target!r}; it is for a table: name one, and its federation file (--federation)")
+    for option, value in (("--label", target), ("--decimal", decimal)):
+        if federation is None and value is not None:
+            raise InputError(
+                f"{option} is {value!r}; it is for a table: name one, and its federation file (--federation)"
+            )
     if not specs and (label, data_dir) != (None, None):
         raise InputError("--run and --data-dir are for a spec; name one (SPEC.toml)")
     if not specs and federation is None and (rounds, honest) != (None, None):
@@ -75,7 +80,15 @@ def plan_for(
                 f"--federation is {federation}, and {given} is to be audited; name one table, a CSV or Parquet file, "
                 "or omit --federation"
             )
-        return from_table(paths[0], federation, target=target, rounds=rounds, honest=honest, function=function)
+        return from_table(
+            paths[0],
+            federation,
+            target=target,
+            decimal=decimal,
+            rounds=rounds,
+            honest=honest,
+            function=function,
+        )
     if not paths:
         return embedded()
     if specs:

@@ -34,6 +34,7 @@ def from_table(
     federation: Path,
     *,
     target: str | None = None,
+    decimal: str | None = None,
     rounds: int | None = None,
     honest: int | None = None,
     function: str | None = None,
@@ -44,6 +45,7 @@ def from_table(
         table: the file with one's own records.
         federation: the federation file.
         target: the name of the target in the table, if it is not that of the federation file.
+        decimal: the decimal sign of numbers in the table, a point (the default) or a comma.
         rounds: the number of steps that the attackers see; by default all, up to `MAX_DEFAULT_ROUNDS`.
         honest: the number of honest members; by default, one member attacks all others.
         function: the `module:function` that builds the network, if the federation file names one.
@@ -51,7 +53,7 @@ def from_table(
     Raises:
         InputError: a file cannot be used, or there are too few records.
     """
-    own = OwnTable.read(table, federation, target, function)
+    own = OwnTable.read(table, federation, target, function, decimal or ".")
     members, steps = len(own.federation.names), own.settings.training.steps
     if members > MAX_PARTICIPANTS:
         raise InputError(f"{federation} has {members} participants, and an audit takes at most {MAX_PARTICIPANTS}")
@@ -67,13 +69,20 @@ def from_table(
         function,
         min(rounds or MAX_DEFAULT_ROUNDS, steps),
         members - 1 if honest is None else honest,
+        decimal or ".",
     )
     simulated_training(request, 0)  # here, so that errors come before the work
     schemes: dict[Scheme, str] = dict(SCHEMES)
     if own.settings.privacy is not None:
         schemes = {**SCHEMES, "dp": f"CGD, ε = {own.settings.privacy.epsilon:g} of the file"}
     arguments = [str(table), "--federation", str(federation)]
-    given = {"--label": target, "--rounds": rounds, "--honest": honest, "--function": function}
+    given = {
+        "--label": target,
+        "--decimal": decimal,
+        "--rounds": rounds,
+        "--honest": honest,
+        "--function": function,
+    }
     for option, value in given.items():
         arguments += [] if value is None else [option, str(value)]
     attacks = attacks_on_trainings()

@@ -35,6 +35,10 @@ def audit(
     target: Annotated[
         str | None, typer.Option("--label", metavar="COLUMN", help="Table: its column to predict, if it differs.")
     ] = None,
+    decimal: Annotated[
+        str | None,
+        typer.Option(metavar="SIGN", help="Table: the decimal sign in your file, '.' (the default) or ','."),
+    ] = None,
     coalition: Annotated[
         str, typer.Option(metavar="NAME,...", help="Recorded run: the participants that collude.")
     ] = "",
@@ -80,6 +84,7 @@ def audit(
         names,
         federation=federation,
         target=target,
+        decimal=decimal,
         label=label,
         rounds=rounds,
         honest=honest,

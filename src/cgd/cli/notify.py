@@ -194,6 +194,9 @@ class Notifier:
             if last.is_alive():
                 typer.echo(f"cgd: notifying {self._target} of the end (Ctrl-C leaves immediately)", err=True)
                 last.join(END_SECONDS - PATIENCE_SECONDS)
+            if last.is_alive():
+                note = f"cgd: no answer within {END_SECONDS:g} s; the last notification may not have arrived"
+                typer.echo(note, err=True)
         except KeyboardInterrupt:
             typer.echo("cgd: left before the last notification was sent", err=True)
 

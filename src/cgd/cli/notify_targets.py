@@ -95,11 +95,11 @@ class Webhook:
     def __init__(self, url: str) -> None:
         if not url.isascii() or not url.isprintable() or " " in url:
             raise InputError(f"--notify is a URL with a space or a special character; encode it (%20), or {FORM}")
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
-        except ValueError as error:
-            raise InputError(f"--notify is a URL that cannot be used ({error}); {FORM}") from None
+        except ValueError:  # its text may contain a secret
+            raise InputError(f"--notify is a URL with a wrong host or port; {FORM}") from None
         if not host:
             raise InputError(f"--notify is a URL without a host; {FORM}")
         if parts.username is not None:
@@ -156,7 +156,7 @@ class Command:
         if found is None:
             if Path(words[0]).is_file():
                 raise InputError(f"--notify: {words[0]} is not executable; run `chmod +x {shlex.quote(words[0])}`")
-            raise InputError(f"--notify: there is no command {words[0]!r}; give its path, or a URL (https://…)")
+            raise InputError(f"--notify: there is no command {_shown(words[0])!r}; give its path, or a URL (https://…)")
         self._words = [str(Path(found).absolute()), *words[1:]]
 
     def __str__(self) -> str:
@@ -187,6 +187,12 @@ class Command:
             raise NotSentError(f"exit code {process.returncode}")
 
 
+def _shown(command: str) -> str:
+    """Return a command, without the path of what may be a URL without its scheme: it may contain a secret."""
+    first, slash, _ = command.partition("/")
+    return f"{first}/…" if slash and first not in ("", ".", "..") else command
+
+
 def parse_target(text: str) -> Target:
     """Return the recipient that `--notify` names.
 
@@ -198,6 +204,8 @@ def parse_target(text: str) -> Target:
         if scheme[1].lower() not in ("http", "https"):
             raise InputError(f"--notify is a URL with {scheme[1]}://; only http:// and https:// can be used")
         return Webhook(text)
+    if incomplete := re.match(r"https?:", text, re.IGNORECASE):
+        raise InputError(f"--notify is a URL without // after {incomplete[0]}; {FORM}")
     try:
         words = shlex.split(text)
     except ValueError as error:

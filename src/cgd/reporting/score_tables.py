@@ -142,7 +142,7 @@ def _describe_gain(metric: str, gain: Estimate, run: AnyRun) -> str:
     size = write(abs(gain.value))
     change = "equal" if size == write(0.0) else f"{'better' if gain.value > 0 else 'worse'} by {size}"
     if gain.low is None or gain.high is None:
-        return f"{change}; too few records for an interval"
+        return f"{change}; no interval"
     verdict = "no clear difference" if gain.low <= 0 <= gain.high else "a clear difference"
     if not _judgeable(run):
         verdict = "too few records to judge"

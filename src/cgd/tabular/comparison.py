@@ -1,17 +1,22 @@
 """Compare models on the same records: each score with its 95 % interval, and its gain over the first model.
 
 A gain is the difference of two models' scores on the same records, so what makes these records easy or hard affects
-both. Gains of accuracy have the interval of Agresti and Min; all others come from a paired bootstrap: records are drawn
-with replacement, always with the same seed, and all models are scored on the drawn ones.
+both. Gains of accuracy have the interval of Agresti and Min. Those of the AUC come from a paired bootstrap: records are
+drawn with replacement, always with the same seed, and all models are scored on the drawn ones.
+
+In a regression, a bootstrap of few records is too narrow. Gains have Student's interval of the differences of squared
+errors, so R² and the error agree on whether a difference is clear. The scores themselves have an interval from a
+jackknife: from the logarithms of the errors without each record.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.reporting.intervals import auc_interval, paired_interval, wilson_interval
+from cgd.reporting.intervals import MIN_RECORDS, auc_interval, mean_interval, paired_interval, wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,17 +79,23 @@ def compare_regressions(outputs: Mapping[str, Floats], target: Floats) -> list[d
 
     A gain is positive if a model is better, so that of the error is the first model's error minus its own.
     """
-    found: list[dict[str, Any]] = [{"name": name, "scores": {}, "gains": {}} for name in outputs]
-    kinds = {"r2": weighted_r2, "rmse": weighted_rmse}
-    if not np.ptp(target):
-        del kinds["r2"]
-    for metric, kind in kinds.items():
-        measures = {name: kind(each[:, 0], target) for name, each in outputs.items()}
-        drawn = _bootstrap(measures, len(target))
-        for each in found:
-            value = measures[each["name"]](np.ones(len(target)))
-            each["scores"][metric] = _estimate(value, _percentiles(drawn[each["name"]]))
-        _add_gains(found, drawn, metric, sign=-1 if metric == "rmse" else 1)
+    squares = {name: np.square(each[:, 0] - target) for name, each in outputs.items()}
+    first = next(iter(squares.values()))
+    records, spread = len(target), np.square(target - target.mean())
+    found: list[dict[str, Any]] = []
+    for name, own in squares.items():
+        each: dict[str, Any] = {"name": name, "scores": {}, "gains": {}}
+        others = own.sum() - own  # without each record
+        if np.ptp(target):
+            part = float(own.sum() / spread.sum())  # of the variance, which is not explained
+            interval = _jackknife(part, others, spread.sum() - spread * records / (records - 1))
+            each["scores"]["r2"] = _estimate(1 - part, interval and (1 - interval[1], 1 - interval[0]))
+            each["gains"]["r2"] = _squares_gain(first, own, 1 / float(spread.mean()))
+        error, first_error = math.sqrt(own.mean()), math.sqrt(first.mean())
+        each["scores"]["rmse"] = _estimate(error, _jackknife(error, np.sqrt(others)))
+        sum_of_errors = (error + first_error) or 1.0  # (a² - b²) / (a + b) = a - b
+        each["gains"]["rmse"] = _squares_gain(first, own, 1 / sum_of_errors)
+        found.append(each)
     return _without_own_gains(found)
 
 
@@ -105,21 +116,32 @@ def weighted_auc(outputs: Floats, target: Integers) -> WeightedScore:
     return score
 
 
-def weighted_r2(outputs: Floats, target: Floats) -> WeightedScore:
-    """Return a function for the coefficient of determination."""
-    squares = np.square(outputs - target)
+def _squares_gain(first: Floats, own: Floats, scale: float) -> Estimate:
+    """Return the mean of the first model's squared errors minus our own, times a scale, with Student's interval.
 
-    def score(weights: Floats) -> float:
-        spread = float(weights @ np.square(target - np.average(target, weights=weights)))
-        return 1 - float(weights @ squares) / spread if spread else float("nan")
+    There is none of too few records, or if all differences are equal: it would look like certainty.
+    """
+    differences = (first - own) * scale
+    value = float(differences.mean())
+    if len(own) < MIN_RECORDS or not np.isfinite(differences).all() or not np.ptp(differences):
+        return _estimate(value, None)
+    return _estimate(value, mean_interval(value, float(differences.std(ddof=1)), len(own)))
 
-    return score
 
+def _jackknife(value: float, others: Floats, scale: Floats | float = 1.0) -> tuple[float, float] | None:
+    """Return the interval of a positive value from its values without each record, `others / scale`.
 
-def weighted_rmse(outputs: Floats, target: Floats) -> WeightedScore:
-    """Return a function for the root mean squared error."""
-    squares = np.square(outputs - target)
-    return lambda weights: float(np.sqrt(np.average(squares, weights=weights)))
+    Their logarithms are used, because errors of few records vary by factors; so a constant factor has no effect.
+    Returns None if there are too few records, if a value is zero or undefined, or if all are equal.
+    """
+    records = len(others)
+    with np.errstate(all="ignore"):
+        logs = np.log(others / scale)
+        if records < MIN_RECORDS or not np.isfinite(logs).all() or not np.ptp(logs):
+            return None
+        low, high = mean_interval(math.log(value), (records - 1) * float(logs.std(ddof=1)), records)
+        interval = float(np.exp(low)), float(np.exp(high))
+    return interval if math.isfinite(interval[1]) else None
 
 
 def _area(weights: Floats, hits: Floats, starts: Integers) -> float | None:
@@ -142,16 +164,16 @@ def _bootstrap(measures: Mapping[str, WeightedScore], records: int) -> dict[str,
     return drawn
 
 
-def _add_gains(found: list[dict[str, Any]], drawn: Mapping[str, Floats] | None, metric: str, sign: int = 1) -> None:
+def _add_gains(found: list[dict[str, Any]], drawn: Mapping[str, Floats] | None, metric: str) -> None:
     first = found[0]
     for each in found:
-        difference = sign * (each["scores"][metric]["value"] - first["scores"][metric]["value"])
-        interval = _percentiles(sign * (drawn[each["name"]] - drawn[first["name"]])) if drawn else None
+        difference = each["scores"][metric]["value"] - first["scores"][metric]["value"]
+        interval = _percentiles(drawn[each["name"]] - drawn[first["name"]]) if drawn else None
         each["gains"][metric] = _estimate(difference, interval)
 
 
 def _percentiles(values: Floats) -> tuple[float, float] | None:
-    """Return the middle 95 % of resampled scores; None if most are undefined, or all are equal: too few records."""
+    """Return the middle 95 % of resampled scores; None if most are undefined, or all are equal."""
     defined = values[np.isfinite(values)]
     if 2 * len(defined) < len(values) or not np.ptp(defined):
         return None

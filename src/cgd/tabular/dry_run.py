@@ -2,8 +2,9 @@
 
 Nothing is sent, written or charged: no file is created, not even the privacy budget of the records.
 
-The statistics of the other members are not known. So the network is built for our own categories and missing values:
-with those of the others, it has as many inputs or more.
+The statistics of the other members are not known. So the network is built for our own categories and missing values, as
+if others had the same ones: it has more inputs if others have more of them, and fewer if nobody else has some of ours,
+which then count as "other".
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from cgd.tabular.preprocessing import Preprocessing
 from cgd.tabular.privacy_costs import PrivateSetting
 from cgd.tabular.privacy_expectation import Question, describe_expectation, differences, measured_kind
 from cgd.tabular.private_run import budget_path
+from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.run_folder import check_run_folder
 from cgd.tabular.training import TrainingResult
 
@@ -63,7 +65,11 @@ def describe_dry_run(
     training, foreseen = settings.training, foresee(settings, records)
     features = len(foreseen.preprocessing.features)
     parameters = sum(each.numel() for each in foreseen.network.parameters())
-    more = ", and more if others have more categories, classes or missing values" if settings.privacy is None else ""
+    more = ""
+    if settings.privacy is None:
+        more = ", and more if others have more categories, classes or missing values"
+    if any(each.is_learned for each in settings.own_columns):
+        more += ", or fewer if nobody else has some of our categories"
     yield f"the network would have {parameters:,} parameters, for the {features} features of our own table{more}"
     size = bytes_per_step(training, len(federation.names), parameters)
     yield (
@@ -82,7 +88,8 @@ def describe_dry_run(
 def foresee(settings: TabularSettings, records: TabularDataset) -> TrainingResult:
     """Return a training that has not taken place, with all its steps, as if others had the same kind of records."""
     private = settings.privacy is not None
-    columns = tuple(_column(each, records, private=private) for each in settings.own_columns)
+    folded = fold_rare_values(records, settings.data, settings.own_columns)
+    columns = tuple(_column(each, folded, private=private) for each in settings.own_columns)
     target = TargetStats()
     if isinstance(records.target, Categorical):
         classes = settings.data.classes or records.target.names
