@@ -56,6 +56,7 @@ def test_one_attack_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
         (("full/notes.txt", "--federation", "nowhere.toml"), "nowhere.toml cannot be read"),
         (("--federation", "full/notes.txt"), "nothing is to be audited; name one table, a CSV or Parquet file"),
         (("--label", "outcome"), "--label is 'outcome'; it is for a table"),
+        (("--decimal", ","), "--decimal is ','; it is for a table"),
         (("--rounds", "3"), "--rounds and --honest are for a spec or a table"),
         (("full",), "full has no recording.json"),
         (("nowhere.toml",), "nowhere.toml"),

@@ -185,6 +185,9 @@ def test_score_that_the_records_do_not_define_is_left_out(target: Any, names: se
         assert set(each["scores"]) == names
     alone, _ = compare_regressions({"alone": np.ones((4, 1)), "together": np.ones((4, 1))}, np.full(4, 2.0))
     assert set(alone["scores"]) == {"rmse"}
+    tiny = np.linspace(0, 1e-200, 6)  # its squares are zero
+    alone, _ = compare_regressions({"alone": np.ones((6, 1)), "together": np.zeros((6, 1))}, tiny)
+    assert set(alone["scores"]) == {"rmse"}
 
 
 def test_many_classes_have_no_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def compare_regressions(outputs: Mapping[str, Floats], target: Floats) -> list[d
     for name, own in squares.items():
         each: dict[str, Any] = {"name": name, "scores": {}, "gains": {}}
         others = own.sum() - own  # without each record
-        if np.ptp(target):
+        if np.ptp(target) and spread.sum():
             part = float(own.sum() / spread.sum())  # of the variance, which is not explained
             interval = _jackknife(part, others, spread.sum() - spread * records / (records - 1))
             each["scores"]["r2"] = _estimate(1 - part, interval and (1 - interval[1], 1 - interval[0]))
