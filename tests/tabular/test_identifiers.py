@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import random
 import tomllib
@@ -193,3 +194,24 @@ def test_some_mistyped_values_do_not_hide_dates() -> None:
     assert identifying_texts([*dates, *(f"typo {number}" for number in range(20))]) == "dates"
     assert identifying_texts([*dates, *(f"typo {number}" for number in range(21))]) == ""
     assert identifying_texts([]) == ""
+
+
+def test_persons_with_several_records_are_left_out(tmp_path: Path) -> None:
+    """Persons who are patients of two participants would be disclosed, although no value is rare."""
+    rows = 240
+    columns = {
+        "Kontakt": [f"Familie {chr(65 + place % 30)}horn{place % 30}" for place in range(rows)],
+        "zugewiesen von": [f"Dr. med. {chr(65 + place % 12)}. Graf" for place in range(rows)],
+        "AHV": [f"756.{5000 + place % 12}.6874.98" for place in range(rows)],
+        "Monat": [f"19{50 + place % 12}-10" for place in range(rows)],
+        "ward": [("surgery", "heart", "general")[place % 3] for place in range(rows)],
+        "y": ["ja" if place % 2 else "nein" for place in range(rows)],
+    }
+    path = tmp_path / "visits.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+    text = suggest_schema(path, "y")
+    assert [line for line in text.splitlines() if line.endswith('"category"') and not line.startswith("#")] == [
+        'ward = "category"'
+    ]
+    assert not any(value in text for value in ("Graf", "756", "19", "horn"))

@@ -19,9 +19,9 @@ DATA = Data("outcome", (Column("age", "number"),), classes=("yes", "no"))
 
 
 def regular(data: bytes, size: int) -> bool:
-    checker = QuoteChecker(io.BytesIO(data), ",")
-    while checker.read(size):
-        pass
+    checker = QuoteChecker(",")
+    for start in range(0, len(data), size):
+        checker.add(data[start : start + size])
     return checker.regular()
 
 

@@ -261,7 +261,7 @@ def test_schema_for_differential_privacy_is_valid_and_has_marks(tmp_path: Path, 
         "y": (["well", "ill"] * ROWS)[:ROWS],
     }
     text = suggest_schema(written(tmp_path, content), "y", private=True)
-    assert "Write what is known without looking\n# at records instead" in text
+    assert "BEFORE you send this to anybody,\n# write what is known without looking at records" in text
     assert [line.partition(" =")[0] for line in text.splitlines() if line.endswith(f" {REVIEW_MARK}")] == [
         *("classes", "age", "ward", "grade"),
     ]

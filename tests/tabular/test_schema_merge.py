@@ -337,3 +337,14 @@ def test_result_that_would_not_be_valid_is_refused(tmp_path: Path) -> None:
         InputError, match=r"the suggestions cannot be joined, because of their values: .*range is \[1, 1\]"
     ):
         merged(tmp_path, narrow, narrow)
+
+
+def test_classes_of_one_table_are_to_be_explained_and_not_only_accepted(tmp_path: Path) -> None:
+    """Listed, ja and yes would be two classes, and every participant's own counts would be opened."""
+    texts = [schema([AGE], f"# classes = {each}  # as in this table\n") for each in ('["ja", "nein"]', '["no", "yes"]')]
+    joined = merged(tmp_path, *texts)
+    assert line(joined, "values") == (
+        '# values = { "ja" = "", "nein" = "", "no" = "", "yes" = "" }  # only in one table: '
+        "'ja', 'nein', 'no', 'yes'; state the class that each means"
+    )
+    assert "classes =" not in joined

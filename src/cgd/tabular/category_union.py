@@ -161,9 +161,9 @@ def _only_one(ours: Mapping[str, tuple[str, ...]], claimed: _Claimed) -> InputEr
         others > 0
     )
     return InputError(
-        f"{', and '.join(facts)}. What is learned from the tables must occur at two participants: agree on one "
-        "spelling (yes and no beside 1 and 0 are four classes), or list the classes, or categories, in [data]. Then "
-        "train anew under another federation name"
+        f"{', and '.join(facts)}. What is learned from the tables must occur at two participants. If it is "
+        "another spelling (yes and no beside 1 and 0 are four classes), agree on one, or state in `values` what each "
+        "means; if not, list the classes, or categories, in [data]. Then train anew under another federation name"
     )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST = 0.8  # of the distinct values: some may be mistyped, or remarks
 MIN_DISTINCT = 20  # fewer whole numbers may be distinct, and near each other, by chance
+MAX_RECORDS_OF_A_PERSON, MIN_LETTERS = 50, 4  # on average; of a name
 MANY_DISTINCT = 50  # with a few of them repeated, these are hardly distinct by chance either
 MIN_DIGITS = 5  # shorter whole numbers are counts, codes and years
 
@@ -27,14 +28,16 @@ def _words(text: str) -> frozenset[str]:
 # Words that make a column an identifier, wherever they are in its name, such as patient_id.
 IDENTIFIER_WORDS = _words(
     "id ids identifier guid uuid mrn ssn nino dob birthdate birthday iban passport surname forename firstname lastname "
-    "fullname username vorname nachname geburtsdatum pesel bsn aadhaar"
+    "fullname username vorname nachname geburtsdatum pesel bsn aadhaar ahv ahvn nir naissance nascimento nacimiento "
+    "geburtstag geboren versichertennummer versicherten fallnummer patientennummer"
 )
 # Words that make it one at the end of its name, such as home_phone.
 CONTACT_WORDS = _words("email mail phone telephone tel telefon mobile fax url website ip login")
 # Words that make it one at the end of its name, such as family_name and zip, unless every value is frequent.
 QUASI_WORDS = _words(
     "name names initials zip zipcode postcode postalcode plz address street city town patient person subject client "
-    "customer member employee account"
+    "customer member employee account patientin adresse anschrift strasse wohnort ort ville domicile doctor physician "
+    "arzt hausarzt medecin nom prenom apellido nombre"
 )
 # What is numbered, if the name of a column ends with a word for "number".
 NUMBERED = _words(
@@ -46,7 +49,7 @@ DATE_WORDS = _words("date datetime timestamp datum fecha")
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
 _TIME = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp][Mm])?(?:Z|\s?[+-]\d{2}:?\d{2})?)?"
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mär|mai|okt|dez)[a-zé]*"
+_MONTH = r"(?:jan|feb|fév|mar|apr|avr|may|jun|juin|jul|juil|aug|aoû|sep|oct|nov|dec|déc|mär|mai|okt|dez)[a-zéû]*"
 _DATE = re.compile(
     rf"(?:\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\d{{1,2}}[-/.]\d{{1,2}}[-/.](?:\d{{4}}|\d{{2}})"
     rf"|\d{{1,2}}[. -]+{_MONTH}[., -]+\d{{2,4}}|{_MONTH}[. -]+\d{{1,2}},?[ -]+\d{{4}}){_TIME}",
@@ -61,8 +64,14 @@ PATTERNS = {
     "web addresses": re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE),
     "account numbers": re.compile(r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?"),
     "phone numbers": re.compile(r"(?=(?:\D*\d){7,15}\D*$)(?:\+|00?|\()[\d ()/.-]+|\d{3}[-. ]\d{3,4}[-. ]\d{3,4}"),
+    "names of persons": re.compile(
+        r"(?:Dr|Prof|Mr|Mrs|Ms|Herr|Frau)\.? .+|[^\W\d_][^\W\d_' -]+, [^\W\d_][^\W\d_' .-]*", re.IGNORECASE
+    ),
+    "months of birth or of a visit": re.compile(r"(?:19|20)\d{2}[-/.](?:0[1-9]|1[0-2])"),
     "numbers of persons": re.compile(
-        r"\d{3}-\d{2}-\d{4}|\d{6}[-+]\d{3,4}[A-Z\d]?|[A-Z]{1,4}[-/ ]?\d{5,}", re.IGNORECASE
+        r"\d{3}-\d{2}-\d{4}|\d{6}[-+]\d{3,4}[A-Z\d]?|[A-Z]{1,4}[-/ ]?\d{5,}|756\.?\d{4}\.?\d{4}\.?\d{2}"
+        r"|[12] ?\d{2} ?(?:0[1-9]|1[0-2]) ?\w{2} ?\d{3} ?\d{3}(?: ?\d{2})?",
+        re.IGNORECASE,
     ),
 }
 
@@ -149,6 +158,23 @@ def identifying_numbers(numbers: Mapping[float, int], *, distinct: bool) -> str:
     if (distinct and (dense or equal)) or (equal and len(texts[0]) > MIN_DIGITS + 1 and mostly_distinct):
         return "numbers of records"
     return ""
+
+
+def are_persons(texts: Mapping[str, int]) -> bool:
+    """Return whether texts may name persons with several records each, given how often each occurs.
+
+    Codes of few letters, such as those of diseases, are no names.
+
+    Examples:
+        >>> are_persons({f"person {number}": 8 for number in range(30)})
+        True
+        >>> are_persons({"surgery": 90, **{f"ward {number}": 8 for number in range(30)}})
+        False
+    """
+    records = sum(texts.values())
+    several = len(texts) >= MIN_DISTINCT and records < MAX_RECORDS_OF_A_PERSON * len(texts)
+    names = sum(sum(map(str.isalpha, text)) >= MIN_LETTERS for text in texts)
+    return several and max(texts.values()) < records / 10 and 2 * names > len(texts)
 
 
 def rare_share(counts: Iterable[int]) -> float:

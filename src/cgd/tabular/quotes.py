@@ -7,7 +7,7 @@ an opening one beside each other. A file with other quotes may be valid, and mus
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,27 +19,22 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class QuoteChecker:
-    """A binary stream that checks the quotes read from it.
+    """Check the quotes of a CSV file in UTF-8, block by block.
 
     Args:
-        stream: the bytes of a CSV file in UTF-8.
         delimiter: its delimiter.
     """
 
-    def __init__(self, stream: Any, delimiter: str) -> None:
-        self._stream = stream
+    def __init__(self, delimiter: str) -> None:
         self._beside: npt.NDArray[np.bool_] = np.zeros(256, dtype=np.bool_)  # what may be beside a quote, outside
         self._beside[list(b"\r\n" + QUOTE + delimiter.encode())] = True
         self._last = b"\n"  # the last byte, whose next one is not known yet, and the byte before it
         self._quotes, self._regular = 0, True
-        self.closed = False
 
-    def read(self, size: int) -> bytes:
-        """Return the next bytes."""
-        data: bytes = self._stream.read(size)
+    def add(self, data: bytes) -> None:
+        """Check the next bytes."""
         first = len(self._last) == 1
         self._check(data.removeprefix(BYTE_ORDER_MARK) if first else data)
-        return data
 
     def regular(self) -> bool:
         """Return whether all quotes are regular, after the whole file was read."""

@@ -70,9 +70,12 @@ class CsvTable:
         labels = [str(position) for position in range(len(self.names))]
         include = [str(position) for position in positions]
         try:
+            regular = self._has_regular_quotes()
             with self._bytes() as stream:
+                # Not a file object of Python: Arrow reads ahead in threads, which abort the process if they call Python
+                # when it ends.
                 reader = pyarrow.csv.open_csv(
-                    pyarrow.PythonFile(stream, "r"),
+                    stream,
                     pyarrow.csv.ReadOptions(column_names=labels, skip_rows=self._header_lines, block_size=BLOCK_BYTES),
                     pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                     pyarrow.csv.ConvertOptions(
@@ -84,7 +87,7 @@ class CsvTable:
                 )
                 for batch in reader:
                     yield batch.columns
-                if not stream.regular():
+                if not regular:
                     self._find_open_quote()
         except (pyarrow.ArrowException, OSError, EOFError) as error:
             self._find_fault()
@@ -186,10 +189,16 @@ class CsvTable:
                 raise self._damaged(error) from None
 
     @contextmanager
-    def _bytes(self) -> Iterator[QuoteChecker]:
+    def _bytes(self) -> Iterator[Any]:
         with _open_file(self._path) as file:
-            stream = pyarrow.CompressedInputStream(file, "gzip") if self._gzipped else file
-            yield QuoteChecker(stream, self._delimiter)
+            yield pyarrow.CompressedInputStream(file, "gzip") if self._gzipped else file
+
+    def _has_regular_quotes(self) -> bool:
+        checker = QuoteChecker(self._delimiter)
+        with self._bytes() as stream:
+            while block := stream.read(BLOCK_BYTES):
+                checker.add(block)
+        return checker.regular()
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:

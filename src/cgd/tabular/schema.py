@@ -34,7 +34,7 @@ from cgd.tabular.columns import MAX_CATEGORIES
 from cgd.tabular.data_checks import looks_like_dates
 from cgd.tabular.dataset import find_columns
 from cgd.tabular.decimal_commas import check_decimal, decimal_comma_error, numbers_with_points
-from cgd.tabular.identifiers import identifying_name, identifying_numbers, identifying_texts, rare_share
+from cgd.tabular.identifiers import are_persons, identifying_name, identifying_numbers, identifying_texts, rare_share
 from cgd.tabular.model_choice import choose_model, model_lines
 from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.readers import open_table
@@ -48,6 +48,7 @@ MIN_CATEGORIES_TO_NOTE = 100
 MAX_MARKER_TEXTS = 3  # so few distinct texts in a column of numbers probably mark missing values
 MAX_RARE_SHARE = 1 / 3  # with more of the records in rare values, texts are names or remarks
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
+MAX_LISTED = 20  # values of a column in a suggestion for differential privacy; more of them may name persons
 MIN_RECORDS_OF_A_CATEGORY = 10  # for differential privacy; the only record of a category is not to be published
 
 
@@ -168,7 +169,9 @@ class ColumnProfile:
             complete = self.present == self.rows and not self.texts
             return identifying_numbers(self.numbers, distinct=self.distinct and complete) if self.whole else ""
         found = identifying_texts(self.texts) if not self.numbers else ""
-        return found or ("texts of few records each, as names are" if self.rare_share > MAX_RARE_SHARE else "")
+        if found or self.rare_share > MAX_RARE_SHARE:
+            return found or "texts of few records each, as names are"
+        return "persons with several records: many values, none frequent" if are_persons(self.texts) else ""
 
     @property
     def markers(self) -> list[str]:
@@ -238,8 +241,9 @@ PRIVACY = (
 )
 REVIEW = (
     f"# Lines with the mark {REVIEW_MARK} are taken from this table: ranges rounded outward, and values of at least",
-    f"# {MIN_RECORDS_OF_A_CATEGORY} records. Nothing here is protected by noise. Write what is known without looking",
-    "# at records instead, such as the range of a device, and delete the mark: `cgd federation new` refuses it.",
+    f"# {MIN_RECORDS_OF_A_CATEGORY} records. Nothing here is protected by noise. BEFORE you send this to anybody,",
+    "# write what is known without looking at records, such as the range of a device, and delete the mark: `cgd",
+    "# federation new` refuses it.",
 )
 
 
@@ -290,7 +294,9 @@ def _column_line(name: str, profile: ColumnProfile, nested: str, private: bool) 
             limits = _list(profile.frequent)
             if kind == "number":
                 limits = f'{{ type = "number", range = {_outward(profile)} }}'
-            elif len(profile.frequent) < 2:
+            elif not 2 <= len(profile.frequent) <= MAX_LISTED:
+                if profile.frequent[MAX_LISTED:]:
+                    return f"# {start}[]  # left out: many values; list them if all know them without a table"
                 return f"# {start}[]  # left out: fewer than two values of enough records; list them if all know them"
             comment = line.removeprefix(f'{start}"{kind}"')
             return f"{start}{limits}{f'{comment};' if comment else '  #'} {REVIEW_MARK}"

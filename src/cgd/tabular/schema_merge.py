@@ -184,11 +184,13 @@ def _data_lines(found: Sequence[Suggestion]) -> list[str]:
         listed = all(each.data.classes for each in found)
         rare = [name for name in classes if sum(name in each.classes for each in found) == 1]
         comments = [f"only in one table: {', '.join(map(repr, rare))}"] if rare else []
-        comments += [] if listed else ["left out: learned by a secure sum"]
-        line = f"{'' if listed else '# '}classes = {toml_list(classes)}"
+        line = f"{'# ' * (not listed)}classes = {toml_list(classes)}"
+        if not listed:
+            comments.append("state the class that each means" if rare else "left out: learned by a secure sum")
+            if rare:  # not a list that only has to be accepted: yes and ja would be two classes
+                line = "# values = { " + ", ".join(toml_text(name) + ' = ""' for name in classes) + " }"
         lines.append(_commented(line, comments, found, ("data", "classes")))
-    ends = _outer(each.data.range for each in found)
-    if ends is not None:
+    if (ends := _outer(each.data.range for each in found)) is not None:
         lines.append(_commented(f"range = [{ends[0]:.12g}, {ends[1]:.12g}]", [], found, ("data", "range")))
     missing = _union(each.data.missing for each in found)
     comments = _only_in({each.name: each.data.missing for each in found})
