@@ -142,7 +142,7 @@ def test_decimal_commas_give_the_same_training(tmp_path: Path) -> None:
     table, file = write_table(tmp_path), write_federation(tmp_path)
     commas = tmp_path / "commas.csv"
     commas.write_text(table.read_text().replace(",", ";").replace(".", ","))
-    with pytest.raises(InputError, match=r"is not a number; .* or add --decimal ','"):
+    with pytest.raises(InputError, match=r"is not a number; .* add --decimal ','"):
         plan_for([commas], federation=file)
     plan, points = plan_for([commas], federation=file, decimal=","), plan_for([table], federation=file)
     assert plan.command(0) == f"cgd audit {commas} --federation {file} --decimal , --seed 0"

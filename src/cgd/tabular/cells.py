@@ -70,8 +70,10 @@ def not_a_number(text: str, decimal: str = ".") -> str:
         if is_number(text):
             return f"{fact}, because decimals have a comma here; write it without thousands separators"
         return f"{fact}; correct it, list it as missing in [data], or make the column a category"
-    if _THOUSANDS.fullmatch(text):  # with --decimal, 1,045 would be read as 1.045, silently
-        return f"{fact}; write it without thousands separators, and decimals with a point, as in 1234.5"
+    if _THOUSANDS.fullmatch(text):
+        decimal = text.replace(",", ".")  # that would be read, without a further word
+        option = f". Only if it means {decimal}, add --decimal ','" if has_decimal_comma(text) else ""
+        return f"{fact}; write it without thousands separators, and decimals with a point, as in 1234.5{option}"
     if has_decimal_comma(text):
         return f"{fact}; write decimals with a point, as in 1.5, or add --decimal ','"
     return f"{fact}; correct it, list it as missing in [data], or make the column a category"
