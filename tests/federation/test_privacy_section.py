@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cgd.errors import InputError
 from cgd.federation.config import Federation
+from cgd.federation.data_schema import Column
 from cgd.federation.privacy_section import PrivacySection
 from support.federation_files import BLOCKS, block, rejection, text, write
 from support.private_tables import PRIVATE_SCHEMA
@@ -92,3 +94,9 @@ def test_ranges_belong_to_numbers(tmp_path: Path) -> None:
     assert "column 'ward': it is a category and has a range" in rejection(tmp_path, private(ward))
     target = PRIVATE_SCHEMA.replace('classes = ["well", "ill"]', 'classes = ["well", "ill"]\nrange = [0, 1]')
     assert "[data] a class has no range; remove range" in rejection(tmp_path, private(target))
+
+
+def test_range_by_which_numbers_cannot_be_divided_is_refused() -> None:
+    """A value at the lower end would become NaN, and with it a sum that others open."""
+    with pytest.raises(InputError, match=r"range is \[0, 1e-309\]; it must be the lowest and the highest value"):
+        Column("dose", "number", range=[0, 1e-309])  # type: ignore[arg-type]

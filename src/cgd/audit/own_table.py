@@ -57,7 +57,7 @@ DEFAULT_FRESH = 0.2
 
 @dataclass(frozen=True)
 class TableRequest:
-    """What to audit.
+    """The arguments of an audit of a table.
 
     Attributes:
         table: the file with the records.

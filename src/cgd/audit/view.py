@@ -225,7 +225,7 @@ class Truth:
 
     @property
     def all_places(self) -> list[str]:
-        """Where the samples of all of them are in their table; nothing if they do not come from one."""
+        """The places of all samples in their table; empty if they do not come from one."""
         return [] if self.table is None else [place for name in self.x for place in self.table.places[name]]
 
 

@@ -309,7 +309,7 @@ class RecordGradients:
 
 
 class _Ours(threading.local):
-    """Whether this thread calls modules for a check or a sum; no object of the class records such calls."""
+    """A flag: this thread calls modules for a check or a sum; no object of the class records such calls."""
 
     running = False
 

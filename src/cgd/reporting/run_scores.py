@@ -45,7 +45,7 @@ class Calibration(Struct):
 
 
 class Thresholds(Struct):
-    """How many records of each of two classes have a higher probability than 0.00, 0.01, …, 1.00."""
+    """The numbers of records of each of two classes that have a higher probability than 0.00, 0.01, …, 1.00."""
 
     true_positives: list[int]
     false_positives: list[int]
@@ -154,7 +154,7 @@ class SubgroupColumn(Struct):
 
 
 class ColumnImportance(Struct):
-    """How much the loss rises if the values of a column are exchanged between records, in several repetitions."""
+    """The rise of the loss if the values of a column are exchanged between records, in several repetitions."""
 
     column: str
     rise: float

@@ -24,7 +24,7 @@ UNIT = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Metric:
-    """How a score is named and written.
+    """The name and the format of a score.
 
     Attributes:
         name: its name, in a heading.

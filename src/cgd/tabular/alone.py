@@ -1,4 +1,4 @@
-"""What would we have had alone? Train the same model on our own records only, and compare it with the one of all.
+"""Train the same model on our own records only, and compare it with that of all: what would we have had alone?
 
 Alone means: without anything that comes from the others. The model, the optimiser, the learning rate and the largest
 number of steps are those of the federation file. Means, deviations and categories are those of our own training

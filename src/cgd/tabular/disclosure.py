@@ -1,4 +1,4 @@
-"""What a training on a table discloses: the privacy warnings before it begins, and the sums in the report."""
+"""State what a training on a table discloses: the privacy warnings before it begins, and the sums in the report."""
 
 from __future__ import annotations
 
