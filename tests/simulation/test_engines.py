@@ -9,14 +9,17 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from cgd import Grid
+from cgd.simulation import first_layer
+from cgd.simulation.first_layer import MIN_BLOCK_SAMPLES, MIN_DENSE_FRACTION, BlockedSamples
 from cgd.simulation.fused_engine import SHARDS, FusedEngine, Network, kernel_loss
-from cgd.simulation.kernels import BLOCK_SAMPLES, CROSS_ENTROPY, SQUARED_ERROR, STRIPE_MEMBERS, TILE_SAMPLES
+from cgd.simulation.kernels import CROSS_ENTROPY, SQUARED_ERROR, STRIPE_MEMBERS, TILE_SAMPLES
 from cgd.simulation.module_engine import ModuleEngine
 from cgd.simulation.population import Participants
 from support.networks import FEATURES, blocks, fully_connected
@@ -100,9 +103,29 @@ def test_rows_larger_than_a_stripe() -> None:
         assert_engines_agree(fully_connected(columns, *widths, bias=True), split, "joint")
 
 
-def test_shards_larger_than_a_block() -> None:
-    data = blocks(1, 2, count=SHARDS * (BLOCK_SAMPLES + 100))
-    assert_engines_agree(fully_connected(FEATURES, 4, 3), data, "joint")
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("fraction", [0.1, 0.9])
+def test_shards_larger_than_a_block_with_few_and_with_many_zeros(
+    fraction: float, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = 8
+    monkeypatch.setattr(first_layer, "BLOCK_FLOATS", 1)
+    count = SHARDS * (2 * MIN_BLOCK_SAMPLES + 10)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, FEATURES, generator=generator)
+    x *= torch.rand(count, FEATURES, generator=generator) < fraction
+    samples = BlockedSamples.of(x.numpy(), [np.array([0, count])], width)
+    assert (len(samples.dense) == 0) == (fraction < MIN_DENSE_FRACTION)
+    split = Grid(3, columns).split(x, (x.sum(dim=1) > 0).long())
+    assert_engines_agree(fully_connected(FEATURES, width, 3, bias=True), split, "joint")
+
+
+def test_blocks_contain_samples_of_one_part() -> None:
+    x = np.eye(300, 2, dtype=np.float32)
+    samples = BlockedSamples.of(x, [np.array([0, 70, 150]), np.array([150, 151, 300])], first_layer.BLOCK_FLOATS)
+    assert samples.offsets.tolist() == [0, 64, 70, 134, 150, 151, 215, 279, 300]
+    assert samples.columns.offsets[:5].tolist() == [0, 1, 2, 2, 2]
+    assert samples.columns.indices.tolist() == [0, 1]
 
 
 def test_many_outputs() -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.linalg.cython_blas  # noqa: F401  matrix products of the kernels: only a loaded library can be limited
 import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
@@ -21,6 +23,7 @@ from torch import nn
 from cgd.errors import InputError
 from cgd.optim.grid import Cell
 from cgd.simulation import kernels, vectors
+from cgd.simulation.first_layer import BlockedSamples, SparseRows, add_products_of_samples
 from cgd.simulation.population import as_labels
 from cgd.simulation.vectors import draw_normals
 
@@ -123,7 +126,6 @@ class FusedEngine:
             raise InputError(
                 f"the model takes {expected} features and the samples have {self._features}; build it for all of them"
             )
-        self._data = _to_csr(x)
         self._targets = _targets(participants, network.widths[-1], self._loss)
         self._row_offsets = np.cumsum([0, *participants.samples])
         self._net = (
@@ -134,6 +136,8 @@ class FusedEngine:
         )
         self._head_size = _head_size(network)
         self._chunks = list(self._split_rows(memory))
+        shards = [self._shards(chunk) for chunk in self._chunks]
+        self._samples = SparseRows.of(x) if self._towers else BlockedSamples.of(x, shards, network.widths[0])
         self._origin_z = np.zeros((0, 0) if self._towers else (len(x), network.widths[0]), np.float32)
         for chunk in self._chunks:
             origins = self._draw_origins(chunk.rows, all_layers=True)
@@ -159,20 +163,18 @@ class FusedEngine:
         first, first_bias, head = self._unpack(displacement.numpy())
         kernel = kernels.towers_gradient if self._towers else kernels.joint_gradient
         totals, loss = [np.zeros_like(each, dtype=np.float64) for each in (first, first_bias, head)], 0.0
-        # The pool's threads run the kernels in parallel, so each matrix product must use one thread only.
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool, threadpool_limits(1, "blas"):
+        with _kernel_threads() as pool:
             for chunk in self._chunks:
                 firsts, heads = chunk.origins or self._draw_origins(chunk.rows, all_layers=self._towers)
                 shared = (
                     self._row_offsets,
                     self._column_offsets,
-                    self._data,
+                    self._samples,
                     self._targets,
                     firsts if self._towers else self._origin_z,
                 )
                 arguments = (*shared, first, first_bias, heads, chunk.rows.start, head, self._net)
-                start, end = self._row_offsets[chunk.rows.start], self._row_offsets[chunk.rows.stop]
-                ends = np.linspace(start, end, min(SHARDS, end - start) + 1).astype(int)
+                ends = self._shards(chunk)
                 run = partial(_run, kernel, arguments)
                 for *parts, part_loss in pool.map(run, ends[:-1], ends[1:]):
                     loss += part_loss
@@ -204,6 +206,11 @@ class FusedEngine:
         for start in range(0, grid.rows, chunk_rows):
             yield _Chunk(range(start, min(start + chunk_rows, grid.rows)))
 
+    def _shards(self, chunk: _Chunk) -> npt.NDArray[np.int64]:
+        """Return the bounds of the parts of a chunk's samples that are summed separately."""
+        start, end = self._row_offsets[chunk.rows.start], self._row_offsets[chunk.rows.stop]
+        return np.linspace(start, end, min(SHARDS, end - start) + 1).astype(np.int64)
+
     def _draw_origins(self, rows: range, *, all_layers: bool) -> tuple[Floats, Floats]:
         """Draw the origins of some rows: those of layer 1 (in `towers`) and of the heads.
 
@@ -223,9 +230,10 @@ class FusedEngine:
             if all_layers and not self._towers:
                 start, end = self._row_offsets[row], self._row_offsets[row + 1]
                 self._origin_z[start:end] = first[self._features :].sum(axis=0)
-                kernels.add_first_layer(start, end, self._data, first, self._origin_z)
+                weights = first[: self._features]
+                add_products_of_samples(start, end, self._samples, weights, self._origin_z[start:end])
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with _kernel_threads() as pool:
             list(pool.map(draw_row, range(len(rows))))
         return firsts, heads
 
@@ -275,6 +283,13 @@ class FusedEngine:
         return flat
 
 
+@contextmanager
+def _kernel_threads() -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool whose threads run kernels in parallel; each matrix product uses one thread, for the same bits."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, threadpool_limits(1, "blas"):
+        yield pool
+
+
 def _run(kernel: Callable[..., Any], arguments: tuple[Any, ...], start: int, end: int) -> Any:
     return kernel(start, end, *arguments)
 
@@ -292,13 +307,6 @@ def _all_samples(participants: Participants) -> Floats:
         for row in range(grid.rows)
     ]
     return np.concatenate(rows)
-
-
-def _to_csr(x: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Floats]:
-    """Return samples in CSR format: offset of each sample, indices of features that are not zero, their values."""
-    nonzero = x != 0  # NaN counts as not zero, so that it reaches the loss
-    offsets = np.concatenate([[0], np.cumsum(nonzero.sum(axis=1))])
-    return offsets, np.nonzero(nonzero)[1].astype(np.int32), x[nonzero]
 
 
 def _targets(participants: Participants, outputs: int, loss: int) -> Floats:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cgd.simulation.first_layer import add_gradient_of_block, add_products_of_samples
 from cgd.simulation.vectors import (
     ONE,
     ZERO,
@@ -35,23 +36,14 @@ from cgd.simulation.vectors import (
 )
 
 TILE_SAMPLES = 64
-BLOCK_SAMPLES = 2048  # pass through layer 1 before layer 2 evicts its weights from the caches
 STRIPE_MEMBERS = 32
 CROSS_ENTROPY, SQUARED_ERROR = range(2)
 MAX_PRODUCT = 1e100
 
 
 @compiled
-def add_first_layer(start, end, data, first, out):
-    """Add the products of the samples `start` to `end` with a first layer (features × width) to `out`."""
-    indptr, indices, values = data
-    for s in range(start, end):
-        add_products(out[s], indices, values, indptr[s], indptr[s + 1], first, 0)
-
-
-@compiled
 def joint_gradient(
-    start, end, row_offsets, column_offsets, data, targets, origin_z, first, first_bias, heads, first_row, head, net
+    start, end, row_offsets, column_offsets, samples, targets, origin_z, first, first_bias, heads, first_row, head, net
 ):
     """Return gradient sums over the samples `start` to `end` when the row adds its pre-activations of layer 1.
 
@@ -63,7 +55,7 @@ def joint_gradient(
         end: one past the last sample.
         row_offsets: index of the first sample of each row, then the number of samples.
         column_offsets: index of the first feature of each column, then the number of features.
-        data: samples in CSR format: offset of each sample, indices of the features that are not zero, their values.
+        samples: all samples, of `BlockedSamples`; a block begins at `start`, and none contains `end` - 1 and `end`.
         targets: target outputs, samples × outputs.
         origin_z: pre-activations of layer 1 from the origins alone, samples × width.
         first: displacement of layer 1, features × width.
@@ -76,22 +68,23 @@ def joint_gradient(
     Returns:
         The gradient sums for layer 1, its biases and layers 2…N, and the sum of the losses, over samples and columns.
     """
-    indptr, indices, values = data
     widths, columns = net[0], len(column_offsets) - 1
     width = widths[0]
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
     bias = np.zeros(width, np.float32)
     for c in range(len(first_bias)):
         bias += first_bias[c]
-    hidden = np.empty((min(BLOCK_SAMPLES, end - start), width), np.float32)
+    block_samples = np.max(samples.offsets[1:] - samples.offsets[:-1])
+    hidden = np.empty((block_samples, width), np.float32)
     back = np.empty_like(hidden)
-    unit_counts, no_squares = np.ones(BLOCK_SAMPLES, np.float32), np.empty(0, np.float64)
+    unit_counts, no_squares = np.ones(block_samples, np.float32), np.empty(0, np.float64)
     loss = 0.0
-    for begin in range(start, end, BLOCK_SAMPLES):
-        stop = min(begin + BLOCK_SAMPLES, end)
+    block = np.searchsorted(samples.offsets, start)
+    while samples.offsets[block] < end:
+        begin, stop = samples.offsets[block], samples.offsets[block + 1]
         for s in range(begin, stop):
             add(origin_z[s], bias, hidden[s - begin])
-            add_products(hidden[s - begin], indices, values, indptr[s], indptr[s + 1], first, 0)
+        add_products_of_samples(begin, stop, samples, first, hidden)
         if len(widths) > 1:
             loss += _row_heads(
                 begin, stop, row_offsets, columns, targets, hidden, back, heads, first_row, head, net, sums[2]
@@ -103,11 +96,10 @@ def joint_gradient(
                 hidden, back, block_targets, 1, unit_counts, no_squares, stop - begin, net[3]
             )
             back[: stop - begin] *= np.float32(columns)
-        for s in range(begin, stop):
-            for c in range(len(first_bias)):
-                add(sums[1][c], back[s - begin], sums[1][c])
-            for k in range(indptr[s], indptr[s + 1]):
-                add_scaled(sums[0][indices[k]], values[k], back[s - begin])
+        for c in range(len(first_bias)):
+            add_rows(back, sums[1][c], stop - begin)
+        add_gradient_of_block(samples, block, back, sums[0])
+        block += 1
     return sums[0], sums[1], sums[2], loss
 
 
@@ -194,16 +186,16 @@ def _row_heads(start, end, row_offsets, columns, targets, hidden, back, heads, f
 
 @compiled
 def towers_gradient(
-    start, end, row_offsets, column_offsets, data, targets, firsts, first, first_bias, heads, first_row, head, net
+    start, end, row_offsets, column_offsets, samples, targets, firsts, first, first_bias, heads, first_row, head, net
 ):
     """Return gradient sums over the samples `start` to `end` when each participant has only its own features.
 
-    The arguments are those of `joint_gradient`, except `firsts`: the origins of layer 1, rows × features × width, from
-    `first_row` on; the biases of column c, if any, are at index features + c.
+    The arguments are those of `joint_gradient`, except `samples`, of `SparseRows`, and `firsts`: the origins of layer
+    1, rows × features × width, from `first_row` on; the biases of column c, if any, are at index features + c.
 
     All samples whose features in a column are zero have the same outputs there: they are computed once.
     """
-    indptr, indices, values = data
+    indptr, indices, values = samples
     widths, biased, activation, _ = net
     width, columns, outputs = widths[0], len(column_offsets) - 1, targets.shape[1]
     features = column_offsets[columns]
