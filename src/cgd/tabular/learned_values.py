@@ -1,4 +1,4 @@
-"""Messages and notes about classes and categories that were learned by secure sums, to be read before the first step."""
+"""Messages and notes about classes and categories that were learned by secure sums, printed before the first step."""
 
 from __future__ import annotations
 
