@@ -9,7 +9,7 @@ NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results first-layer-results suggested-model-results table-results private-table-results privacy-results quick-experiments docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
-        fuzz model schedules soak report-picture structure coverage clean
+        fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -134,6 +134,9 @@ docs-serve: .venv/installed-docs  ## serve the documentation for a browser
 
 report-picture: .venv/installed-dev  ## update the pictures of the report in docs/tables.md (needs Chromium)
 	$(BIN)/python docs/run_tutorial.py --picture
+
+audit-picture: .venv/installed-dev  ## update the pictures of the audit page in docs/audit.md (needs Chromium)
+	$(BIN)/python docs/run_tutorial.py audit --picture
 
 clean:  ## remove all generated files
 	rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis cgd-demo.png cgd-bench.png

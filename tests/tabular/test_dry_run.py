@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +21,21 @@ from cgd.federation.keys import Keys
 from cgd.optim.grid import Cell
 from cgd.tabular.disclosure import disclosed_sums
 from cgd.tabular.dry_run import bytes_per_step, foresee
+from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import train
 from support.private_tables import PRIVATE_DATA, PRIVATE_SCHEMA, private_settings
-from support.tabular import VERTICAL_SCHEMA, records, run_members, table, tabular_settings, write_csv, write_federation
+from support.tabular import (
+    SCHEMA,
+    VERTICAL_SCHEMA,
+    records,
+    run_members,
+    table,
+    tabular_settings,
+    write_csv,
+    write_federation,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
 
@@ -225,3 +234,135 @@ def test_bytes_of_a_step_are_those_of_a_sum(masking: Any) -> None:
     with cgd.local_peers(4, masking=masking) as peers:
         sent = peers.run(program, range(4))
     assert max(sent) == pytest.approx(bytes_per_step(settings.training, 4, parameters), rel=0.02)
+
+
+# What needs the others
+
+
+UNFORESEEN = "only with the others this is found out, so no note above does not mean that all is well:"
+
+
+def ward_schema(*data: str, columns: str = 'ward = "category"') -> str:
+    return SCHEMA.replace('target = "outcome"', "\n".join(['target = "outcome"', *data])).replace(
+        'ward = "category"', columns
+    )
+
+
+def test_dry_run_lists_what_only_the_others_show(tmp_path: Path) -> None:
+    write_csv(tmp_path / "ada.csv", table(60, 0))
+    output = dry_run(write_federation(tmp_path, NAMES))[1]
+    section = output.partition(UNFORESEEN)[2].splitlines()
+    assert section[1:] == [
+        "  whether the others can be reached, and have the same federation file and version",
+        "  whether our values are far from those of all others, as in another unit: age, dose",
+        "  whether a class occurs at one participant only, which stops the training",
+        "  which of our categories nobody else has, which count as 'other': ward",
+        "  whether a class has no or few records at all participants together",
+        "  whether a column has no value, or the same value, at all participants",
+        "  privacy warnings that depend on the records and categories of all, or on what others send",
+        "nothing was sent or written; join without --dry-run to train",
+    ]
+    page = Path(__file__).parent.parent.parent / "docs" / "tables.md"
+    assert "\n".join([f"```text\n{UNFORESEEN}", *section[1:-1], "```"]) in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("schema", "present", "absent"),
+    [
+        (ward_schema("other = false"), "which of our categories nobody else has, which stops the training: ward", ""),
+        (ward_schema('classes = ["ill", "well"]', columns='ward = ["A", "B"]'), "", "nobody else has"),
+        (ward_schema('classes = ["ill", "well"]'), "whether a class has no or few records", "at one participant only"),
+        (PRIVATE_SCHEMA, "whether our values are far from those of all others", "privacy warnings that depend on"),
+    ],
+)
+def test_list_of_what_only_the_others_show_depends_on_the_file(
+    tmp_path: Path, schema: str, present: str, absent: str
+) -> None:
+    write_csv(tmp_path / "ada.csv", table(60, 0))
+    section = dry_run(write_federation(tmp_path, NAMES, schema=schema))[1].partition(UNFORESEEN)[2]
+    assert section
+    assert present in section
+    assert not absent or absent not in section
+
+
+def test_dry_run_of_a_regression_by_columns_names_ids_and_the_target(tmp_path: Path) -> None:
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    names = ["ada", *(f"p{number}" for number in range(8))]
+    schema = VERTICAL_SCHEMA.replace('classes = ["well", "ill"]', 'task = "regression"')
+    content = table(40, 0)
+    write_csv(tmp_path / "ada.csv", {**content, "outcome": content["score"]}, ("id", "age", "outcome"))
+    section = dry_run(write_federation(tmp_path, names, cells, schema))[1].partition(UNFORESEEN)[2]
+    assert "as in another unit: age, outcome" in section
+    assert "whether the files of our row have the same IDs" in section
+
+
+def test_dry_run_foresees_notes_that_join_prints_after_the_first_sums(tmp_path: Path) -> None:
+    content = table(60, 0)
+    content["age"] = [None] * 60
+    content["dose"] = [2.5] * 60
+    content["ward"] = ["A", *[None] * 59]
+    content["outcome"] = ["ill"] * 60
+    write_csv(tmp_path / "ada.csv", content)
+    schema = ward_schema('classes = ["well", "ill", "dead"]', columns='ward = ["A", "B"]')
+    output = dry_run(write_federation(tmp_path, NAMES, schema=schema))[1]
+    for text in (
+        "we have no value of 'age'; if nobody else has one, its features are zero",
+        "all our values of 'dose' are equal; if others have no other value, its feature is zero",
+        "we have no record of the class 'well', 'dead'; a class that nobody has cannot be learned",
+    ):
+        assert text in output
+    assert "'ward'" not in output
+
+
+def test_dry_run_foresees_a_table_with_one_class_and_a_column_of_rare_values(tmp_path: Path) -> None:
+    content = table(60, 0)
+    content["outcome"] = ["ill"] * 60
+    content["ward"] = [f"room {place}" for place in range(60)]
+    write_csv(tmp_path / "ada.csv", content)
+    output = dry_run(write_federation(tmp_path, NAMES))[1]
+    assert "all our records are of the class 'ill'; if nobody has another one, there is nothing to predict" in output
+    assert "These are more than half of our values, so the column says nothing about most of our records" in output
+
+
+def test_dry_run_foresees_privacy_warnings_of_the_network_for_our_categories(tmp_path: Path) -> None:
+    """The early warnings are those of the fewest inputs that the network can have: three here."""
+    outputs = []
+    for activation in ("tanh", "relu"):
+        folder = tmp_path / activation
+        folder.mkdir()
+        write_csv(folder / "ada.csv", {**table(60, 0), "ward": [f"ward {place % 10}" for place in range(60)]})
+        schema = f'{SCHEMA}activation = "{activation}"\n'
+        outputs.append(dry_run(write_federation(folder, NAMES, schema=schema))[1])
+    tanh, relu = outputs
+    assert "privacy warning, from our own table alone" not in tanh
+    foreseen = (
+        "privacy warning, if others have the same categories and missing values: this participant has 48 records for a "
+        "first layer with 13 inputs and a bias"
+    )
+    assert foreseen in tanh
+    assert foreseen in relu
+    assert relu.count("the first layer has 8 ReLU units") == 1  # it holds in any case, and is not repeated
+
+
+def test_dry_run_states_that_there_are_few_validation_records(tmp_path: Path) -> None:
+    write_csv(tmp_path / "ada.csv", table(40, 0))
+    path = write_federation(tmp_path, NAMES)
+    assert "about 8 of our records would be set aside for validation: too few to judge the model" in dry_run(path)[1]
+    write_csv(tmp_path / "ada.csv", table(60, 0))
+    assert "set aside for validation" not in dry_run(path)[1]
+
+
+def test_dry_run_checks_the_folder_of_a_trace(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, NAMES)
+    write_csv(tmp_path / "ada.csv", table(60, 0))
+    before = content(tmp_path)
+    output = dry_run(path, "--record", str(tmp_path / "trace"))[1]
+    assert f"your prepared records, origin, gradients and everything received into {tmp_path / 'trace'}" in output
+    assert content(tmp_path) == before
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "letter.txt").write_text("")
+    code, output = dry_run(path, "--record", str(tmp_path / "trace"))
+    assert code == 2
+    assert "holds files that are not a trace" in output
+    TraceWriter(tmp_path / "other", "bob", "trial").close()
+    assert "holds the trace of bob of trial" in dry_run(path, "--record", str(tmp_path / "other"))[1]

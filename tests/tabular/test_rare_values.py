@@ -18,13 +18,13 @@ from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, _key
 from cgd.tabular.claims import Claims, make_claim, salt
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.federated_stats import CategoryStats
-from cgd.tabular.learned_values import learned_messages
+from cgd.tabular.learned_values import learned_messages, other_notes
 from cgd.tabular.lookup_table import PARTS
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.rare_values import check_rare_values, fold_rare_values, value_counts
 from cgd.tabular.run import TabularRun
 from cgd.tabular.training import train
-from support.tabular import SCHEMA, run_in_threads, run_members, table, tabular_settings, write_federation
+from support.tabular import SCHEMA, run_in_threads, run_members, table, tabular_settings, write_csv, write_federation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,6 +203,15 @@ def test_notes_count_values_and_do_not_name_them() -> None:
     )
 
 
+@pytest.mark.parametrize(("counts", "noted"), [({"A": 6, "B": 3, "C": 3}, False), ({"A": 6, "B": 4, "C": 3}, True)])
+def test_column_of_which_most_of_our_values_are_rare_gives_a_remedy(counts: dict[str, int], noted: bool) -> None:
+    """More than half of the values: the column says nothing about most of our records, whatever the others have."""
+    (note,) = check_rare_values(wards(DATA, missing=40, **counts), DATA, DATA.columns)
+    assert ("more than half of our values, so the column says nothing about most of our records" in note) == noted
+    assert ("list its categories" in note) == noted
+    assert "'B'" not in note
+
+
 def test_participants_are_told_if_single_records_are_disclosed() -> None:
     """Another participant may have written the federation file."""
     data = replace(DATA, columns=(replace(WARD, rare=1),))
@@ -282,6 +291,58 @@ def test_learned_classes_and_categories_are_listed() -> None:
     ]
     listed = replace(DATA, classes=("yes", "no"), columns=(replace(WARD, categories=("A",)),))
     assert learned_messages(tabular_settings(listed), fitted([wards(listed, A=9)] * 3, listed), own) == []
+
+
+def test_column_that_is_mostly_other_here_is_noted_for_its_owner_alone() -> None:
+    settings = tabular_settings(DATA)
+    members = [wards(A=9, C=6, D=7), wards(A=9, B=7), wards(A=9, B=9)]
+    preprocessing = fitted(members)
+    (note,), *others = (other_notes(settings, preprocessing, each) for each in members)
+    assert others == [(), ()]
+    assert note == (
+        "column 'ward': 13 of our 22 values count as 'other', so the column says nothing about most of our records: no "
+        "other participant has enough records of these values. If others spell them differently, agree on one "
+        "spelling, or state in `values` what each means; if not, list the categories, or leave the column out. Only "
+        "you see this note"
+    )
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        wards(A=9, C=9),  # half of them
+        wards(A=9, **{f"C{number}": 4 for number in range(9)}),  # rare, of which a note was printed before connecting
+        wards(A=9, other=20),  # the table says so itself
+        wards(missing=9),
+    ],
+)
+def test_columns_without_a_note_about_other(own: TabularDataset) -> None:
+    preprocessing = fitted([own, wards(A=9, B=9), wards(A=9, B=9)])
+    assert other_notes(tabular_settings(DATA), preprocessing, own) == ()
+
+
+def test_column_that_is_other_everywhere_is_noted_before_the_first_step_and_in_the_report(tmp_path: Path) -> None:
+    """Every participant has wards of its own, with enough records each."""
+    path = write_federation(tmp_path, NAMES, steps=4, patience=0)
+    federation = Federation.load(path)
+    shown: dict[str, list[str]] = {name: [] for name in NAMES}
+    for number, name in enumerate(NAMES):
+        write_csv(tmp_path / f"{name}.csv", table(60, number, (f"North {name}", f"South {name}")))
+
+    def member(name: str) -> None:
+        run = TabularRun.prepare(federation, name, tmp_path / f"{name}.csv", tmp_path / "runs" / name, alone=False)
+        with FederationMember(path, name, state=tmp_path / "state" / name, linger=10.0).peers as peers:
+            run.run(peers, shown[name].append, shown[name].append)
+
+    run_in_threads(member, NAMES)
+    start = "column 'ward': all values count as 'other', because no two participants have a value of enough records"
+    remedy = "list its categories, or leave the column out"
+    for name in NAMES:
+        (place,) = (place for place, each in enumerate(shown[name]) if each.startswith(start) and remedy in each)
+        assert place < next(place for place, each in enumerate(shown[name]) if each.startswith("step "))
+        report = (tmp_path / "runs" / name / "report.html").read_text()
+        assert report.count("all values count as") == 1
+        assert not any("most of our records" in each for each in shown[name])
 
 
 def test_list_of_many_categories_is_shortened() -> None:

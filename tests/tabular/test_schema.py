@@ -298,6 +298,20 @@ def test_rare_categories_are_not_suggested_for_differential_privacy(tmp_path: Pa
     assert 'loss = "category"' in plain
 
 
+def test_column_of_many_values_is_not_listed_for_differential_privacy(tmp_path: Path) -> None:
+    """Frequent values, too, may be those of persons; and nobody reviews a long list."""
+    rows = 20 * 21
+    content: dict[str, list[Any]] = {
+        "few": [f"K{number % 20}" for number in range(rows)],
+        "many": [f"Q{number % 21}" for number in range(rows)],
+        "y": ["well", "ill"] * (rows // 2),
+    }
+    text = suggest_schema(written(tmp_path, content), "y", private=True)
+    assert "# many = []  # left out: many values; list them if all know them without a table" in text
+    assert "Q1" not in text
+    assert 'few = ["K0", "K1", ' in text
+
+
 def test_what_single_records_add_to_a_schema_for_differential_privacy_has_marks(tmp_path: Path) -> None:
     """A marker of a missing value, a remark or a long text may be that of one record."""
     content: dict[str, list[Any]] = {

@@ -254,8 +254,10 @@ def _dry_run(
     typer.echo(f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}, as {name}")
     typer.echo(printable(_count_records(inputs.records, data)))
     folder = _run_folder(federation, name, out)
-    for line in describe_dry_run(federation, name, inputs, folder, data, options.budget):
+    for line in describe_dry_run(federation, name, inputs, folder, data, options):
         typer.echo(printable(line))
+    if options.record is not None:
+        typer.echo(f"without --dry-run: {printable(_describe_recording(federation, options.record))}")
     typer.echo("nothing was sent or written; join without --dry-run to train")
 
 
@@ -278,7 +280,6 @@ def _prepare_table(
     """Read and check the records and settings, and print notes about them."""
     from cgd.tabular.disclosure import early_privacy_warnings
     from cgd.tabular.run import TabularRun
-    from cgd.tabular.trace_writer import bytes_per_parameter
 
     folder, record = _run_folder(federation, name, out), options.record
     table = TabularRun.prepare(federation, name, data, folder, **vars(options), alone=alone)
@@ -295,13 +296,18 @@ def _prepare_table(
     for warning in early_privacy_warnings(federation, table.settings, table.records):
         typer.echo(f"cgd: privacy warning, from our own table alone: {warning}", err=True)
     if record is not None:
-        size = bytes_per_parameter(federation.training, len(federation.names))
-        typer.echo(
-            f"cgd: recording your prepared records, origin, gradients and everything received into {record}: keep it "
-            f"as secret as the records; about {10 * size:.0f} kB per step for every 10,000 parameters of the network",
-            err=True,
-        )
+        typer.echo(f"cgd: {_describe_recording(federation, record)}", err=True)
     return table
+
+
+def _describe_recording(federation: Federation, record: Path) -> str:
+    from cgd.tabular.trace_writer import bytes_per_parameter
+
+    size = bytes_per_parameter(federation.training, len(federation.names))
+    return (
+        f"recording your prepared records, origin, gradients and everything received into {record}: keep it as secret "
+        f"as the records; about {10 * size:.0f} kB per step for every 10,000 parameters of the network"
+    )
 
 
 def _describe_result(table: TabularRun, run: AnyRun) -> str:
@@ -309,7 +315,7 @@ def _describe_result(table: TabularRun, run: AnyRun) -> str:
     from cgd.tabular.training import WARNING_PREFIX
 
     new = [note for note in run.notes or () if note not in table.notes and not note.startswith(WARNING_PREFIX)]
-    notes = "".join(f"\n  note: {note}" for note in new)  # that were not printed at the start
+    notes = "".join(f"\n  note: {note}" for note in new)  # those of the file alone were printed before the first sum
     folder, settings = table.folder.path, table.settings
     row = f" --federation {table.federation.path}" if settings.vertical else ""
     function = f" --function {settings.model.function}" if settings.model.function else ""

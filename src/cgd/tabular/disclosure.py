@@ -37,9 +37,31 @@ def early_privacy_warnings(
     outputs = 1 if settings.data.task == "regression" else max(2, len(settings.data.classes))
     units = model.layers[0] if model.layers else outputs
     relu = bool(model.layers) and model.activation == "relu"
-    members = federation.grid.rows if settings.vertical and federation.grid else len(federation.names)
     layer = FirstLayer(inputs, units, relu=relu, only_layer=not model.layers)
-    return find_warnings(records.rows, layer, members=members)
+    return find_warnings(records.rows, layer, members=_members(federation, settings))
+
+
+def foreseen_privacy_warnings(
+    federation: Federation, settings: TabularSettings, foreseen: TrainingResult
+) -> tuple[PrivacyWarning, ...]:
+    """Return the privacy warnings of the network for our own table, besides those of `early_privacy_warnings`.
+
+    Args:
+        federation: the federation file.
+        settings: the settings.
+        foreseen: a training as if others had the same categories and missing values as we have.
+    """
+    if settings.privacy is not None:
+        return ()
+    early = {each.kind for each in early_privacy_warnings(federation, settings, foreseen.records)}
+    layer = FirstLayer.from_model(foreseen.network)
+    found = find_warnings(foreseen.samples, layer, members=_members(federation, settings))
+    return tuple(each for each in found if each.kind not in early)
+
+
+def _members(federation: Federation, settings: TabularSettings) -> int:
+    """Return the number of members that sum gradients of the first layer."""
+    return federation.grid.rows if settings.vertical and federation.grid else len(federation.names)
 
 
 def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:

@@ -16,7 +16,8 @@ import numpy as np
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.columns import Categorical
-from cgd.tabular.disclosure import disclosed_sums, early_privacy_warnings
+from cgd.tabular.disclosure import disclosed_sums, early_privacy_warnings, foreseen_privacy_warnings
+from cgd.tabular.dry_run_notes import foreseen_notes, unforeseen
 from cgd.tabular.federated_stats import CategoryStats, NumberStats, TargetStats
 from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing
@@ -25,6 +26,7 @@ from cgd.tabular.privacy_expectation import Question, describe_expectation, diff
 from cgd.tabular.private_run import budget_path
 from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.run_folder import check_run_folder
+from cgd.tabular.trace_writer import check_trace_folder
 from cgd.tabular.training import TrainingResult
 
 if TYPE_CHECKING:
@@ -34,14 +36,14 @@ if TYPE_CHECKING:
     from cgd.federation.config import Federation, Training
     from cgd.federation.data_schema import Column
     from cgd.tabular.dataset import TabularDataset
-    from cgd.tabular.run_inputs import RunInputs
+    from cgd.tabular.run_inputs import RunInputs, RunOptions
     from cgd.tabular.settings import TabularSettings
 
 UNKNOWN_CLASS = "…"
 
 
 def describe_dry_run(
-    federation: Federation, participant: str, inputs: RunInputs, folder: Path, data: Path, budget: Path | None
+    federation: Federation, participant: str, inputs: RunInputs, folder: Path, data: Path, options: RunOptions
 ) -> Iterator[str]:
     """Yield lines about the run that these inputs would give.
 
@@ -51,18 +53,23 @@ def describe_dry_run(
         inputs: the settings and the records.
         folder: the folder for the results.
         data: our data file.
-        budget: with [privacy], the file with the budget of our records, if it is not beside them.
+        options: our options.
 
     Raises:
-        InputError: the folder or the budget cannot be used, or the budget is spent.
+        InputError: a folder or the budget cannot be used, or the budget is spent.
     """
     settings, records = inputs.settings, inputs.records
     if check_run_folder(folder, federation, participant) is not None:
         yield f"this training is finished; its model and report in {folder} would not be changed"
+    if options.record is not None:
+        check_trace_folder(options.record, participant, federation.name)
     yield from inputs.notes
+    training, foreseen = settings.training, foresee(settings, records)
+    yield from foreseen_notes(settings, foreseen)
     for warning in early_privacy_warnings(federation, settings, records):
         yield f"privacy warning, from our own table alone: {warning}"
-    training, foreseen = settings.training, foresee(settings, records)
+    for warning in foreseen_privacy_warnings(federation, settings, foreseen):
+        yield f"privacy warning, if others have the same categories and missing values: {warning}"
     features = len(foreseen.preprocessing.features)
     parameters = sum(each.numel() for each in foreseen.network.parameters())
     more = ""
@@ -81,8 +88,9 @@ def describe_dry_run(
         times = "once" if each.times == 1 else f"{each.times} times"
         yield f"  to {each.to}, {times}: {each.what} (numbers: {each.numbers})"
     if settings.privacy is not None:
-        yield from _describe_budget(settings, federation.name, budget_path(data, budget))
+        yield from _describe_budget(settings, federation.name, budget_path(data, options.budget))
         yield from _describe_cost(settings, len(federation.names), records.rows)
+    yield from unforeseen(settings)
 
 
 def foresee(settings: TabularSettings, records: TabularDataset) -> TrainingResult:
@@ -97,7 +105,7 @@ def foresee(settings: TabularSettings, records: TabularDataset) -> TrainingResul
         target = TargetStats(classes, (1,) * len(classes))
     preprocessing = Preprocessing(columns, target)
     training = settings.training
-    validation = round(settings.data.validation * records.rows)
+    validation = min(int(settings.data.validation * records.rows), records.rows - 1)
     steps = [*range(training.validate_every, training.steps, training.validate_every), training.steps]
     looks = (steps if training.patience or not private else steps[-1:]) if settings.data.validation else []
     return TrainingResult(

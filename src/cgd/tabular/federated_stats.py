@@ -124,7 +124,7 @@ class CategoryStats(msgspec.Struct, frozen=True, tag_field="type", tag="category
             return [f"column {self.name!r} has no value anywhere in the federation; its features are zero"]
         if self.categories == (OTHER,):
             fact = f"column {self.name!r}: all values count as {OTHER!r}, because no two participants have a value of"
-            return [f"{fact} enough records; leave the column out, or list its categories"]
+            return [f"{fact} enough records; agree on one spelling, list its categories, or leave the column out"]
         return []
 
     def feature_writer(self, records: TabularDataset) -> FeatureWriter:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Column, Data
     from cgd.tabular.dataset import TabularDataset
 
+# Of our values: with more of them, the column says nothing about most of our records, and is not worth its disclosure.
+MAX_OTHER_SHARE = 0.5
 MAX_RARE_CLASSES = 20  # a target of more classes, most of whose records are in rare ones, is a column of names
 
 
@@ -64,6 +66,11 @@ def count_categories(values: Categorical, categories: Sequence[str]) -> list[int
     return counts
 
 
+def is_mostly_other(values: Categorical, folded: Mapping[str, int]) -> bool:
+    """Return whether too many of a column's values are among those that become "other"."""
+    return sum(folded.values()) > MAX_OTHER_SHARE * (len(values.codes) - values.missing)
+
+
 def check_rare_values(records: TabularDataset, data: Data, columns: Sequence[Column]) -> tuple[str, ...]:
     """Check, before anything is sent, what would be learned from our records; return notes for the user.
 
@@ -79,10 +86,22 @@ def check_rare_values(records: TabularDataset, data: Data, columns: Sequence[Col
         if column.is_learned and data.rare_of(column) == 1
     )
     return single + tuple(
-        f"column {column.name!r}: {_values_have(len(few))} fewer than {data.rare_of(column)} records "
-        f"({records_text(sum(few.values()))} in total); nobody else learns them: they count as {OTHER!r}"
+        _rare_note(column, records.categories[column.name], few, data.rare_of(column))
         for column in columns
         if column.is_learned and (few := rare_values(records.categories[column.name], data.rare_of(column)))
+    )
+
+
+def _rare_note(column: Column, values: Categorical, few: Mapping[str, int], rare: int) -> str:
+    note = (
+        f"column {column.name!r}: {_values_have(len(few))} fewer than {rare} records "
+        f"({records_text(sum(few.values()))} in total); nobody else learns them: they count as {OTHER!r}"
+    )
+    if not is_mostly_other(values, few):
+        return note
+    return (
+        f"{note}. These are more than half of our values, so the column says nothing about most of our records: list "
+        "its categories, join them to larger ones by `values` in [data.columns], or leave the column out"
     )
 
 

@@ -41,7 +41,7 @@ import torch
 
 import cgd
 from cgd.errors import InputError
-from cgd.files import write_private
+from cgd.files import check_writable, write_private
 from cgd.json_files import parse_json
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class TraceWriter:
 
     def __init__(self, folder: Path, participant: str, federation: str) -> None:
         self.folder = folder
-        self._owner = {"format": FORMAT, "participant": participant, "federation": federation}
-        self._content: dict[str, Any] = {}
+        self._content = check_trace_folder(folder, participant, federation)
         self._frame_bytes: Counter[PeerId] = Counter()
         self._max_frame_bytes = FIRST_FRAME_BYTES
         self._excessive: set[PeerId] = set()
@@ -96,24 +95,13 @@ class TraceWriter:
         try:
             self._frames = self._open()
         except OSError as error:
-            raise InputError(
-                f"{folder} cannot be used ({error.strerror}); name another folder for the trace (--record)"
-            ) from None
+            raise _unusable(folder, error) from None
 
     def _open(self) -> FileIO:
         folder = self.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / FILE).exists():
-            if any(folder.iterdir()):
-                raise InputError(f"{folder} holds files that are not a trace; name an empty folder, or a new one")
-            write_private(folder / FILE, json.dumps(self._owner).encode())
-        header = read_header(folder / FILE)
-        if {key: header.get(key) for key in self._owner} != self._owner:
-            raise InputError(
-                f"{folder} holds the trace of {header.get('participant')} of {header.get('federation')}, which is "
-                "never overwritten; name another folder (--record), or move it away"
-            )
-        self._content = header
+            write_private(folder / FILE, json.dumps(self._content).encode())
         (folder / STEPS).mkdir(mode=0o700, exist_ok=True)
         for each in (folder, folder / STEPS):
             each.chmod(0o700)  # it may exist; and a copy from a backup may have lost its modes
@@ -347,6 +335,34 @@ def check_recordable(settings: TabularSettings) -> None:
             f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "
             "supported yet; join without --record"
         )
+
+
+def check_trace_folder(folder: Path, participant: str, federation: str) -> dict[str, Any]:
+    """Check that a folder can be used for a trace, without changing anything; return its header, or that of a new one.
+
+    Raises:
+        InputError: it holds something else, or cannot be used.
+    """
+    owner = {"format": FORMAT, "participant": participant, "federation": federation}
+    try:
+        check_writable(folder)
+        if not (folder / FILE).exists():
+            if folder.exists() and any(folder.iterdir()):
+                raise InputError(f"{folder} holds files that are not a trace; name an empty folder, or a new one")
+            return owner
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    header = read_header(folder / FILE)
+    if {key: header.get(key) for key in owner} != owner:
+        raise InputError(
+            f"{folder} holds the trace of {header.get('participant')} of {header.get('federation')}, which is never "
+            "overwritten; name another folder (--record), or move it away"
+        )
+    return header
+
+
+def _unusable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder} cannot be used ({error.strerror}); name another folder for the trace (--record)")
 
 
 def read_header(path: Path) -> dict[str, Any]:

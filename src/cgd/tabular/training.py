@@ -15,6 +15,7 @@ from cgd.optim.origin import confine
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split
+from cgd.tabular.learned_values import other_notes
 from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
@@ -105,7 +106,7 @@ def train(
         caught_up: called once, before the first new step, with the number of steps replayed after a restart.
         trace_writer: records our addends and the opened sums, for privacy attacks; they are secret.
         ledger: with [privacy], charges the openings; by default one without a budget file.
-        show_note: called with notes about our records, as soon as the first sums are opened.
+        show_note: called with notes about our records and the statistics, as soon as the first sums are opened.
 
     Raises:
         InputError: the members' records cannot be learned from, or do not fit together.
@@ -122,8 +123,13 @@ def train(
     fitted(preprocessing)
     # With noise, the statistics are about the training records.
     compared = records if ledger is None else records.take(~held_out)
-    checked = compare_with_others(compared, preprocessing, settings.data.target, noise=ledger is not None)
-    for note in checked:  # not logged: they contain figures of our records
+    notes = (
+        *compare_with_others(compared, preprocessing, settings.data.target, noise=ledger is not None),
+        *other_notes(settings, preprocessing, records),
+        *preprocessing.notes(records),
+        *(preprocessing.target.weight_notes() if settings.data.class_weights == "balanced" else ()),
+    )
+    for note in notes:  # not logged: they contain figures of our records
         show_note(note)
     records = fold_rare_values(records, settings.data, settings.own_columns)  # as they were counted
     training, validation = (
@@ -156,9 +162,7 @@ def train(
         everyone_samples=int(loop.optimizer.param_groups[0]["total_samples"]),
         clipped=loop.clipped,
         notes=(
-            *checked,
-            *preprocessing.notes(records),
-            *(preprocessing.target.weight_notes() if settings.data.class_weights == "balanced" else ()),
+            *notes,
             *loop.notes,
             *(f"{WARNING_PREFIX}{each}" for each in loop.optimizer.privacy_warnings),
         ),
