@@ -129,6 +129,8 @@ def script(folder: Path, lines: str, name: str = "notify") -> Path:
         ("https:/host/password", "a URL without // after https:; write https://HOST/PATH"),
         ("HTTP:host/password", "a URL without // after HTTP:; write https://HOST/PATH"),
         ("hooks.example/services/password", "there is no command 'hooks.example/…'; give its path, or a URL"),
+        ("//hooks.example/services/password", "there is no command 'hooks.example/…'; give its path, or a URL"),
+        ("hooks.example?token=password", "there is no command 'hooks.example?…'; give its path, or a URL"),
         ("https://user:password@host/", "a URL with a user or a password; write https://HOST/PATH"),
         ("https://host/a b", "a URL with a space or a special character"),
         ("https://host/\r\nX-Header:1", "a URL with a space or a special character"),

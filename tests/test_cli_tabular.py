@@ -125,6 +125,8 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
         assert "--decimal, --dry-run and --no-alone need --data" in command(*join, "--run", "train:main", *option)[2]
     assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
     assert "'dan' is not a participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
+    mistyped = command("join", federation, "--as", "adda", "--data", "ada.csv", "--dry-run")[2]
+    assert "'adda' is not a participant of trial (did you mean 'ada'?); name one of ada, bob, cleo" in mistyped
 
 
 def test_federation_file_without_schema_is_rejected(command: Any, tmp_path: Path) -> None:

@@ -97,8 +97,9 @@ def test_specs_of_the_pages_are_valid(tmp_path: Path) -> None:
         named = re.match(r"# (\S+\.toml)", text)
         path = tmp_path / (named[1] if named else f"{number}.toml")
         path.write_text(text)
+    (tmp_path / "patients.csv").write_text("age,diagnosis\n50,yes\n")
     runs = {path.name: len(spec.read(path).entries["paper"]) for path in tmp_path.glob("*.toml")}
-    assert runs == {"hospitals.toml": 4, "own-deltas.toml": 1, "2.toml": 1}
+    assert runs == {"hospitals.toml": 4, "own-deltas.toml": 1, "patients.toml": 1, "3.toml": 1}
 
 
 def test_extras_of_the_page_are_those_of_the_package() -> None:

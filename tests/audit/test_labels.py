@@ -145,3 +145,23 @@ def test_exact_guess_without_a_view_is_no_measure_of_the_attack() -> None:
     every_class = {name: torch.arange(len(y)) % 10 for name, y in truth.y.items()}
     with pytest.raises(InputError, match="a guess of the class counts is exact already"):
         labels.count_labels(view, replace(truth, y=every_class))
+
+
+def test_lucky_estimate_within_the_noise_is_no_success() -> None:
+    """Two classes and a good guess: noise of a few records often brings a guess as near as half of its distance."""
+    real, guess = torch.tensor([80.0, 70.0]), torch.tensor([86.0, 64.0])
+    assert labels.is_beyond_chance(real, [guess], variance=0.01)
+    assert not labels.is_beyond_chance(real, [guess], variance=2 * 10.0**2)
+
+
+def test_noise_alone_does_not_succeed_with_two_classes() -> None:
+    passive = labels.scenario()
+    data = {name: (x, (y < 5).long()) for name, (x, y) in passive.data.items()}
+    passive = replace(passive, data=data, build_model=_two_classes)
+    found = [labels.count_labels(*observe(replace(passive, seed=seed), "dp0.5")) for seed in range(20)]
+    assert any(each.value <= each.chance / 2 for each in found)  # by luck
+    assert not any(each.succeeds for each in found)
+
+
+def _two_classes() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2))

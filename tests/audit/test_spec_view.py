@@ -70,6 +70,7 @@ def digest(displacement: dict[str, torch.Tensor]) -> str:
     ("spec", "honest", "message"),
     [
         (RunSpec(rows=3, columns=2), 2, "the run has 2 columns"),
+        (RunSpec(rows=3, rule="running-norm"), 2, "the rule of the run is running-norm; an audit of a spec needs the"),
         (RunSpec(rows=2), 2, "2 of 2 participants are honest"),
         (RunSpec(rows=3), 0, "0 of 3 participants are honest"),
         (RunSpec(rows=200, hidden=(4000,)), 2, "GiB of gradients"),

@@ -89,6 +89,29 @@ def test_undecided_result_does_not_count_as_measured(tmp_path: Path) -> None:
     assert verdicts.count_verdicts(audit, "cgd").measured == 2
 
 
+def test_undecided_method_is_not_outvoted_by_one_that_holds() -> None:
+    found = (
+        audits.result("a", "cgd", 0.51, False),
+        audits.result("a", "cgd", 0.66, False, undecided=True),
+    )
+    audit = audits.assemble(audits.plan(audits.Part("a")), {0: PartResult(found)})
+    assert verdicts.count_verdicts(audit, "cgd").measured == 0
+    assert [each.id for each in verdicts.unmeasured_attacks(audit, "cgd")] == ["a"]
+
+
+@pytest.mark.parametrize(("other", "clear"), [(0.62, False), (0.51, True)])
+def test_difference_within_chance_is_not_counted(other: float, clear: bool) -> None:
+    parts = [audits.Part("a", scheme) for scheme in ("plain", "cgd")]
+    finished = {
+        0: PartResult((audits.result("a", "plain", other, False, deviation=0.03),)),
+        1: PartResult((audits.result("a", "cgd", 0.673, True, deviation=0.03),)),
+    }
+    texts = dict(verdicts.summary(audits.assemble(audits.plan(*parts), finished)))
+    compared = next(text for heading, text in texts.items() if heading.startswith("Compared with"))
+    assert ("against CGD only" in compared) is clear
+    assert ("do not differ clearly (Attack a)" in compared) is not clear
+
+
 def test_colours_are_optional() -> None:
     assert "\x1b[" in to_text(audits.example(), colour=True)
     assert "\x1b[" not in to_text(audits.example())

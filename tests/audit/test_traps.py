@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,3 +76,10 @@ def test_demonstrations_use_the_rounds_in_which_traps_are_set(monkeypatch: pytes
         "2 × 400 records, 30 rounds",
     ]
     assert all(each.succeeds for each in results)
+
+
+def test_reason_without_relu_units_has_the_measured_figures() -> None:
+    file = Path(__file__).parents[2] / "results" / "suggested-models.json"
+    read = [each for runs in json.loads(file.read_text())["long"].values() for each in runs]
+    assert f"up to {max(read)} records in 3,000 steps" in traps.NOT_TRIED
+    assert f"in {sum(each > 0 for each in read)} of {len(read)} trainings" in traps.NOT_TRIED

@@ -113,6 +113,14 @@ def test_unmapped_value_is_refused_with_its_place(tmp_path: Path) -> None:
     )
 
 
+def test_unmapped_value_of_a_record_to_predict_can_be_left_empty(tmp_path: Path) -> None:
+    """The federation file of a trained model cannot change."""
+    assert refused(tmp_path, HEART.replace(";4.0;", ";7;"), decimal=",", target=False) == (
+        "FILE, line 3, column 'num': '7' is not in values of [data]; correct it, or leave the field empty: then it "
+        "counts as missing"
+    )
+
+
 def test_unmapped_class_is_refused_with_its_place_and_a_similar_one(tmp_path: Path) -> None:
     data = Data("outcome", (AGE,), values={"Healthy": "well", "Sick": "ill"})
     message = refused(tmp_path, "age,outcome\n1,Healthy\n2,sick\n", data)

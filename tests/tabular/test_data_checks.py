@@ -184,3 +184,13 @@ def test_notes_are_part_of_a_prepared_run_and_change_no_record(tmp_path: Path) -
     made = TabularRun.prepare(federation, "ada", tmp_path / "ada.csv", tmp_path / "run")
     assert any("column 'age': 2 values are -999" in note for note in made.notes)
     assert made.records.numbers["age"][0] == -999
+
+
+@pytest.mark.parametrize("word", ["Total", "Summe", "gesamt:"])
+def test_last_row_of_totals_is_noted(word: str) -> None:
+    ages = np.random.default_rng(2).normal(60, 9, 21).round(1)
+    frame = {"ward": [*["A", "B"] * 10, word], "age": ages, "outcome": [*["ill", "well"] * 10, "ill"]}
+    assert find_notes(dataset(frame), "outcome") == (
+        f"column 'ward': the last record has {word!r}; remove the row if it is a total and no record",
+    )
+    assert find_notes(dataset({**frame, "ward": [word, *["A", "B"] * 10]}), "outcome") == ()

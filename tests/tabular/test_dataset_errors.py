@@ -67,6 +67,13 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         (b"age,ward,outcome\r\n\r\n", "FILE has a header and no rows; export it with its records"),
         (HEADER.encode("utf-16"), "FILE is text in UTF-16; save it as CSV (UTF-8)"),
         (b"PK\x03\x04....", "FILE is an Excel workbook or another zip archive; save the sheet as CSV (UTF-8)"),
+        (
+            b"# The private keys of ada. Any\nsecret = ...",
+            "FILE is a private key file of cgd; name a CSV or Parquet fil",
+        ),
+        (b'name = "ada"\nsecret = "x"\n', "FILE is a private key file of cgd; name a CSV or Parquet file with your"),
+        (b"# The public key of ada, which", "FILE is a public key file of cgd; name a CSV or Parquet file with your"),
+        (b'\xa8\1\0\0\0\0\0\0{"weight', "FILE is a model of cgd, or another file of tensors; name a CSV or"),
         (b"\xfd7zXZ\0....", "FILE is compressed by xz; decompress it, or use gzip"),
         (b"age,ward,\xe4\n1,A,yes\n", "FILE, line 1: it is not in UTF-8 (perhaps in Latin-1 or Windows-1252)"),
         (b"age,ward,outcome\n1,A,yes\n2,\xe4,no\n", "FILE, line 3: it is not in UTF-8"),

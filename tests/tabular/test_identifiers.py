@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cgd.errors import InputError
+from cgd.federation.privacy_section import check_reviewed
 from cgd.tabular.identifiers import identifying_name, identifying_texts
 from cgd.tabular.schema import suggest_schema
+from cgd.tabular.schema_merge import merge_schemas
 from support.tabular import write_csv
 
 if TYPE_CHECKING:
@@ -90,6 +93,11 @@ IDENTIFIERS: dict[str, list[Any]] = {
     "shuffled": DRAW.sample(range(1000, 1000 + ROWS), ROWS),
     "rising": list(range(7, 7 + ROWS)),
     "remarks": [f"seen by {LAST[number % 15]}, comes back on {number}" for number in range(ROWS)],
+    "excel times": [f"{45000 + 7 * (number // 2) % 900 + number % 7 / 8}" for number in range(ROWS)],
+    "excel days": [45000 + 7 * (number // 2) % 900 for number in range(ROWS)],
+    "unix times": [1_700_000_000 + 86_413 * (number // 3) for number in range(ROWS)],
+    "six digits": [f"{each:%d%m%y}" for each in BORN],
+    "mobile calls": [41_790_000_000 + 7_919 * (number % 12) for number in range(ROWS)],
     # Names of columns
     "patient_id": [number % 40 for number in range(ROWS)],
     "patientID": [number % 40 for number in range(ROWS)],
@@ -117,6 +125,8 @@ def test_identifiers_are_left_out_with_a_note_without_values(tmp_path: Path, nam
         ("birth weight", [3000 + 13 * (number % 91) for number in range(ROWS)], "number"),
         ("number of visits", [number % 12 for number in range(ROWS)], "number"),
         ("leukocytes", [4000 + 37 * (number % 200) for number in range(ROWS)], "number"),
+        ("salary", [30_000 + 113 * (number % 200) for number in range(ROWS)], "number"),
+        ("platelets", [150_000 + 1_000 * (number % 200) for number in range(ROWS)], "number"),
         ("year", [1990 + number % 30 for number in range(ROWS)], "number"),
         ("cost per patient", [number * 1.37 for number in range(ROWS)], "number"),
         ("hospital_name", [("North", "South")[number % 2] for number in range(ROWS)], "category"),
@@ -215,3 +225,53 @@ def test_persons_with_several_records_are_left_out(tmp_path: Path) -> None:
         'ward = "category"'
     ]
     assert not any(value in text for value in ("Graf", "756", "19", "horn"))
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    ("label", "values"),
+    [
+        ("treated_by", ["Dr. Abel", "Dr. Dahl", "Dr. Fuchs"]),  # all frequent, and few
+        ("hausarzt", ["Abel", "Dahl", "Fuchs"]),
+        ("visit", ["1980-02-29", "1971-12-01"]),
+        ("person", [f"Abel {chr(65 + number)}" for number in range(12)]),
+    ],
+)
+def test_frequent_values_of_a_target_that_names_somebody_are_not_listed(
+    tmp_path: Path, label: str, values: list[str], private: bool
+) -> None:
+    content = clinic(**{label: [values[number % len(values)] for number in range(ROWS)]})
+    text = suggest_schema(write_csv(tmp_path / "table.csv", content, tuple(content)), label, private=private)
+    assert not [each for each in values if each in text]
+    assert "# classes = []  # list them only if all of you know them without a table, and they name nobody" in text
+
+
+def test_differential_privacy_lists_no_names_of_doctors_and_no_long_list_of_classes(tmp_path: Path) -> None:
+    """Without [privacy] these columns are suggested, but not their values, which the suggestion would publish."""
+    doctors = [("Abel", "Dahl", "Fuchs")[number % 3] for number in range(ROWS)]
+    content = clinic(doctor=doctors, code=[f"c{number % 22}" for number in range(ROWS)])
+    path = write_csv(tmp_path / "table.csv", content, tuple(content))
+    assert 'doctor = "category"' in suggest_schema(path, "outcome")
+    text = suggest_schema(path, "outcome", private=True)
+    assert "# doctor = []  # left out, its name suggests an identifier; list them if all know them" in text
+    assert "Abel" not in text
+    assert 'ward = ["North", "South"]' in text
+    assert "c21" not in suggest_schema(path, "code", private=True)
+
+
+def test_surnames_of_few_patients_with_many_visits_are_to_be_reviewed(tmp_path: Path) -> None:
+    """No pattern can tell them from other words, so people decide, before the values are opened."""
+    paths = []
+    for place, count in enumerate((8, 12)):
+        columns, text = suggested(tmp_path, who=[LAST[number % count] for number in range(ROWS)])
+        assert columns["who"] == "category"
+        assert 'who = "category"  # does it name persons? If so, leave it out; REVIEW' in text
+        paths.append(tmp_path / f"{place}.toml")
+        paths[-1].write_text(text)
+    joined = merge_schemas(paths)
+    assert 'who = "category"  # does it name persons? If so, leave it out; REVIEW' in joined
+    with pytest.raises(InputError, match="1 lines of the schema have the mark REVIEW, .* does it name persons"):
+        check_reviewed(joined)
+    content = clinic(who=[LAST[number % 8] for number in range(ROWS)])
+    text = suggest_schema(write_csv(tmp_path / "table.csv", content, tuple(content)), "outcome", private=True)
+    assert not [name for name in LAST if name in text]

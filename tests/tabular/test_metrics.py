@@ -73,6 +73,24 @@ def test_calibration_compares_predicted_and_observed_fractions(classes: int) -> 
     assert found["brier"] == (None if brier is None else pytest.approx(brier))
 
 
+def test_records_with_the_same_prediction_are_in_one_bin() -> None:
+    """The file may be sorted by class: then a bin of a part of them would have one class only."""
+    target = np.repeat([0, 1], [140, 60])
+    p = np.tile([0.7, 0.3], (200, 1)) + 1e-8 * target[:, None]  # the last digits of single precision say nothing
+    found = classification_scores(p, target, ("no", "yes"))["calibration"]
+    assert [each["records"] for each in found["bins"]] == [200]
+    assert found["error"] == pytest.approx(0, abs=1e-6)
+    three = np.repeat([0.1, 0.5, 0.9], [100, 15, 85])
+    hits = np.concatenate([np.repeat([0, 1], n) for n in ((90, 10), (7, 8), (8, 77))])
+    found = classification_scores(np.column_stack([1 - three, three]), hits, ("no", "yes"))["calibration"]
+    assert [(each["records"], each["predicted"]) for each in found["bins"]] == [
+        (count, pytest.approx(mean)) for count, mean in ((100, 0.1), (15, 0.5), (85, 0.9))
+    ]
+    few = np.repeat([0.1, 0.9], [95, 5])  # too few for a bin of their own
+    found = classification_scores(np.column_stack([1 - few, few]), few.round().astype(int), ("no", "yes"))
+    assert [each["records"] for each in found["calibration"]["bins"]] == [100]
+
+
 def test_few_records_have_few_bins_or_none() -> None:
     for records, bins in ((19, None), (20, 2), (46, 4), (300, 10)):
         found = classification_scores(*predictions(records, 2), ("no", "yes"))["calibration"]

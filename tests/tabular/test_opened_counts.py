@@ -104,6 +104,38 @@ def test_records_of_a_learned_category_cannot_be_removed() -> None:
     assert any("records, values and categories: " in str(each) and "we alone have" in str(each) for each in honest)
 
 
+@pytest.mark.parametrize("holder", [0, 1])
+def test_wrong_count_shows_who_alone_has_a_value(holder: int) -> None:
+    """This is not prevented, and documented: a member whose records a total ignores must stop, and all see who stops.
+
+    One member has ward C, besides cleo. She enters a record of it too few, in place of her own.
+    """
+    tables = [table(40, number, ("A", "C") if number in (holder, 2) else ("A", "B")) for number in range(3)]
+    known, place = ["A", "C", "other"], 5  # after the rows, the values of two columns, missing wards, and ward A
+
+    def member(peers: cgd.Peers, number: int) -> str:
+        honest_sum = peers.sum
+
+        def too_few(values: Any, **options: Any) -> Any:
+            if options["context"] != "count values":
+                return honest_sum(values, **options)
+            assert len(values) == 4 + len(known)
+            lie = np.array([0] * place + [-1 - values[place], 0])
+            return honest_sum(values + lie, **options) - lie
+
+        if number == 2:
+            peers.sum = too_few  # type: ignore[method-assign]
+        with pytest.raises(cgd.CGDError) as error:
+            fit(records(tables[number]), DATA, DATA.columns, peers)
+        return str(error.value)
+
+    with cgd.local_peers(["ada", "bob", "cleo"]) as group:
+        found = group.run(member, [0, 1, 2])
+    assert "we alone have" in found[holder]
+    for number in {0, 1, 2} - {holder}:
+        assert found[number].startswith(f"{group[holder].me}: aborted sum")
+
+
 def test_values_far_from_all_others_are_not_used() -> None:
     """Cleo invents 100,000 records of ada's value, so that bob's values are large numbers, and ada's are zero."""
     tables = [table(40, number) for number in range(3)]

@@ -19,8 +19,9 @@ from cgd.federation.data_schema import MISSING, Data
 from cgd.federation.keys import Keys
 from cgd.federation.privacy_section import REVIEW_MARK, check_reviewed
 from cgd.tabular import readers
+from cgd.tabular.column_profile import ColumnProfile
 from cgd.tabular.dataset import read_dataset
-from cgd.tabular.schema import ColumnProfile, _outward, suggest_schema
+from cgd.tabular.schema import _outward, suggest_schema
 
 ROWS = 60
 
@@ -219,6 +220,24 @@ def test_names_of_patients_are_left_out_although_one_is_repeated_or_missing(
     names = [*(f"Anna Patient-{number}" for number in range(59)), last]
     path = written(tmp_path, {"name": names, "age": [20 + number % 40 for number in range(60)], "y": ["a", "b"] * 30})
     assert "name" not in pasted(federation, suggest_schema(path, "y")).names
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("patient_name", [f"Anna{number} Berg" for number in range(ROWS)]),
+        ("key", [f"a{number}@example.org" for number in range(ROWS)]),
+    ],
+)
+def test_names_and_addresses_are_not_suggested_as_the_id(tmp_path: Path, column: str, values: list[str]) -> None:
+    columns: dict[str, list[Any]] = {
+        column: values,
+        "age": [20 + number % 30 for number in range(ROWS)],
+        "outcome": ["no", "yes"] * (ROWS // 2),
+    }
+    assert "# id =" not in suggest_schema(written(tmp_path, columns), "outcome")
+    with_number = {**columns, "case": [f"C{number:06}" for number in range(ROWS)]}
+    assert '# id = "case"' in suggest_schema(written(tmp_path, with_number), "outcome")
 
 
 def test_number_of_records_is_not_in_the_schema(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,6 @@ from cgd.tabular.dataset import read_dataset
 from cgd.tabular.schema import suggest_schema
 from support.federation_files import text
 from support.tabular import table, write_csv, write_federation
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GERMAN = "age;chol;sex;num\n63,5;233,25;m;0\n41;;f;1\nn.a.;1,2e2;m;0\n" + "".join(
     f"{40 + year},25;{200 + year};{'mf'[year % 2]};{year % 2}\n" for year in range(12)
@@ -126,6 +124,40 @@ def test_nested_columns_come_with_advice(tmp_path: Path) -> None:
     assert '"labs.chol"' in suggest_schema(path, "num")
 
 
+def test_nested_column_is_not_recommended_as_a_category(tmp_path: Path) -> None:
+    path = tmp_path / "nested.parquet"
+    pq.write_table(pa.table({"labs": [{"chol": 233.0}] * 12, "num": [0, 1] * 6}), path)
+    for kind in ("number", "category"):
+        data, _, _ = parse_schema(
+            f'[data]\ntarget = "num"\n[data.columns]\nlabs = "{kind}"\n[model]\nkind = "logistic"'
+        )
+        with pytest.raises(InputError, match=r"as `flatten` of an Arrow table does, or leave the column out$"):
+            read_dataset(path, data, data.columns)
+
+
+def test_program_of_the_page_flattens_nested_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "tables.md").read_text()
+    section = page.partition("### Nested columns of Parquet files")[2]
+    program = section.partition("```python\n")[2].partition("```")[0]
+    rows, kind = range(20), pa.map_(pa.string(), pa.int64())
+    content = {
+        "labs": [{"chol": 200.5 + row % 7, "renal": {"crea": row % 9 / 4}} if row % 5 else None for row in rows],
+        "pulses": [[66.5 + row % 11, 70] if row % 4 else [] if row % 8 else None for row in rows],
+        "scores": pa.array([[("pain", row % 11)] if row % 3 else None for row in rows], kind),
+        "num": [0, 1] * 10,
+    }
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(content), "nested.parquet")
+    exec(program, {})
+    text = suggest_schema("flat.parquet", "num")
+    data, _, _ = parse_schema(text)
+    assert data.names == ("labs.chol", "labs.renal.crea", "highest_pulse", "pain")
+    records = read_dataset("flat.parquet", data, data.columns)[0]
+    assert np.isnan(records.numbers["labs.chol"][0])
+    assert records.numbers["highest_pulse"][1] == 70
+    assert records.numbers["pain"][4] == 4
+
+
 def test_dates_read_as_decimals_are_not_suggested_as_a_number(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     days, months = random.integers(1, 29, 40), random.integers(1, 13, 40)
@@ -143,3 +175,66 @@ def test_addresses_are_whole_in_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "federation.toml"
     path.write_text(text().replace("tcp://bob.example:7001", address))
     assert address in cgd("federation", "show", path).output
+
+
+TABLE = [f"{30 + place % 13};{'mf'[place % 2]};{place % 2}" for place in range(20)]
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffsep=;", "SEP=;", "\nsep=;"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_first_line_that_states_the_delimiter_is_honoured(tmp_path: Path, first: str, end: str) -> None:
+    path = tmp_path / "excel.csv"
+    path.write_bytes(end.join([first, "age, mean;sex;num", *TABLE, ""]).encode())
+    data, _, _ = parse_schema(suggest_schema(path, "num"))
+    assert data.names == ("age, mean", "sex")
+    assert read_dataset(path, data, data.columns)[0].rows == 20
+    path.write_bytes(end.join([first, "age, mean;sex;num", *TABLE, "old;m;0", ""]).encode())
+    line = 23 + first.startswith("\n")
+    with pytest.raises(InputError, match=f"line {line}, column 'age, mean': 'old' is not a number"):
+        read_dataset(path, data, data.columns)
+    path.write_bytes(end.join([first, "age, mean;sex;num", *TABLE, "1;2", ""]).encode())
+    with pytest.raises(InputError, match=f"line {line}: it has 2 fields, but the header has 3"):
+        read_dataset(path, data, data.columns)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", "|"])
+def test_every_delimiter_can_be_stated(tmp_path: Path, delimiter: str) -> None:
+    rows = (row.replace(";", delimiter) for row in TABLE)
+    path = written(tmp_path, "\n".join([f"sep={delimiter}", f"a;b;c{delimiter}sex{delimiter}num", *rows, ""]))
+    assert parse_schema(suggest_schema(path, "num"))[0].names == ("a;b;c", "sex")
+
+
+def test_stated_delimiter_that_is_not_supported_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(["sep=^", "age^num", "1^2", ""]))
+    with pytest.raises(InputError) as error:
+        suggest_schema(path, "num")
+    assert str(error.value) == (
+        f"{path}, line 1: it states that '^' separates the fields; export it with commas, semicolons, tabs or vertical "
+        "bars"
+    )
+    with pytest.raises(InputError, match="has blank lines only"):
+        suggest_schema(written(tmp_path, "sep=;\n\n"), "num")
+
+
+def test_delimiter_at_the_end_of_lines_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(["age;sex;num", *(f"{row};" for row in TABLE), ""]))
+    with pytest.raises(InputError) as error:
+        suggest_schema(path, "num")
+    assert str(error.value) == (
+        f"{path}, line 2: it has 4 fields, but the header has 3; the line ends with a delimiter (';'), and the header "
+        "does not: add one to the header, too, or remove those of the lines"
+    )
+    path = written(tmp_path, "\n".join(["age;sex;num;", *TABLE, ""]))
+    with pytest.raises(InputError) as error:
+        suggest_schema(path, "num")
+    assert str(error.value).endswith(
+        "the header ends with a delimiter (';'), and the line does not: remove that of the header"
+    )
+    path = written(tmp_path, "\n".join(["age;sex;num;", *(f"{row};" for row in TABLE), ""]))
+    assert parse_schema(suggest_schema(path, "num"))[0].names == ("age", "sex")
+
+
+def test_title_above_the_header_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "\n".join(["Report of 2023", "", "age;sex;num", *TABLE, ""]))
+    with pytest.raises(InputError, match=r"Its header is Report of 2023 \(the header must be the first line: remove "):
+        suggest_schema(path, "num")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEAD = '[data]\ntarget = "num"\n'
 MODEL = '[model]\nkind = "mlp"\nlayers = [32]\n'
-NAMES = ("a.toml", "b.toml", "c.toml")
+NAMES = ("a.toml", "b.toml", "c.toml", "d.toml", "e.toml")
 
 
 def merged(folder: Path, *texts: str) -> str:
@@ -348,3 +348,51 @@ def test_classes_of_one_table_are_to_be_explained_and_not_only_accepted(tmp_path
         "'ja', 'nein', 'no', 'yes'; state the class that each means"
     )
     assert "classes =" not in joined
+
+
+def test_column_that_only_one_participant_has_is_left_out(tmp_path: Path) -> None:
+    """In the sums, it would be that participant's own mean, and the others were asked to add an empty column."""
+    private = 'crp = { type = "number", range = [0, 731] }  # REVIEW'
+    for others in (1, 3):
+        joined = merged(tmp_path, schema([AGE, private]), *[schema([AGE])] * others)
+        assert line(joined, "crp") == (
+            "# crp: left out, only a.toml has it, and the opened sums would be those of that participant alone. To use "
+            "it all the same, copy its line from a.toml; then the others need an empty column of this name"
+        )
+        assert parse_schema(joined)[0].names == ("age",)
+        assert "731" not in joined
+        assert REVIEW_MARK not in joined
+    (tmp_path / "f.toml").write_text(joined)
+    again = merge_schemas([tmp_path / "f.toml", tmp_path / "a.toml"])  # the comment is a reason, too
+    assert line(again, "crp").startswith("# crp: left out, as in f.toml: only a.toml has it")
+
+
+def test_column_of_fewer_than_half_of_the_participants_is_left_out(tmp_path: Path) -> None:
+    texts = [schema([AGE, 'crp = "number"'])] * 2 + [schema([AGE])] * 3
+    assert line(merged(tmp_path, *texts), "crp") == (
+        "# crp: left out, only a.toml, b.toml have it, fewer than half of the participants. To use it all the same, "
+        "copy its line from a.toml; then the others need an empty column of this name"
+    )
+
+
+def test_column_that_half_of_the_participants_have_stays(tmp_path: Path) -> None:
+    texts = [schema([AGE, 'crp = "number"'])] * 2 + [schema([AGE])] * 2
+    assert line(merged(tmp_path, *texts), "crp") == (
+        'crp = "number"  # not in c.toml: that participant needs an empty column of this name; '
+        "not in d.toml: that participant needs an empty column of this name"
+    )
+    joined = merged(tmp_path, *texts[:3])
+    assert line(joined, "crp") == 'crp = "number"  # not in c.toml: that participant needs an empty column of this name'
+
+
+def test_column_of_one_part_of_a_grid_is_held_by_few(tmp_path: Path) -> None:
+    parts = [schema([f'{name} = {{ type = "number", held_by = {place} }}']) for place, name in enumerate("abc")]
+    joined = merged(tmp_path, *parts)
+    assert parse_schema(joined)[0].names == ("a", "b", "c")
+    assert "empty column" not in joined
+
+
+def test_column_that_one_participant_must_write_otherwise_stays(tmp_path: Path) -> None:
+    why = "its numbers have a percent sign: write the numbers alone, in one unit, on which all participants agree"
+    joined = merged(tmp_path, *[schema([AGE, 'ef = "number"'])] * 2, schema([AGE, f"# ef: left out, {why}"]))
+    assert line(joined, "ef") == f'ef = "number"  # left out in c.toml: {why}'

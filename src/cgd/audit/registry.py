@@ -238,7 +238,10 @@ ATTACKS: tuple[Attack, ...] = (
             "are known in FedSGD, and approximately known in CGD unless δ is large. A participant that adds a vector "
             "to its gradient can make all models predict one class for every record, whatever δ is (steered)."
         ),
-        rule="at most half as many labels are wrong as by guessing",
+        rule=(
+            "at most half as many labels are wrong as by guessing, and errors as large as the estimate's own would "
+            "improve a guess as much with a probability of at most 0.1 %"
+        ),
         remedy=(
             "Assume that the others know how many records of each class the honest participants have together. "
             "Differential privacy makes the numbers uncertain by some records each; ε does not bound them."

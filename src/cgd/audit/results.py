@@ -95,6 +95,7 @@ class AttackResult:
         undecided: true if the value is better than chance, but there are too few records to be sure.
         must_succeed: the known outcome of a control. An attack must fail where there is nothing to find, and must
             succeed where a protection was removed.
+        deviation: the standard deviation of the value by chance; None if it is not known.
         allowed: the largest value that ε allows, with differential privacy; None if it allows any.
         pictures: addresses of pictures of records, by caption.
         recovered: the records of a table that were recovered; None if there are none.
@@ -111,6 +112,7 @@ class AttackResult:
     control: bool = False
     undecided: bool = False
     must_succeed: bool = False
+    deviation: float | None = None
     allowed: float | None = None
     pictures: dict[str, str] = field(default_factory=dict, repr=False)
     recovered: RecoveredRecords | None = field(default=None, repr=False)
@@ -327,6 +329,8 @@ def to_files(audit: Audit) -> dict[str, bytes]:
         result |= {name: _to_json(result[name]) for name in ("value", "chance")}
         if result["recovered"] is None:
             del result["recovered"]
+        if result["deviation"] is None or not math.isfinite(result["deviation"]):
+            del result["deviation"]
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return files | {FILE: text.encode(errors="replace")}
 

@@ -195,6 +195,8 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
             f"the run has {spec.columns} columns; an audit of a spec needs columns = 1, and "
             "`cgd audit --only joint` measures what `joint` columns reveal"
         )
+    if spec.rule != "sgd":
+        raise InputError(f"the rule of the run is {spec.rule}; an audit of a spec needs the rule sgd")
     if spec.rows > MAX_PARTICIPANTS:
         raise InputError(
             f"the run has {spec.rows} participants, and an audit takes at most {MAX_PARTICIPANTS}; set fewer rows, "

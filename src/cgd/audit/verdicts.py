@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from cgd.audit.differences import succeeds_clearly
 from cgd.audit.view import EPSILONS
 
 if TYPE_CHECKING:
@@ -201,9 +202,11 @@ def count_verdicts(audit: Audit, scheme: str) -> VerdictCounts:
     leaks: list[AttackFindings] = []
     holds: list[AttackFindings] = []
     for attack in audit.attacks:
-        own = [each for each in attack.findings if each.scheme == scheme and not each.control and not each.undecided]
-        if own:
-            (leaks if any(each.succeeds for each in own) else holds).append(attack)
+        own = [each for each in attack.findings if each.scheme == scheme and not each.control]
+        if any(each.succeeds for each in own):
+            leaks.append(attack)
+        elif own and not any(each.undecided for each in own):  # one undecided method leaves the attack undecided
+            holds.append(attack)
     return VerdictCounts(leaks, holds)
 
 
@@ -330,22 +333,23 @@ def summary(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _compare(audit: Audit, scheme: str, other: str) -> Iterator[tuple[str, str]]:
-    """Compare two schemes by the attacks that were measured against both."""
+    """Compare two schemes by the attacks that were measured against both; differences within chance do not count."""
     ours, theirs = count_verdicts(audit, scheme), count_verdicts(audit, other)
     own = {each.id for each in (*ours.leaks, *ours.holds)}
     both = [each for each in (*theirs.leaks, *theirs.holds) if each.id in own]
     if not both:
         return
-    our_leaks, their_leaks = ({each.id for each in side.leaks} for side in (ours, theirs))
-    only = {
-        scheme_name(audit, other): [each for each in both if each.id in their_leaks - our_leaks],
-        scheme_name(audit, scheme): [each for each in both if each.id in our_leaks - their_leaks],
-    }
-    parts = [
-        f"{len(attacks)} {_plural(len(attacks), 'succeeds', 'succeed')} against {name} only ({_titles(attacks)})"
-        for name, attacks in only.items()
-        if attacks
-    ]
+    parts, unclear = [], []
+    for one, leaks, another, others in ((other, theirs, scheme, ours), (scheme, ours, other, theirs)):
+        only = [each for each in both if each in leaks.leaks and each not in others.leaks]
+        clear = [each for each in only if succeeds_clearly(each, one, another)]
+        unclear += [each for each in only if each not in clear]
+        if clear:
+            succeed = _plural(len(clear), "succeeds", "succeed")
+            parts.append(f"{len(clear)} {succeed} against {scheme_name(audit, one)} only ({_titles(clear)})")
+    if unclear:
+        verdicts = _plural(len(unclear), "has another verdict", "have other verdicts")
+        parts.append(f"{len(unclear)} {verdicts}, but the results do not differ clearly ({_titles(unclear)})")
     measured = f"of {len(both)} {_plural(len(both), 'attack')} measured against both, "
     yield (
         f"Compared with {scheme_name(audit, other)}:",

@@ -188,9 +188,12 @@ class Command:
 
 
 def _shown(command: str) -> str:
-    """Return a command, without the path of what may be a URL without its scheme: it may contain a secret."""
-    first, slash, _ = command.partition("/")
-    return f"{first}/…" if slash and first not in ("", ".", "..") else command
+    """Return a command, without the path and the query of what may be a URL without its scheme: they may be secret."""
+    command, query, _ = command.partition("?")
+    first, slash, _ = command.removeprefix("//").partition("/")
+    if command.startswith("//") or (slash and first not in ("", ".", "..")):
+        return f"{first}/…"
+    return f"{command}?…" if query else command
 
 
 def parse_target(text: str) -> Target:

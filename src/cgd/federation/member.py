@@ -199,9 +199,10 @@ def load_own_keys(
 
     Raises:
         InputError: the key or the address cannot be used.
+        MembershipError: there is no such participant.
     """
+    listed = federation.participant(participant)  # first: a mistyped name has no key file
     keys = Keys.load(key or find_key(federation.path, participant))
-    listed = federation.participant(participant)
     if keys.public != listed.key:
         raise InputError(
             f"the key file's public key is {keys.public}, and {federation.path} lists another for {participant}; use "

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Data
 
 REVIEW_MARK = "REVIEW"
+PERSONS_QUESTION = "does it name persons? If so, leave it out"
 """In a comment of a schema: the line was taken from a table, and must be reviewed before it is published."""
 STATISTICS_SHARE = 0.1
 """The part of μ² for statistics of the tables; the steps have the rest."""
@@ -99,15 +100,18 @@ def check_reviewed(schema: str) -> None:
         InputError: some have; the message names the first one.
     """
     marked = [
-        (number, statement.partition("=")[0].strip())
+        (number, statement.partition("=")[0].strip(), comment)
         for number, statement, comment in statements(schema)
         if has_mark(comment)
     ]
     if marked:
-        number, key = marked[0]
+        number, key, comment = marked[0]
+        lines = f"{len(marked)} lines of the schema have the mark {REVIEW_MARK}"
+        where = f"{lines}, the first one for {key!r} (line {number}):"
+        if PERSONS_QUESTION in comment:
+            raise InputError(f"{where} {PERSONS_QUESTION}; if not, delete the mark")
         raise InputError(
-            f"{len(marked)} lines of the schema have the mark {REVIEW_MARK}, the first one for {key!r} (line "
-            f"{number}): their values come from one participant's table, and are not protected by noise. Write what is "
+            f"{where} their values come from one participant's table, and are not protected by noise. Write what is "
             "known without looking at records, and delete the marks"
         )
 

@@ -27,7 +27,8 @@ SINGLE_RECORDS = "Each record counts by itself; for a person with several record
 TIME = "How long our computer took for its answers is not covered."
 NOT_COVERED = (
     "This page, our model and the other files of this run. They are exact, and made from our own records. If they are "
-    "published, nothing is promised about them."
+    "published, nothing is promised about them. Nor is a training of cgd without [privacy] on the same records "
+    "covered, before or after this one: its sums are exact, and the budget does not know about it."
 )
 
 

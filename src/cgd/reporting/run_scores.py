@@ -30,7 +30,7 @@ class Calibration(Struct):
     With two classes, they are those of the second class; with more, those of the predicted class.
 
     Attributes:
-        bins: records in the order of their predictions, in equal parts.
+        bins: records in the order of their predictions, in about equal parts; equal predictions are in one.
         predicted: mean probability of all records.
         observed: fraction of all records.
         error: the expected calibration error, the mean distance of the two over the bins.

@@ -220,6 +220,8 @@ def lead(run: AnyRun) -> list[str]:
         sentences.append(
             "Validation records also selected the step of the model, so new records may score slightly lower."
         )
+    if run.privacy is None or not run.privacy.unit:
+        sentences.append("If a person has records in both parts, training and validation, these figures are too good.")
     return sentences
 
 

@@ -111,7 +111,8 @@ def _compare_saved(
     seed: bytes,
     delta: float | None,
 ) -> dict[str, Any] | None:
-    records = fold_rare_values(records, settings.data, settings.own_columns)
+    if settings.privacy is None:
+        records = fold_rare_values(records, settings.data, settings.own_columns)
     model = load_model(folder, function=settings.model.function or None)
     held_out = validation_mask(settings, records, seed)
     validation = records.take(held_out)
@@ -172,7 +173,8 @@ def settings_alone(settings: TabularSettings, classes: tuple[str, ...], own: Tab
         replace(each, categories=tuple(value_counts(own.categories[each.name])), rare=None) if each.is_learned else each
         for each in settings.own_columns
     )
-    data = replace(settings.data, columns=tuple(columns), classes=classes)
+    # Nothing is disclosed, so few numbers are used, too.
+    data = replace(settings.data, columns=tuple(columns), classes=classes, rare=1)
     return replace(settings, data=data, column=0, columns=1, privacy=None)
 
 

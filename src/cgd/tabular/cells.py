@@ -1,4 +1,4 @@
-"""Texts in the cells of a table: markers of missing values, numbers, and texts for messages."""
+"""Texts in the cells of a table: markers of missing values, and texts for messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ USUAL_MARKERS = re.compile(
     re.IGNORECASE,
 )
 
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
-_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([.,'’ \u00a0\u202f])[0-9]{3})(?:\1[0-9]{3})*(?:[.,][0-9]*)?")
-
 
 class MissingMarkers:
     """The texts and numbers that stand for a missing value: "-9" also matches -9.0."""
@@ -40,43 +37,6 @@ class MissingMarkers:
         texts = pyarrow.compute.utf8_trim_whitespace(array.cast(pyarrow.string()))
         none = pyarrow.scalar(None, pyarrow.string())
         return pyarrow.compute.if_else(pyarrow.compute.is_in(texts, self._array), none, texts)
-
-
-def is_number(text: str | None) -> bool:
-    """Return whether Arrow converts this text to a number; true for None."""
-    try:
-        pyarrow.scalar(text, pyarrow.string()).cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:
-        return False
-    return True
-
-
-def has_decimal_comma(text: str) -> bool:
-    """Return whether a text is a number with a decimal comma, or maybe with commas between thousands."""
-    return _DECIMAL_COMMA.fullmatch(text) is not None
-
-
-def not_a_number(text: str, decimal: str = ".") -> str:
-    """Return the fact and the remedy about a text where a number is needed.
-
-    Examples:
-        >>> not_a_number("63,5")
-        "'63,5' is not a number; write decimals with a point, as in 1.5, or add --decimal ','"
-        >>> not_a_number("1.063", decimal=",")
-        "'1.063' is not a number, because decimals have a comma here; write it without thousands separators"
-    """
-    fact = f"{shorten(text)} is not a number"
-    if decimal == ",":
-        if is_number(text):
-            return f"{fact}, because decimals have a comma here; write it without thousands separators"
-        return f"{fact}; correct it, list it as missing in [data], or make the column a category"
-    if _THOUSANDS.fullmatch(text):
-        decimal = text.replace(",", ".")  # that would be read, without a further word
-        option = f". Only if it means {decimal}, add --decimal ','" if has_decimal_comma(text) else ""
-        return f"{fact}; write it without thousands separators, and decimals with a point, as in 1234.5{option}"
-    if has_decimal_comma(text):
-        return f"{fact}; write decimals with a point, as in 1.5, or add --decimal ','"
-    return f"{fact}; correct it, list it as missing in [data], or make the column a category"
 
 
 def shorten(value: Any) -> str:

@@ -17,8 +17,8 @@ not valid. The nonce does not change if a sum is repeated after a restart, so a 
 somebody enters that again. (With a new key file it has other nonces. Then the training needs another name, too.)
 
 Disclosed to every member: the number of claims, and how many marks occur once, twice and so on. Besides, a member that
-*guesses* a value can compute its mark, and so test whether other members have it, and how many; not who. Values that
-must not be tested in this way are not claimed (`cgd.tabular.rare_values`).
+*guesses* a value can compute its mark, and so test whether other members have it, and how many. Claims do not show who.
+Values that must not be tested in this way are not claimed (`cgd.tabular.rare_values`).
 """
 
 from __future__ import annotations

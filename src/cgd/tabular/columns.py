@@ -81,6 +81,7 @@ class CategoryBuilder:
         remedy: advice for a column with too many categories.
         limit: the most categories, if they are not listed.
         values: the category of each value; empty: the value itself.
+        fixed: whether the federation file can no longer change, because the model is trained.
 
     Attributes:
         unlisted: the values that are not listed, with the number of each.
@@ -96,9 +97,11 @@ class CategoryBuilder:
         remedy: str = "",
         limit: int = MAX_CATEGORIES,
         values: Mapping[str, str] | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self._name, self._missing, self._title, self._locate = name, missing, title, locate
-        self._listed, self._remedy, self._limit = tuple(listed), remedy, limit
+        self._listed, self._remedy, self._limit, self._fixed = tuple(listed), remedy, limit, fixed
         self._values = ValueMap(values) if values else None
         self._check_values(values or {})
         self._codes = self._listed_codes()
@@ -202,10 +205,15 @@ class CategoryBuilder:
         category = values.get(text)
         if category is None:
             row = first + int(np.flatnonzero(places == place)[0])
+            remedy = (
+                f"add it there for all participants ({EVERY_OTHER!r} is every other value, and "
+                '"" makes it a missing one)'
+            )
+            if self._fixed:
+                remedy = "leave the field empty: then it counts as missing"
             raise InputError(
                 f"{self._title}, {self._locate(row)}, column {self._name!r}: {shorten(text)}"
-                f"{similar(text, values.keys)} is not in values of [data]; correct it, or add it there for all "
-                f'participants ({EVERY_OTHER!r} is every other value, and "" makes it a missing one)'
+                f"{similar(text, values.keys)} is not in values of [data]; correct it, or {remedy}"
             )
         return category
 

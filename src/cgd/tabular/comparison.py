@@ -2,7 +2,8 @@
 
 A gain is the difference of two models' scores on the same records, so what makes these records easy or hard affects
 both. Gains of accuracy have the interval of Agresti and Min. Those of the AUC come from a paired bootstrap: records are
-drawn with replacement, always with the same seed, and all models are scored on the drawn ones.
+drawn with replacement, always with the same seed, and all models are scored on the drawn ones. The AUC of more than two
+classes has an interval from the same bootstrap, of its logit: percentiles near 1 are too high.
 
 In a regression, a bootstrap of few records is too narrow. Gains have Student's interval of the differences of squared
 errors, so R² and the error agree on whether a difference is clear. The scores themselves have an interval from a
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.reporting.intervals import MIN_RECORDS, auc_interval, mean_interval, paired_interval, wilson_interval
+from cgd.reporting.intervals import MIN_RECORDS, Z, auc_interval, mean_interval, paired_interval, wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ def compare_classifiers(outputs: Mapping[str, Floats], target: Integers) -> list
         drawn = _bootstrap(areas, len(target)) if len(classes) <= MAX_AUC_CLASSES else None
         for each in found:
             value = areas[each["name"]](np.ones(len(target)))
-            interval = _percentiles(drawn[each["name"]]) if drawn else None
+            interval = _logit_interval(value, drawn[each["name"]]) if drawn else None
             if next(iter(outputs.values())).shape[1] == 2:
                 positives = int((target == 1).sum())
                 interval = auc_interval(value, positives, len(target) - positives)
@@ -179,6 +180,18 @@ def _percentiles(values: Floats) -> tuple[float, float] | None:
         return None
     low, high = np.percentile(defined, [2.5, 97.5]).tolist()
     return low, high
+
+
+def _logit_interval(value: float, drawn: Floats) -> tuple[float, float] | None:
+    """Return the interval of an AUC from the deviation of resampled ones, on the scale of log(AUC / (1 − AUC)).
+
+    None of a perfect score, whose resamples are all equal, and if most are undefined.
+    """
+    defined = drawn[np.isfinite(drawn)]
+    if 2 * len(defined) < len(drawn) or not np.ptp(defined) or not 0 < value < 1:
+        return None
+    factor = math.exp(-Z * float(defined.std(ddof=1)) / (value * (1 - value)))  # of the odds, at the lower end
+    return value * factor / (value * factor + 1 - value), value / (value + (1 - value) * factor)
 
 
 def _estimate(value: float, interval: tuple[float, float] | None) -> Estimate:

@@ -1,9 +1,9 @@
 """Look for likely errors in one participant's records, before anything is sent.
 
-These are codes for missing values, outliers, duplicates, a column that counts the rows, and dates read as decimals.
-Every finding is a note for the owner of the records alone. Nothing here stops a run, and nothing is sent. The rules are
-chosen so that a false alarm is rare, because notes that are often wrong are not read: a code or an outlier must also be
-far away from all other values, and records that are equal must be more than chance explains.
+These are codes for missing values, outliers, duplicates, a column that counts the rows, dates read as decimals, and a
+last row of totals. Every finding is a note for the owner of the records alone. Nothing here stops a run, and nothing is
+sent. The rules are chosen so that a false alarm is rare, because notes that are often wrong are not read: a code or an
+outlier must also be far away from all other values, and records that are equal must be more than chance explains.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from cgd.tabular.cells import USUAL_MARKERS, values_are
 from cgd.tabular.columns import Categorical
+from cgd.tabular.written_numbers import is_total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -193,6 +194,8 @@ def _category_notes(name: str, values: Categorical) -> Iterator[str]:
                 f"{place}{values_are(count)} {text!r}, which is a category; if it stands for a missing value, list it "
                 "as missing in [data] for all participants"
             )
+        if is_total(text) and count == 1 and values.codes[-1] == values.names.index(text):
+            yield f"{place}the last record has {text!r}; remove the row if it is a total and no record"
     spellings: dict[str, list[str]] = {}
     for text in counts:
         spellings.setdefault(" ".join(text.casefold().replace("_", " ").split()), []).append(text)

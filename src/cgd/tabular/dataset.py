@@ -18,11 +18,13 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import similar
+from cgd.tabular.arrow_tables import DataFrameTable
 from cgd.tabular.cells import MissingMarkers
 from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, CategoryBuilder, to_texts
 from cgd.tabular.decimal_commas import check_decimal
+from cgd.tabular.headers import ADD_A_HEADER, record_in_header
 from cgd.tabular.number_columns import NumberBuilder
-from cgd.tabular.readers import DataFrameTable, open_table
+from cgd.tabular.readers import open_table
 
 if TYPE_CHECKING:
     import os
@@ -210,7 +212,7 @@ class _DatasetBuilder:
     ) -> None:
         self._title, self._locate, self._decimal = table.title, table.locate, decimal
         self._missing = MissingMarkers(data.missing)
-        self._id = data.id
+        self._id, self._label = data.id, label
         self._columns = {each.name: self._column_builder(each) for each in columns}
         self._target: NumberBuilder | CategoryBuilder | None = None
         if label is not None and data.task == "regression":
@@ -218,7 +220,6 @@ class _DatasetBuilder:
         elif label is not None:
             source = (label, self._missing, self._title, self._locate)
             self._target = CategoryBuilder(*source, data.classes, TOO_MANY_CLASSES, MAX_LEARNED_CLASSES, data.values)
-        self._label = label
         self._ids: dict[str, int] | None = {} if ids else None
         self._unit, self._units = unit, list[str]()
         self._rows_read, self._rows_kept = 0, 0
@@ -273,7 +274,9 @@ class _DatasetBuilder:
         source = (column.name, missing, self._title, self._locate)
         if column.type == "number":
             return NumberBuilder(*source, column.range, self._decimal)
-        return CategoryBuilder(*source, column.categories, ID_OR_TEXT, values=column.values)
+        # Records without a label are predicted, by a model that is trained.
+        fixed = self._label is None
+        return CategoryBuilder(*source, column.categories, ID_OR_TEXT, values=column.values, fixed=fixed)
 
     def _add_labels(self, target: NumberBuilder | CategoryBuilder, array: Any) -> npt.NDArray[np.bool_] | None:
         """Add the labels of a batch; return the mask of rows that have one (None: all)."""
@@ -342,6 +345,12 @@ def find_columns(table: Table, names: Sequence[str], label: str | None, keys: Co
             )
     missing = [name for name in dict.fromkeys(names) if not counts[name]]
     if missing:
+        if record := record_in_header(table):  # not shown: it may be a patient's
+            names_missing = f"column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
+            raise InputError(
+                f"{table.title} has no {names_missing}, and perhaps no header: where the names should be, it has "
+                f"{record}; {ADD_A_HEADER}"
+            )
         others = [name for name in table.names if name not in names] or table.names  # all may be wanted
         listed = ", ".join(f"{name!r}{similar(name, others)}" for name in missing)
         inputs = [name for name in missing if name != label]
@@ -352,9 +361,11 @@ def find_columns(table: Table, names: Sequence[str], label: str | None, keys: Co
             remedies.append(f"rename {them}{empty}")
         if label in missing:
             remedies.append("name the column to predict with --label")
+        # No other delimiter gave more names, so it may be a title.
+        title = " (the header must be the first line: remove what is above it)" if len(table.names) == 1 else ""
         raise InputError(
             f"{table.title} has no column{'s' if len(missing) > 1 else ''} {listed}; {'; '.join(remedies)}. Its header "
-            f"is {_list_names(table.names)}"
+            f"is {_list_names(table.names)}{title}"
         )
     return [table.names.index(name) for name in names]
 

@@ -12,13 +12,15 @@ import pyarrow
 import pyarrow.compute
 
 from cgd.errors import InputError
-from cgd.tabular.cells import MissingMarkers, has_decimal_comma, not_a_number
+from cgd.tabular.written_numbers import not_a_number, writing
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cgd.tabular.cells import MissingMarkers
     from cgd.tabular.readers import Table
 
 DECIMALS = (".", ",")
-_NUMBER = r"^(\s*[+-]?[0-9]*),([0-9]+(?:[eE][+-]?[0-9]+)?\s*)$"
 
 
 def check_decimal(decimal: str) -> None:
@@ -41,20 +43,14 @@ def with_points(texts: Any) -> Any:
     return pyarrow.compute.if_else(pointless, pyarrow.compute.replace_substring(texts, ",", "."), none)
 
 
-def numbers_with_points(array: Any) -> Any:
-    """Return an Arrow array in which the texts that are numbers with a decimal comma have a point instead."""
-    if not pyarrow.types.is_string(array.type):
-        return array
-    return pyarrow.compute.replace_substring_regex(array, _NUMBER, r"\1.\2")
-
-
-def decimal_comma_error(table: Table, name: str, position: int, missing: MissingMarkers) -> InputError:
-    """Return the error about the first number with a decimal comma in a column."""
+def wrong_number_error(
+    table: Table, name: str, position: int, missing: MissingMarkers, decimal: str, kinds: Collection[str]
+) -> InputError:
+    """Return the error about the first number of a column that is written in one of these ways (`writing`)."""
     row = 0
     for (array,) in table.batches([position]):
         for text in missing.trim(array).to_pylist():
-            if text is not None and has_decimal_comma(text):
-                place = f"{table.title}, {table.locate(row)}, column {name!r}"
-                return InputError(f"{place}: {not_a_number(text)}. (If it is text and no number, add --decimal '.')")
+            if text is not None and writing(text, decimal) in kinds:
+                return InputError(f"{table.title}, {table.locate(row)}, column {name!r}: {not_a_number(text, decimal)}")
             row += 1
-    raise AssertionError("a column with decimal commas has a first one")
+    raise AssertionError("a column with such numbers has a first one")

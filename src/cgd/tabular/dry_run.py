@@ -96,7 +96,7 @@ def describe_dry_run(
 def foresee(settings: TabularSettings, records: TabularDataset) -> TrainingResult:
     """Return a training that has not taken place, with all its steps, as if others had the same kind of records."""
     private = settings.privacy is not None
-    folded = fold_rare_values(records, settings.data, settings.own_columns)
+    folded = records if private else fold_rare_values(records, settings.data, settings.own_columns)
     columns = tuple(_column(each, folded, private=private) for each in settings.own_columns)
     target = TargetStats()
     if isinstance(records.target, Categorical):

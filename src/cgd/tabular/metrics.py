@@ -24,6 +24,7 @@ MAX_ROC_POINTS = 200
 MAX_SCATTER_POINTS = 1000
 MIN_CALIBRATION_RECORDS = 20
 MAX_BINS, MIN_BIN_RECORDS = 10, 10
+EQUAL_DIGITS = 6  # predictions that differ less are equal: a network's outputs are in single precision
 
 
 def classification_scores(probabilities: ArrayLike, target: ArrayLike, classes: Sequence[str]) -> dict[str, Any]:
@@ -151,16 +152,17 @@ def _roc(p: Floats, y: Integers) -> dict[str, list[float]]:
 
 
 def _calibration(p: Floats, y: Integers) -> dict[str, Any] | None:
-    """Return mean predicted against observed fractions, in bins of equally many records; None with few records.
+    """Return mean predicted against observed fractions, in bins of about equally many records; None with few records.
 
     With two classes, they are those of the second class. With more, they are those of the predicted class: how probable
-    it was, and how often it was correct.
+    it was, and how often it was correct. Records with the same prediction are in one bin: their order in the file,
+    perhaps by class, says nothing.
     """
     if len(y) < MIN_CALIBRATION_RECORDS:
         return None
     binary = p.shape[1] == 2
     predicted, observed = (p[:, 1], y == 1) if binary else (p.max(axis=1), y == p.argmax(axis=1))
-    bins = np.array_split(np.argsort(predicted, kind="stable"), min(MAX_BINS, len(y) // MIN_BIN_RECORDS))
+    bins = _bins(predicted.round(EQUAL_DIGITS), min(MAX_BINS, len(y) // MIN_BIN_RECORDS))
     means = [(len(each), float(predicted[each].mean()), float(observed[each].mean())) for each in bins]
     return {
         "bins": [dict(zip(("records", "predicted", "observed"), each, strict=True)) for each in means],
@@ -169,6 +171,21 @@ def _calibration(p: Floats, y: Integers) -> dict[str, Any] | None:
         "error": sum(count * abs(mean - part) for count, mean, part in means) / len(y),
         "brier": float(np.square(predicted - observed).mean()) if binary else None,
     }
+
+
+def _bins(values: Floats, number: int) -> list[Integers]:
+    """Divide the places of values into parts of about equal size, in the order of the values; equal ones stay together.
+
+    No part is smaller than `MIN_BIN_RECORDS`, so there may be fewer.
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, cuts = values[order], [0]
+    for end in np.cumsum([len(each) for each in np.array_split(order, number)])[:-1]:
+        start, stop = (int(np.searchsorted(ordered, ordered[end - 1], side)) for side in ("left", "right"))
+        cut = stop if stop - end <= end - start else start
+        if min(cut - cuts[-1], len(values) - cut) >= MIN_BIN_RECORDS:
+            cuts.append(cut)
+    return np.split(order, cuts[1:])
 
 
 def _thresholds(p: Floats, y: Integers) -> dict[str, list[int]]:

@@ -9,8 +9,9 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.tabular.arrow_arrays import conversion, decoded, is_text, nested_remedy
-from cgd.tabular.cells import MissingMarkers, is_number, not_a_number, shorten, values_are
+from cgd.tabular.cells import MissingMarkers, shorten, values_are
 from cgd.tabular.decimal_commas import with_points
+from cgd.tabular.written_numbers import is_number, not_a_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,11 +114,12 @@ class NumberBuilder:
             return array.cast(pyarrow.float64(), safe=False)
         if types.is_floating(kind) or types.is_decimal(kind):
             return array.cast(pyarrow.float64())
-        remedy = "convert it" if types.is_temporal(kind) else nested_remedy(kind)
-        raise InputError(
-            f"{self._title}: column {self._name!r} is of type {kind}, and a number is needed; {remedy}, or make it a "
-            "category in [data.columns]"
+        remedy = (
+            "convert it, or make it a category in [data.columns]"
+            if types.is_temporal(kind)
+            else f"{nested_remedy(kind)}, or leave the column out"
         )
+        raise InputError(f"{self._title}: column {self._name!r} is of type {kind}, and a number is needed; {remedy}")
 
     def _parse(self, array: Any, first: int) -> Any:
         if self._decimal == ",":

@@ -1,10 +1,15 @@
-"""Values of few records, where categories are learned: they are not disclosed in any form.
+"""Values of few records: they are not disclosed in any form.
 
-A value that few records of a participant have may identify a person: a name, a date of birth, a rare disease. So each
-participant replaces its values of fewer than `rare` records by "other" before anything is sent, also those that others
-have: otherwise a dishonest participant could have a name opened that it guesses, and see in the counts, or in the
-gradients of that feature, whether somebody has it. Values that no other participant claims become "other", too
-(`cgd.tabular.category_union`).
+Where categories are learned, a value that few records of a participant have may identify a person: a name, a date of
+birth, a rare disease. So each participant replaces its values of fewer than `rare` records by "other" before anything
+is sent, also those that others have: otherwise a dishonest participant could have a name opened that it guesses, and
+see in the counts, or in the gradients of that feature, whether somebody has it. Values that no other participant claims
+become "other", too (`cgd.tabular.category_union`).
+
+Of a column of numbers, the count, the mean and the deviation are opened. If only one record has a value, the mean is
+that value; if one other participant has values, it subtracts its own from the sums. So the numbers of a participant
+that has fewer than `rare` of them in a column count as missing, in sums and features alike. The target of a regression
+needs no such rule, because every participant has one of every record.
 
 Classes are not replaced: a model predicts what they say. Every class must occur at two participants, and a target that
 looks like a column of names is refused.
@@ -18,11 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import OTHER
+from cgd.federation.data_schema import OTHER, RARE
 from cgd.tabular.columns import MISSING_CODE, Categorical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
 
     from cgd.federation.data_schema import Column, Data
     from cgd.tabular.dataset import TabularDataset
@@ -43,7 +50,9 @@ def rare_values(values: Categorical, rare: int) -> dict[str, int]:
 
 
 def fold_rare_values(records: TabularDataset, data: Data, columns: Sequence[Column]) -> TabularDataset:
-    """Return the records with "other" in place of rare values, in the columns whose categories are learned.
+    """Return the records with "other" in place of rare values of learned categories, and without few numbers.
+
+    It is not for sums with noise, which covers single values.
 
     Raises:
         InputError: there are rare values, and the schema has `other = false`.
@@ -54,7 +63,11 @@ def fold_rare_values(records: TabularDataset, data: Data, columns: Sequence[Colu
             if not data.other:
                 raise _refusal(column, len(few), data.rare_of(column))
             folded[column.name] = _fold(folded[column.name], few)
-    return replace(records, categories=folded)
+    numbers = dict(records.numbers)
+    for column in columns:
+        if column.type == "number" and 0 < _present(numbers[column.name]) < data.rare_of(column):
+            numbers[column.name] = np.full(records.rows, np.nan)
+    return replace(records, numbers=numbers, categories=folded)
 
 
 def count_categories(values: Categorical, categories: Sequence[str]) -> list[int]:
@@ -71,8 +84,16 @@ def is_mostly_other(values: Categorical, folded: Mapping[str, int]) -> bool:
     return sum(folded.values()) > MAX_OTHER_SHARE * (len(values.codes) - values.missing)
 
 
-def check_rare_values(records: TabularDataset, data: Data, columns: Sequence[Column]) -> tuple[str, ...]:
+def check_rare_values(
+    records: TabularDataset, data: Data, columns: Sequence[Column], *, private: bool = False
+) -> tuple[str, ...]:
     """Check, before anything is sent, what would be learned from our records; return notes for the user.
+
+    Args:
+        records: our records.
+        data: the schema, as in the federation file.
+        columns: the columns that we have.
+        private: whether the sums have noise, which covers numbers of few records.
 
     Raises:
         InputError: there are rare values and the schema has `other = false`, or the classes look like names.
@@ -85,11 +106,31 @@ def check_rare_values(records: TabularDataset, data: Data, columns: Sequence[Col
         for column in columns
         if column.is_learned and data.rare_of(column) == 1
     )
-    return single + tuple(
+    folded = tuple(
         _rare_note(column, records.categories[column.name], few, data.rare_of(column))
         for column in columns
         if column.is_learned and (few := rare_values(records.categories[column.name], data.rare_of(column)))
     )
+    numbers = [] if private else [each for each in columns if each.type == "number"]
+    notes = (_few_numbers_note(each.name, _present(records.numbers[each.name]), data.rare_of(each)) for each in numbers)
+    return (*single, *folded, *filter(None, notes))
+
+
+def _present(values: npt.NDArray[np.float64]) -> int:
+    return int(np.count_nonzero(~np.isnan(values)))
+
+
+def _few_numbers_note(name: str, present: int, rare: int) -> str:
+    if 0 < present < rare:
+        which = "1 value counts" if present == 1 else f"{present:,} values count"
+        return (
+            f"column {name!r}: we have fewer than {rare:,} values, and the sums could disclose them: {which} as "
+            "missing; leave the column out, or use a table with more of them"
+        )
+    if rare == 1 and 0 < present < RARE:
+        which = "1 value: others may read it" if present == 1 else f"{present} values: others may read them"
+        return f"column {name!r}: rare is 1, and we have {which} from the opened mean"
+    return ""
 
 
 def _rare_note(column: Column, values: Categorical, few: Mapping[str, int], rare: int) -> str:

@@ -15,21 +15,22 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import re
 import zlib
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow
 import pyarrow.csv
-import pyarrow.parquet
 
 from cgd.errors import InputError
+from cgd.tabular.arrow_tables import ParquetTable, open_file
 from cgd.tabular.quotes import QuoteChecker
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Iterator, Sequence
     from typing import TextIO
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 DELIMITERS = (",", ";", "\t", "|")
 BLOCK_BYTES = 1 << 22  # also the maximum length of a line
 GZIP = b"\x1f\x8b"
+_DELIMITER_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE | re.DOTALL)
 
 
 class CsvTable:
@@ -56,9 +58,11 @@ class CsvTable:
         self._path, self._missing = path, tuple(missing)
         with path.open("rb") as file:
             self._gzipped = file.read(2) == GZIP
+        self._stated, self._preamble_lines = "", 0
         header, self._header_lines = self._header()
         try:
-            splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in DELIMITERS]
+            delimiters = self._stated or DELIMITERS
+            splits = [(delimiter, tuple(_split(header, delimiter))) for delimiter in delimiters]
         except csv.Error:
             raise self._too_long(self._header_lines) from None
         # `max` returns the first of equally good delimiters: the comma.
@@ -111,13 +115,19 @@ class CsvTable:
         return [found.get(row, f"row {row + 1}") for row in rows]
 
     def _header(self) -> tuple[str, int]:
-        """Return the header, and the number of lines up to its end: blank lines before it count, too."""
+        """Return the header, and the number of lines up to its end: lines before it count, too.
+
+        A line `sep=;` before it, as Excel reads it, states the delimiter.
+        """
         try:
             with self._lines() as lines:
                 header, count, quoted = "", 0, False
                 for line in lines:
                     header += line if header or line.strip() else ""
                     count += 1
+                    if header == line and not self._stated and (stated := _DELIMITER_LINE.fullmatch(line)):
+                        self._stated, self._preamble_lines, header = stated[1], count, ""
+                        continue
                     quoted = _in_quotes(line, quoted)
                     if len(header) > BLOCK_BYTES:
                         raise self._too_long(1)
@@ -128,6 +138,11 @@ class CsvTable:
             raise self._too_long(count + 1) from None
         except (OSError, EOFError, zlib.error) as error:
             raise self._damaged(error) from None
+        if self._stated and self._stated not in DELIMITERS:
+            raise InputError(
+                f"{self.title}, line {self._preamble_lines}: it states that {self._stated!r} separates the fields; "
+                "export it with commas, semicolons, tabs or vertical bars"
+            )
         if not header:
             raise InputError(f"{self.title} has blank lines only; a CSV file needs a header and a row for every record")
         if _undecoded(header):
@@ -139,23 +154,30 @@ class CsvTable:
     def _find_fault(self) -> None:
         """Raise InputError for the first wrong line, if there is one."""
         with self._lines() as lines:
-            for line, fields in self._rows(lines):
+            for number, (line, fields) in enumerate(self._rows(lines)):
                 if fields and len(fields) != len(self.names):
-                    unclosed = "\n" in "".join(fields)
                     raise InputError(
                         f"{self.title}, line {line}: it has {_fields(len(fields))}, but the header has "
-                        f"{len(self.names)}; "
-                        + (
-                            "check whether a quote is not closed"
-                            if unclosed
-                            else "correct it: is a text with a delimiter"
-                        )
-                        + ("" if unclosed else f" ({self._delimiter!r}) not in quotes?")
+                        f"{len(self.names)}; {self._remedy(fields, first=number == 1)}"
                     )
                 if any(_undecoded(field) for field in fields):
                     raise self._not_utf8(line)
                 if sum(map(len, fields)) > BLOCK_BYTES:
                     raise self._too_long(line)
+
+    def _remedy(self, fields: Sequence[str], *, first: bool) -> str:
+        """Return what to do about a line, or the first of all lines, with another number of fields than the header."""
+        delimiter, more = f"a delimiter ({self._delimiter!r})", len(fields) - len(self.names)
+        if "\n" in "".join(fields):
+            return "check whether a quote is not closed"
+        if first and more == 1 and not fields[-1]:
+            return (
+                f"the line ends with {delimiter}, and the header does not: add one to the header, too, or remove those "
+                "of the lines"
+            )
+        if first and more == -1 and not self.names[-1]:
+            return f"the header ends with {delimiter}, and the line does not: remove that of the header"
+        return f"correct it: is a text with {delimiter} not in quotes?"
 
     def _find_open_quote(self) -> None:
         """Raise InputError for a quote that is not closed where its field ends; one within a text does not open any.
@@ -175,10 +197,10 @@ class CsvTable:
                         raise self._too_long(line) from None
 
     def _rows(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-        """Yield every row, also blank ones, with the line where it begins, from 1."""
-        reader = csv.reader(lines, delimiter=self._delimiter)
+        """Yield every row from the header on, also blank ones, with the line where it begins, from 1."""
+        reader = csv.reader(islice(lines, self._preamble_lines, None), delimiter=self._delimiter)
         while True:
-            line = reader.line_num + 1
+            line = self._preamble_lines + reader.line_num + 1
             try:
                 yield line, next(reader)
             except StopIteration:
@@ -190,7 +212,7 @@ class CsvTable:
 
     @contextmanager
     def _bytes(self) -> Iterator[Any]:
-        with _open_file(self._path) as file:
+        with open_file(self._path) as file:
             yield pyarrow.CompressedInputStream(file, "gzip") if self._gzipped else file
 
     def _has_regular_quotes(self) -> bool:
@@ -217,11 +239,6 @@ class CsvTable:
 
     def _too_long(self, line: int) -> InputError:
         return InputError(f"{self.title}, line {line}: a quote is not closed, or a field is too long; correct it there")
-
-
-def _open_file(path: Path) -> Any:
-    """Open a file for Arrow, which cannot convert a name that is not UTF-8 from a text."""
-    return pyarrow.OSFile(os.fsencode(path))
 
 
 def _limited_lines(text: TextIO) -> Iterator[str]:
@@ -259,8 +276,6 @@ def _fields(count: int) -> str:
     return f"{count} field{'' if count == 1 else 's'}"
 
 
-BATCH_ROWS = 1 << 16
-
 # Common kinds of files by their first bytes.
 PARQUET = b"PAR1"
 UNSUPPORTED = {
@@ -272,6 +287,15 @@ UNSUPPORTED = {
     b"BZh": "compressed by bzip2; decompress it, or use gzip",
     b"\xfd7zXZ": "compressed by xz; decompress it, or use gzip",
     b"ARROW1": "an Arrow file; save it as Parquet or CSV",
+}
+
+
+HEAD_BYTES = 1024
+# Files of cgd. No message quotes them: one holds a secret.
+OWN_FILES = {
+    rb"^# The private keys of |(?m:^secret = \")": "a private key file of cgd",
+    rb"^# The public key of |^\[\[participants\]\]": "a public key file of cgd",
+    rb"(?s)^.{5}\0\0\0\{": "a model of cgd, or another file of tensors",  # safetensors: the header's length, the header
 }
 
 
@@ -312,7 +336,7 @@ def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: C
         raise InputError(f"{path} is a pipe or a device; name a CSV or Parquet file")
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         fact = "is a folder" if path.is_dir() else f"cannot be read ({error.strerror})"
         raise InputError(f"{path} {fact}; name a CSV or Parquet file") from None
@@ -327,77 +351,7 @@ def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: C
     for magic, description in UNSUPPORTED.items():
         if head.startswith(magic):
             raise InputError(f"{path} is {description}")
+    for pattern, description in OWN_FILES.items():
+        if re.search(pattern, head):
+            raise InputError(f"{path} is {description}; name a CSV or Parquet file with your records")
     return CsvTable(path, wanted, missing)
-
-
-class ParquetTable:
-    """A Parquet file."""
-
-    def __init__(self, path: Path) -> None:
-        self.title = str(path)
-        try:
-            self._file = pyarrow.parquet.ParquetFile(_open_file(path))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise self._damaged(error) from None
-        schema = self._file.schema_arrow
-        _check_not_empty(self.title, schema)
-        self._stored = schema.names
-        self.names = tuple(name.strip() for name in schema.names)
-
-    def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
-        """See `Table`."""
-        names = [self._stored[position] for position in positions]
-        try:
-            for batch in self._file.iter_batches(BATCH_ROWS, columns=names):
-                yield [batch.column(name) for name in names]
-        except (pyarrow.ArrowException, OSError) as error:
-            raise self._damaged(error) from None
-
-    def locate(self, row: int) -> str:
-        """See `Table`."""
-        return f"row {row + 1}"
-
-    def locate_all(self, rows: Sequence[int]) -> list[str]:
-        """See `Table`."""
-        return [self.locate(row) for row in rows]
-
-    def _damaged(self, error: Exception) -> InputError:
-        return InputError(f"{self.title} is not a Parquet file, or is damaged ({_first_line(error)}); export it again")
-
-
-class DataFrameTable:
-    """A table in memory: anything `pyarrow.table` accepts, such as a dictionary of arrays or a data frame."""
-
-    def __init__(self, frame: Any) -> None:
-        self.title = "the table"
-        try:
-            self._table = frame if isinstance(frame, pyarrow.Table) else pyarrow.table(frame)
-        except (pyarrow.ArrowException, TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"a {type(frame).__name__} is not a table ({_first_line(error)}); "
-                "pass a dictionary of columns, a data frame of pandas or polars, or an Arrow table"
-            ) from None
-        _check_not_empty(self.title, self._table.schema)
-        self.names = tuple(str(name).strip() for name in self._table.column_names)
-
-    def batches(self, positions: Sequence[int]) -> Iterator[list[Any]]:
-        """See `Table`."""
-        for batch in self._table.select(list(positions)).to_batches(max_chunksize=BATCH_ROWS):
-            yield batch.columns
-
-    def locate(self, row: int) -> str:
-        """See `Table`."""
-        return f"row {row + 1}"
-
-    def locate_all(self, rows: Sequence[int]) -> list[str]:
-        """See `Table`."""
-        return [self.locate(row) for row in rows]
-
-
-def _check_not_empty(title: str, schema: Any) -> None:
-    if not schema.names:
-        raise InputError(f"{title} has no columns; export it again, with a column for each property")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

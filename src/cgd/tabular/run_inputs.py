@@ -93,5 +93,6 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
     )
     if settings.privacy is not None:
         check_private(settings, records)
-    rare = check_rare_values(records, settings.data, settings.own_columns)
+    private = settings.privacy is not None
+    rare = check_rare_values(records, settings.data, settings.own_columns, private=private)
     return RunInputs(settings, records, (*notes, *rare, *find_notes(records, settings.data.target)))

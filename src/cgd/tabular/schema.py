@@ -2,8 +2,9 @@
 
 The suggestion is a starting point for all participants to review: others may have other categories and missing values.
 The text is sent to all participants, so it contains nothing of the table but names of columns, numbers of distinct
-values, usual markers of missing values and, in comments that can be deleted, the classes, unless one has few records.
-Columns that look like names, dates or identifiers are left out (`cgd.tabular.identifiers`); the note has no values.
+values, usual markers of missing values and, in comments that can be deleted, the classes, unless one has few records
+or they may name persons. Columns that look like names, dates or identifiers are left out
+(`cgd.tabular.identifiers`); the note has no values.
 
 For differential privacy, categories, classes and ranges have to be in the file. The suggestion then has those of the
 table, ranges rounded outward, and categories only if enough records have them. Each of these lines has a mark, and
@@ -14,174 +15,44 @@ records.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING, OTHER, RARE
-from cgd.federation.privacy_section import REVIEW_MARK
+from cgd.federation.privacy_section import PERSONS_QUESTION, REVIEW_MARK
 from cgd.federation.toml_text import toml_key as _key
 from cgd.federation.toml_text import toml_list as _list
 from cgd.federation.toml_text import toml_text as _text
-from cgd.federation.value_map import canonical
 from cgd.tabular.arrow_arrays import nested_remedy
-from cgd.tabular.cells import USUAL_MARKERS, MissingMarkers, has_decimal_comma, is_number
+from cgd.tabular.cells import MissingMarkers
+from cgd.tabular.column_profile import MAX_CODES, MIN_RECORDS_OF_A_CATEGORY, ColumnProfile
 from cgd.tabular.columns import MAX_CATEGORIES
 from cgd.tabular.data_checks import looks_like_dates
 from cgd.tabular.dataset import find_columns
-from cgd.tabular.decimal_commas import check_decimal, decimal_comma_error, numbers_with_points
-from cgd.tabular.identifiers import are_persons, identifying_name, identifying_numbers, identifying_texts, rare_share
+from cgd.tabular.decimal_commas import check_decimal, wrong_number_error
+from cgd.tabular.headers import ADD_A_HEADER, names_a_person, record_in_header
+from cgd.tabular.identifiers import identifying_name, identifying_texts, tells_about_a_person
 from cgd.tabular.model_choice import choose_model, model_lines
-from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.readers import open_table
+from cgd.tabular.written_numbers import COMMA, LIMIT, MINUS, PERCENT, POINT, THOUSANDS, UNIT
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-MAX_CODES = 8  # whole numbers with at most this many distinct values are probably codes
+    from cgd.tabular.readers import Table
+
 MIN_CATEGORIES_TO_NOTE = 100
-MAX_MARKER_TEXTS = 3  # so few distinct texts in a column of numbers probably mark missing values
-MAX_RARE_SHARE = 1 / 3  # with more of the records in rare values, texts are names or remarks
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
 MAX_LISTED = 20  # values of a column in a suggestion for differential privacy; more of them may name persons
-MIN_RECORDS_OF_A_CATEGORY = 10  # for differential privacy; the only record of a category is not to be published
-
-
-@dataclass
-class ColumnProfile:
-    """A summary of a column, updated batch by batch.
-
-    Attributes:
-        rows: number of values, including missing ones.
-        present: number of values that are not missing.
-        numbers: distinct numbers, at most one more than a column may have categories, with how often they occur.
-        texts: distinct texts that are not numbers, with the same limit.
-        whole: whether all numbers are whole.
-        rising: whether the numbers are strictly increasing.
-        distinct: whether no value occurred twice in a batch.
-        longest: bytes of the longest text.
-        lowest: the lowest number.
-        highest: the highest number.
-    """
-
-    rows: int = 0
-    present: int = 0
-    numbers: Counter[float] = field(default_factory=Counter)
-    texts: Counter[str] = field(default_factory=Counter)
-    whole: bool = True
-    rising: bool = True
-    distinct: bool = True
-    longest: int = 0
-    lowest: float = np.inf
-    highest: float = -np.inf
-    _last: float = -np.inf
-
-    def add_batch(self, array: Any, missing: MissingMarkers) -> None:
-        """Update the summary with some more values."""
-        encoded = missing.trim(array).dictionary_encode()
-        values, places = encoded.dictionary.to_pylist(), encoded.indices.drop_null().to_numpy()
-        self.rows += len(array)
-        self.present += len(places)
-        self.distinct &= len(places) == len(values)
-        if not values:
-            return
-        counts = np.bincount(places, minlength=len(values))
-        try:
-            numbers = encoded.dictionary.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-        except pyarrow.ArrowInvalid:
-            is_text = np.array([len(self.texts) > MAX_MARKER_TEXTS or not is_number(text) for text in values])
-            self._add_texts([text for text, found in zip(values, is_text, strict=True) if found], counts[is_text])
-            numbers = np.array([float(text) for text, found in zip(values, is_text, strict=True) if not found])
-            self._add_numbers(numbers, counts[~is_text])
-            self.rising = False
-            return
-        in_order = np.concatenate([[self._last], numbers[places]])
-        self.rising = self.rising and bool(np.all(np.diff(in_order) > 0))
-        self._last = float(in_order[-1])
-        self._add_numbers(numbers, counts)
-
-    def _add_numbers(self, values: Any, counts: Any) -> None:
-        self.whole = self.whole and bool(np.all(values == np.floor(values)))
-        finite = values[np.isfinite(values)]
-        if finite.size:
-            self.lowest, self.highest = min(self.lowest, float(finite.min())), max(self.highest, float(finite.max()))
-        if len(self.numbers) <= MAX_CATEGORIES:
-            _count(self.numbers, values.tolist(), counts)
-
-    def _add_texts(self, texts: Sequence[str], counts: Any) -> None:
-        self.longest = max([self.longest, *(len(text.encode()) for text in texts)])
-        if len(self.texts) <= MAX_CATEGORIES:
-            _count(self.texts, texts, counts)
-
-    @property
-    def values(self) -> list[str]:
-        """The distinct values as texts, sorted."""
-        return self._values(1)
-
-    @property
-    def frequent(self) -> list[str]:
-        """The values that enough records have."""
-        return self._values(MIN_RECORDS_OF_A_CATEGORY)
-
-    def _values(self, least: int) -> list[str]:
-        numbers, texts = ([each for each, n in found.items() if n >= least] for found in (self.numbers, self.texts))
-        return [canonical(number) for number in sorted(numbers)] + sorted(map(canonical, texts))
-
-    @property
-    def numeric(self) -> bool:
-        """True if the values are numbers, apart from a few texts that may mark missing values."""
-        few = len(self.texts) <= MAX_MARKER_TEXTS and len(self.numbers) > MAX_CODES
-        finite = all(abs(number) <= MAX_NUMBER for number in self.numbers)
-        return bool(self.numbers) and (not self.texts or few) and finite
-
-    @property
-    def decimal_commas(self) -> bool:
-        """True if the values are numbers of which some have a decimal comma, apart from markers of missing values."""
-        others = [text for text in self.texts if not has_decimal_comma(text)]
-        usual = all(is_number(text) or USUAL_MARKERS.fullmatch(text) for text in others)
-        return usual and len(others) < len(self.texts)
-
-    @property
-    def id_like(self) -> bool:
-        """True if the values look like IDs of records."""
-        text = not self.numbers and self.present > MAX_CODES
-        return self.distinct and self.present == self.rows > 2 and (text or (self.whole and self.rising))
-
-    @property
-    def rare_share(self) -> float:
-        """The part of the records whose value has few records."""
-        return rare_share((*self.texts.values(), *self.numbers.values()))
-
-    @property
-    def rare(self) -> int:
-        """The number of distinct values that few records have."""
-        return sum(count < RARE for found in (self.texts, self.numbers) for count in found.values())
-
-    @property
-    def identifying(self) -> str:
-        """What the values look like, if that identifies persons or records: dates, names, numbers; else empty."""
-        if self.numeric:
-            complete = self.present == self.rows and not self.texts
-            return identifying_numbers(self.numbers, distinct=self.distinct and complete) if self.whole else ""
-        found = identifying_texts(self.texts) if not self.numbers else ""
-        if found or self.rare_share > MAX_RARE_SHARE:
-            return found or "texts of few records each, as names are"
-        return "persons with several records: many values, none frequent" if are_persons(self.texts) else ""
-
-    @property
-    def markers(self) -> list[str]:
-        """The texts in a column of numbers that are usual markers of missing values."""
-        return sorted(filter(USUAL_MARKERS.fullmatch, self.texts)) if self.numeric else []
-
-    @property
-    def remarks(self) -> int:
-        """The number of other distinct texts in a column of numbers."""
-        return len(self.texts) - len(self.markers) if self.numeric else 0
+ALONE = "write the numbers alone, in one unit, on which all participants agree"
+TOTAL = "the last row seems to be a total: remove it, if it is no record"
+PERSONAL_NAME = "left out, its name looks like that of a person, or has a date. If it identifies nobody, rename it"
+LIMITS = "are limits, with < or >: write a number instead, by a rule on which all participants agree"
 
 
 def suggest_schema(
@@ -197,37 +68,70 @@ def suggest_schema(
             an error.
 
     Raises:
-        InputError: the file is not a table, has a duplicate name, lacks the label, or has no column to predict from.
+        InputError: the file is not a table, has no header, has a duplicate name, lacks the label, has no column to
+            predict from, or has numbers with thousands separators.
     """
     check_decimal(decimal or ".")
     table = open_table(path, [label], MISSING)
     missing = MissingMarkers(MISSING)
+    if record := record_in_header(table):
+        raise InputError(f"{table.title} has a record in place of its header: {record}; {ADD_A_HEADER}")
     names = [name for name in dict.fromkeys((*table.names, label)) if name]
     positions = dict(zip(names, find_columns(table, names, label), strict=True))
-    profiles = {name: ColumnProfile() for name in positions}
+    profiles = {name: ColumnProfile(decimal or ".") for name in positions}
     nested: dict[str, str] = {}
     for arrays in table.batches(list(positions.values())):
         for name, array in zip(positions, arrays, strict=True):
             try:
-                profiles[name].add_batch(numbers_with_points(array) if decimal == "," else array, missing)
+                profiles[name].add_batch(array, missing)
             except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid, UnicodeDecodeError):  # lists, bytes, …
                 nested[name] = nested_remedy(array.type)
-    if decimal is None:
-        for name, profile in profiles.items():
-            if profile.decimal_commas:
-                raise decimal_comma_error(table, name, positions[name], missing)
+    _refuse_other_signs(table, profiles, positions, missing, decimal)
     target = profiles.pop(label)
     if not target.present:
         raise InputError(f"{table.title}: no row has a label in column {label!r}; name the column to predict")
-    lines = [_column_line(name, each, nested.get(name, ""), private) for name, each in profiles.items()]
+    if target.writings - {COMMA} and len(target.texts) + len(target.numbers) > MAX_CODES:
+        raise wrong_number_error(table, label, positions[label], missing, target.decimal, target.writings)
+    lines = [
+        f"# column {positions[name] + 1}: {PERSONAL_NAME}"
+        if names_a_person(name)
+        else _column_line(name, each, nested.get(name, ""), private)
+        for name, each in profiles.items()
+    ]
     if all(line.startswith("#") for line in lines):
         raise InputError(
             f"{table.title} has no column to predict {label!r} from; these are its columns:\n" + "\n".join(lines)
         )
     markers = [text for each in (*profiles.values(), target) for text in each.markers]
     data = _data_lines(label, target, markers, profiles, private)
-    model = model_lines(choose_model(target.present, regression=_is_regression(target), private=private))
+    model = model_lines(choose_model(target.present, regression=is_regression(target), private=private))
     return "\n".join([*data, "", "[data.columns]", *lines, "", *model, *(PRIVACY if private else ()), ""])
+
+
+def _refuse_other_signs(
+    table: Table,
+    profiles: Mapping[str, ColumnProfile],
+    positions: Mapping[str, int],
+    missing: MissingMarkers,
+    decimal: str | None,
+) -> None:
+    """Refuse numbers with thousands separators and, unless the decimal sign is stated, with decimal commas."""
+    separated = []
+    for name, profile in profiles.items():
+        error = partial(wrong_number_error, table, name, positions[name], missing, profile.decimal)
+        if decimal is None and profile.writings & {COMMA, THOUSANDS} == {COMMA}:
+            raise InputError(f"{error((COMMA,))}. (If it is text and no number, add --decimal '.')")
+        identifying = identifying_name(name, frequent=True) or identifying_texts(profile.texts)
+        if THOUSANDS in profile.writings and POINT not in profile.writings and not identifying:
+            separated.append((name, error))
+    if separated:
+        others = [repr(name) for name, _ in separated[1:]]
+        same = f" The same holds for column{'s' * (len(others) > 1)} {', '.join(others)}" if others else ""
+        kinds = (THOUSANDS,) if decimal else (THOUSANDS, COMMA)
+        raise InputError(
+            f"{separated[0][1](kinds)}. (If these are codes and no numbers, suggest from a copy of the file "
+            f"without the column, and write its line by hand.){same}"
+        )
 
 
 PRIVACY = (
@@ -250,11 +154,13 @@ REVIEW = (
 def _data_lines(
     label: str, target: ColumnProfile, markers: Sequence[str], profiles: dict[str, ColumnProfile], private: bool
 ) -> list[str]:
-    regression = _is_regression(target)
+    regression = is_regression(target)
     review = f"; {REVIEW_MARK}" if private else ""
     remarks = f"  # {_remarks(target, private)}{review}" if regression and target.remarks else ""
     if not regression and target.identifying:
         remarks = f"  # is it the column to predict? Its values look like {target.identifying}"
+    if target.ends_with_total:
+        remarks = f"{remarks}; {TOTAL}" if remarks else f"  # {TOTAL}"
     lines = [
         "# A suggestion from one participant's table. The same text goes to all participants: review it together,",
         "# and delete comments that disclose more about your table than you want.",
@@ -263,7 +169,9 @@ def _data_lines(
         f"target = {_text(label)}{remarks}",
         f'task = "{"regression" if regression else "classification"}"',
     ]
-    if private:
+    if not regression and (_suspicion(label, target, listed=True) or (private and len(target.frequent) > MAX_LISTED)):
+        lines.append("# classes = []  # list them only if all of you know them without a table, and they name nobody")
+    elif private:
         listed = f"range = {_outward(target)}" if regression else f"classes = {_list(target.frequent)}"
         lines.append(f"{listed}  # {REVIEW_MARK}")
     elif not regression and len(target.values) <= MAX_CLASSES and not target.rare:
@@ -274,7 +182,7 @@ def _data_lines(
         texts = list(dict.fromkeys((*MISSING, *markers)))
         more = len(texts) - len(MISSING)
         lines.append(f"missing = {_list(texts)}  # {more} more than the default: texts in columns of numbers{review}")
-    ids = [name for name, each in profiles.items() if _is_id(name, each)]
+    ids = [name for name, each in profiles.items() if _is_id(name, each) and not names_a_person(name)]
     if ids:
         lines.append(
             f"# id = {_text(ids[0])}  # needed in a grid, where several participants hold parts of the same records"
@@ -282,11 +190,21 @@ def _data_lines(
     return lines
 
 
-def _is_regression(target: ColumnProfile) -> bool:
+def is_regression(target: ColumnProfile) -> bool:
+    """Return whether a target is a number to predict, and not a class."""
     return target.numeric and (len(target.numbers) > MAX_CLASSES or not target.whole)
 
 
 def _column_line(name: str, profile: ColumnProfile, nested: str, private: bool) -> str:
+    """Return the line of a column, with a comment if the last row seems to be a total."""
+    line = _limited_line(name, profile, nested, private)
+    if not profile.ends_with_total:
+        return line
+    commented = line.startswith("#") or "  # " in line.removeprefix(_key(name))
+    return f"{line}{'; ' if commented else '  # '}{TOTAL}"
+
+
+def _limited_line(name: str, profile: ColumnProfile, nested: str, private: bool) -> str:
     """Return the line of a column; for differential privacy, with its range or its categories."""
     line, start = _type_line(name, profile, nested, private), f"{_key(name)} = "
     for kind in ("number", "category") if private else ():
@@ -294,6 +212,8 @@ def _column_line(name: str, profile: ColumnProfile, nested: str, private: bool) 
             limits = _list(profile.frequent)
             if kind == "number":
                 limits = f'{{ type = "number", range = {_outward(profile)} }}'
+            elif why := _suspicion(name, profile, listed=True):
+                return f"# {start}[]  # left out, {why}; list them if all know them, and they name nobody"
             elif not 2 <= len(profile.frequent) <= MAX_LISTED:
                 if profile.frequent[MAX_LISTED:]:
                     return f"# {start}[]  # left out: many values; list them if all know them without a table"
@@ -332,6 +252,8 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
         return f"# {key}: left out, its type is neither number nor text: {nested}"
     if not profile.present:
         return f"# {key}: left out, all its values are missing"
+    if why := _wrongly_written(name, profile):
+        return f"# {key}: left out, {why}"
     if profile.id_like and profile.identifying != "dates":
         return f"# {key}: left out, all values are distinct: an ID?"
     suspicion = _suspicion(name, profile)
@@ -346,39 +268,68 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
         if profile.whole and 2 < count <= MAX_CODES:
             found = "few" if private else count
             return f'{key} = "category"  # {found} whole numbers: a code? For counts or measurements, write "number"'
-        return f'{key} = "number"' + (f"  # {_remarks(profile, private)}" if profile.remarks else "")
+        remarks = _remarks(profile, private)
+        return f'{key} = "number"' + (f"  # {remarks}" if remarks else "")
     if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_BYTES:
         if private:
             return f"# {key}: left out, many distinct or long values: free text?"
         return f"# {key}: left out, {many} distinct values of up to {profile.longest} bytes: free text?"
     found = "many" if private else count
     notes = [f"{found} distinct values, a feature for each"] if count > MIN_CATEGORIES_TO_NOTE else []
+    if sign := _sign(profile):
+        notes.append(f"its numbers have {sign}; for a measurement, {ALONE}")
     if profile.rare and not private:
         notes.append(f"values of fewer than {RARE} records, {profile.rare} in this table, count as {OTHER!r}")
+    if profile.may_name_persons:
+        notes.append(f"{PERSONS_QUESTION}; {REVIEW_MARK}")
     return f'{key} = "category"' + (f"  # {'; '.join(notes)}" if notes else "")
 
 
 def _is_id(name: str, profile: ColumnProfile) -> bool:
-    """Return whether a column may be the id of the records."""
+    """Return whether a column may be the id of the records; predictions would contain it."""
     named = profile.distinct and profile.present == profile.rows and "identifier" in _suspicion(name, profile)
-    return (profile.id_like or named) and profile.identifying != "dates"
+    return (profile.id_like or named) and not tells_about_a_person(name, profile.identifying)
 
 
-def _suspicion(name: str, profile: ColumnProfile) -> str:
-    """Return why a column may identify persons, or an empty text."""
+def _suspicion(name: str, profile: ColumnProfile, *, listed: bool = False) -> str:
+    """Return why a column may identify persons, or an empty text.
+
+    If its values are to be `listed`, a frequent one of a column such as `doctor` is still the name of somebody.
+    """
     measured = profile.numeric and not profile.whole
-    by_name = identifying_name(name, frequent=measured or profile.rare == 0)
-    return by_name or (f"its values look like {profile.identifying}" if profile.identifying else "")
+    by_name = identifying_name(name, frequent=not listed and (measured or profile.rare == 0))
+    look = profile.identifying or ("surnames" if listed and profile.may_name_persons else "")
+    return by_name or (f"its values look like {look}" if look else "")
+
+
+def _sign(profile: ColumnProfile) -> str:
+    """Return what the numbers of a column are written with, if it is a percent sign or a unit."""
+    return "a percent sign" if PERCENT in profile.writings else "a unit" if UNIT in profile.writings else ""
+
+
+def _wrongly_written(name: str, profile: ColumnProfile) -> str:
+    """Return why a column of numbers is left out that are not written as numbers, or an empty text."""
+    found, key = profile.writings, _key(name)
+    if identifying_name(name, frequent=True):
+        return ""
+    if POINT in found:
+        return (
+            "its numbers have points, and decimals have commas in this file: write all of them in one way. If they are "
+            f'codes, write {key} = "category"'
+        )
+    if MINUS in found:
+        return "its numbers have a minus sign that is not '-': replace it"
+    if (sign := _sign(profile)) and len(profile.texts) + len(profile.numbers) > MAX_CODES:
+        return f'its numbers have {sign}: {ALONE}. If they are categories, write {key} = "category"'
+    return f"some of its values {LIMITS}" if LIMIT in found and not profile.numeric else ""
 
 
 def _remarks(profile: ColumnProfile, private: bool) -> str:
-    if private:
-        return "some texts are not numbers: correct the table, or list them as missing"
-    texts = "1 distinct text is" if profile.remarks == 1 else f"{profile.remarks} distinct texts are"
-    return f"{texts} not a number: correct the table, or list the text as missing"
-
-
-def _count(found: Counter[Any], values: Sequence[Any], counts: Any) -> None:
-    """Count some more distinct values, if there are not too many."""
-    for value, count in zip(values[: MAX_CATEGORIES + 1], counts.tolist(), strict=False):
-        found[value] += count
+    """Return comments about texts in a column of numbers, or an empty text."""
+    remarks = [f"some values {LIMITS}"] if LIMIT in profile.writings else []
+    if profile.remarks and private:
+        remarks.append("some texts are not numbers: correct the table, or list them as missing")
+    elif profile.remarks:
+        texts = "1 distinct text is" if profile.remarks == 1 else f"{profile.remarks} distinct texts are"
+        remarks.append(f"{texts} not a number: correct the table, or list the text as missing")
+    return "; ".join(remarks)

@@ -3,7 +3,8 @@
 People decide what a column means, so a difference that changes the meaning is not resolved: the column is left out, and
 a comment names the two lines. Where one of them is the more cautious, that one is taken, and a comment names the other:
 the smallest model, an activation that is not ReLU, the largest δ of the origins. A text that is missing for one
-participant, and a category of another, is never missing for all: the column is left out.
+participant, and a category of another, is never missing for all: the column is left out. So is a column that only one
+participant has, or fewer than half of them.
 
 The marks of `cgd schema --private` are kept: a range that is the union of two tables is not known without looking at
 records either. A file with a mark that belongs to no column and no key of [data] is refused. The files come from other
@@ -13,17 +14,17 @@ participants, so nothing in them, nor in their names, can add a line of another 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MISSING, Column, Data, Model, parse_schema
-from cgd.federation.privacy_section import REVIEW_MARK, PrivacySection, has_mark
-from cgd.federation.toml_lines import COLUMNS, statements
+from cgd.federation.privacy_section import PERSONS_QUESTION, REVIEW_MARK, PrivacySection
+from cgd.federation.toml_lines import COLUMNS
 from cgd.federation.toml_text import toml_key, toml_list, toml_text, toml_value
 from cgd.federation.value_map import EVERY_OTHER, ValueMap, canonical
-from cgd.files import parse_toml, read_text
+from cgd.tabular.suggestion import Suggestion, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,84 +34,9 @@ MAX_WIDTH_RATIO = 5
 JOINED = ("name", "target", "columns", "task", "id", "categories", "classes", "missing", "range")
 # Settings of a model that only one kind of model has.
 OF_A_KIND = {"mlp": ("layers", "activation"), "custom": ("function",)}
-# Reasons to leave a column out that do not concern other tables.
-OF_ONE_TABLE = ("all its values are missing", "it has only one value", "fewer than two values")
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """The suggestion of one participant.
-
-    Attributes:
-        name: the name of its file, in printable characters.
-        text: its text.
-        data: the columns and the target.
-        model: the model.
-        privacy: differential privacy, if it has the section.
-        left_out: why a column was left out, by its name.
-        comments: the comments of the keys of [model].
-        marked: the section and the key of everything that has the mark: columns, and keys of [data].
-    """
-
-    name: str
-    text: str
-    data: Data
-    model: Model
-    privacy: PrivacySection | None
-    left_out: dict[str, str]
-    comments: dict[str, str]
-    marked: frozenset[tuple[str, str]]
-
-    @classmethod
-    def load(cls, path: Path, name: str) -> Suggestion:
-        """Read a file that `cgd schema` wrote.
-
-        Raises:
-            InputError: it is not valid, or has a mark that is not for a column or a key of [data].
-        """
-        text = read_text(path).replace("\r\n", "\n")
-        data, model, privacy = parse_schema(text, path)
-        left_out = dict(filter(None, map(_left_out, text.split("\n"))))
-        section, comments, marked = tuple[str, ...](), dict[str, str](), set[tuple[str, str]]()
-        for number, statement, comment in statements(text):
-            keys = _keys(parse_toml(statement))
-            if statement.startswith("["):
-                section, keys = keys, ()
-            place: tuple[str, str] | None = None
-            match (*section, *keys):
-                case ("data", "columns", key, *_):
-                    place = COLUMNS, key
-                case ("data", key, *_) if key != "columns":
-                    place = "data", key
-                case ("model", key, *_):
-                    comments[key] = comment
-            if not has_mark(comment):
-                continue
-            if place is None:
-                raise InputError(
-                    f"{path}, line {number}: the mark {REVIEW_MARK} is not for one column or one key of [data], and "
-                    "would be lost; review the file first, or move the mark to the line that it is for"
-                )
-            marked.add(place)
-        return cls(name, text, data, model, privacy, left_out, comments, frozenset(marked))
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The classes, also those in a comment."""
-        if self.data.classes:
-            return self.data.classes
-        for line in self.text.split("\n"):
-            listed, end, _ = line.lstrip("# ").partition("]  #")
-            if line.startswith("#") and end and listed.startswith("classes = ["):
-                try:
-                    return tuple(map(str, parse_toml(f"{listed}]")["classes"]))
-                except (ValueError, RecursionError):  # somebody has edited the comment
-                    return ()
-        return ()
-
-    def missing_in(self, name: str) -> tuple[str, ...]:
-        """Return the texts that stand for a missing value in a column or the target."""
-        return _union([self.data.missing, *(each.missing for each in self.data.columns if each.name == name)])
+# Reasons to leave a column out that do not concern other tables: it has no use there, or its numbers must be corrected.
+USELESS = ("all its values are missing", "it has only one value", "fewer than two values")
+TO_CORRECT = ("its numbers have ", "some of its values are limits")
 
 
 def merge_schemas(paths: Sequence[Path]) -> str:
@@ -179,7 +105,7 @@ def _data_lines(found: Sequence[Suggestion]) -> list[str]:
     conflict = _conflict(found, data.target, {each.name: (each.classes, each.data.values) for each in found}, "class")
     if conflict:
         raise InputError(f"the suggestions differ in missing: {conflict}; agree on one, and suggest again")
-    classes = _union(each.classes for each in found)
+    classes = union(each.classes for each in found)
     if classes:
         listed = all(each.data.classes for each in found)
         rare = [name for name in classes if sum(name in each.classes for each in found) == 1]
@@ -192,7 +118,7 @@ def _data_lines(found: Sequence[Suggestion]) -> list[str]:
         lines.append(_commented(line, comments, found, ("data", "classes")))
     if (ends := _outer(each.data.range for each in found)) is not None:
         lines.append(_commented(f"range = [{ends[0]:.12g}, {ends[1]:.12g}]", [], found, ("data", "range")))
-    missing = _union(each.data.missing for each in found)
+    missing = union(each.data.missing for each in found)
     comments = _only_in({each.name: each.data.missing for each in found})
     if comments or set(missing) != set(MISSING):
         lines.append(_commented(f"missing = {toml_list(missing)}", comments, found, ("data", "missing")))
@@ -216,19 +142,18 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
     )
     if conflict:
         return f"# {key}: left out, {conflict}. Decide what it means, and write one line"
+    held = any(column.held_by is not None for column in lines.values())
+    if not held and (few := _held_by_few(name, found)):
+        return f"# {key}: left out, {few}"
     columns = list(lines.values())
     listed = [column for column in columns if column.categories]
     merged = replace(
         columns[0],
-        categories=_union(column.categories for column in columns) if len(listed) == len(columns) else (),
+        categories=union(column.categories for column in columns) if len(listed) == len(columns) else (),
         range=_outer(column.range for column in columns),
-        missing=_union(column.missing for column in columns),
+        missing=union(column.missing for column in columns),
     )
-    comments = [
-        f"not in {each.name}: that participant needs an empty column of this name"
-        for each in found
-        if each.name not in lines
-    ]
+    comments = [] if held else [_advice(each, name) for each in found if each.name not in lines]
     widths = {where: column.range[1] - column.range[0] for where, column in lines.items() if column.range is not None}
     if widths and max(widths.values()) > MAX_WIDTH_RATIO * min(widths.values()):
         narrow, wide = (choose(widths, key=lambda where: widths[where]) for choose in (min, max))
@@ -236,13 +161,39 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
     if listed and len(listed) < len(columns):
         comments.append("listed by some only: its categories are learned")
     comments += _only_in({where: column.missing for where, column in lines.items()})
+    if any(name in each.questioned for each in found):
+        comments.append(PERSONS_QUESTION)
     return _commented(f"{key} = {_column_value(merged)}", comments, found, (COLUMNS, name))
+
+
+def _held_by_few(name: str, found: Sequence[Suggestion]) -> str:
+    """Return why a column is left out that one participant has, or fewer than half of them; or an empty text.
+
+    With values of one participant, an opened sum of the column is its own one. The comment has the name of the column,
+    which everybody sees already, and not its categories or range.
+    """
+    having = [each.name for each in found if name in each.data.names]
+    known = [each.name for each in found if name in each.data.names or name in each.left_out]
+    use = f"To use it all the same, copy its line from {having[0]}; then the others need an empty column of this name"
+    if len(known) == 1:
+        return f"only {known[0]} has it, and the opened sums would be those of that participant alone. {use}"
+    if 2 * len(known) < len(found):
+        return f"only {', '.join(known)} have it, fewer than half of the participants. {use}"
+    return ""
+
+
+def _advice(each: Suggestion, name: str) -> str:
+    """Return the comment about a participant whose suggestion lacks a column."""
+    why = each.left_out.get(name, "")
+    if why.startswith(TO_CORRECT):
+        return f"left out in {each.name}: {why}"
+    return f"not in {each.name}: that participant needs an empty column of this name"
 
 
 def _only_in(missing: Mapping[str, Sequence[str]]) -> list[str]:
     """Return comments about texts that only some suggestions have as missing; `missing` are those of each."""
     texts = dict[str, list[str]]()
-    for text in _union(missing.values()):
+    for text in union(missing.values()):
         having = [where for where, each in missing.items() if text in each]
         if len(having) < len(missing):
             texts.setdefault(", ".join(having), []).append(text)
@@ -272,7 +223,7 @@ def _conflict(
 
 
 def _refuses(each: Suggestion, name: str) -> bool:
-    return name in each.left_out and not each.left_out[name].startswith(OF_ONE_TABLE)
+    return name in each.left_out and not each.left_out[name].startswith((*USELESS, *TO_CORRECT))
 
 
 def _never_columns(names: Iterable[str], found: Sequence[Suggestion]) -> list[str]:
@@ -355,10 +306,6 @@ def _commented(line: str, comments: Sequence[str], found: Sequence[Suggestion], 
     return f"{line}  # {texts}" if texts else line
 
 
-def _union(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for each in lists for text in each))
-
-
 def _outer(ranges: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
     """Return the range around all ranges; none if one of them is not limited."""
     known = list(ranges)
@@ -368,33 +315,5 @@ def _outer(ranges: Iterable[tuple[float, float] | None]) -> tuple[float, float] 
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def _left_out(line: str) -> tuple[str, str] | None:
-    """Return the column that a comment leaves out, and why: `# KEY: left out, WHY` or `# KEY = …  # left out, WHY`."""
-    start, equals, rest = line.lstrip("# ").partition(" = ")
-    key, found, why = start.partition(": left out, ")
-    if found:
-        why += equals + rest
-    else:
-        _, found, why = rest.rpartition("# left out")
-        found, why = found if why.startswith((", ", ": ")) else "", why[2:]
-    return (_unquoted(key), why) if found and line.startswith("#") else None
-
-
-def _keys(content: Any) -> tuple[str, ...]:
-    """Return the keys from the outermost table inwards, as long as each is the only one."""
-    keys = []
-    while isinstance(content, dict) and len(content) == 1:
-        ((key, content),) = content.items()
-        keys.append(key)
-    return tuple(keys)
-
-
 def _printable(name: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in name)
-
-
-def _unquoted(key: str) -> str:
-    try:
-        return str(next(iter(parse_toml(f"{key} = 0")))) if key.startswith('"') else key
-    except (ValueError, RecursionError):
-        return key

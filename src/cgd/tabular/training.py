@@ -121,8 +121,9 @@ def train(
     records, held_out = _split_validation(peers, settings, records)
     preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
     fitted(preprocessing)
+    counted = records if ledger is not None else fold_rare_values(records, settings.data, settings.own_columns)
     # With noise, the statistics are about the training records.
-    compared = records if ledger is None else records.take(~held_out)
+    compared = counted if ledger is None else records.take(~held_out)
     notes = (
         *compare_with_others(compared, preprocessing, settings.data.target, noise=ledger is not None),
         *other_notes(settings, preprocessing, records),
@@ -131,7 +132,7 @@ def train(
     )
     for note in notes:  # not logged: they contain figures of our records
         show_note(note)
-    records = fold_rare_values(records, settings.data, settings.own_columns)  # as they were counted
+    records = counted
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
     )

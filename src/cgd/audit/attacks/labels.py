@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # Relative to the error of guessing.
 MAX_LABEL_ERROR = 0.5
+# The largest probability that errors of the estimate's size alone halve the error of a guess; and its random draws.
+MAX_CHANCE, DRAWS = 0.001, 20_000
 # The number of models that a coalition draws to estimate the honest participants' predictions.
 ORIGINS = 16
 # The change of biases by an active colluder, for δ up to 1: a digit has a norm of about 4, times 5 deviations.
@@ -65,6 +67,11 @@ def label_counts(view: View) -> torch.Tensor:
         InputError: the labels are not classes, the loss is not the cross-entropy without class weights, or the model
             does not end with a fully-connected layer.
     """
+    return _estimate_counts(view)[0]
+
+
+def _estimate_counts(view: View) -> tuple[torch.Tensor, float]:
+    """Return the estimate of `label_counts`, and the expected squared error of the counts in the sums."""
     guess = torch.full((_classes(view),), view.honest_samples / _classes(view), dtype=torch.float64)
     if view.is_private:
         counts, variance = _combine([_estimate(view, number) for number in range(len(view.rounds))])
@@ -73,7 +80,7 @@ def label_counts(view: View) -> torch.Tensor:
         counts, variance, _ = min(found, key=lambda each: each[1])
     distance = float(((counts - guess) ** 2).sum())
     weight = 1 - variance / distance if distance > 2 * variance else 0.0
-    return _whole((guess + weight * (counts - guess)).clamp(min=0), view.honest_samples)
+    return _whole((guess + weight * (counts - guess)).clamp(min=0), view.honest_samples), variance
 
 
 def _combine(estimates: list[tuple[torch.Tensor, float, float]]) -> tuple[torch.Tensor, float]:
@@ -117,19 +124,17 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> AttackResult:
     """Measure the fraction of wrong labels in the histogram (total variation distance).
 
     Chance is the better of two guesses, the coalition's own labels and equal classes. The attack succeeds with at most
-    half of that.
+    half of that, if luck rarely gives as much (`is_beyond_chance`).
 
     Raises:
         InputError: a guess is exact.
     """
     real = torch.bincount(truth.all_y, minlength=_classes(view)).double()
     equal = torch.full_like(real, len(truth.all_y) / len(real))
-
-    def distance(counts: torch.Tensor) -> float:
-        return float((counts - real).abs().sum() / (2 * real.sum()))
-
-    value = distance(label_counts(view))
-    chance = min(distance(own_counts(view)), distance(equal))
+    counts, variance = _estimate_counts(view)
+    guesses = [own_counts(view), equal]
+    value = float(_distance(counts, real))
+    chance = min(float(_distance(each, real)) for each in guesses)
     if chance == 0:
         raise InputError("a guess of the class counts is exact already; an attack cannot add anything")
     detail = "all counts are exact" if value == 0 else f"{value:.0%} of {len(truth.all_y)} labels are wrong"
@@ -140,10 +145,35 @@ def count_labels(view: View, truth: Truth, setting: str = "") -> AttackResult:
         "labels wrong",
         value,
         chance,
-        value <= MAX_LABEL_ERROR * chance,
+        value <= MAX_LABEL_ERROR * chance and is_beyond_chance(real, guesses, variance),
         setting,
         detail,
+        deviation=math.sqrt(len(real) * variance) / (2 * len(truth.all_y)),
     )
+
+
+def is_beyond_chance(real: torch.Tensor, guesses: list[torch.Tensor], variance: float) -> bool:
+    """Return whether half of the error of guessing is less than luck gives.
+
+    Errors of the size of the estimate's own, added to a guess, may bring it nearer to the real counts. With two classes
+    and a good guess they often do. The probability that they halve its error must be at most `MAX_CHANCE`.
+
+    Args:
+        real: the real counts.
+        guesses: counts that need no view.
+        variance: the expected squared error of the estimate, over all classes.
+    """
+    random = torch.Generator().manual_seed(0)
+    errors = torch.randn(DRAWS, len(real), generator=random, dtype=torch.float64) * math.sqrt(variance / len(real))
+    errors -= errors.mean(1, keepdim=True)  # the number of all records is known
+    half = MAX_LABEL_ERROR * min(float(_distance(each, real)) for each in guesses)
+    return all(float((_distance(each + errors, real) <= half).double().mean()) <= MAX_CHANCE for each in guesses)
+
+
+def _distance(counts: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Return the fraction of wrong labels in each of several histograms, the total variation distance."""
+    wrong: torch.Tensor = (counts - real).abs().sum(-1) / (2 * real.sum())
+    return wrong
 
 
 def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:

@@ -181,7 +181,17 @@ def infer(view: View, truth: Truth, fresh: Sample, score: Score, attack: str, se
     undecided = value >= MIN_AUC and not succeeds
     allowed = allowed_auc(view.mu) if view.is_private else None
     return AttackResult(
-        attack, view.scheme, "AUC", value, 0.5, succeeds, setting, detail, undecided=undecided, allowed=allowed
+        attack,
+        view.scheme,
+        "AUC",
+        value,
+        0.5,
+        succeeds,
+        setting,
+        detail,
+        undecided=undecided,
+        deviation=chance_deviation,
+        allowed=allowed,
     )
 
 

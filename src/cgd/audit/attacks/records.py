@@ -71,6 +71,7 @@ def analytic_recovery(view: View, truth: Truth, setting: str = "") -> AttackResu
         setting=setting,
         detail=f"{round(hits)} of {len(found.real)} records; "
         f"mean PSNR {found.mean_psnr:.1f} dB; the attacker's own records {own.mean_psnr:.1f} dB",
+        deviation=math.sqrt(max(hits, 1.0)) / len(found.real),
         **show(found, truth, succeeds=succeeds),
     )
 
