@@ -7,7 +7,8 @@ centred by their mean, which is opened with noise, and have norm 1: see `cgd.exp
 For every ε, the settings are chosen in turn, each with the best of the others so far: by the accuracy of one model on
 the last sixth of the training records after a private training on the others. The test records are not used. What the
 choice reveals about training records is not accounted for, as in other publications. Five confined participants, one of
-which may collude, use the same settings, with origins of their own δ.
+which may collude, use the same settings, with origins of their own δ. So does DP-SGD by Opacus with the full batch: it
+has the same steps, clipping and accountant.
 
 The chosen settings are printed as runs of a spec file, such as table-6.toml of the paper's experiments: `cgd reproduce`
 trains each of them once on all training records, and tests it once.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,16 @@ class Task:
         confined_delta: δ of confined participants.
         epsilon: values of ε, those of the paper's table.
         choices: values of each setting, in the order in which the settings are chosen.
+        records: number of training records, the full batch.
+        own: values for single ε, in place of those in `choices`.
     """
 
     hidden: int
     confined_delta: float
     epsilon: tuple[float, ...]
     choices: dict[str, tuple[Any, ...]]
+    records: int
+    own: dict[float, dict[str, tuple[Any, ...]]] = field(default_factory=dict)
 
 
 TASKS = {
@@ -59,13 +64,16 @@ TASKS = {
         256,
         0.02,
         (8.0, 2.0, 0.5),
-        {"lr": (4.0, 9.0, 14.0), "steps": (165, 330), "clip": (1.0,), "delta": (0.05,)},
+        {"lr": (4.0, 9.0, 14.0), "steps": (165,), "clip": (1.0,), "delta": (0.05,)},
+        60_000,
+        {8.0: {"lr": (14.0, 9.0), "steps": (165, 330)}, 0.5: {"lr": (4.0, 9.0)}},
     ),
     "cifar10-features": Task(
         1024,
         0.01,
         (8.0, 4.0, 2.0),
         {"lr": (16.0, 32.0, 8.0), "steps": (80, 160), "clip": (1.0,), "delta": (0.1,)},
+        50_000,
     ),
 }
 
@@ -106,6 +114,12 @@ class Setting:
         """Return the run of confined participants, as in a spec file."""
         confined = {"method": "cgd", "rows": PARTICIPANTS, "delta": TASKS[data].confined_delta}
         return {**self.as_run(data), **confined}
+
+    def as_opacus_run(self, data: str) -> dict[str, Any]:
+        """Return the run of DP-SGD by Opacus, as in a spec file."""
+        own = {"epsilon": self.epsilon, "dp_delta": DP_DELTA, "clip": self.clip, "batch": TASKS[data].records}
+        shared = {name: value for name, value in self.as_run(data).items() if name != "privacy"}
+        return {**shared, "method": "dp-sgd", **own}
 
 
 class Search:
@@ -156,11 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     task = TASKS[options.data]
-    choices = {name: getattr(options, name) or values for name, values in task.choices.items()}
-    first = {name: values[0] for name, values in choices.items()}
     search = Search(options.out, options.data, options.samples, options.seed)
     chosen: list[Setting] = []
     for epsilon in options.epsilon or task.epsilon:
+        offered = {**task.choices, **task.own.get(epsilon, {})}
+        choices = {name: getattr(options, name) or values for name, values in offered.items()}
+        first = {name: values[0] for name, values in choices.items()}
         chosen.append(search.best(Setting(epsilon, **first), choices))
         content = {
             "data": options.data,
@@ -169,7 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         write_file(options.out / "choice.json", json.dumps(content, indent=1) + "\n")
     for each in chosen:
-        print(as_toml(each.as_run(options.data)), as_toml(each.as_confined_run(options.data)), sep="\n\n", end="\n\n")
+        runs = each.as_run(options.data), each.as_confined_run(options.data), each.as_opacus_run(options.data)
+        print(*map(as_toml, runs), sep="\n\n", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,19 @@ def test_simulate_writes_a_table_a_plot_and_json(tmp_path: Path) -> None:
     assert all(path.stat().st_mtime_ns > before[path] for path in results)
 
 
+def test_only_runs_the_entries_with_a_text_and_all_their_seeds(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f"{SPEC}seeds = 2\n")
+    finished = run("simulate", "mine.toml", "--only", "5X1 cgd", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "pooled" not in finished.stdout + finished.stderr
+    assert "5×1 CGD, seed 0: step 20 of 20" in finished.stderr
+    assert "5×1 CGD, seed 1: step 20 of 20" in finished.stderr
+    assert "± sd over seeds" in " ".join(finished.stdout.split())
+    results = [json.loads(path.read_text()) for path in (tmp_path / "cgd-simulation").glob("*.json")]
+    assert sorted(each["spec"]["seed"] for each in results) == [0, 1]
+    assert not (tmp_path / "cgd-simulation" / "plots").exists()
+
+
 def test_reproduce_list_names_the_experiments(tmp_path: Path) -> None:
     finished = run("reproduce", "list", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
@@ -98,7 +111,10 @@ def corrupt_mnist(folder: Path) -> None:
         (("simulate", "mine.toml"), "rows = [", "is not TOML"),
         (("simulate", "mine.toml", "--out", "mine.toml"), "rows = 5", "cannot be written"),
         (("simulate", "mine.toml", "--scale", "quick"), "rows = 5", "has no scale 'quick'"),
+        (("simulate", "mine.toml", "--only", "PGD"), "rows = 5", "the runs are: pooled; 5×1 CGD"),
         (("reproduce", "table-5"), "", "there is no experiment 'table-5'"),
+        (("reproduce", "table-8", "--only", "PGD"), "", "the runs are: centralised; 1000×1 CGD; 100×1 CGD"),
+        (("reproduce", "list", "--only", "CGD"), "", "but `list` runs nothing"),
         (("reproduce", "table-3", "--data-dir", "."), "", "is not the published file"),
     ],
 )

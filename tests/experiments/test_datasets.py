@@ -142,6 +142,24 @@ def test_load_mnist() -> None:
     assert float(scaled.x.double().mean()) == pytest.approx(0.1307, abs=1e-4)  # the commonly used mean
 
 
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+
+@pytest.mark.skipif(
+    not DEBIAN_FASHION_MNIST.is_dir(), reason="the Debian package dataset-fashion-mnist is not installed"
+)
+def test_load_fashion_mnist_of_debian(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("CGD_DATA", "XDG_DATA_DIRS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = datasets.load("fashion-mnist")
+    assert (data.x.shape, data.held_out_x.shape) == ((60000, 784), (10000, 784))
+    assert data.y[:5].tolist() == [9, 0, 0, 3, 0]
+    assert data.held_out_y[:5].tolist() == [9, 2, 1, 1, 6]
+    assert float(data.scaled().x.double().mean()) == pytest.approx(0.2860, abs=1e-4)  # the commonly used mean
+    assert list(tmp_path.iterdir()) == []  # nothing was downloaded
+
+
 # Scaling
 
 

@@ -11,11 +11,13 @@ import torch
 
 import cgd
 from cgd import InputError
+from cgd.dp.accountant import mu_of
 from cgd.experiments import datasets, normalisation
 from cgd.experiments.datasets import Dataset
 from cgd.experiments.runner import build_model, execute, load_data
 from cgd.experiments.spec import RunSpec
 from cgd.optim.displacement import SGDRule
+from cgd.simulation.baselines import BaselineSettings, dp_sgd
 
 PRIVACY = {"epsilon": 2.0, "delta": 1e-5, "statistics_share": 0.02}
 CENTRED: dict[str, Any] = {"data": "digits", "normalise": "centred", "hidden": [], "steps": 3}
@@ -100,6 +102,48 @@ def test_run_charges_the_mean(method: str) -> None:
     training = alone["mu"] ** 2 * 0.98
     assert spent["mu"] ** 2 == pytest.approx(training + 0.01 * total, rel=1e-3)
     assert spent["epsilon"] < 2
+
+
+def test_dp_sgd_charges_the_mean() -> None:
+    """The mean of dp-sgd has the noise of private-centralised with a share of 0.02, and the steps have the rest."""
+    options: dict[str, Any] = {"method": "dp-sgd", "epsilon": 2.0, "batch": 1348, "columns": 2}
+    run, product = spec(**options), spec(method="private-centralised", privacy=PRIVACY)
+    assert torch.equal(load_data(run, None).x, load_data(product, None).x)
+    exact = load_data(spec(), None).x
+    assert not torch.equal(load_data(run, None).x, exact)
+    result, alone = execute(run), execute(replace(run, normalise="unit"))
+    assert result.as_json() == execute(run).as_json()
+    assert product.privacy is not None
+    total = mu_of(2.0, 1e-5) ** 2
+    mean = normalisation.mean_encoding(product, product.privacy, 64).mu ** 2
+    assert 0.009 * total < mean < 0.01 * total
+    assert 3 / alone.extra["noise_multiplier"] ** 2 == pytest.approx(total)
+    assert 3 / result.extra["noise_multiplier"] ** 2 == pytest.approx(total - mean)
+    assert result.extra["epsilon_spent"] <= 2
+
+
+def test_mean_of_dp_sgd_needs_an_epsilon_that_integers_can_have() -> None:
+    with pytest.raises(InputError, match="epsilon 60 with delta 1e-05 cannot be promised"):
+        spec(method="dp-sgd", epsilon=60)
+    spec(method="dp-sgd", epsilon=60, normalise="unit")
+
+
+def test_momentum_and_schedule_of_dp_sgd() -> None:
+    run = spec(method="dp-sgd", epsilon=8.0, batch=1348, normalise="unit", momentum=0.9, schedule="linear", steps=4)
+    data = load_data(run, None)
+    settings = BaselineSettings(
+        lambda: build_model(run, data),
+        cgd.Grid(1).split(data.x, data.y, seed=0),
+        steps=4,
+        lr=0.5,
+        test=(data.held_out_x, data.held_out_y),
+    )
+    factors = (1, 0.75, 0.5, 0.25)
+    expected = dp_sgd(settings, epsilon=8.0, batch=1348, momentum=0.9, schedule=factors.__getitem__).history
+    found = execute(run).history
+    assert found.training_loss == expected.training_loss
+    plain = execute(replace(run, momentum=0.0)).history, execute(replace(run, schedule="paper")).history
+    assert all(each.training_loss[-1] != found.training_loss[-1] for each in plain)
 
 
 def test_records_outside_the_training_part_do_not_matter() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, BENCHMARK.stem, module)
     found.loader.exec_module(module)
     choices = {"lr": (0.01, 1.0), "steps": (2, 8), "clip": (1.0,), "delta": (0.05,)}
-    monkeypatch.setitem(module.TASKS, "digits", module.Task(8, 0.02, (8.0, 2.0), choices))
+    monkeypatch.setitem(module.TASKS, "digits", module.Task(8, 0.02, (8.0, 2.0), choices, 1348))
     return module
 
 
@@ -65,14 +65,31 @@ def test_program_chooses_on_training_records_and_prints_runs(
     assert all(json.loads(path.read_text())["spec"]["measure"] == "validation" for path in results)
     printed = capsys.readouterr().out
     (tmp_path / "runs.toml").write_text("[[run]]" + printed.split("[[run]]", 1)[1])
-    one, confined, *_ = (entry.run for entry in spec.read(tmp_path / "runs.toml").entries["paper"])
+    one, confined, opacus, *_ = (entry.run for entry in spec.read(tmp_path / "runs.toml").entries["paper"])
     assert (one.method, one.measure, confined.method, confined.rows) == ("private-centralised", "held-out", "cgd", 5)
     assert (one.privacy, one.lr, one.steps) == (confined.privacy, confined.lr, confined.steps)
     assert (one.delta, confined.delta, one.bias) == (0.05, 0.02, False)
+    assert (opacus.method, opacus.epsilon, opacus.dp_delta, opacus.batch) == ("dp-sgd", 8.0, 1e-5, 1348)
+    names = ("normalise", "hidden", "bias", "delta", "steps", "lr", "momentum", "schedule")
+    assert all(getattr(opacus, name) == getattr(one, name) for name in names)
     stamps = {path: path.stat().st_mtime_ns for path in results}
     program.main(["digits", "--out", str(tmp_path)])  # continues, and has nothing left to run
     assert capsys.readouterr().out == printed
     assert {path: path.stat().st_mtime_ns for path in results} == stamps
+
+
+def test_an_epsilon_may_have_values_of_its_own(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = replace(program.TASKS["digits"], own={2.0: {"lr": (0.3,), "steps": (2,)}})
+    monkeypatch.setitem(program.TASKS, "digits", task)
+    program.main(["digits", "--out", str(tmp_path)])
+    tried = [
+        (each["epsilon"], each["lr"], each["steps"])
+        for each in json.loads((tmp_path / "choice.json").read_text())["tried"]
+    ]
+    assert len(tried) == 4
+    assert [each for each in tried if each[0] == 2.0] == [(2.0, 0.3, 2)]
 
 
 def test_private_runs_of_a_table_have_the_chosen_settings(program: ModuleType) -> None:
@@ -87,6 +104,8 @@ def test_private_runs_of_a_table_have_the_chosen_settings(program: ModuleType) -
         }
         entries = reproduce.get(TABLES[content["data"]]).entries["paper"]
         assert {entry.run for entry in entries if entry.run.privacy is not None} == expected
+        by_opacus = {spec.RunSpec.from_table(each.as_opacus_run(content["data"]), path.name) for each in chosen}
+        assert {entry.run for entry in entries if entry.run.method == "dp-sgd"} == by_opacus
         for setting in chosen:
             own = {each["accuracy"] for each in content["tried"] if each["epsilon"] == setting.epsilon}
             assert {**asdict(setting), "accuracy": max(own)} in content["tried"]

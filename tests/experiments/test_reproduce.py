@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cgd import InputError
-from cgd.experiments import reproduce, spec, tables
+from cgd.experiments import report_page, reproduce, spec, tables
 from cgd.experiments.runner import ResultStore, RunResult, execute
 from cgd.experiments.spec import RunSpec
 
@@ -71,7 +71,7 @@ def read_experiment(folder: Path, show: str = "table", samples: int = 0) -> Expe
     return spec.read(path)
 
 
-def no_listener(entry: RunEntry) -> OnStep:
+def no_listener(entry: RunEntry, run: RunSpec) -> OnStep:
     return lambda *_: None
 
 
@@ -80,7 +80,7 @@ def test_run_returns_the_table_of_an_experiment(tmp_path: Path) -> None:
     study, store = read_experiment(tmp_path), ResultStore(tmp_path / "results")
     steps: dict[str, int] = {}
 
-    def listener(entry: RunEntry) -> OnStep:
+    def listener(entry: RunEntry, run: RunSpec) -> OnStep:
         def on_step(step: int, history: History) -> None:
             steps[entry.label] = step
 
@@ -96,7 +96,7 @@ def test_run_returns_the_table_of_an_experiment(tmp_path: Path) -> None:
         ("5×2", f"towers, {tables.FUSED}", "4 rows of 5"),
         ("5×1", "alone", "3 of 5"),
     ]
-    result = outcome.done[1][1]
+    result = outcome.done[1].results[0]
     assert rows[1][3].startswith(f"{sum(result.last.loss) / 5:.3f} (")
     assert f"({100 * min(result.last.accuracy):.2f})" in rows[1][4]
     assert rows[1][6] == "0.500 / 20.00"
@@ -114,7 +114,7 @@ def test_run_does_not_repeat_stored_runs(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in store.folder.glob("*.json")}
     assert len(before) == 4
 
-    def fail_on_step(entry: RunEntry) -> OnStep:
+    def fail_on_step(entry: RunEntry, run: RunSpec) -> OnStep:
         def on_step(step: int, history: History) -> None:
             raise AssertionError(f"{entry.label} was trained again")
 
@@ -220,6 +220,18 @@ def test_experiments_include_all_tables_and_figures() -> None:
         reproduce.entries_of(known["table-3"], "huge")
 
 
+def test_select_keeps_the_entries_with_a_text(tmp_path: Path) -> None:
+    study = read_experiment(tmp_path)
+    (found,) = reproduce.select([study], "quick", "5X1  c")
+    assert [entry.name for entry in found.entries["quick"]] == ["5×1 CGD"]
+    (found,) = reproduce.select([read_experiment(tmp_path, "gaps")], "quick", "towers")
+    assert [entry.name for entry in found.entries["quick"]] == ["pooled", "5×2 towers"]
+    with pytest.raises(InputError, match=r"--only is 'PGD', and no run .* are: pooled; 5×1 CGD; 5×2 towers; 5×1 al"):
+        reproduce.select([study], "quick", "PGD")
+    known = list(reproduce.experiments().values())
+    assert "table-3" in {each.name for each in reproduce.select(known, "paper", "1000×112 local")}
+
+
 def test_error_names_the_run_before_any_run_is_trained(tmp_path: Path) -> None:
     study = read_experiment(tmp_path, samples=1000)
     with pytest.raises(InputError, match="^pooled: samples is 1000"):
@@ -237,12 +249,13 @@ def test_listing_counts_the_stored_results(tmp_path: Path) -> None:
     shown.print(reproduce.listing(tmp_path))
     lines = {line.split()[1]: line for line in shown.export_text().splitlines() if line.startswith("│")}
     assert set(lines) == set(known)
-    assert f" 1 of {len(known['table-8'].entries['quick'])} " in lines["table-8"]
-    assert f" 0 of {len(known['table-8'].entries['paper'])} " in lines["table-8"]
+    quick, paper = (sum(len(entry.runs) for entry in known["table-8"].entries[scale]) for scale in spec.SCALES)
+    assert f" 1 of {quick} " in lines["table-8"]
+    assert f" 0 of {paper} " in lines["table-8"]
 
 
 def test_report_without_results_names_the_commands(tmp_path: Path) -> None:
-    page = reproduce.report("quick", ResultStore(tmp_path)).read_text()
+    page = report_page.write("quick", ResultStore(tmp_path)).read_text()
     for name, experiment in reproduce.experiments().items():
         assert f"## {experiment.title}" in page
         assert f"Not run yet: `cgd reproduce {name} --scale quick`." in page
@@ -265,15 +278,16 @@ def test_regret_is_below_the_bound_of_theorem_1(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     study = reproduce.get("theory")
     outcome = reproduce.run(study, "quick", store, None, no_listener)
-    for entry, result in outcome.done:
+    for found in outcome.done:
+        entry, (result,) = found.entry, found.results
         known = result.extra["theory"]
         assert known["optimum"] == pytest.approx(0.0458, abs=5e-4)  # computed by another solver, without regularisation
         assert min(min(each.loss) for each in result.history.evaluations) > known["optimum"]
         if entry.group == "fixed step":
             # The norm of a normal vector of 15 numbers minus the mean of ten such vectors.
             assert max(known["epsilon"]) == pytest.approx(entry.run.delta * 13.5**0.5, rel=0.4)
-    page = reproduce.report("quick", store).read_text()
+    page = report_page.write("quick", store).read_text()
     assert "R is below the bound" in page
     assert "Not run yet: `cgd reproduce table-3 --scale quick`" in page
     assert (tmp_path / "plots" / "theory.png").exists()
-    assert page == reproduce.report("quick", store).read_text()
+    assert page == report_page.write("quick", store).read_text()

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from cgd import JOINT_REVEALS_RECORDS
-from cgd.experiments import reproduce
+from cgd.experiments import report_page, reproduce
 from cgd.experiments.runner import ResultStore, RunResult
 from cgd.experiments.spec import RunSpec
 
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[2] / "results" / "paper"
 def test_report_matches_the_stored_results(tmp_path: Path) -> None:
     for path in RESULTS.glob("*.json"):
         shutil.copy(path, tmp_path)
-    page = reproduce.report("paper", ResultStore(tmp_path))
+    page = report_page.write("paper", ResultStore(tmp_path))
     assert page.read_text() == (RESULTS / "report.md").read_text(), "run `cgd reproduce report --scale paper`"
 
 
@@ -30,7 +30,8 @@ def test_result_is_complete_and_belongs_to_an_experiment(path: Path) -> None:
     assert len(result.history.training_loss) == result.spec.steps
     assert result.last.step == result.spec.steps
     assert path.stat().st_size < 120_000
-    runs = {entry.run for each in reproduce.experiments().values() for entry in each.entries["paper"]}
+    entries = [entry for each in reproduce.experiments().values() for entry in each.entries["paper"]]
+    runs = {run for entry in entries for run in entry.runs}
     assert result.spec in runs
 
 

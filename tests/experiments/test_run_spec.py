@@ -29,7 +29,8 @@ def specs(draw: st.DrawFn) -> RunSpec:
     method = draw(st.sampled_from(spec.METHODS))
     steps = draw(st.integers(1, 10**6))
     low, high = draw(positive()), draw(positive())
-    linear = method in ("cgd", "private-centralised") and draw(st.booleans())
+    linear = method in ("cgd", "private-centralised", "dp-sgd") and draw(st.booleans())
+    by_norm = method in ("centralised", "local") and draw(st.booleans())
     return RunSpec(
         method=method,
         data=draw(st.sampled_from(NAMES)),
@@ -49,6 +50,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
         hold=draw(st.integers(0, steps)) if method == "cgd" and not linear else 0,
         schedule="linear" if linear else "paper",
         momentum=draw(st.floats(0, 0.99)) if linear else 0.0,
+        rule=draw(st.sampled_from(["running-norm", "first-norm"])) if by_norm else "sgd",
         seed=draw(st.integers(0, 2**70)),
         sample=draw(st.integers(1, 100)),
         evaluations=draw(st.integers(1, 1000)),
@@ -90,7 +92,8 @@ def test_slugs_of_stored_results_do_not_change() -> None:
 
 
 def test_new_settings_do_not_change_the_results_of_former_versions() -> None:
-    assert not {"normalise", "schedule", "momentum"} & RunSpec().as_json().keys()
+    assert not {"normalise", "schedule", "momentum", "rule"} & RunSpec().as_json().keys()
+    assert RunSpec(rule="first-norm").as_json()["rule"] == "first-norm"
     changed = RunSpec(normalise="unit", schedule="linear", momentum=0.9).as_json()
     assert (changed["normalise"], changed["schedule"], changed["momentum"]) == ("unit", "linear", 0.9)
 
@@ -211,12 +214,25 @@ INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
         "mu is 0.1, hold is 0 and the schedule is linear; set either mu and hold, or schedule",
     ),
     (
-        {"method": "local", "momentum": 0.9},
-        "momentum is 0.9 and the method is local; only cgd and private-centralised use it, set it only in runs with",
+        {"method": "fedsgd", "momentum": 0.9},
+        "momentum is 0.9 and the method is fedsgd; only cgd, private-centralised, dp-sgd, centralised and local use it",
     ),
     (
         {"method": "centralised", "schedule": "linear"},
-        "schedule is linear and the method is centralised; only cgd and private-centralised use it",
+        "schedule is linear and the method is centralised; only cgd, private-centralised and dp-sgd use it",
+    ),
+    ({"rule": "adam"}, "rule is 'adam'; choose one of sgd, running-norm, first-norm"),
+    (
+        {"method": "fedsgd", "rule": "running-norm"},
+        "rule is running-norm and the method is fedsgd; only cgd, centralised and local use it",
+    ),
+    (
+        {"rule": "first-norm", "momentum": 0.9},
+        "momentum is 0.9 and the rule is first-norm; only the rule sgd uses it, set either momentum or rule",
+    ),
+    (
+        {"rule": "running-norm", "columns": 2},
+        "the rule is running-norm, columns is 2 and the mode is towers, whose layers 2…N move by a sum over columns; ",
     ),
     ({"method": "fedsgd", "mu": 1}, "mu is 1.0 and the method is fedsgd; only cgd uses it, set it only in runs with"),
     ({"epsilon": -1}, "epsilon is -1.0; it must be a finite number, at least 0"),

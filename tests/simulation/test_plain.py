@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, confine, participant_seed
+from cgd.optim.displacement import SGDRule
 from cgd.optim.vertical import build_tower
 from cgd.simulation.baselines import BaselineSettings, centralised, federated_sgd, local
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
@@ -25,8 +27,10 @@ def make_settings(rows: int = 4, columns: int = 1, **changes: Any) -> BaselineSe
     return BaselineSettings(build, blocks(rows, columns), **values)
 
 
-def train_reference(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 15) -> torch.nn.Module:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+def train_reference(
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 15, momentum: float = 0.0
+) -> torch.nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=momentum)
     for _ in range(steps):
         optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
@@ -54,6 +58,18 @@ def test_centralised_trains_on_all_samples_and_features(columns: int) -> None:
     outputs = trained.models["centralised"](TEST[0])
     accuracy = float((outputs.argmax(dim=1) == TEST[1]).float().mean())
     assert trained.history.evaluations[-1].accuracy == pytest.approx([accuracy])
+
+
+def test_momentum_is_that_of_torch_and_survives_a_kill(tmp_path: Path) -> None:
+    rule = partial(SGDRule, momentum=0.9)
+    settings = make_settings()
+    trained = centralised(settings, rule=rule).models["centralised"]
+    expected = train_reference(initialise(build(), Cell(0, 0)), *settings.pooled(), momentum=0.9)
+    assert are_close(trained, expected)
+    for steps in (7, 15):
+        resumed = centralised(make_settings(steps=steps, checkpoint=tmp_path / "run.pt"), rule=rule)
+    for one, other in zip(resumed.models["centralised"].parameters(), trained.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.slow

@@ -46,8 +46,10 @@ def start_run(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
         {"rows": 10, "columns": 2, "mode": "joint", "accept": JOINT_REVEALS_RECORDS},
         {"rows": 4, "arithmetic": "ring"},
         {"rows": 6, "method": "local", "sample": 3},
+        {"rows": 4, "rule": "running-norm"},
+        {"rows": 6, "method": "local", "sample": 3, "rule": "running-norm"},
     ],
-    ids=["fused", "ring", "local"],
+    ids=["fused", "ring", "local", "norm", "local-norm"],
 )
 def test_killed_and_resumed_run_writes_the_same_result(settings: dict[str, Any], tmp_path: Path) -> None:
     spec = RunSpec(data="iris", hidden=(8,), steps=60, evaluations=10, **settings)

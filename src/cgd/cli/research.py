@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cgd.experiments.runner import ResultStore
-    from cgd.experiments.spec import Experiment, RunEntry
+    from cgd.experiments.spec import Experiment, RunEntry, RunSpec
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -82,6 +82,10 @@ DataDir = Annotated[
     Path | None, typer.Option(help="The first folder to search for data sets (then: CGD_DATA, caches).")
 ]
 
+Only = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Run only what has this text in its group and label, such as 10x7.")
+]
+
 
 @app.command()
 def reproduce(
@@ -94,6 +98,7 @@ def reproduce(
         "results"
     ),
     data_dir: DataDir = None,
+    only: Only = None,
 ) -> None:
     """Reproduce the paper's experiments, and show the results next to the paper's.
 
@@ -101,22 +106,26 @@ def reproduce(
     """
     from rich.console import Console
 
+    from cgd.experiments import report_page
     from cgd.experiments import reproduce as paper
     from cgd.experiments.runner import ResultStore
 
     console = Console()
     store = ResultStore(out / scale.value)
+    if only is not None and what in ("list", "report"):
+        raise InputError(f"--only is {only!r}, but `{what}` runs nothing; name an experiment, or leave --only out")
     if what == "list":
         console.print(paper.listing(out))
         return
     if what == "report":
-        console.print(f"The page is {paper.report(scale.value, store)}", soft_wrap=True, markup=False)
+        console.print(f"The page is {report_page.write(scale.value, store)}", soft_wrap=True, markup=False)
         return
     chosen = list(paper.experiments().values()) if what == "all" else [paper.get(what)]
+    chosen = chosen if only is None else paper.select(chosen, scale.value, only)
     entries = [entry for experiment in chosen for entry in paper.entries_of(experiment, scale.value)]
-    store.prepare([entry.run for entry in entries], fresh=not resume)
+    store.prepare([run for entry in entries for run in entry.runs], fresh=not resume)
     for experiment in chosen:
-        _run_experiment(experiment, scale.value, store, data_dir)
+        _run_experiment(experiment, scale.value, store, data_dir, plot=only is None)
 
 
 @app.command()
@@ -128,6 +137,7 @@ def simulate(
     ] = True,
     out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("cgd-simulation"),
     data_dir: DataDir = None,
+    only: Only = None,
 ) -> None:
     """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
     from cgd.experiments import reproduce as paper
@@ -137,12 +147,17 @@ def simulate(
     experiment = spec.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
     store = ResultStore(out / chosen if len(experiment.entries) > 1 else out)
-    store.prepare([entry.run for entry in paper.entries_of(experiment, chosen)], fresh=not resume)
-    _run_experiment(experiment, chosen, store, data_dir)
+    if only is not None:
+        (experiment,) = paper.select([experiment], chosen, only)
+    runs = [run for entry in paper.entries_of(experiment, chosen) for run in entry.runs]
+    store.prepare(runs, fresh=not resume)
+    _run_experiment(experiment, chosen, store, data_dir, plot=only is None)
 
 
-def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None) -> None:
-    """Run the missing runs, then print the table and draw the plot."""
+def _run_experiment(
+    experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None, *, plot: bool
+) -> None:
+    """Run the missing runs, then print the table; draw the plot, unless it would replace that of all runs."""
     from rich.console import Console
 
     from cgd.experiments import reproduce as paper
@@ -150,22 +165,21 @@ def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data
     entries = paper.entries_of(experiment, scale)
     with _progress() as progress:
         tasks = {
-            entry.run: progress.add_task(
-                f"{entry.group} {entry.label}".strip(),
-                total=entry.run.steps,
-                completed=entry.run.steps if store.path(entry.run).exists() else 0,
+            run: progress.add_task(
+                entry.name_of(run), total=run.steps, completed=run.steps if store.path(run).exists() else 0
             )
             for entry in entries
+            for run in entry.runs
         }
 
-        def watch(entry: RunEntry) -> OnStep:
-            name, tenth = f"{entry.group} {entry.label}".strip(), max(1, entry.run.steps // 10)
+        def watch(entry: RunEntry, run: RunSpec) -> OnStep:
+            name, tenth = entry.name_of(run), max(1, run.steps // 10)
 
             def on_step(step: int, history: History) -> None:
-                progress.update(tasks[entry.run], completed=step)
-                if not progress.console.is_terminal and (step % tenth == 0 or step == entry.run.steps):
+                progress.update(tasks[run], completed=step)
+                if not progress.console.is_terminal and (step % tenth == 0 or step == run.steps):
                     loss = history.training_loss[-1]
-                    typer.echo(f"{name}: step {step} of {entry.run.steps}, loss {loss:.4f}", err=True)
+                    typer.echo(f"{name}: step {step} of {run.steps}, loss {loss:.4f}", err=True)
 
             return on_step
 
@@ -176,7 +190,7 @@ def _run_experiment(experiment: Experiment, scale: str, store: ResultStore, data
             raise
     console = Console()
     console.print(outcome.table.to_rich())
-    picture = outcome.plot(store.folder / "plots")
+    picture = outcome.plot(store.folder / "plots") if plot else None
     if picture is not None:
         console.print(f"The plot is {picture}", soft_wrap=True, markup=False)
     console.print(f"The results are in {store.folder}", soft_wrap=True, markup=False)

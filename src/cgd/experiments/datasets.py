@@ -121,10 +121,11 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
     from sklearn import datasets as bundled
 
     features, labels = getattr(bundled, f"load_{name.replace('-', '_')}")(return_X_y=True)
-    return _hold_out(name, features, labels, seed)
+    return hold_out(name, features, labels, seed)
 
 
-def _hold_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) -> Dataset:
+def hold_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) -> Dataset:
+    """Hold out a quarter of the samples, chosen by the seed; labels are floats or whole numbers."""
     order = np.random.default_rng(seed).permutation(len(x))
     held_out, training = np.split(order, [round(HELD_OUT_FRACTION * len(order))])
     samples = torch.from_numpy(x)

@@ -3,7 +3,7 @@
 - "unit": each record is scaled to norm 1, by its own features alone.
 - "centred": the records of norm 1 are centred by their mean, and scaled to norm 1 again. In a private run, the mean is
   opened with noise and charged: one vector (x, 1) of every record, so that the sum of all changes by at most √2 with a
-  record. It has the part `statistics_share` of the budget. Other runs use the exact mean.
+  record. It has the part `statistics_share` of the budget; in dp-sgd, 0.02. Other runs use the exact mean.
 
 Both keep the magnitudes of features from being clipped away. No statistic of private records is used except through
 noise that is accounted for.
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from cgd.experiments import privacy_table
 from cgd.simulation.private_engine import NoisySum
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def mean_encoding(spec: RunSpec, privacy: PrivacySettings, features: int) -> Noi
 
 def _mean(x: torch.Tensor, spec: RunSpec) -> torch.Tensor:
     total = np.append(x.sum(dim=0, dtype=torch.float64).numpy(), float(len(x)))
-    if spec.privacy is not None:
-        encoding = mean_encoding(spec, spec.privacy, x.shape[1])
+    privacy = privacy_table.of_statistics(spec)
+    if privacy is not None:
+        encoding = mean_encoding(spec, privacy, x.shape[1])
         noisy_sum = NoisySum(encoding, spec.seed, STATISTICS_OPENING, in_ring=False)
         noisy_sum.add(total)
         total = noisy_sum.total()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cgd.experiments.runner import RunResult
-    from cgd.experiments.spec import Experiment, RunEntry
+    from cgd.experiments.entry_result import EntryResult
+    from cgd.experiments.spec import Experiment
+    from cgd.simulation.result import Evaluation
 
-    Done = list[tuple[RunEntry, RunResult]]
+    Done = list[EntryResult]
+
+METRICS: tuple[Literal["loss", "accuracy"], ...] = ("loss", "accuracy")
 
 
 def draw(experiment: Experiment, done: Done, path: Path) -> bool:
@@ -39,16 +42,16 @@ def draw(experiment: Experiment, done: Done, path: Path) -> bool:
 
 def _curves(figure: Figure, done: Done) -> None:
     """Draw loss and accuracy over the steps, a row of panels for each group, with the centralised run in each."""
-    groups = list(dict.fromkeys(entry.group for entry, _ in done if entry.group)) or [""]
-    common = [(entry, result) for entry, result in done if not entry.group]
-    metrics = [metric for metric in ("loss", "accuracy") if any(getattr(result.last, metric) for _, result in done)]
+    groups = list(dict.fromkeys(each.entry.group for each in done if each.entry.group)) or [""]
+    common = [each for each in done if not each.entry.group]
+    metrics = [metric for metric in METRICS if any(each.spread(metric) for each in done)]
     figure.set_size_inches(5 * len(metrics), 3.2 * len(groups))
     panels = figure.subplots(len(groups), len(metrics), squeeze=False)
     for group, row in zip(groups, panels, strict=True):
-        own = [(entry, result) for entry, result in done if entry.group == group and group]
+        own = [each for each in done if each.entry.group == group and group]
         for metric, axes in zip(metrics, row, strict=True):
-            for number, (entry, result) in enumerate(common + own):
-                _curve(axes, result, metric, entry.label, f"C{number}")
+            for number, each in enumerate(common + own):
+                draw_curve(axes, each, metric, each.entry.label, f"C{number}")
             axes.set(xlabel="step", ylabel=metric, title=group)
             axes.grid(alpha=0.3)
             if metric == "loss":
@@ -66,29 +69,32 @@ def _set_log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
 
 
-def _curve(axes: Axes, result: RunResult, metric: str, label: str, colour: str) -> None:
-    """Draw the mean over the evaluated participants, with a band from the worst to the best."""
-    evaluations = [each for each in result.history.evaluations if getattr(each, metric)]
-    steps = [each.step for each in evaluations]
-    values = [getattr(each, metric) for each in evaluations]
+def draw_curve(axes: Axes, entry_result: EntryResult, metric: str, label: str, colour: str) -> None:
+    """Draw the mean over the evaluated participants of all seeds, with a band from the worst to the best of them."""
+    histories = [result.history.evaluations for result in entry_result.results]
+    # All seeds are evaluated after the same steps.
+    evaluations = [each for each in zip(*histories, strict=True) if getattr(each[0], metric)]
+    steps = [each[0].step for each in evaluations]
+    values = [_joined(each, metric) for each in evaluations]
     axes.plot(steps, [np.mean(each) for each in values], color=colour, label=label)
     axes.fill_between(steps, [min(each) for each in values], [max(each) for each in values], color=colour, alpha=0.2)
-    fused = [getattr(each, f"fused_{metric}") for each in evaluations]
+    fused = [_joined(each, f"fused_{metric}") for each in evaluations]
     if fused and fused[0]:
         axes.plot(steps, [np.mean(each) for each in fused], color=colour, linestyle="--", label=f"{label}, fused rows")
+
+
+def _joined(evaluations: tuple[Evaluation, ...], metric: str) -> list[float]:
+    return [value for each in evaluations for value in getattr(each, metric)]
 
 
 def _sweep(figure: Figure, done: Done) -> None:
     """Draw the final metrics over δ; runs with a random δ per participant are horizontal lines."""
     figure.set_size_inches(10, 4)
-    for axes, metric in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        groups = list(dict.fromkeys(entry.group for entry, _ in done))
+    for axes, metric in zip(figure.subplots(1, 2), METRICS, strict=True):
+        groups = list(dict.fromkeys(each.entry.group for each in done))
         for number, group in enumerate(groups):
-            own = [
-                (entry.run.delta, np.mean(getattr(result.last, metric)))
-                for entry, result in done
-                if entry.group == group
-            ]
+            spreads = [(each.entry.run.delta, each.spread(metric)) for each in done if each.entry.group == group]
+            own = [(delta, spread.mean) for delta, spread in spreads if spread is not None]
             fixed = sorted((delta, value) for delta, value in own if not isinstance(delta, tuple))
             if fixed:
                 axes.plot(*zip(*fixed, strict=True), "o-", color=f"C{number}", label=group)
@@ -105,19 +111,16 @@ def _regret(figure: Figure, done: Done) -> None:
     """Draw the regret of Theorem 1 over the steps, and its final value over ε."""
     figure.set_size_inches(10, 6)
     left, right = figure.subplots(1, 2)
-    groups = list(dict.fromkeys(entry.group for entry, _ in done))
+    groups = list(dict.fromkeys(each.entry.group for each in done))
     for number, group in enumerate(groups):
         final: list[tuple[float, float, float]] = []
-        own = [(entry, result) for entry, result in done if entry.group == group]
-        for line, (entry, result) in enumerate(own):
-            bound = theory.ConvergenceBound(**result.extra["theory"])
-            regrets = [max(each) for each in theory.regret(result.history, bound.optimum)]
+        own = [each for each in done if each.entry.group == group]
+        for line, each in enumerate(own):
+            worst = theory.WorstCase.of(each.results)
             shade = 0.35 + 0.65 * (line + 1) / len(own)
-            steps = np.arange(1, len(regrets) + 1)
-            left.plot(steps, regrets, color=f"C{number}", alpha=shade, label=f"{group}: {entry.label}")
-            gap = max(result.last.loss) - bound.optimum
-            total = sum(bound.terms(result.spec.steps, result.spec.mu, result.spec.lr).values())
-            final.append((max(bound.epsilon), gap, total))
+            steps = np.arange(1, len(worst.regret) + 1)
+            left.plot(steps, worst.regret, color=f"C{number}", alpha=shade, label=f"{group}: {each.entry.label}")
+            final.append((worst.epsilon, worst.gap, sum(worst.terms)))
         epsilons, gaps, totals = zip(*final, strict=True)
         right.plot(epsilons, gaps, "o", color=f"C{number}", label=f"{group}: F(w_T) − F(w_*)")
         right.plot(epsilons, totals, "^", color=f"C{number}", label=f"{group}: sum of the bound's terms")

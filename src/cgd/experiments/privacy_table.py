@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from cgd.experiments.spec import RunSpec
 
 PRIVATE_METHODS = ("cgd", "private-centralised")
+DP_SGD_STATISTICS_SHARE = 0.02
+"""The part of μ² that dp-sgd reserves for the mean of centred records: half of it is used, and the steps have the rest.
+
+This is what a table `privacy` with `statistics_share = 0.02` uses for the mean."""
 _NAMES = tuple(each.name for each in fields(PrivacySettings))
 _FLOATS = ("epsilon", "delta", "clip")
 MAX_SETTING = 10**9
@@ -59,6 +63,7 @@ def check(spec: RunSpec) -> None:
     """
     privacy = spec.privacy
     if privacy is None:
+        of_statistics(spec)
         if spec.method == "private-centralised":
             raise InputError("the method private-centralised needs a table privacy with epsilon and delta")
         return
@@ -79,6 +84,17 @@ def check(spec: RunSpec) -> None:
         raise InputError(
             f"steps is {spec.steps}, and the noise of privacy is for {privacy.steps}; leave steps out of privacy"
         )
+
+
+def of_statistics(spec: RunSpec) -> PrivacySettings | None:
+    """Return the settings by which the mean of centred records is opened; None if it is not private.
+
+    Raises:
+        InputError: no noise is enough for the values of dp-sgd.
+    """
+    if spec.method != "dp-sgd" or spec.normalise != "centred":
+        return spec.privacy
+    return PrivacySettings(spec.epsilon, spec.dp_delta, spec.steps, statistics_share=DP_SGD_STATISTICS_SHARE)
 
 
 def with_defaults(run: dict[str, Any], common: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from torch import nn
 
 import cgd
 from cgd.errors import InputError
-from cgd.experiments import datasets, normalisation, theory
+from cgd.experiments import datasets, normalisation, own_data, privacy_table, theory
 from cgd.experiments.spec import RunSpec
 from cgd.files import write_file
 from cgd.optim.displacement import SGDRule
 from cgd.optim.grid import Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation import baselines
+from cgd.simulation.gradient_norm import GradientNormRule
 from cgd.simulation.population import participant_seed
 from cgd.simulation.result import History
 from cgd.simulation.simulate import step_factor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from cgd.dp.settings import PrivacySettings
     from cgd.experiments.datasets import Dataset
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Cell
@@ -202,7 +204,7 @@ def _federated(spec: RunSpec, settings: BaselineSettings) -> RunResult:
 
 
 def _centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
-    return RunResult(spec, baselines.centralised(settings).history, cgd.__version__, {})
+    return RunResult(spec, baselines.centralised(settings, rule=_rule(spec)).history, cgd.__version__, {})
 
 
 def _private_centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult:
@@ -216,9 +218,16 @@ def _steps(spec: RunSpec) -> dict[str, Any]:
     """Return the update rule and the schedule of `cgd.simulate`."""
     linear = spec.schedule == "linear"
     return {
-        "rule": partial(SGDRule, momentum=spec.momentum),
+        "rule": _rule(spec),
         "schedule": (lambda step: 1 - step / spec.steps) if linear else None,
     }
+
+
+def _rule(spec: RunSpec) -> Callable[[float], UpdateRule]:
+    """Return the update rule, as a function of the step size."""
+    if spec.rule == "sgd":
+        return partial(SGDRule, momentum=spec.momentum) if spec.momentum else SGDRule
+    return partial(GradientNormRule, first_only=spec.rule == "first-norm")
 
 
 def update_rule(spec: RunSpec, step: int) -> UpdateRule:
@@ -236,19 +245,35 @@ def _spent(spec: RunSpec, settings: BaselineSettings, result: SimulationResult) 
         return {}
     if spec.normalise == "centred":
         budget = spec.privacy.budget()
-        features = next(iter(settings.blocks.values())).x.shape[1]
-        budget.charge(normalisation.mean_encoding(spec, spec.privacy, features).mu ** 2, "the mean")
+        budget.charge(_mean_mu(spec, settings, spec.privacy) ** 2, "the mean")
         budget.charge(spent.mu**2, "the training")
         spent = budget.spent()._replace(openings=1 + spent.openings)
     return {"spent": _rounded(spent._asdict())}
 
 
+def _mean_mu(spec: RunSpec, settings: BaselineSettings, privacy: PrivacySettings) -> float:
+    """Return μ of the mean of centred records."""
+    features = sum(block.x.shape[1] for cell, block in settings.blocks.items() if cell.row == 0)
+    return normalisation.mean_encoding(spec, privacy, features).mu
+
+
 def _local(spec: RunSpec, settings: BaselineSettings) -> RunResult:
-    return RunResult(spec, baselines.local(settings, spec.sample).history, cgd.__version__, {})
+    result = baselines.local(settings, spec.sample, rule=_rule(spec))
+    return RunResult(spec, result.history, cgd.__version__, {})
 
 
 def _dp_sgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
-    result = baselines.dp_sgd(settings, epsilon=spec.epsilon, dp_delta=spec.dp_delta, batch=spec.batch, clip=spec.clip)
+    privacy = privacy_table.of_statistics(spec)
+    result = baselines.dp_sgd(
+        settings,
+        epsilon=spec.epsilon,
+        dp_delta=spec.dp_delta,
+        batch=spec.batch,
+        clip=spec.clip,
+        momentum=spec.momentum,
+        schedule=_steps(spec)["schedule"],
+        prior_mu=0.0 if privacy is None else _mean_mu(spec, settings, privacy),
+    )
     extra = {"epsilon_spent": result.epsilon_spent, "noise_multiplier": result.noise_multiplier}
     return RunResult(spec, result.history, cgd.__version__, extra)
 
@@ -302,8 +327,18 @@ def origin_delta(spec: RunSpec) -> float | Callable[[Cell], float]:
 
 
 def load_data(spec: RunSpec, data_dir: Path | None) -> Dataset:
-    """Return the data set of a run: scaled, limited to `spec.samples` training samples, split and normalised."""
-    data = _load_scaled(spec.data, spec.seed, data_dir)
+    """Return the data set of a run: scaled, limited to `spec.samples` training samples, split and normalised.
+
+    Raises:
+        InputError: the data cannot be loaded.
+    """
+    if spec.data_path is not None:
+        data = _load_own(spec.data_path, spec.data_digest, spec.target, spec.seed)
+    elif spec.data_digest:
+        raise InputError(f"the run has its data from the file {spec.data}; run it from its spec file")
+    else:
+        # Other data sets do not depend on the seed, and need not be loaded again for each.
+        data = _load_scaled(spec.data, spec.seed if spec.data in datasets.BUNDLED else 0, data_dir)
     data = data.first(spec.samples) if spec.samples else data
     data = data.validation() if spec.measure == "validation" else data
     return normalisation.normalise(data, spec)
@@ -312,6 +347,11 @@ def load_data(spec: RunSpec, data_dir: Path | None) -> Dataset:
 @lru_cache(maxsize=2)
 def _load_scaled(name: str, seed: int, data_dir: Path | None) -> Dataset:
     return datasets.load(name, seed, data_dir).scaled()
+
+
+@lru_cache(maxsize=2)
+def _load_own(path: Path, digest: str, target: str, seed: int) -> Dataset:
+    return own_data.load(path, digest, target, seed).scaled()
 
 
 def _digest(displacement: dict[str, torch.Tensor]) -> str:

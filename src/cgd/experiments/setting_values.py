@@ -76,3 +76,29 @@ def suggest(name: str, known: Any) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def table_of(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Return a table within a table; an empty one if there is none.
+
+    Raises:
+        InputError: it is not a table.
+    """
+    value = content.get(name, {})
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {name} is {value!r}; it must be a table of settings")
+    return value
+
+
+def text_of(content: dict[str, Any], name: str, default: str, where: str) -> str:
+    """Return a text within a table; the default if there is none.
+
+    Raises:
+        InputError: it is not a text, or has characters that cannot be printed.
+    """
+    value = content.get(name, default)
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {name} is {value!r}; it must be a text, write it in quotes")
+    if not "".join(value.split()).isprintable():  # it is printed: a control sequence could change the terminal
+        raise InputError(f"{where}: {name} is {value!r}, with characters that cannot be printed; remove them")
+    return value

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cgd.errors import InputError
-from cgd.experiments import privacy_table
-from cgd.experiments.datasets import NAMES
-from cgd.experiments.setting_values import as_float, check_choice, converted, is_number, suggest
+from cgd.experiments import own_data, privacy_table
+from cgd.experiments.setting_values import as_float, check_choice, converted, is_number, suggest, table_of, text_of
 from cgd.files import parse_toml
 from cgd.optim.vertical import check_joint_accepted
 
@@ -25,11 +24,15 @@ METHODS: tuple[str, ...] = get_args(Method)
 POOLED_METHODS = ("centralised", "dp-sgd", "private-centralised")
 _METHODS_OF: dict[str, tuple[str, ...]] = {  # settings that not all methods have
     **dict.fromkeys(("mu", "hold", "arithmetic"), ("cgd",)),
-    **dict.fromkeys(("schedule", "momentum"), privacy_table.PRIVATE_METHODS),
+    "schedule": (*privacy_table.PRIVATE_METHODS, "dp-sgd"),
+    "momentum": (*privacy_table.PRIVATE_METHODS, "dp-sgd", "centralised", "local"),
+    "rule": ("cgd", "centralised", "local"),
 }
+RULES = ("sgd", "running-norm", "first-norm")
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "elu", "softplus")
 Scale = Literal["quick", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
+MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class RunSpec:
 
     Attributes:
         method: training method, one of METHODS.
-        data: name of a data set.
+        data: name of a data set, or of a file; see `cgd.experiments.own_data`.
         samples: number of training samples, taken from the start; 0 for all.
         normalise: see `cgd.experiments.normalisation`: "none", "unit" or "centred".
         rows: number of rows, the paper's m^h.
@@ -55,6 +58,8 @@ class RunSpec:
         hold: number of steps with a fixed step size before it decreases.
         schedule: "paper" for the step size of `mu` and `hold`, "linear" for one that falls linearly to 0.
         momentum: momentum of the steps.
+        rule: update rule: "sgd", or a step size divided by the norm of each layer's gradient, see
+            `cgd.simulation.gradient_norm`: "running-norm", or "first-norm" for the norm of the first step.
         seed: seed of the split of the data and of the origins.
         sample: number of participants to evaluate (in `local`: to train).
         evaluations: number of evaluations during the run.
@@ -63,9 +68,12 @@ class RunSpec:
         arithmetic: "float" or "ring".
         epsilon: ε of dp-sgd.
         dp_delta: δ of dp-sgd.
-        batch: expected batch size of dp-sgd.
+        batch: expected batch size of dp-sgd; the number of training samples for the full batch.
         clip: clipping norm of dp-sgd.
         privacy: differential privacy of cgd and private-centralised; a table of its settings, or None.
+        target: column to predict, if the file is a table.
+        data_digest: SHA-256 of the file's content; empty for a data set.
+        data_path: where the file is; None for a data set, and in a stored result.
     """
 
     method: str = "cgd"
@@ -86,6 +94,7 @@ class RunSpec:
     hold: int = 0
     schedule: str = "paper"
     momentum: float = 0.0
+    rule: str = "sgd"
     seed: int = 0
     sample: int = 10
     evaluations: int = 50
@@ -96,12 +105,15 @@ class RunSpec:
     batch: int = 256
     clip: float = 1.0
     privacy: PrivacySettings | None = None
+    target: str = ""
+    data_digest: str = ""
+    data_path: Path | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, converted(each.name, getattr(self, each.name), _DEFAULTS[each.name]))
+        for name, default in _DEFAULTS.items():
+            object.__setattr__(self, name, converted(name, getattr(self, name), default))
         check_choice("method", self.method, METHODS)
-        check_choice("data", self.data, NAMES)
+        own_data.check_settings(self.data, self.target, self.data_digest)
         check_choice("mode", self.mode, ("towers", "joint"))
         check_joint_accepted(self.mode, self.accept)
         check_choice("activation", self.activation, ACTIVATIONS)
@@ -109,6 +121,7 @@ class RunSpec:
         check_choice("measure", self.measure, ("held-out", "training", "validation"))
         check_choice("normalise", self.normalise, ("none", "unit", "centred"))
         check_choice("schedule", self.schedule, ("paper", "linear"))
+        check_choice("rule", self.rule, RULES)
         at_least = dict.fromkeys(("samples", "hold", "seed"), 0)
         at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch"), 1)
         for name, least in at_least.items():
@@ -136,11 +149,22 @@ class RunSpec:
             )
         for name, methods in _METHODS_OF.items():
             if self.method not in methods and getattr(self, name) != _DEFAULTS[name]:
-                users = " and ".join(methods)
+                users = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
                 raise InputError(
                     f"{name} is {getattr(self, name)} and the method is {self.method}; only {users} "
                     f"{'use' if len(methods) > 1 else 'uses'} it, set it only in runs with the method "
                     f"{' or '.join(methods)}"
+                )
+        if self.rule != "sgd":
+            if self.momentum:
+                raise InputError(
+                    f"momentum is {self.momentum} and the rule is {self.rule}; only the rule sgd uses it, set either "
+                    "momentum or rule"
+                )
+            if self.method == "cgd" and self.columns > 1 and self.mode == "towers":
+                raise InputError(
+                    f"the rule is {self.rule}, columns is {self.columns} and the mode is towers, whose layers 2…N "
+                    "move by a sum over columns; this rule is defined for a mean, use the mode joint or the rule sgd"
                 )
         if self.method == "dp-sgd" and not self.epsilon > 0:
             raise InputError(f"epsilon is {self.epsilon}; dp-sgd needs a privacy parameter above 0")
@@ -163,21 +187,28 @@ class RunSpec:
         changed = {name: value for name, value in self.as_json().items() if value != _plain(_DEFAULTS[name])}
         changed.pop("accept", None)  # has no effect on the result, and old results were made without it
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self.data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
+        return f"{own_data.short_name(self.data)}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
 
     @property
     def has_regret(self) -> bool:
         """True for a convex case of Theorem 1 that is evaluated before every step on all training samples."""
-        convex = self.method == "cgd" and not self.hidden and self.columns == 1 and self.data != "diabetes"
+        has_classes = self.data != "diabetes" and not self.data_digest  # of a file, it is not known before it is read
+        convex = self.method == "cgd" and not self.hidden and self.columns == 1 and has_classes
         return convex and self.measure == "training" and self.evaluations >= self.steps
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""
-        return {name: _plain(value) for name, value in asdict(self).items() if (name, value) not in _OMITTED}
+        settings = {name: value for name, value in asdict(self).items() if name in _DEFAULTS}
+        return {name: _plain(value) for name, value in settings.items() if (name, value) not in _OMITTED}
 
     @classmethod
-    def from_table(cls, table: dict[str, Any], where: str) -> RunSpec:
-        """Build a spec from a table of a TOML or JSON file; `where` names the table in errors.
+    def from_table(cls, table: dict[str, Any], where: str, folder: Path | None = None) -> RunSpec:
+        """Build a spec from a table of a TOML or JSON file.
+
+        Args:
+            table: names and values of settings.
+            where: name of the table in errors.
+            folder: folder of the file, which the path of the data is relative to; None for a stored result.
 
         Raises:
             InputError: a name is unknown, or a value has the wrong type or is invalid.
@@ -189,31 +220,53 @@ class RunSpec:
                     f"choose one of {', '.join(_DEFAULTS)}"
                 )
         try:
-            return cls(**table)
+            settings, path = (table, None) if folder is None else own_data.locate(table, folder)
+            return cls(**settings, data_path=path)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 
 
-_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(RunSpec) if each.default is not MISSING}
+_DEFAULTS: dict[str, Any] = {
+    each.name: each.default for each in fields(RunSpec) if each.default is not MISSING and each.name != "data_path"
+}
 # Defaults that are left out of JSON, so that the results of former versions stay as they are.
-_OMITTED = (("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0))
+_OMITTED = (
+    *(("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0)),
+    *(("rule", "sgd"), ("target", ""), ("data_digest", "")),
+)
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run of an experiment.
+    """A row of an experiment's table: a run, or the same run with several seeds.
 
     Attributes:
-        label: name of the run within its group.
-        run: settings of the run.
-        group: name of a group of runs, such as their grid.
+        label: name of the entry within its group.
+        run: settings of the run with the first seed.
+        group: name of a group of entries, such as their grid.
         reported: metrics that the paper reports for this run.
+        seeds: number of runs, with the seeds `run.seed`, `run.seed` + 1, …
     """
 
     label: str
     run: RunSpec
     group: str = ""
     reported: dict[str, float] = field(default_factory=dict)
+    seeds: int = 1
+
+    @property
+    def name(self) -> str:
+        """The group and the label."""
+        return f"{self.group} {self.label}".strip()
+
+    @property
+    def runs(self) -> tuple[RunSpec, ...]:
+        """The settings of all runs, by seed."""
+        return tuple(replace(self.run, seed=self.run.seed + number) for number in range(self.seeds))
+
+    def name_of(self, run: RunSpec) -> str:
+        """Return the name of one of the runs: with its seed, if there are several."""
+        return f"{self.name}, seed {run.seed}" if self.seeds > 1 else self.name
 
 
 @dataclass(frozen=True)
@@ -264,24 +317,24 @@ def read(path: Path, referrers: tuple[Path, ...] = ()) -> Experiment:
             )
     show = content.get("show", "curves")
     check_choice(f"{path.name}: show", show, SHOW_CHOICES)
-    scales = _table(content, "scale", path.name) or {"paper": {}}
+    scales = table_of(content, "scale", path.name) or {"paper": {}}
     for scale in scales:
         check_choice(f"{path.name}: scale", scale, SCALES)
-        _table(scales, scale, f"{path.name}: scale")
+        table_of(scales, scale, f"{path.name}: scale")
     runs = content.get("run", [])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         found = "has no run" if runs == [] else "has a run that is not in a list of tables"
         raise InputError(f"{path.name} {found}; write one or more [[run]] tables, in double brackets")
-    common = _table(content, "common", path.name)
-    runs = [privacy_table.with_defaults(run, common, _table(content, "privacy", path.name)) for run in runs]
+    common = table_of(content, "common", path.name)
+    runs = [privacy_table.with_defaults(run, common, table_of(content, "privacy", path.name)) for run in runs]
     entries = {
-        scale: tuple(_entry(path.name, number, run, common, scales, scale) for number, run in enumerate(runs, start=1))
+        scale: tuple(_entry(path, number, run, common, scales, scale) for number, run in enumerate(runs, start=1))
         for scale in scales
     }
     for own in entries.values():
         _check_show(show, own, path.name)
-    about = " ".join(_text(content, "about", "", path.name).split())
-    return Experiment(path.stem, _text(content, "title", path.stem, path.name), about, show, entries)
+    about = " ".join(text_of(content, "about", "", path.name).split())
+    return Experiment(path.stem, text_of(content, "title", path.stem, path.name), about, show, entries)
 
 
 def _read_like(path: Path, content: dict[str, Any], referrers: tuple[Path, ...]) -> Experiment:
@@ -293,23 +346,20 @@ def _read_like(path: Path, content: dict[str, Any], referrers: tuple[Path, ...])
                 f"{path.name}: {key!r} is not allowed with `like`{suggest(key, known)}; "
                 f"choose one of {', '.join(known)}"
             )
-    other_path = path.parent / f"{_text(content, 'like', '', path.name)}.toml"
+    other_path = path.parent / f"{text_of(content, 'like', '', path.name)}.toml"
     if other_path in referrers:
         raise InputError(f"{path.name}: like is {content['like']!r}, a circular reference; name a file with runs")
     other = read(other_path, referrers)
     show = content.get("show", other.show)
     check_choice(f"{path.name}: show", show, SHOW_CHOICES)
-    only = _text(content, "only", "", path.name)
-    entries = {
-        scale: tuple(entry for entry in own if only in f"{entry.group} {entry.label}")
-        for scale, own in other.entries.items()
-    }
+    only = text_of(content, "only", "", path.name)
+    entries = {scale: tuple(entry for entry in own if only in entry.name) for scale, own in other.entries.items()}
     if not all(entries.values()):
         raise InputError(f"{path.name}: no run of {other.name} has {only!r} in its group and label")
     for own in entries.values():
         _check_show(show, own, path.name)
-    about = " ".join(_text(content, "about", other.about, path.name).split())
-    return Experiment(path.stem, _text(content, "title", other.title, path.name), about, show, entries)
+    about = " ".join(text_of(content, "about", other.about, path.name).split())
+    return Experiment(path.stem, text_of(content, "title", other.title, path.name), about, show, entries)
 
 
 def _check_show(show: str, entries: tuple[RunEntry, ...], where: str) -> None:
@@ -328,45 +378,33 @@ def _check_show(show: str, entries: tuple[RunEntry, ...], where: str) -> None:
 
 
 def _entry(
-    file: str, number: int, run: dict[str, Any], common: dict[str, Any], scales: dict[str, Any], scale: str
+    file: Path, number: int, run: dict[str, Any], common: dict[str, Any], scales: dict[str, Any], scale: str
 ) -> RunEntry:
     """Return a [[run]], merged with the common settings and those of the scale.
 
     Settings of the run override the others; those in its table `quick` or `paper` apply at that scale only.
     """
-    where = f"{file}, run {number}"
+    where = f"{file.name}, run {number}"
     for other in SCALES:
         if other in run and other not in scales:
             raise InputError(f"{where}: there is no scale {other!r} to change; write [scale.{other}], it may be empty")
     own = {key: value for key, value in run.items() if key not in ("label", "group", "reported", *SCALES)}
-    settings = {**common, **scales[scale], **own, **_table(run, scale, where)}
-    spec = RunSpec.from_table(settings, where if len(scales) == 1 else f"{where}, scale {scale}")
-    reported = _table(run, "reported", where)
+    settings = {**common, **scales[scale], **own, **table_of(run, scale, where)}
+    seeds = settings.pop("seeds", 1)
+    if type(seeds) is not int or not 1 <= seeds <= MAX_SEEDS:
+        raise InputError(f"{where}: seeds is {seeds!r}; it must be a whole number from 1 to {MAX_SEEDS}")
+    spec = RunSpec.from_table(settings, where if len(scales) == 1 else f"{where}, scale {scale}", file.parent)
+    reported = table_of(run, "reported", where)
     for key, value in reported.items():
         if not is_number(value):
             raise InputError(f"{where}: reported {key} is {value!r}; it must be a number")
     return RunEntry(
-        _text(run, "label", f"run {number}", where),
+        text_of(run, "label", f"run {number}", where),
         spec,
-        _text(run, "group", "", where),
+        text_of(run, "group", "", where),
         {key: as_float(value) for key, value in reported.items()},
+        seeds,
     )
-
-
-def _table(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    value = content.get(name, {})
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: {name} is {value!r}; it must be a table of settings")
-    return value
-
-
-def _text(content: dict[str, Any], name: str, default: str, where: str) -> str:
-    value = content.get(name, default)
-    if not isinstance(value, str):
-        raise InputError(f"{where}: {name} is {value!r}; it must be a text, write it in quotes")
-    if not "".join(value.split()).isprintable():  # it is printed: a control sequence could change the terminal
-        raise InputError(f"{where}: {name} is {value!r}, with characters that cannot be printed; remove them")
-    return value
 
 
 def _plain(value: Any) -> Any:

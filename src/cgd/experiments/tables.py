@@ -10,15 +10,12 @@ from rich.text import Text
 
 from cgd.experiments import theory
 from cgd.experiments.spec import POOLED_METHODS
-from cgd.simulation.result import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cgd.experiments.runner import RunResult
-    from cgd.experiments.spec import Experiment, RunEntry
-
-    Found = Sequence[tuple[RunEntry, RunResult | None]]
+    from cgd.experiments.entry_result import EntryResult, SeedSpread
+    from cgd.experiments.spec import Experiment, RunSpec
 
 NOT_RUN = "not run"
 ALONE, FUSED = "own features alone", "the row, late fusion"
@@ -31,6 +28,12 @@ class ResultTable:
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def without(self, *names: str) -> ResultTable:
+        """Return the table without the columns of these names."""
+        kept = [number for number, name in enumerate(self.header) if name not in names]
+        rows = tuple(tuple(row[number] for number in kept) for row in self.rows)
+        return ResultTable(self.title, tuple(self.header[number] for number in kept), rows)
 
     def to_rich(self) -> Table:
         """Return the table for the terminal."""
@@ -47,103 +50,105 @@ class ResultTable:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def result_table(experiment: Experiment, found: Found) -> ResultTable:
+def result_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
     """Return the table of an experiment; runs without a result are shown as not run."""
     if experiment.show == "gaps":
         return _gap_table(experiment, found)
     if experiment.show == "regret":
         return _regret_table(experiment, found)
-    header: tuple[str, ...] = (
-        *("setting", "method", "evaluated", "loss (worst)", "accuracy in % (worst)", "± sd"),
-        *("paper: loss / accuracy in %", "ours − paper (worst)"),
+    several = _have_several_seeds(found)
+    paper = ("paper: loss / accuracy in %", "ours − paper (worst)")
+    seeds = ("seeds", "± sd over seeds: loss / accuracy")
+    header = (
+        *("setting", "method", seeds[0], "evaluated", "loss (worst)", "accuracy in % (worst)"),
+        *("± sd over participants" if several else "± sd", seeds[1], *paper),
     )
-    rows = [row for entry, result in found for row in _rows(entry, result)]
-    if not any(entry.reported for entry, _ in found):
-        header, rows = header[:-2], [row[:-2] for row in rows]
-    return ResultTable(experiment.title, header, tuple(rows))
+    table = ResultTable(experiment.title, header, tuple(row for each in found for row in _rows(each)))
+    table = table if several else table.without(*seeds)
+    return table if any(each.entry.reported for each in found) else table.without(*paper)
 
 
-def _rows(entry: RunEntry, result: RunResult | None) -> list[tuple[str, ...]]:
+def _rows(found: EntryResult) -> list[tuple[str, ...]]:
+    entry = found.entry
     paper = " / ".join(filter(None, (_number(entry.reported.get("loss")), _percent(entry.reported.get("accuracy")))))
-    if result is None:
-        return [(entry.group, entry.label, NOT_RUN, "", "", "", paper, "")]
-    last = result.last
+    if not found.results:
+        return [(entry.group, entry.label, found.seeds, NOT_RUN, "", "", "", "", paper, "")]
+    last = found.results[0].last
     has_fused = bool(last.fused_accuracy)
     label = f"{entry.label}, {ALONE}" if has_fused else entry.label
-    evaluated = f"{len(last.loss)} of {_participants(result)}"
-    difference = _difference(last.accuracy, entry.reported.get("accuracy"))
-    rows: list[tuple[str, ...]] = [
-        (entry.group, label, evaluated, *_metrics(last.loss, last.accuracy), paper, difference)
-    ]
+    evaluated = f"{len(last.loss)} of {_participants(entry.run)}"
+    accuracy = found.spread("accuracy")
+    metrics = _metrics(found.spread("loss"), accuracy)
+    difference = _difference(accuracy, entry.reported.get("accuracy"))
+    rows: list[tuple[str, ...]] = [(entry.group, label, found.seeds, evaluated, *metrics, paper, difference)]
     if has_fused:
-        evaluated = f"{len(last.fused_loss)} rows of {result.spec.rows}"
-        rows.append(
-            (entry.group, f"{entry.label}, {FUSED}", evaluated, *_metrics(last.fused_loss, last.fused_accuracy), "", "")
-        )
+        evaluated = f"{len(last.fused_loss)} rows of {entry.run.rows}"
+        metrics = _metrics(found.spread("fused_loss"), found.spread("fused_accuracy"))
+        rows.append((entry.group, f"{entry.label}, {FUSED}", found.seeds, evaluated, *metrics, "", ""))
     return rows
 
 
-def _gap_table(experiment: Experiment, found: Found) -> ResultTable:
+def _gap_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
     """Return the gap of each run to the centralised run, in percentage points of accuracy."""
-    baseline = next((_mean(result) for entry, result in found if entry.run.method == "centralised" and result), None)
+    pooled = (each.accuracy for each in found if each.entry.run.method == "centralised")
+    baseline = next((accuracy for accuracy in pooled if accuracy is not None), None)
     rows = []
-    for entry, result in found:
-        mean = None if result is None else _mean(result)
-        gap = "" if mean is None or baseline is None else f"{100 * (baseline - mean):.2f}"
+    for each in found:
+        accuracy, entry = each.spread("accuracy"), each.entry
+        gap = "" if accuracy is None or baseline is None else f"{100 * (baseline - accuracy.mean):.2f}"
         reported = entry.reported.get("gap")
-        accuracy = NOT_RUN if mean is None else _percent(mean)
-        rows.append((entry.group, entry.label, accuracy, gap, "" if reported is None else f"{reported:.2f}"))
-    header = ("", "method", "accuracy in %", "gap to centralised, points", "paper: gap to its baseline, points")
-    return ResultTable(experiment.title, header, tuple(rows))
+        cells = ("" if each.results else NOT_RUN, "")
+        if accuracy is not None:
+            cells = _percent(accuracy.mean), _percent(accuracy.seed_deviation)
+        paper = "" if reported is None else f"{reported:.2f}"
+        rows.append((entry.group, entry.label, each.seeds, *cells, gap, paper))
+    header = (
+        *("", "method", "seeds", "accuracy in %", "± sd over seeds", "gap to centralised, points"),
+        "paper: gap to its baseline, points",
+    )
+    table = ResultTable(experiment.title, header, tuple(rows))
+    return table if _have_several_seeds(found) else table.without("seeds", "± sd over seeds")
 
 
-def _regret_table(experiment: Experiment, found: Found) -> ResultTable:
-    """Return the regret of the worst participant and the terms of the bound of Theorem 1."""
+def _regret_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
+    """Return the regret of the worst participant of all seeds, and the terms of the bound of Theorem 1."""
     rows = []
-    for entry, result in found:
-        if result is None:
-            rows.append((entry.group, entry.label, NOT_RUN, *[""] * 5))
+    for each in found:
+        entry = each.entry
+        if not each.results:
+            rows.append((entry.group, entry.label, each.seeds, NOT_RUN, *[""] * 5))
             continue
-        bound = theory.ConvergenceBound(**result.extra["theory"])
-        worst = max(theory.regret(result.history, bound.optimum)[-1])
-        terms = bound.terms(result.spec.steps, result.spec.mu, result.spec.lr).values()
-        epsilon = f"{max(bound.epsilon):.3g}"
-        gap = max(result.last.loss) - bound.optimum
-        rows.append(
-            (entry.group, entry.label, epsilon, f"{worst:.3g}", f"{gap:.3g}", *(f"{each:.3g}" for each in terms))
-        )
-    header = ("", "run", "ε/m", "R", "F(w_T) − F(w_*)", "bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
-    return ResultTable(experiment.title, header, tuple(rows))
+        worst = theory.WorstCase.of(each.results)
+        numbers = (worst.epsilon, worst.regret[-1], worst.gap, *worst.terms)
+        rows.append((entry.group, entry.label, each.seeds, *(f"{number:.3g}" for number in numbers)))
+    header = ("", "run", "seeds", "ε/m", "R", "F(w_T) − F(w_*)", "bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
+    table = ResultTable(experiment.title, header, tuple(rows))
+    return table if _have_several_seeds(found) else table.without("seeds")
 
 
-def _participants(result: RunResult) -> int:
-    spec = result.spec
+def _have_several_seeds(found: Sequence[EntryResult]) -> bool:
+    return any(each.entry.seeds > 1 for each in found)
+
+
+def _participants(spec: RunSpec) -> int:
     return 1 if spec.method in POOLED_METHODS else spec.rows * spec.columns
 
 
-def _metrics(losses: list[float], accuracies: list[float]) -> tuple[str, str, str]:
-    """Return the cells for mean and worst loss, mean and worst accuracy, and the deviation of the accuracy."""
-    loss = Spread.of_losses(losses)
-    loss_cell = f"{loss.mean:.3f} ({loss.worst:.3f})"
-    if not accuracies:
-        return loss_cell, "", ""
-    accuracy = Spread.of_accuracies(accuracies)
-    return (
-        loss_cell,
-        f"{100 * accuracy.mean:.2f} ({100 * accuracy.worst:.2f})",
-        f"{100 * accuracy.deviation:.2f}",
-    )
+def _metrics(loss: SeedSpread | None, accuracy: SeedSpread | None) -> tuple[str, str, str, str]:
+    """Return the cells for mean and worst loss, mean and worst accuracy, and the deviations."""
+    loss_cell = "" if loss is None else f"{loss.mean:.3f} ({loss.worst:.3f})"
+    over_seeds = "" if loss is None else _number(loss.seed_deviation)
+    if accuracy is None:
+        return loss_cell, "", "", over_seeds
+    accuracy_cell = f"{100 * accuracy.mean:.2f} ({100 * accuracy.worst:.2f})"
+    over_seeds = " / ".join(filter(None, (over_seeds, _percent(accuracy.seed_deviation))))
+    return loss_cell, accuracy_cell, f"{100 * accuracy.deviation:.2f}", over_seeds
 
 
-def _difference(accuracies: list[float], reported: float | None) -> str:
-    if reported is None or not accuracies:
+def _difference(accuracy: SeedSpread | None, reported: float | None) -> str:
+    if reported is None or accuracy is None:
         return ""
-    accuracy = Spread.of_accuracies(accuracies)
     return f"{100 * (accuracy.mean - reported):+.2f} ({100 * (accuracy.worst - reported):+.2f})"
-
-
-def _mean(result: RunResult) -> float:
-    return Spread.of_accuracies(result.last.accuracy).mean
 
 
 def _number(value: float | None) -> str:

@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cgd.experiments.runner import RunResult
     from cgd.simulation.baselines import BaselineSettings
     from cgd.simulation.result import History, SimulationResult
 
@@ -104,6 +107,39 @@ def regret(history: History, optimum: float) -> list[list[float]]:
         total = [previous + loss - optimum for previous, loss in zip(total, evaluation.loss, strict=True)]
         regrets.append([each / steps for each in total])
     return regrets
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The largest values over the evaluated participants, and over the seeds of an entry.
+
+    Attributes:
+        epsilon: ε/m.
+        regret: regret R after 1, 2, … steps.
+        gap: excess loss F(w_T) − F(w_*) after the last step.
+        terms: the three terms of the bound.
+    """
+
+    epsilon: float
+    regret: list[float]
+    gap: float
+    terms: list[float]
+
+    @classmethod
+    def of(cls, results: Sequence[RunResult]) -> WorstCase:
+        """Summarise the runs of an entry."""
+        bounds = [ConvergenceBound(**result.extra["theory"]) for result in results]
+        regrets = [regret(result.history, bound.optimum) for result, bound in zip(results, bounds, strict=True)]
+        terms = [
+            bound.terms(result.spec.steps, result.spec.mu, result.spec.lr).values()
+            for result, bound in zip(results, bounds, strict=True)
+        ]
+        return cls(
+            max(max(bound.epsilon) for bound in bounds),
+            [max(map(max, each)) for each in zip(*regrets, strict=True)],
+            max(max(result.last.loss) - bound.optimum for result, bound in zip(results, bounds, strict=True)),
+            [max(each) for each in zip(*terms, strict=True)],
+        )
 
 
 def _flat(parts: dict[str, Any]) -> torch.Tensor:

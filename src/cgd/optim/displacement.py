@@ -128,9 +128,12 @@ class UpdateRule(Protocol):
 
     Attributes:
         scales_with_gradient: True if a gradient twice as large makes a step twice as large.
+        elementwise: True if each coordinate moves by itself, so that any part of a displacement can be moved at once;
+            otherwise the rule moves one parameter at a time.
     """
 
     scales_with_gradient: ClassVar[bool]
+    elementwise: ClassVar[bool]
 
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: ParameterState) -> None:
         """Move `displacement` in place; `state` holds the rule's buffers between steps."""
@@ -141,6 +144,7 @@ class SGDRule:
     """Gradient descent, with optional momentum: v ← momentum·v + G, D ← D − lr·v."""
 
     scales_with_gradient: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
 
     lr: float
     momentum: float = 0.0
@@ -165,6 +169,7 @@ class AdamRule:
     """Adam (Kingma and Ba, 2015) on the opened sums."""
 
     scales_with_gradient: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)

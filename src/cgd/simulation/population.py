@@ -61,6 +61,12 @@ class Layout:
         """Return the slice that is summed within this column group."""
         return slice(self.offsets[column], self.offsets[column + 1])
 
+    @property
+    def parameter_slices(self) -> list[slice]:
+        """The slices of single parameters, in the order of the displacement."""
+        places = {place.start: place for column in self.columns for place, _ in column.values()}
+        return [places[start] for start in sorted(places)]
+
     def views(self, flat: torch.Tensor, column: int) -> dict[str, torch.Tensor]:
         """Return views of `flat` in the shapes of the parameters of a participant in this column, by name."""
         return {name: flat[place].view(shape) for name, (place, shape) in self.columns[column].items()}

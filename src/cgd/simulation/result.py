@@ -122,11 +122,17 @@ class SimulationResult:
         """True if the rows predict by late fusion: in `towers`, with several columns."""
         return self._participants.grid.columns > 1 and self._participants.mode == "towers"
 
-    @property
-    def displacement_slices(self) -> tuple[slice, slice]:
-        """The slices of `flat_displacement` that are summed within column groups, and over all participants."""
-        shared = self._participants.layout.shared
-        return slice(0, shared.start), shared
+    def displacement_parts(self, *, single_parameters: bool) -> list[tuple[slice, bool]]:
+        """Return slices of `flat_displacement`; each is True if it is summed over all participants.
+
+        The others are summed within column groups.
+
+        Args:
+            single_parameters: a slice for each parameter, instead of one for each kind.
+        """
+        layout = self._participants.layout
+        slices = layout.parameter_slices if single_parameters else [slice(0, layout.shared.start), layout.shared]
+        return [(part, part.start >= layout.shared.start) for part in slices]
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

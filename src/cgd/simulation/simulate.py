@@ -100,8 +100,9 @@ def simulate(
         accept: `cgd.JOINT_REVEALS_RECORDS`; the mode "joint" is rejected without it.
         shared: "mean" or "sum" of the columns' gradients in a step of layers 2…N; by default the mean in `joint` and
             the sum in `towers`, where a mean over many columns learns nothing. Adam is invariant to the scale of
-            gradients, so it makes no difference there.
-        rule: update rule, as a function of the step size: `SGDRule`, `AdamRule`, or a partial of these.
+            gradients, so it makes no difference there. `GradientNormRule` needs the mean.
+        rule: update rule, as a function of the step size: `SGDRule`, `AdamRule`, `GradientNormRule`, or a partial of
+            these.
         mu: the paper's μ of the step size, see `InverseSquareLR`; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
         schedule: factor of the step size in each step, counted from 0, instead of `mu` and `hold`.
@@ -162,12 +163,18 @@ def simulate(
         check_private(participants, steps, privacy)
     shared = shared or ("sum" if mode == "towers" else "mean")
     factor, described_schedule = step_factor(steps, mu, hold, schedule)
-    shared_lr = lr * (participants.grid.columns if shared == "sum" and rule(lr).scales_with_gradient else 1)
+    example_rule = rule(lr)
+    if shared == "sum" and participants.grid.columns > 1 and not example_rule.elementwise:
+        raise InputError(
+            f"the rule is {type(example_rule).__name__} and the step of layers 2…N is the sum over "
+            f"{participants.grid.columns} columns; this rule is defined for the mean, set shared='mean'"
+        )
+    shared_lr = lr * (participants.grid.columns if shared == "sum" and example_rule.scales_with_gradient else 1)
     chosen_engine = _choose_engine(participants, loss, arithmetic, ring or Ring(), engine, memory, privacy)
     settings = {
         **participants.checkpoint_settings(),
         "lr": repr((lr, shared_lr)),
-        "rule": repr(rule(lr)),
+        "rule": repr(example_rule),
         "loss": describe_loss(loss),
         "schedule": described_schedule,
         "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else chosen_engine.summation_order,
@@ -189,7 +196,14 @@ def simulate(
             update_bar(step, history)
 
         run_loop(
-            _SimulationLoop(chosen_engine, result, rules, test, cells),
+            _SimulationLoop(
+                chosen_engine,
+                result,
+                rules,
+                result.displacement_parts(single_parameters=not example_rule.elementwise),
+                test,
+                cells,
+            ),
             history,
             steps=steps,
             lr=lr,
@@ -211,20 +225,23 @@ class _SimulationLoop:
         engine: Engine,
         result: SimulationResult,
         rules: Callable[[int], tuple[UpdateRule, UpdateRule]],
+        parts: list[tuple[slice, bool]],
         test: tuple[Any, Any] | None,
         cells: list[Cell],
     ) -> None:
         self._engine, self._result, self._rules, self._test, self._cells = engine, result, rules, test, cells
+        self._parts = parts
         self._rows = sorted({cell.row for cell in cells})[:MAX_FUSED_ROWS] if result.has_late_fusion else []
-        self._rule_states: list[dict[str, Any]] = [{}, {}]
+        self._rule_states: list[dict[str, Any]] = [{} for _ in parts]
 
     def step(self, number: int) -> float:
         """Move the displacement: the columns' first layers by one rule, the shared layers by the other."""
-        displacement, slices = self._result.flat_displacement, self._result.displacement_slices
+        displacement = self._result.flat_displacement
         gradient_sum, loss = self._engine.gradient_sum(displacement)
         if math.isfinite(loss):
-            for part, rule, state in zip(slices, self._rules(number), self._rule_states, strict=True):
-                rule.move(displacement[part], gradient_sum[part], state)
+            rules = self._rules(number)
+            for (part, is_shared), state in zip(self._parts, self._rule_states, strict=True):
+                rules[is_shared].move(displacement[part], gradient_sum[part], state)
             if not torch.isfinite(displacement).all():
                 return math.inf  # the loss before this step was finite, every later one is not
         return loss

@@ -1,7 +1,8 @@
 """DP-SGD (Abadi et al. 2016): one model on the pooled data of all participants, trained with differential privacy.
 
-Opacus clips gradients, adds noise and accounts for the privacy loss. The loop draws batches and noise from one seeded
-generator, so that a run can be repeated and resumed with the same bits.
+Opacus clips gradients and adds noise. The privacy loss of random batches is that of its PRV accountant; with a batch of
+all samples it is that of `cgd.dp`, which is exact then. The loop draws batches and noise from one seeded generator, so
+that a run can be repeated and resumed with the same bits.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from cgd.dp.accountant import Budget, epsilon_of
 from cgd.errors import InputError
 from cgd.simulation.baselines.plain import TrainingTask, evaluate, run_baseline_loop
 from cgd.simulation.baselines.settings import BaselineResult
+from cgd.simulation.simulate import step_factor
 
 if TYPE_CHECKING:
     from cgd.simulation.baselines.settings import BaselineSettings
     from cgd.simulation.result import Evaluation
+    from cgd.simulation.simulate import Schedule
 
 NAME = "dp-sgd"
 """Name of the only model in the result."""
 
-RENYI_ORDERS = (
-    *(1 + tenth / 10 for tenth in range(1, 100)),
-    *range(12, 64),
-    *(64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1000),
-)
-"""Orders of Rényi differential privacy for the accountant: those of Opacus, and higher ones, without which no ε below
-about 0.1 can be reached at a δ of 1e-5. Above 1029 the binomials in Opacus overflow."""
+EPSILON_ERROR, MAX_EPSILON_ERROR = 0.02, 0.5
+"""The error of ε that the PRV accountant may make, as a part of ε, and at most. It is added to the ε that is spent."""
+CALIBRATION_TOLERANCE = 0.002
+"""The part of ε that random batches may leave unused."""
+MAX_POINTS = 1 << 24
+"""The number of points at which the PRV accountant may compute a density; these need a gigabyte."""
+MAX_PART = 4096
+"""The largest number of samples whose activations are in memory at a time: small enough for the cache."""
+MIN_NOISE, MAX_NOISE = 0.05, 1e6
+"""The noise multipliers of random batches. Less noise than the first protects nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +57,23 @@ class DPSGDResult(BaselineResult):
 
 
 def dp_sgd(
-    settings: BaselineSettings, *, epsilon: float, dp_delta: float = 1e-5, batch: int = 256, clip: float = 1.0
+    settings: BaselineSettings,
+    *,
+    epsilon: float,
+    dp_delta: float = 1e-5,
+    batch: int = 256,
+    clip: float = 1.0,
+    momentum: float = 0.0,
+    schedule: Schedule | None = None,
+    prior_mu: float = 0.0,
 ) -> DPSGDResult:
     """Train one model on all samples with all features by DP-SGD, from the initial model of `centralised`.
 
     Each step draws every sample with probability batch/n, clips its gradient to the norm `clip`, adds Gaussian noise to
-    the sum, and moves by lr/batch times that. The noise is the smallest with which all steps together are
-    (ε, δ)-differentially private for adding or removing one sample, by the Rényi accountant of Opacus, the successor of
-    the moments accountant in the paper. (The PRV accountant needs about 5% less noise, but gigabytes of memory for a
-    large ε.)
+    the sum, and moves by lr/batch times that, or its momentum. The noise is the smallest with which all steps together
+    are (ε, δ)-differentially private for adding or removing one sample. If `batch` is the number of samples, every step
+    uses all of them, and the noise is that of `cgd.dp.accountant`: Gaussian differential privacy, as in private CGD.
+    Otherwise it is that of Opacus's PRV accountant, with 2 % of ε for its numerical error.
 
     For experiments only: the noise comes from a seeded generator, so anyone who knows the seed can subtract it, and the
     history contains training losses without noise. Only the model is private, and only with a secret random seed.
@@ -68,8 +84,11 @@ def dp_sgd(
         settings: data, model and training settings; `loss` must also accept a batch of one.
         epsilon: ε of the whole run.
         dp_delta: δ of the whole run; should be smaller than one over the number of samples.
-        batch: expected number of samples in a step.
+        batch: expected number of samples in a step; the number of all samples for steps with all of them.
         clip: norm to which each sample's gradient is clipped.
+        momentum: momentum of the steps.
+        schedule: factor of the step size in each step, counted from 0.
+        prior_mu: μ of what was opened about the samples before, such as their mean with noise; it is a part of ε.
 
     Returns:
         The model under the name "dp-sgd", and its privacy loss. The history's training losses are those of the batches.
@@ -81,17 +100,22 @@ def dp_sgd(
     _require_opacus()
     x, y = settings.pooled()
     _check(settings.steps, len(x), epsilon, dp_delta, batch, clip)
-    noise_multiplier, epsilon_spent = _calibrate(epsilon, dp_delta, batch, len(x), settings.steps)
+    if not 0 <= momentum < 1:
+        raise InputError(f"momentum is {momentum}; it must be at least 0 and below 1, 0.9 is common")
+    factor, schedule_text = step_factor(settings.steps, 0.0, 0, schedule)
+    noise_multiplier, epsilon_spent = _calibrate(epsilon, dp_delta, batch, len(x), settings.steps, prior_mu)
     task = TrainingTask(settings.initial_model(), x, y)
     method_settings = {
         "epsilon": repr(epsilon),
         "dp_delta": repr(dp_delta),
         "batch": repr(batch),
         "clip": repr(clip),
+        "momentum": repr(momentum),
+        "schedule": schedule_text,
         "steps": repr(settings.steps),  # the noise depends on it, so a run cannot be extended
         "noise": repr(noise_multiplier),  # another version of Opacus may find another value
     }
-    loop = _DPSGDLoop(settings, task, noise_multiplier, batch, clip)
+    loop = _DPSGDLoop(settings, task, noise_multiplier, batch, clip, momentum, factor)
     try:
         history = run_baseline_loop(settings, {NAME: task}, loop, method_settings)
     finally:
@@ -107,12 +131,19 @@ class _DPSGDLoop:
     """
 
     def __init__(
-        self, settings: BaselineSettings, task: TrainingTask, noise_multiplier: float, batch: int, clip: float
+        self,
+        settings: BaselineSettings,
+        task: TrainingTask,
+        noise_multiplier: float,
+        batch: int,
+        clip: float,
+        momentum: float,
+        factor: Schedule,
     ) -> None:
         from opacus.grad_sample import GradSampleModuleFastGradientClipping
         from opacus.optimizers import DPOptimizerFastGradientClipping
 
-        self._settings, self._task = settings, task
+        self._settings, self._task, self._factor = settings, task, factor
         # One sample at a time, so that no sample's gradient can depend on another sample.
         self._sample_losses = torch.func.vmap(lambda output, label: settings.loss(output[None], label[None]))
         self._sample_rate = batch / len(task.x)
@@ -122,8 +153,9 @@ class _DPSGDLoop:
         _check_layers(task.model)
         self._parameters = [each for each in task.model.parameters() if each.requires_grad]
         self._module: Any = GradSampleModuleFastGradientClipping(task.model, loss_reduction="sum", max_grad_norm=clip)
+        self._sgd = torch.optim.SGD(self._parameters, lr=settings.lr, momentum=momentum)
         self._optimizer: Any = DPOptimizerFastGradientClipping(
-            torch.optim.SGD(self._parameters, lr=settings.lr),
+            self._sgd,
             noise_multiplier=noise_multiplier,
             max_grad_norm=clip,
             expected_batch_size=batch,
@@ -131,19 +163,22 @@ class _DPSGDLoop:
             generator=self._generator,
         )
 
-    def step(self, number: int) -> float:  # noqa: ARG002
+    def step(self, number: int) -> float:
         """Draw a batch, move the model, and return the batch's mean loss before; for an empty batch, of all samples."""
-        x, y = self._task.x, self._task.y
-        # In double precision, so that the probability is the one that the accountant assumes.
-        drawn = torch.rand(len(x), generator=self._generator, dtype=torch.float64) < self._sample_rate
-        chosen = drawn.nonzero().flatten()
-        if len(chosen):
-            loss = self._backward_clipped(x[chosen], y[chosen])
+        x, y = self._batch()
+        sums = [torch.zeros_like(each) for each in self._parameters]
+        if len(x):
+            loss = 0.0
+            for part_x, part_y in zip(x.split(MAX_PART), y.split(MAX_PART), strict=True):
+                loss += self._backward_clipped(part_x, part_y) / len(x)
+                for total, parameter in zip(sums, self._parameters, strict=True):
+                    total += 0 if parameter.grad is None else parameter.grad
         else:
             with torch.no_grad():
-                loss = float(self._settings.loss(self._task.model(x), y))
-            for parameter in self._parameters:
-                parameter.grad = torch.zeros_like(parameter)
+                loss = float(self._settings.loss(self._task.model(self._task.x), self._task.y))
+        for total, parameter in zip(sums, self._parameters, strict=True):
+            parameter.grad = total
+        self._sgd.param_groups[0]["lr"] = self._settings.lr * self._factor(number)
         self._optimizer.step()  # adds noise even to an empty batch, so that the model does not reveal that it was empty
         self._optimizer.zero_grad()
         return loss
@@ -153,16 +188,31 @@ class _DPSGDLoop:
         return evaluate(self._settings, [self._task], step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the model and of the generator."""
-        return {"model": self._task.model.state_dict(), "generator": self._generator.get_state()}
+        """Return the states of the model, of the momentum and of the generator."""
+        return {
+            "model": self._task.model.state_dict(),
+            "momentum": [self._sgd.state[each].get("momentum_buffer") for each in self._parameters],
+            "generator": self._generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         self._task.model.load_state_dict(state["model"])
+        for parameter, buffer in zip(self._parameters, state["momentum"], strict=True):
+            self._sgd.state[parameter]["momentum_buffer"] = buffer
         self._generator.set_state(state["generator"])
 
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all samples if the batch has all, else each with the sampling probability."""
+        x, y = self._task.x, self._task.y
+        if self._sample_rate == 1:
+            return x, y
+        # In double precision, so that the probability is the one that the accountant assumes.
+        drawn = torch.rand(len(x), generator=self._generator, dtype=torch.float64) < self._sample_rate
+        return x[drawn], y[drawn]
+
     def _backward_clipped(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        """Write the sum of the samples' clipped gradients to the parameters, and return the mean loss."""
+        """Write the sum of the samples' clipped gradients to the parameters, and return the sum of the losses."""
         from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
         try:
@@ -178,7 +228,7 @@ class _DPSGDLoop:
                 f"Opacus cannot clip the gradients of this model ({error}); "
                 "use each parameter in one layer only, and each layer exactly once"
             ) from error
-        return float(losses.detach().mean())
+        return float(losses.detach().sum())
 
     def close(self) -> None:
         """Remove the hooks and attributes of Opacus from the model."""
@@ -191,35 +241,74 @@ class _DPSGDLoop:
 
 
 @lru_cache(maxsize=64)  # the search takes seconds
-def _calibrate(epsilon: float, dp_delta: float, batch: int, samples: int, steps: int) -> tuple[float, float]:
-    """Return the noise multiplier with which the steps cost at most ε, and the ε they cost with it."""
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.utils import get_noise_multiplier
+def _calibrate(
+    epsilon: float, dp_delta: float, batch: int, samples: int, steps: int, prior_mu: float
+) -> tuple[float, float]:
+    """Return the noise multiplier with which the steps, and what was opened before, cost at most ε; and that cost."""
+    budget = Budget(epsilon, dp_delta)
+    if not 0 <= prior_mu < math.sqrt(budget.mu_squared):
+        raise InputError(
+            f"prior_mu is {prior_mu}, and all that epsilon {epsilon} allows is {math.sqrt(budget.mu_squared):.4g}; "
+            "it must be at least 0 and below that: open less before the training, or raise epsilon"
+        )
+    if batch < samples:
+        return _calibrate_sampled(epsilon, dp_delta, batch / samples, steps, prior_mu)
+    budget.charge(prior_mu**2, "what was opened before")
+    each = budget.mu_squared_each(steps)
+    spent = epsilon_of(math.sqrt(prior_mu**2 + steps * each), dp_delta)
+    return 1 / math.sqrt(each), min(epsilon, spent)  # ε is rounded up, but the budget was not exceeded
 
-    rate = batch / samples
-    with warnings.catch_warnings():
-        # The search starts with too much noise, where the highest order is optimal. The result is a valid bound at any
-        # order, only less tight.
-        warnings.filterwarnings("ignore", "Optimal order is the (largest|smallest) alpha", UserWarning)
-        try:
-            noise_multiplier = get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=dp_delta,
-                sample_rate=rate,
-                steps=steps,
-                accountant="rdp",
-                epsilon_tolerance=epsilon / 1000,
-                alphas=RENYI_ORDERS,
-            )
-        except ValueError as error:
+
+def _calibrate_sampled(
+    epsilon: float, dp_delta: float, rate: float, steps: int, prior_mu: float
+) -> tuple[float, float]:
+    """Do the same for random batches, by the PRV accountant (Gopi et al. 2021)."""
+    error = min(EPSILON_ERROR * epsilon, MAX_EPSILON_ERROR)
+    # It computes at least the range from −3 to 3, with this distance of points.
+    points = 6 / error * math.sqrt(steps * math.log(12_000 / dp_delta) / 2)
+    if points > MAX_POINTS:
+        raise InputError(
+            f"epsilon is {epsilon} and there are {steps} steps with random batches: accounting for them would need "
+            f"{points:.0e} points, at most {MAX_POINTS:.0e} fit into memory; raise epsilon, or set batch to the number "
+            "of samples"
+        )
+
+    def cost(noise_multiplier: float) -> float:
+        return _prv_epsilon(noise_multiplier, rate, steps, prior_mu, dp_delta, error)
+
+    low, high = MIN_NOISE, 1.0
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+        if high > MAX_NOISE:
             raise InputError(
-                f"epsilon is {epsilon}, and no amount of noise reaches it in {steps} steps at dp_delta {dp_delta} "
-                f"({error}); raise epsilon or dp_delta"
-            ) from None
-        accountant = RDPAccountant()
-        accountant.history = [(noise_multiplier, rate, steps)]
-        spent = accountant.get_epsilon(delta=dp_delta, alphas=RENYI_ORDERS)
-    return float(noise_multiplier), max(0.0, float(spent))
+                f"epsilon is {epsilon}, and no noise up to {MAX_NOISE:.0e} times the clip norm reaches it in {steps} "
+                "steps; raise epsilon, or open less before the training"
+            )
+    spent = cost(high)
+    while spent < (1 - CALIBRATION_TOLERANCE) * epsilon and high - low > CALIBRATION_TOLERANCE * MIN_NOISE:
+        middle = (low + high) / 2
+        found = cost(middle)
+        if found <= epsilon:
+            high, spent = middle, found
+        else:
+            low = middle
+    return high, max(0.0, spent)
+
+
+def _prv_epsilon(
+    noise_multiplier: float, rate: float, steps: int, prior_mu: float, dp_delta: float, error: float
+) -> float:
+    """Return an upper bound of the ε that steps with random batches cost, after something that was μ-GDP."""
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    prior = [(1 / prior_mu, 1.0, 1)] if prior_mu else []
+    accountant.history = [*prior, (noise_multiplier, rate, steps)]
+    # A step with all samples has the logarithm of 0, which is −∞ as it should be.
+    with warnings.catch_warnings(), np.errstate(divide="ignore"):
+        # The accountant takes its range from a Rényi bound, which is valid at any order, only less tight.
+        warnings.filterwarnings("ignore", "Optimal order is the (largest|smallest) alpha", UserWarning)
+        return float(accountant.get_epsilon(delta=dp_delta, eps_error=error))
 
 
 def _require_opacus() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from cgd.optim.displacement import SGDRule
 from cgd.optim.grid import Cell
 from cgd.simulation.baselines.settings import BaselineResult
 from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval, run_loop
@@ -26,23 +27,32 @@ from cgd.simulation.result import Evaluation, History
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from cgd.optim.displacement import UpdateRule
     from cgd.simulation.baselines.settings import BaselineSettings
     from cgd.simulation.loop import TrainingLoop
     from cgd.simulation.population import Loss, Mode
     from cgd.simulation.result import SimulationResult
 
-
-def centralised(settings: BaselineSettings) -> BaselineResult:
-    """Train one model on all samples with all features, the reference of every comparison."""
-    return _train(settings, {"centralised": TrainingTask(settings.initial_model(), *settings.pooled())})
+    Rule = Callable[[float], UpdateRule]
 
 
-def local(settings: BaselineSettings, sample: int | None = None) -> BaselineResult:
+def centralised(settings: BaselineSettings, *, rule: Rule = SGDRule) -> BaselineResult:
+    """Train one model on all samples with all features, the reference of every comparison.
+
+    Args:
+        settings: data, model and training settings.
+        rule: update rule, as a function of the step size.
+    """
+    return _train(settings, {"centralised": TrainingTask(settings.initial_model(), *settings.pooled())}, rule)
+
+
+def local(settings: BaselineSettings, sample: int | None = None, *, rule: Rule = SGDRule) -> BaselineResult:
     """Train each participant's model on its own data alone, from the origin it has in CGD.
 
     Args:
         settings: data, model and training settings.
         sample: number of participants to train, drawn at random; by default all.
+        rule: update rule, as a function of the step size.
     """
     participants = settings.participants()
     cells = list(participants.grid.cells)
@@ -55,7 +65,7 @@ def local(settings: BaselineSettings, sample: int | None = None) -> BaselineResu
         width = participants.blocks[cell].x.shape[1]
         features = slice(end - width, end) if participants.grid.columns > 1 else None
         tasks[str(cell)] = TrainingTask(participants.model(cell, no_displacement), *participants.data(cell), features)
-    return _train(settings, tasks)
+    return _train(settings, tasks, rule)
 
 
 @dataclass(frozen=True)
@@ -124,22 +134,30 @@ def evaluate(settings: BaselineSettings, tasks: Iterable[TrainingTask], step: in
     return Evaluation(step, [loss for loss, _ in scores], [accuracy for _, accuracy in scores if accuracy is not None])
 
 
-def _train(settings: BaselineSettings, tasks: dict[str, TrainingTask]) -> BaselineResult:
+def _train(settings: BaselineSettings, tasks: dict[str, TrainingTask], rule: Rule) -> BaselineResult:
     """Train all models in parallel, each by full-batch gradient descent; resume if there is a checkpoint."""
     with _parallel_map(len(tasks)) as parallel_map:
-        loop = _GradientDescentLoop(settings, list(tasks.values()), parallel_map)
-        history = run_baseline_loop(settings, tasks, loop, {})
+        loop = _GradientDescentLoop(settings, list(tasks.values()), parallel_map, rule)
+        history = run_baseline_loop(settings, tasks, loop, {} if rule is SGDRule else {"rule": repr(rule(settings.lr))})
     return BaselineResult({name: task.model for name, task in tasks.items()}, history)
 
 
 class _GradientDescentLoop:
-    """The training loop of plain full-batch gradient descent."""
+    """The training loop of full-batch gradient descent."""
 
     def __init__(
-        self, settings: BaselineSettings, tasks: list[TrainingTask], parallel_map: Callable[..., Iterable[Any]]
+        self,
+        settings: BaselineSettings,
+        tasks: list[TrainingTask],
+        parallel_map: Callable[..., Iterable[Any]],
+        rule: Rule,
     ) -> None:
         self._settings, self._tasks, self._map = settings, tasks, parallel_map
-        self._optimizers = [torch.optim.SGD(task.model.parameters(), lr=settings.lr) for task in tasks]
+        # SGDRule rounds twice where torch's optimiser may round once, and stored results have the bits of the latter.
+        build: Callable[..., torch.optim.Optimizer] = partial(_RuleOptimizer, rule=rule(settings.lr))
+        if rule is SGDRule:
+            build = partial(torch.optim.SGD, lr=settings.lr)
+        self._optimizers = [build(task.model.parameters()) for task in tasks]
 
     def step(self, number: int) -> float:  # noqa: ARG002
         """Run one step of every model and return the mean of their losses."""
@@ -150,13 +168,34 @@ class _GradientDescentLoop:
         return evaluate(self._settings, self._tasks, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every model."""
-        return {"models": [task.model.state_dict() for task in self._tasks]}
+        """Return the state of every model and every optimiser."""
+        return {
+            "models": [task.model.state_dict() for task in self._tasks],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         for task, saved in zip(self._tasks, state["models"], strict=True):
             task.model.load_state_dict(saved)
+        # Checkpoints of former versions have no states of optimisers, and those of gradient descent are empty.
+        for optimizer, saved in zip(self._optimizers, state.get("optimizers", ()), strict=False):
+            optimizer.load_state_dict(saved)
+
+
+class _RuleOptimizer(torch.optim.Optimizer):
+    """Moves the parameters of one model by an update rule."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rule: UpdateRule) -> None:
+        super().__init__(parameters, {})
+        self._rule = rule
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """Move each parameter by its gradient."""
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                self._rule.move(parameter, parameter.grad, self.state[parameter])
 
 
 def _step(loss_function: Loss, task: TrainingTask, optimizer: torch.optim.Optimizer) -> float:

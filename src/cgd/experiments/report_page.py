@@ -1,0 +1,160 @@
+"""The page that compares the stored results with the paper's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cgd.experiments import reproduce, tables, theory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cgd.experiments.entry_result import EntryResult
+    from cgd.experiments.reproduce import ExperimentResult
+    from cgd.experiments.runner import ResultStore
+    from cgd.experiments.spec import RunSpec
+
+LARGE_DIFFERENCE = 0.005
+"""Differences of accuracy above half a percentage point are listed in the report."""
+
+_INTRODUCTION = """\
+Built by `cgd reproduce report --scale {scale}` from the results in this folder, without training.
+Losses and accuracies are those on the 10,000 test images after the last step, unless a section says otherwise. The
+paper says that its figures are those of the worst participant, but the code published by its authors computes the mean.
+Our figures are the mean over randomly chosen participants, with the worst of them in parentheses. *ours − paper* is in
+percentage points of accuracy, for the mean and for the worst participant."""
+_SEEDS = """\
+If a table has a column *seeds*, figures are the mean over the seeds of the mean over participants, the worst of all,
+and the standard deviation over the seeds of the means over participants."""
+_QUICK = """\
+**This is the quick scale, with fewer samples and fewer steps than in the paper, to check that everything works. The
+figures are not comparable with those of the paper.**"""
+
+
+def write(scale: str, store: ResultStore) -> Path:
+    """Write the page of all results at this scale, and return its path."""
+    known = [each for each in reproduce.experiments().values() if scale in each.entries]
+    results = [reproduce.stored_results(each, scale, store) for each in known]
+    several = any(each.entry.seeds > 1 for result in results for each in result.done)
+    parts = ["# The paper's results and ours", _INTRODUCTION.format(scale=scale)]
+    parts += [_SEEDS] if several else []
+    parts += [_QUICK] if scale == "quick" else []
+    parts.append(_one_column_table(results))
+    for result in results:
+        parts += list(_section(result, store.folder))
+    page = store.folder / "report.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    return page
+
+
+def _section(outcome: ExperimentResult, folder: Path) -> Iterator[str]:
+    experiment = outcome.experiment
+    yield f"## {experiment.title}"
+    yield experiment.about
+    if not outcome.done:
+        yield f"Not run yet: `cgd reproduce {experiment.name} --scale {outcome.scale}`."
+        return
+    if experiment.show != "curves":
+        yield outcome.table.to_markdown()
+    plot = outcome.plot(folder / "plots")
+    if plot is not None:
+        yield f"![{experiment.title}](plots/{plot.name})"
+    yield "\n".join(f"- {each}" for each in findings(outcome))
+
+
+def findings(outcome: ExperimentResult) -> Iterator[str]:
+    """Yield sentences that summarise the table."""
+    if outcome.experiment.show == "curves":
+        return
+    differences = {
+        each.entry.name: each.accuracy - each.entry.reported["accuracy"]
+        for each in outcome.done
+        if "accuracy" in each.entry.reported and each.accuracy is not None
+    }
+    if differences:
+        large = [f"{name} ({100 * by:+.2f})" for name, by in differences.items() if abs(by) > LARGE_DIFFERENCE]
+        yield f"Our mean differs from the paper by more than half a point: {', '.join(large) or 'none'}."
+    if outcome.experiment.show == "sweep":
+        yield from _rankings(outcome)
+    if outcome.experiment.show == "regret":
+        yield from _theorem_findings(outcome.done)
+    missing = [each.entry.name for each in outcome.found if not each.results]
+    if missing:
+        yield f"Not run at this scale: {', '.join(missing)}."
+    partly = [f"{each.entry.name} ({each.seeds})" for each in outcome.done if each.missing]
+    if partly:
+        yield f"Not run with all seeds: {', '.join(partly)}."
+
+
+def _rankings(outcome: ExperimentResult) -> Iterator[str]:
+    """Yield the order of the runs by accuracy, here and in the paper, for each complete group."""
+    for group in dict.fromkeys(each.entry.group for each in outcome.found):
+        accuracies = {each.entry.label: each.accuracy for each in outcome.found if each.entry.group == group}
+        known = {label: accuracy for label, accuracy in accuracies.items() if accuracy is not None}
+        if len(known) < 2 or len(known) < len(accuracies):
+            continue
+        ours = sorted(known, key=lambda label: -known[label])
+        sentence = f"{group}, best first: {' > '.join(ours)}"
+        paper = {each.entry.label: each.entry.reported for each in outcome.found if each.entry.group == group}
+        if all("accuracy" in reported for reported in paper.values()):
+            theirs = sorted(paper, key=lambda label: -paper[label]["accuracy"])
+            sentence += "; the paper has the same order" if theirs == ours else f"; the paper has {' > '.join(theirs)}"
+        yield f"{sentence}."
+
+
+def _theorem_findings(done: list[EntryResult]) -> Iterator[str]:
+    """Yield sentences that compare the regret with the bound of Theorem 1."""
+    single = [theory.WorstCase.of([result]) for each in done for result in each.results]
+    ratios = [each.regret[-1] / sum(each.terms) for each in single]
+    yield (
+        f"R is {'below' if max(ratios) < 1 else 'NOT always below'} the bound: it is at most {max(ratios):.1%} of the "
+        "sum of the bound's terms with the constants of the proof (D measured at the start and at the end of a run)."
+    )
+    worst = [(each.entry, theory.WorstCase.of(each.results)) for each in done]
+    fixed = sorted((each.epsilon, each.gap) for entry, each in worst if entry.run.mu == 0)
+    if len(fixed) > 2:
+        (_, base), (small, low), (large, high) = fixed[0], fixed[-2], fixed[-1]
+        power = math.log((high - base) / (low - base)) / math.log(large / small)
+        yield (
+            f"With a fixed step, F(w_T) − F(w_*), minus its value for the smallest δ, grows like ε^{power:.1f} between "
+            "the two largest δ; the bound is linear in ε."
+        )
+    printed = sorted((entry.run.steps, each.regret) for entry, each in worst if entry.group == "as printed")
+    if printed:
+        # After one step, R is the excess loss before it.
+        regrets = [f"{regret[-1]:.3g} of {regret[0]:.3g} after {steps} steps" for steps, regret in printed]
+        yield (
+            f"With the step size as printed, R is {', '.join(regrets)} (the second figure is F(w_1) − F(w_*)). "
+            "The sum of all step sizes is at most α/(μT): the longer the run, the less the models move, and R does not "
+            "decrease with T."
+        )
+
+
+def _one_column_table(outcomes: list[ExperimentResult]) -> str:
+    """Return a table that compares `joint` grids with the runs that have the same rows and one column."""
+    accuracies = _accuracies(outcomes)
+    rows = []
+    for run, joint in accuracies.items():
+        single = accuracies.get(replace(run, columns=1))
+        if run.method != "cgd" or run.mode != "joint" or run.columns == 1 or single is None:
+            continue
+        delta = "random" if isinstance(run.delta, tuple) else f"{run.delta:g}"
+        row = (f"{run.rows}×{run.columns}", delta, f"{100 * joint:.2f} %", f"{100 * single:.2f} %")
+        rows.append((*row, f"{100 * (joint - single):+.2f}"))
+    if not rows:
+        return ""
+    header = ("joint grid", "δ", "accuracy", "accuracy with one column", "difference, points")
+    return (
+        "## Joint grids and the same rows with one column\n\n"
+        + tables.ResultTable("", header, tuple(rows)).to_markdown()
+    )
+
+
+def _accuracies(outcomes: list[ExperimentResult]) -> dict[RunSpec, float]:
+    """Return the mean accuracy over the seeds by first run; if entries share it, that over the most seeds."""
+    done = sorted((each for outcome in outcomes for each in outcome.done), key=lambda each: len(each.results))
+    return {each.entry.run: each.accuracy for each in done if each.accuracy is not None}
