@@ -126,11 +126,11 @@ def statistics_errors() -> list[str]:
     """Return the messages of a participant with other values than all others, and of one with a dishonest member."""
 
     def member(peers: Any, place: int, dishonest: bool) -> str:
-        own, honest_sum = table(4 if place == 0 else 400, place), peers.sum
+        own, honest_sum = table(8 if place == 0 else 800, place), peers.sum
         own["dose"] = [1000.0 if place == 0 else 0.0 for _ in own["dose"]]
         if dishonest and place == 2:
             peers.sum = lambda values, **options: honest_sum(
-                values - 390 * (options.get("context") == "count targets"), **options
+                values - 790 * (options.get("context") == "count targets"), **options
             )
             own = table(2, place)
         try:

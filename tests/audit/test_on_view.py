@@ -123,7 +123,7 @@ def test_error_of_an_attack_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("cgd.audit.attacks.labels.label_counts", fail)
+    monkeypatch.setattr("cgd.audit.attacks.labels._estimate_counts", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         get("labels").run_on(*observe(dropout.scenario(), "cgd"), FRESH)
 

@@ -21,7 +21,7 @@ FRAME = {
 
 
 def encoded() -> tuple[RecordTable, torch.Tensor]:
-    data = Data("ill", COLUMNS)
+    data = Data("ill", COLUMNS, rare=1)
     records, _ = dataset_from_frame(FRAME, data, COLUMNS, target=True)
     preprocessing = fit(records, data, COLUMNS, solo_peers())
     places = {"me": [f"row {place + 1}" for place in range(4)]}

@@ -258,6 +258,12 @@ def test_losses_of_records_with_a_gradient() -> None:
     clipping = RecordGradients(model, 1.0)
     nn.functional.cross_entropy(model(X), Y, reduction="none").backward(torch.full((6,), 1 / 6))
     torch.testing.assert_close(clipping.take().gradient, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_weights_of_losses_that_depend_on_other_records(seed: int) -> None:
+    """The weighted sum is always 1, but the gradient is not 0: it takes the weights as constants."""
+    torch.manual_seed(seed)
     other = RecordGradients(model := linear(), 1.0)
     losses = nn.functional.cross_entropy(model(X), Y, reduction="none")
     with pytest.raises(InputError, match="depends on the outputs of others"):

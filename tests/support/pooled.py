@@ -25,14 +25,21 @@ def folded(
 ) -> dict[str, list[Any]]:
     """Return a table with "other" for values of learned categories that are rare, or that only one member has.
 
+    Numbers of a member that has few of them in a column are missing.
+
     Args:
         table: the values of all records, by column.
         columns: the columns.
         members: the positions of each member's records.
-        rare: the number of records that a member must have of a value, for it to be kept.
+        rare: the number of records that a member must have of a value, or with a number, for them to be kept.
     """
     result = {name: list(values) for name, values in table.items()}
     for column in columns:
+        if column.type == "number":
+            for member in members:
+                if sum(table[column.name][place] is not None for place in member) < rare:
+                    for place in member:
+                        result[column.name][place] = None
         if column.type == "number" or column.categories:
             continue
         values, owners = table[column.name], Counter[Any]()

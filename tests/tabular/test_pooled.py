@@ -80,7 +80,7 @@ def test_classification_tables_match_scikit_learn(name: str) -> None:
     source = getattr(datasets, f"load_{name}")()
     names = [str(each) for each in source.feature_names]
     table: Table = {each: column.tolist() for each, column in zip(names, source.data.T, strict=True)}
-    data = Data("target", tuple(Column(each, "number") for each in names))
+    data = Data("target", tuple(Column(each, "number") for each in names), rare=1)
     records = records_of({**table, "target": [str(source.target_names[each]) for each in source.target]}, data)
     # The tables are sorted by class: some members have one class only, and two have every class.
     order = np.argsort(np.arange(records.rows) % 3 == 0, kind="stable")
@@ -99,7 +99,7 @@ def test_classification_tables_match_scikit_learn(name: str) -> None:
 def test_regression_table_matches_scikit_learn() -> None:
     source = datasets.load_diabetes(scaled=False)
     table: Table = {name: column.tolist() for name, column in zip(source.feature_names, source.data.T, strict=True)}
-    data = Data("target", tuple(Column(name, "number") for name in source.feature_names), task="regression")
+    data = Data("target", tuple(Column(name, "number") for name in source.feature_names), task="regression", rare=1)
     records = records_of({**table, "target": source.target.tolist()}, data)
     preprocessing = check(records, parts([1, 100, 141, 200]), table, data)
     target = preprocessing.encode_target(records)
@@ -222,7 +222,7 @@ def test_random_tables_match_scikit_learn(
 def test_numbers_of_any_size_match_scikit_learn(mean: float, deviation: float) -> None:
     """The error of the statistics is the rounding of a double, also for values far from zero."""
     values = mean + deviation * np.random.default_rng(0).normal(size=3000)
-    data = Data("target", (Column("x", "number"),))
+    data = Data("target", (Column("x", "number"),), rare=1)
     records = records_of({"x": values.tolist(), "target": ["a", "b"] * 1500}, data)
     (column,) = fitted([records.take(each) for each in parts([1, 999, 2000])], data).columns
     assert isinstance(column, NumberStats)

@@ -150,7 +150,7 @@ def test_listed_categories_and_classes_are_only_counted() -> None:
 
 def test_constant_column_is_zero_with_a_note() -> None:
     """0.1 is not exact in binary, so its sums are rounded; the column is still constant."""
-    data = Data("outcome", (AGE,))
+    data = Data("outcome", (AGE,), rare=1)
     members = [records_of(data, age=[0.1] * rows, outcome=["yes", *["no"] * (rows - 1)]) for rows in (1, 7, 1000)]
     preprocessing = fitted(members, data)
     (column,) = preprocessing.columns
@@ -198,7 +198,7 @@ def test_constant_target_is_refused() -> None:
 
 
 def test_class_without_records_gives_a_note() -> None:
-    data = Data("outcome", (AGE,), classes=("yes", "no", "perhaps"))
+    data = Data("outcome", (AGE,), classes=("yes", "no", "perhaps"), rare=1)
     preprocessing = fitted([records_of(data, age=[1, 2], outcome=["yes", "no"])] * 3, data)
     assert preprocessing.notes(records_of(data, age=[1], outcome=["no"])) == (
         "no member has records of the class 'perhaps'; it cannot be learned",

@@ -271,7 +271,7 @@ def test_target_that_looks_like_names_is_refused() -> None:
 
     with pytest.raises(InputError, match="column 'name' has 21 different values, and 21 of them have fewer than 5"):
         check_rare_values(people(84, names[:21]), data, data.columns)
-    for few in (people(84, names[:20]), people(105, names[:21]), people(2, names)):
+    for few in (people(84, names[:20]), people(105, names[:21]), people(5, names)):
         assert check_rare_values(few, data, data.columns) == ()
     listed = replace(data, classes=tuple(names[:21]))
     frame = {"age": [1] * 21, "name": names[:21]}

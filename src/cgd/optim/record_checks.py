@@ -215,17 +215,14 @@ def _picked(kwargs: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 
 def _check_losses(losses: Any, weights: Any = None) -> None:
-    """Check the sum of tensors that are differentiated, multiplied by weights, together."""
+    """Check tensors that are differentiated together, each multiplied by weights."""
     tensors = [losses] if isinstance(losses, torch.Tensor) else list(losses)
     factors = list(weights) if isinstance(weights, (tuple, list)) else [weights] * len(tensors)
-    with torch.enable_grad():
-        terms = [
-            (loss if factor is None else loss * factor).sum() for loss, factor in zip(tensors, factors, strict=True)
-        ]
-        check_loss(sum(terms[1:], terms[0]))
+    pairs = zip(tensors, factors, strict=True)
+    check_loss({loss: torch.ones_like(loss) if factor is None else factor for loss, factor in pairs})
 
 
-def check_loss(loss: torch.Tensor) -> None:
+def check_loss(losses: Mapping[torch.Tensor, torch.Tensor]) -> None:
     """Check that a loss is a sum of terms that each depend on one record's output.
 
     Then the derivative of a record's output gradient by the output of another record is exactly zero, whatever the
@@ -234,10 +231,14 @@ def check_loss(loss: torch.Tensor) -> None:
     division by the number of positive labels, cannot be found this way; means with class weights or `ignore_index` are
     found by their names. A loss that cannot be differentiated twice is not checked; a warning says so.
 
+    Args:
+        losses: tensors that are differentiated together, with the weights of their elements. Weights are constants in
+            the gradient, but may depend on outputs, as in `losses.backward(1 / losses.sum())`.
+
     Raises:
         InputError: it mixes records, or uses the model otherwise than by its output.
     """
-    outputs = _checked_outputs(loss)
+    outputs = _checked_outputs((*losses, *losses.values()))
     if len({tuple(map(id, passes)) for _, passes in outputs}) != 1:
         return  # one backward through two calls of the model, which is refused when gradients arrive
     passes = outputs[0][1]
@@ -245,7 +246,7 @@ def check_loss(loss: torch.Tensor) -> None:
     edges = [torch.autograd.graph.GradientEdge(node, 0) for node, _ in outputs]
     with torch.enable_grad():
         try:
-            gradients = torch.autograd.grad(loss, edges, create_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad([*losses], edges, [*losses.values()], create_graph=True, allow_unused=True)
             mixed = any(
                 _depends(gradients, edges, (torch.arange(records) >> bit) % 2 == 1)
                 for bit in range((records - 1).bit_length())
@@ -284,8 +285,8 @@ def _depends(gradients: Sequence[torch.Tensor | None], edges: Sequence[Any], hal
     return False
 
 
-def _checked_outputs(loss: torch.Tensor) -> list[tuple[Any, list[Pass]]]:
-    """Return the nodes of the model's outputs in the graph of a loss, with their passes.
+def _checked_outputs(losses: Sequence[torch.Tensor]) -> list[tuple[Any, list[Pass]]]:
+    """Return the nodes of the model's outputs in the graph of a loss and its weights, with their passes.
 
     Raises:
         InputError: another path leads from the loss to a parameter of the model, or a node divides by labels.
@@ -293,7 +294,7 @@ def _checked_outputs(loss: torch.Tensor) -> list[tuple[Any, list[Pass]]]:
     outputs: list[tuple[Any, list[Pass]]] = []
     variables: set[int] = set()
     seen: set[Any] = set()
-    waiting: list[Any] = [loss.grad_fn]
+    waiting: list[Any] = [each.grad_fn for each in losses]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
