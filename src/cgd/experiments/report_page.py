@@ -28,7 +28,7 @@ percentage points of accuracy, for the mean and for the worst participant."""
 _SEEDS = """\
 If a table has a column *seeds*, figures are the mean over the seeds of the mean over participants, the worst of all,
 and the standard deviation over the seeds of the means over participants."""
-_QUICK = """\
+QUICK_SCALE = """\
 **This is the quick scale, with fewer samples and fewer steps than in the paper, to check that everything works. The
 figures are not comparable with those of the paper.**"""
 
@@ -40,7 +40,7 @@ def write(scale: str, store: ResultStore) -> Path:
     several = any(each.entry.seeds > 1 for result in results for each in result.done)
     parts = ["# The paper's results and ours", _INTRODUCTION.format(scale=scale)]
     parts += [_SEEDS] if several else []
-    parts += [_QUICK] if scale == "quick" else []
+    parts += [QUICK_SCALE] if scale == "quick" else []
     parts.append(_one_column_table(results))
     for result in results:
         parts += list(_section(result, store.folder))

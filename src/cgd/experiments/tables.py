@@ -44,9 +44,10 @@ class ResultTable:
             table.add_row(*map(Text, row))
         return table
 
-    def to_markdown(self) -> str:
-        """Return the table as Markdown."""
-        lines = [self.header, tuple("---" if number < 2 else "--:" for number in range(len(self.header))), *self.rows]
+    def to_markdown(self, texts: int = 2) -> str:
+        """Return the table as Markdown; the first `texts` columns are aligned to the left, the others to the right."""
+        marks = tuple("---" if number < texts else "--:" for number in range(len(self.header)))
+        lines = [self.header, marks, *self.rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
