@@ -203,8 +203,8 @@ def claims(folder: Path) -> tuple[Claim, ...]:
         audited(
             "Others cannot observe whether a given record is among a participant's (N3).",
             "§1",
-            "with the most records that were measured, the mean AUC of membership inference is at most 3 standard "
-            "errors above 0.5",
+            "with the most records that were measured, the mean AUC of membership inference is at most "
+            f"{MAX_DEVIATIONS:g} standard errors above 0.5",
             (LEVERAGE,),
             _no_leverage,
         ),

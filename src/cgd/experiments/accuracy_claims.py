@@ -20,6 +20,8 @@ MAX_ACCURACY_GAP, MAX_LOSS_GAP = 1.0, 0.05
 """The differences from a centralised model that the paper calls marginal: points of accuracy, and loss."""
 MAX_REPRODUCTION_ERROR = 1.0
 """Our accuracy counts as the paper's if it differs by at most these points."""
+MAX_LARGE_GRID_GAP = {"MNIST": 4.0, "CIFAR-10": 2.0}
+"""The largest grid counts as close to a centralised model up to these points, a little more than the paper reports."""
 MAX_SPREAD = 1.0
 """Confined models count as alike up to this standard deviation over participants, in points."""
 NEAR_GUESSING = 20.0
@@ -214,7 +216,7 @@ def _towers(evidence: Evidence) -> Judgement:
         if central is None or fused is None:
             continue
         figures = f"{each.entry.group}: {points(each):.2f} % alone, {100 * fused.mean:.2f} % by late fusion of a row"
-        findings.append(Finding(points(central) - points(each) <= 4, figures))
+        findings.append(Finding(points(central) - points(each) <= MAX_LARGE_GRID_GAP["MNIST"], figures))
     return every(findings)
 
 
@@ -249,8 +251,8 @@ CLAIMS = (
         GRIDS,
         "In most grids, the accuracy of confined models is within 1 point of a centralised model.",
         "abstract, §1",
-        "more than half of the paper's grids (MNIST with every δ, CIFAR-10) are within 1 point of a centralised model "
-        "with the same δ (for a random δ: with 0.1)",
+        "more than half of the paper's grids (MNIST with every δ, CIFAR-10) are within "
+        f"{MAX_ACCURACY_GAP:g} point of a centralised model with the same δ (for a random δ: with 0.1)",
         command("table-3", "table-8", "table-7", "table-5"),
         _mostly_within("accuracy", MAX_ACCURACY_GAP, " point"),
     ),
@@ -258,7 +260,7 @@ CLAIMS = (
         GRIDS,
         "In most grids, the validation loss is within 0.05 of a centralised model's.",
         "abstract, §1",
-        "the same, with a difference of loss of at most 0.05",
+        f"the same, with a difference of loss of at most {MAX_LOSS_GAP:g}",
         command("table-3", "table-8", "table-7", "table-5"),
         _mostly_within("loss", MAX_LOSS_GAP),
     ),
@@ -267,25 +269,25 @@ CLAIMS = (
         "With 112,000 participants, each with 60 images and 7 pixels of them, training still comes close to a "
         "centralised model. (Only `joint` columns do this, and they reveal raw records: N9.)",
         "§7.1.1, table 3",
-        "1000×112 on MNIST is at most 4 points below the centralised model",
+        f"1000×112 on MNIST is at most {MAX_LARGE_GRID_GAP['MNIST']:g} points below the centralised model",
         command("table-3"),
-        _close_to_baseline("table-3", 1000, 112, 4.0),
+        _close_to_baseline("table-3", 1000, 112, MAX_LARGE_GRID_GAP["MNIST"]),
     ),
     Claim(
         GRIDS,
         "1,000 participants with 60 images each come close to a centralised model.",
         "app. C, table 8",
-        "1000×1 on MNIST is at most 4 points below the centralised model",
+        f"1000×1 on MNIST is at most {MAX_LARGE_GRID_GAP['MNIST']:g} points below the centralised model",
         command("table-8"),
-        _close_to_baseline("table-8", 1000, 1, 4.0),
+        _close_to_baseline("table-8", 1000, 1, MAX_LARGE_GRID_GAP["MNIST"]),
     ),
     Claim(
         GRIDS,
         "On CIFAR-10, 32,000 participants come close to a centralised model.",
         "§7.1.2, table 5",
-        "1000×32 is at most 2 points below the centralised model",
+        f"1000×32 is at most {MAX_LARGE_GRID_GAP['CIFAR-10']:g} points below the centralised model",
         command("table-5"),
-        _close_to_baseline("table-5", 1000, 32, 2.0),
+        _close_to_baseline("table-5", 1000, 32, MAX_LARGE_GRID_GAP["CIFAR-10"]),
     ),
     Claim(
         GRIDS,
@@ -297,7 +299,7 @@ CLAIMS = (
     ),
     Claim(
         GRIDS,
-        "The same on CIFAR-10.",
+        "On CIFAR-10, too, confined models are clearly better than models that participants train alone.",
         "§7.1.2, table 5",
         "the same",
         command(*TABLES["CIFAR-10"]),
@@ -307,7 +309,7 @@ CLAIMS = (
         GRIDS,
         "The less data a participant has, the worse it trains alone, in the end hardly better than guessing.",
         "§7.1.1, table 3",
-        "the mean accuracy of local training falls from grid to grid, and is below 20 % at 1000×112",
+        f"the mean accuracy of local training falls from grid to grid, and is below {NEAR_GUESSING:g} % at 1000×112",
         command("table-3"),
         _local_declines,
     ),
@@ -315,7 +317,7 @@ CLAIMS = (
         GRIDS,
         "All confined models of a training are about equally good.",
         "§7.1",
-        "in every grid, the standard deviation of accuracy over the evaluated participants is at most 1 point",
+        f"in every grid, the standard deviation of accuracy over the participants is at most {MAX_SPREAD:g} point",
         command("table-3", "table-8", "table-5"),
         _alike,
     ),
@@ -323,7 +325,7 @@ CLAIMS = (
         GRIDS,
         "The accuracies of CGD on MNIST.",
         "tables 3 and 8",
-        "ours differ by at most 1 point in every grid",
+        f"ours differ by at most {MAX_REPRODUCTION_ERROR:g} point in every grid",
         command(*TABLES["MNIST"]),
         _reproduced("cgd", *TABLES["MNIST"]),
     ),
@@ -331,7 +333,7 @@ CLAIMS = (
         GRIDS,
         "The accuracies of CGD on CIFAR-10.",
         "table 5",
-        "ours differ by at most 1 point in every grid",
+        f"ours differ by at most {MAX_REPRODUCTION_ERROR:g} point in every grid",
         command(*TABLES["CIFAR-10"]),
         _reproduced("cgd", *TABLES["CIFAR-10"]),
     ),
@@ -339,7 +341,7 @@ CLAIMS = (
         GRIDS,
         "The accuracies of the centralised models.",
         "tables 3 and 5",
-        "ours differ by at most 1 point",
+        f"ours differ by at most {MAX_REPRODUCTION_ERROR:g} point",
         command("table-3", "table-5"),
         _reproduced("centralised", "table-3", "table-5"),
     ),
@@ -347,7 +349,7 @@ CLAIMS = (
         GRIDS,
         "The accuracies of local training. (`cgd reproduce schedule` tries smaller steps, which explain a part.)",
         "tables 3, 5 and 8",
-        "ours differ by at most 1 point in every grid",
+        f"ours differ by at most {MAX_REPRODUCTION_ERROR:g} point in every grid",
         command("table-3", "table-8", "table-5"),
         _reproduced("local", "table-3", "table-8", "table-5"),
     ),
@@ -355,8 +357,8 @@ CLAIMS = (
         GRIDS,
         "Algorithm 2, in which each participant predicts from its own features alone, has the accuracies of table 3.",
         "§6, algorithm 2",
-        "in `towers`, which is Algorithm 2 as printed, every grid is at most 4 points below the centralised model, "
-        "each participant alone",
+        "in `towers`, which is Algorithm 2 as printed, each participant alone, every grid is at most "
+        f"{MAX_LARGE_GRID_GAP['MNIST']:g} points below the centralised model",
         command("towers", "table-3"),
         _towers,
     ),
@@ -379,7 +381,7 @@ CLAIMS = (
     ),
     Claim(
         DP,
-        "The same on CIFAR-10.",
+        "On CIFAR-10, too, CGD loses less accuracy than with differential privacy.",
         "§7.1.2, table 6",
         "the same, against ε = 8, 4, 2",
         command("table-6"),

@@ -33,7 +33,8 @@ evaluated participants, unless a criterion says otherwise; differences are in pe
 - **confirmed**, **not confirmed**: by that criterion, in our runs. Neither is a statement about all settings.
 - **confirmed by tests**: how the algorithm works, which the named tests check. Every version of `cgd` must pass them.
 - **cannot be checked**: no run can decide it; the reason is given.
-- **not run yet**: results are missing. The commands under *ran* make them, and figures are those so far.
+- **not run yet**: results are missing. The commands under *ran* make them, and figures are those so far. A run that is
+  planned with several seeds is judged by those that exist.
 
 An attack counts as successful in a setting if it succeeds, by its own rule, in more than half of the draws; CGD has no
 noise there. [The threat model](../../docs/threat-model.md#promises) explains P1, P2, … (promises) and
@@ -159,13 +160,18 @@ class JudgedClaim:
     figures: str
 
 
+def experiment_results(scale: str, store: ResultStore) -> dict[str, ExperimentResult]:
+    """Return the stored results of the paper's experiments that have this scale, by name."""
+    known = reproduce.experiments()
+    return {name: reproduce.stored_results(each, scale, store) for name, each in known.items() if scale in each.entries}
+
+
 def judge(claims: Iterable[Claim], scale: str, store: ResultStore) -> list[JudgedClaim]:
     """Judge the claims by the stored results, without running anything."""
-    known = reproduce.experiments()
-    results = {name: reproduce.stored_results(each, scale, store) for name, each in known.items()}
+    stored = experiment_results(scale, store)
     judged = []
     for claim in claims:
-        evidence = Evidence(scale, store.folder.parent, results)
+        evidence = Evidence(scale, store.folder.parent, stored)
         judged.append(_judged(claim, claim.judge(evidence), evidence.missing))
     return judged
 
