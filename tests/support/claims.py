@@ -92,7 +92,7 @@ def opposite(experiment: str, entry: RunEntry) -> list[Evaluation]:
         return [Evaluation(step, [0.1], [accuracy]) for step, accuracy in zip((0, 9000, 12_000), curve, strict=True)]
     if run.method == "cgd" and run.privacy is None:
         delta = max(run.delta) if isinstance(run.delta, tuple) else run.delta
-        return last(0.2 + delta, 0.4 + delta, loss=2.0)
+        return last(0.2 + delta / 5, 0.4 + delta / 5, loss=2.0)
     return last(0.85 if run.method == "centralised" else 0.8)
 
 
