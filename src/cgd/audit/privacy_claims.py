@@ -101,6 +101,16 @@ def _never_distinguished(evidence: Evidence, *, audits: Sequence[Audit]) -> Judg
     return every([Finding(each.successes == 0, each.figures) for each in draws])
 
 
+def _common_model_leaks(evidence: Evidence, *, audits: Sequence[Audit]) -> Judgement:
+    """Count the settings in which attacks succeed against one common model."""
+    if not audits:
+        evidence.note_missing(AUDITS)
+        return Judgement(holds=False, figures="")
+    draws = [each for attack in audits[0].attacks for each in all_draws(audits, attack.id, COMMON).values()]
+    successes = sum(each.succeeds for each in draws)
+    return Judgement(successes > 0, f"attacks succeed in {successes} of {len(draws)} settings")
+
+
 def _less_than_common_model(evidence: Evidence, *, audits: Sequence[Audit]) -> Judgement:
     """Compare the settings in which attacks succeed against both schemes."""
     if not audits:
@@ -170,6 +180,13 @@ def claims(folder: Path) -> tuple[Claim, ...]:
             "abstract, §1, §5",
             "tests cannot prove a theorem, and both are about a single sum: neither says what many sums reveal "
             "together (N1), which the other rows are about",
+        ),
+        audited(
+            "One common model leaks information about records, although gradients are added securely.",
+            "abstract, §1",
+            "an attack of the audit succeeds against it, in any setting",
+            (AUDITS,),
+            partial(_common_model_leaks, audits=audits),
         ),
         audited(
             "CGD exposes less than federated learning with one common model and secure sums.",
