@@ -127,6 +127,7 @@ coverage: .venv/installed-dev  ## measure the lines and branches that `make test
 docs: .venv/installed-docs  ## build the documentation into site/
 	$(BIN)/python docs/state_diagram.py
 	rm -rf docs/results && mkdir docs/results && cp -r results/paper/report.md results/paper/plots docs/results
+	sed 's|(../../docs/|(../|g' results/paper/claims.md > docs/results/claims.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-serve: .venv/installed-docs  ## serve the documentation for a browser

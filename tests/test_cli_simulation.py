@@ -94,6 +94,18 @@ def test_report_names_missing_runs(tmp_path: Path) -> None:
     assert "Not run yet: `cgd reproduce table-3 --scale paper`" in page
 
 
+def test_claims_without_results_are_not_run_yet(tmp_path: Path) -> None:
+    finished = run("reproduce", "claims", "--out", "results", "--scale", "paper", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "The page is results/paper/claims.md" in finished.stdout
+    page = (tmp_path / "results" / "paper" / "claims.md").read_text()
+    assert " 0 confirmed, 0 not confirmed, " in page
+    assert (
+        "`cgd reproduce table-3 --scale paper` | *missing:* table-3 (centralised, 1000×112 CGD) | **not run yet**"
+        in page
+    )
+
+
 def corrupt_mnist(folder: Path) -> None:
     (folder / "mnist").mkdir()
     (folder / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"no images"))
@@ -112,9 +124,10 @@ def corrupt_mnist(folder: Path) -> None:
         (("simulate", "mine.toml", "--out", "mine.toml"), "rows = 5", "cannot be written"),
         (("simulate", "mine.toml", "--scale", "quick"), "rows = 5", "has no scale 'quick'"),
         (("simulate", "mine.toml", "--only", "PGD"), "rows = 5", "the runs are: pooled; 5×1 CGD"),
-        (("reproduce", "table-5"), "", "there is no experiment 'table-5'"),
+        (("reproduce", "table-2"), "", "there is no experiment 'table-2'"),
         (("reproduce", "table-8", "--only", "PGD"), "", "the runs are: centralised; 1000×1 CGD; 100×1 CGD"),
         (("reproduce", "list", "--only", "CGD"), "", "but `list` runs nothing"),
+        (("reproduce", "claims", "--only", "CGD"), "", "but `claims` runs nothing"),
         (("reproduce", "table-3", "--data-dir", "."), "", "is not the published file"),
     ],
 )

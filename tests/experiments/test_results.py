@@ -9,7 +9,8 @@ from statistics import fmean
 import pytest
 
 from cgd import JOINT_REVEALS_RECORDS
-from cgd.experiments import report_page, reproduce
+from cgd.audit import privacy_claims
+from cgd.experiments import accuracy_claims, claims, influence_claims, report_page, reproduce
 from cgd.experiments.runner import ResultStore, RunResult
 from cgd.experiments.spec import RunSpec
 
@@ -21,6 +22,17 @@ def test_report_matches_the_stored_results(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     page = report_page.write("paper", ResultStore(tmp_path))
     assert page.read_text() == (RESULTS / "report.md").read_text(), "run `cgd reproduce report --scale paper`"
+
+
+def test_page_of_claims_matches_the_stored_results(tmp_path: Path) -> None:
+    for path in (*RESULTS.glob("*.json"), *RESULTS.parent.glob("audit/*/audit.json"), RESULTS.parent / "leverage.json"):
+        copy = tmp_path / path.relative_to(RESULTS.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    stored = privacy_claims.claims(tmp_path)
+    listed = (*accuracy_claims.CLAIMS, *influence_claims.CLAIMS, *stored)
+    page = claims.write(listed, "paper", ResultStore(tmp_path / "paper"))
+    assert page.read_text() == (RESULTS / "claims.md").read_text(), "run `cgd reproduce claims --scale paper`"
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

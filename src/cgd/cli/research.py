@@ -89,7 +89,7 @@ Only = Annotated[
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="`list`, `report`, `all`, or an experiment such as table-3.")],
+    what: Annotated[str, typer.Argument(help="`list`, `report`, `claims`, `all`, or an experiment such as table-3.")],
     scale: Annotated[Scale, typer.Option(help="Small and quick, or the paper's sizes.")] = Scale.quick,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Continue from existing results, or start again.")
@@ -112,7 +112,7 @@ def reproduce(
 
     console = Console()
     store = ResultStore(out / scale.value)
-    if only is not None and what in ("list", "report"):
+    if only is not None and what in ("list", "report", "claims"):
         raise InputError(f"--only is {only!r}, but `{what}` runs nothing; name an experiment, or leave --only out")
     if what == "list":
         console.print(paper.listing(out))
@@ -120,12 +120,24 @@ def reproduce(
     if what == "report":
         console.print(f"The page is {report_page.write(scale.value, store)}", soft_wrap=True, markup=False)
         return
+    if what == "claims":
+        console.print(f"The page is {_write_claims(scale.value, store)}", soft_wrap=True, markup=False)
+        return
     chosen = list(paper.experiments().values()) if what == "all" else [paper.get(what)]
     chosen = chosen if only is None else paper.select(chosen, scale.value, only)
     entries = [entry for experiment in chosen for entry in paper.entries_of(experiment, scale.value)]
     store.prepare([run for entry in entries for run in entry.runs], fresh=not resume)
     for experiment in chosen:
         _run_experiment(experiment, scale.value, store, data_dir, plot=only is None)
+
+
+def _write_claims(scale: str, store: ResultStore) -> Path:
+    """Write the page of the paper's claims, and return its path."""
+    from cgd.audit import privacy_claims
+    from cgd.experiments import accuracy_claims, claims, influence_claims
+
+    stored = privacy_claims.claims(store.folder.parent)
+    return claims.write((*accuracy_claims.CLAIMS, *influence_claims.CLAIMS, *stored), scale, store)
 
 
 @app.command()

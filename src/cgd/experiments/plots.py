@@ -123,7 +123,8 @@ def _regret(figure: Figure, done: Done) -> None:
             final.append((worst.epsilon, worst.gap, sum(worst.terms)))
         epsilons, gaps, totals = zip(*final, strict=True)
         right.plot(epsilons, gaps, "o", color=f"C{number}", label=f"{group}: F(w_T) − F(w_*)")
-        right.plot(epsilons, totals, "^", color=f"C{number}", label=f"{group}: sum of the bound's terms")
+        if all(totals):  # a network has no bound
+            right.plot(epsilons, totals, "^", color=f"C{number}", label=f"{group}: sum of the bound's terms")
     left.set(xscale="log", yscale="log", xlabel="step T", ylabel="regret R of the worst participant")
     right.set(xscale="log", yscale="log", xlabel="ε/m of the worst participant", ylabel="after the last step")
     for axes in (left, right):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ percentage points of accuracy, for the mean and for the worst participant."""
 _SEEDS = """\
 If a table has a column *seeds*, figures are the mean over the seeds of the mean over participants, the worst of all,
 and the standard deviation over the seeds of the means over participants."""
-_QUICK = """\
+QUICK_SCALE = """\
 **This is the quick scale, with fewer samples and fewer steps than in the paper, to check that everything works. The
 figures are not comparable with those of the paper.**"""
 
@@ -41,7 +40,7 @@ def write(scale: str, store: ResultStore) -> Path:
     several = any(each.entry.seeds > 1 for result in results for each in result.done)
     parts = ["# The paper's results and ours", _INTRODUCTION.format(scale=scale)]
     parts += [_SEEDS] if several else []
-    parts += [_QUICK] if scale == "quick" else []
+    parts += [QUICK_SCALE] if scale == "quick" else []
     parts.append(_one_column_table(results))
     for result in results:
         parts += list(_section(result, store.folder))
@@ -81,7 +80,10 @@ def findings(outcome: ExperimentResult) -> Iterator[str]:
     if outcome.experiment.show == "sweep":
         yield from _rankings(outcome)
     if outcome.experiment.show == "regret":
-        yield from _theorem_findings(outcome.done)
+        networks = [each for each in outcome.done if each.entry.run.hidden]
+        convex = [each for each in outcome.done if not each.entry.run.hidden]
+        yield from _theorem_findings(convex) if convex else ()
+        yield from _network_findings(networks)
     missing = [each.entry.name for each in outcome.found if not each.results]
     if missing:
         yield f"Not run at this scale: {', '.join(missing)}."
@@ -115,10 +117,8 @@ def _theorem_findings(done: list[EntryResult]) -> Iterator[str]:
         "sum of the bound's terms with the constants of the proof (D measured at the start and at the end of a run)."
     )
     worst = [(each.entry, theory.WorstCase.of(each.results)) for each in done]
-    fixed = sorted((each.epsilon, each.gap) for entry, each in worst if entry.run.mu == 0)
-    if len(fixed) > 2:
-        (_, base), (small, low), (large, high) = fixed[0], fixed[-2], fixed[-1]
-        power = math.log((high - base) / (low - base)) / math.log(large / small)
+    power = theory.growth_with_epsilon([each for entry, each in worst if entry.run.mu == 0])
+    if power is not None:
         yield (
             f"With a fixed step, F(w_T) − F(w_*), minus its value for the smallest δ, grows like ε^{power:.1f} between "
             "the two largest δ; the bound is linear in ε."
@@ -132,6 +132,31 @@ def _theorem_findings(done: list[EntryResult]) -> Iterator[str]:
             "The sum of all step sizes is at most α/(μT): the longer the run, the less the models move, and R does not "
             "decrease with T."
         )
+
+
+def _network_findings(done: list[EntryResult]) -> Iterator[str]:
+    """Yield sentences about the regret of networks, for each group: does it decrease with the steps, and with ε?"""
+    if done:
+        lowest = max(result.extra["theory"]["optimum"] for each in done for result in each.results)
+        yield f"The loss that is taken for F(w_*) is at most {lowest:.1g}."
+    for group in dict.fromkeys(each.entry.group for each in done):
+        own = [each for each in done if each.entry.group == group]
+        worst = [theory.WorstCase.of(each.results) for each in own]
+        falling = sum(each.falls_with_steps for each in worst)
+        ratios = [
+            f"{entry.entry.label}: {each.regret[-1] / each.halfway_regret:.2f} and {each.gap / each.halfway_gap:.2f}"
+            for entry, each in zip(own, worst, strict=True)
+        ]
+        yield (
+            f"{group}: R decreases in the second half of the steps in {falling} of {len(worst)} runs. R and "
+            f"F(w_T) − F(w_*) after all steps, divided by those after half of them: {'; '.join(ratios)}."
+        )
+        power = theory.growth_with_epsilon(worst)
+        if power is not None:
+            yield (
+                f"{group}: F(w_T) − F(w_*), minus its value for the smallest δ, grows like ε^{power:.1f} between the "
+                "two largest δ; the theorem's bound, for a convex F, is linear in ε."
+            )
 
 
 def _one_column_table(outcomes: list[ExperimentResult]) -> str:

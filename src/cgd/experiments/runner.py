@@ -192,7 +192,8 @@ def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
     )
     extra: dict[str, Any] = {"displacement": _digest(result.displacement()), **_spent(spec, settings, result)}
     if spec.has_regret:
-        extra["theory"] = asdict(theory.measure(settings, result))
+        measure = theory.measure_network if spec.hidden else theory.measure
+        extra["theory"] = asdict(measure(settings, result))
     return RunResult(spec, result.history, cgd.__version__, extra)
 
 

@@ -44,9 +44,10 @@ class ResultTable:
             table.add_row(*map(Text, row))
         return table
 
-    def to_markdown(self) -> str:
-        """Return the table as Markdown."""
-        lines = [self.header, tuple("---" if number < 2 else "--:" for number in range(len(self.header))), *self.rows]
+    def to_markdown(self, texts: int = 2) -> str:
+        """Return the table as Markdown; the first `texts` columns are aligned to the left, the others to the right."""
+        marks = tuple("---" if number < texts else "--:" for number in range(len(self.header)))
+        lines = [self.header, marks, *self.rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -111,18 +112,22 @@ def _gap_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTa
 
 
 def _regret_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
-    """Return the regret of the worst participant of all seeds, and the terms of the bound of Theorem 1."""
+    """Return the regret of the worst participant of all seeds, and the terms of the bound of Theorem 1, if known."""
+    bound = ("bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
+    convex = not any(each.entry.run.hidden for each in found)
     rows = []
     for each in found:
         entry = each.entry
         if not each.results:
-            rows.append((entry.group, entry.label, each.seeds, NOT_RUN, *[""] * 5))
+            rows.append((entry.group, entry.label, each.seeds, NOT_RUN, *[""] * (2 + len(bound))))
             continue
         worst = theory.WorstCase.of(each.results)
         numbers = (worst.epsilon, worst.regret[-1], worst.gap, *worst.terms)
-        rows.append((entry.group, entry.label, each.seeds, *(f"{number:.3g}" for number in numbers)))
-    header = ("", "run", "seeds", "ε/m", "R", "F(w_T) − F(w_*)", "bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
+        cells = [f"{number:.3g}" for number in numbers]
+        rows.append((entry.group, entry.label, each.seeds, *cells, *[""] * (3 + len(bound) - len(cells))))
+    header = ("", "run", "seeds", "ε/m", "R", "F(w_T) − F(w_*)", *bound)
     table = ResultTable(experiment.title, header, tuple(rows))
+    table = table if convex else table.without(*bound)
     return table if _have_several_seeds(found) else table.without("seeds")
 
 
