@@ -271,6 +271,27 @@ def test_weights_of_losses_that_depend_on_other_records(seed: int) -> None:
     other.remove()
 
 
+def rectified() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+
+
+def test_infinite_second_derivatives_hide_no_other_record() -> None:
+    """x**1.5 has no second derivative at 0, which is a frequent output of a ReLU."""
+    RecordGradients(model := rectified(), 1.0)
+    out = model(X)
+    assert (out == 0).any()
+    with pytest.raises(InputError, match="depends on the outputs of others"):
+        (out.pow(1.5).mean() + (out.mean(0) - out).square().sum()).backward()
+
+
+def test_loss_with_infinite_second_derivatives_is_accepted_with_a_warning() -> None:
+    clipping = RecordGradients(model := rectified(), 1.0)
+    with pytest.warns(UserWarning, match="cannot be differentiated twice"):
+        model(X).pow(1.5).mean().backward()
+    assert clipping.take().records == 6
+
+
 def test_losses_that_cannot_be_checked() -> None:
     model = linear()
     clipping = RecordGradients(model, 1.0)

@@ -6,6 +6,8 @@ records (`record_trials.py`). Before the first backward pass, the loss is differ
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "cgd: pass"
 DEFAULT_IGNORE_INDEX = -100
+MAX_DEPENDENCE = 1e-6  # of a gradient on the outputs of other records, relative to that on its own; rounding is less
 """Of torch's losses. That a program uses it cannot be told without its labels."""
 
 
@@ -247,42 +250,49 @@ def check_loss(losses: Mapping[torch.Tensor, torch.Tensor]) -> None:
     with torch.enable_grad():
         try:
             gradients = torch.autograd.grad([*losses], edges, [*losses.values()], create_graph=True, allow_unused=True)
-            mixed = any(
-                _depends(gradients, edges, (torch.arange(records) >> bit) % 2 == 1)
+            found = [
+                _dependence(gradients, edges, (torch.arange(records) >> bit) % 2 == 1)
                 for bit in range((records - 1).bit_length())
-            )
+            ]
         except RuntimeError:  # not differentiable twice
-            warnings.warn(
-                "the loss cannot be differentiated twice, so it was not checked whether it mixes records; make sure "
-                "that it is a mean of the records' own losses",
-                stacklevel=2,
-            )
-            mixed = False
-    if mixed:
+            found = [math.nan]
+    if any(each > MAX_DEPENDENCE for each in found):
         raise InputError(
             f"the loss of a record depends on the outputs of others in its batch of {records}; use a mean of the "
             "records' own losses, without contrasts, ranks or statistics over the batch"
+        )
+    if any(map(math.isnan, found)):
+        warnings.warn(
+            "the loss cannot be differentiated twice, so it was not checked whether it mixes records; make sure that it "
+            "is a mean of the records' own losses",
+            stacklevel=2,
         )
     for each in passes:
         each.loss_checked = True
 
 
-def _depends(gradients: Sequence[torch.Tensor | None], edges: Sequence[Any], half: torch.Tensor) -> bool:
-    """Return whether the output gradients of the records in `half` depend on the outputs of the others."""
+def _dependence(gradients: Sequence[torch.Tensor | None], edges: Sequence[Any], half: torch.Tensor) -> float:
+    """Return how much the output gradients of the records in `half` depend on the outputs of the others.
+
+    It is relative to how much they depend on their own. NaN: no dependence was found, but some derivatives are not
+    finite, such as that of √x at 0.
+    """
     probes = []
     for each in gradients:
         if each is not None and each.requires_grad:
             weights = torch.linspace(0.5, 1.5, each.numel(), dtype=each.dtype, device=each.device)  # arbitrary
             probes.append((each * weights.reshape(each.shape))[half.to(each.device)].sum())
     if not probes:
-        return False
+        return 0.0
     derivatives = torch.autograd.grad(sum(probes), edges, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+    largest, finite = 0.0, True
     for each in derivatives:
         if each is not None:
-            own, other = (float(each[rows.to(each.device)].abs().max()) for rows in (half, ~half))
-            if other > 1e-6 * own:  # False for NaN
-                return True
-    return False
+            known = torch.where(each.isfinite(), each, 0).abs()
+            own, other = (float(known[rows.to(each.device)].max()) for rows in (half, ~half))
+            largest = max(largest, other / max(own, sys.float_info.min))
+            finite = finite and bool(each.isfinite().all())
+    return largest if finite or largest > MAX_DEPENDENCE else math.nan
 
 
 def _checked_outputs(losses: Sequence[torch.Tensor]) -> list[tuple[Any, list[Pass]]]:
