@@ -255,16 +255,17 @@ def check_loss(losses: Mapping[torch.Tensor, torch.Tensor]) -> None:
                 for bit in range((records - 1).bit_length())
             ]
         except RuntimeError:  # not differentiable twice
-            found = [math.nan]
+            gradients, found = (), [math.nan]
     if any(each > MAX_DEPENDENCE for each in found):
         raise InputError(
             f"the loss of a record depends on the outputs of others in its batch of {records}; use a mean of the "
             "records' own losses, without contrasts, ranks or statistics over the batch"
         )
-    if any(map(math.isnan, found)):
+    # A record whose gradient is not finite counts as zero, so it need not be checked.
+    if any(map(math.isnan, found)) and all(each is None or each.isfinite().all() for each in gradients):
         warnings.warn(
-            "the loss cannot be differentiated twice, so it was not checked whether it mixes records; make sure that it "
-            "is a mean of the records' own losses",
+            "the loss cannot be differentiated twice, so it was not checked whether it mixes records; make sure that "
+            "it is a mean of the records' own losses",
             stacklevel=2,
         )
     for each in passes:
