@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from cgd import InputError
-from cgd.experiments import report_page, reproduce, spec, tables
+from cgd.experiments import experiment_file, report_page, reproduce, tables
 from cgd.experiments.runner import ResultStore, RunResult, execute
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
-    from cgd.experiments.spec import Experiment, RunEntry
+    from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -68,7 +68,7 @@ sample = 3
 def read_experiment(folder: Path, show: str = "table", samples: int = 0) -> Experiment:
     path = folder / "study.toml"
     path.write_text(FILE.format(show=show, samples=samples))
-    return spec.read(path)
+    return experiment_file.read(path)
 
 
 def no_listener(entry: RunEntry, run: RunSpec) -> OnStep:
@@ -212,7 +212,7 @@ def test_experiments_include_all_tables_and_figures() -> None:
     assert {"table-3", "table-4", "table-7", "table-8"} < set(known)
     assert {"figure-4", "figure-6", "figure-7", "figure-8", "figure-9"} < set(known)
     for each in known.values():
-        assert set(each.entries) == set(spec.SCALES)
+        assert set(each.entries) == set(experiment_file.SCALES)
         assert each.about
     with pytest.raises(InputError, match="no experiment 'table-9'.*table-8"):
         reproduce.get("table-9")
@@ -249,7 +249,9 @@ def test_listing_counts_the_stored_results(tmp_path: Path) -> None:
     shown.print(reproduce.listing(tmp_path))
     lines = {line.split()[1]: line for line in shown.export_text().splitlines() if line.startswith("│")}
     assert set(lines) == set(known)
-    quick, paper = (sum(len(entry.runs) for entry in known["table-8"].entries[scale]) for scale in spec.SCALES)
+    quick, paper = (
+        sum(len(entry.runs) for entry in known["table-8"].entries[scale]) for scale in experiment_file.SCALES
+    )
     assert f" 1 of {quick} " in lines["table-8"]
     assert f" 0 of {paper} " in lines["table-8"]
 

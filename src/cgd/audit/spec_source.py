@@ -20,8 +20,8 @@ from cgd.audit.schemes import DELTA, Scenario, observe
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
+from cgd.experiments.experiment_file import read
 from cgd.experiments.runner import build_model, load_data, origin_delta, update_rule
-from cgd.experiments.spec import read
 from cgd.optim.grid import Grid
 from cgd.simulation.population import participant_seed
 

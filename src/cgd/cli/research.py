@@ -15,8 +15,9 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.experiments.runner import ResultStore
-    from cgd.experiments.spec import Experiment, RunEntry, RunSpec
+    from cgd.experiments.spec import RunSpec
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -140,11 +141,11 @@ def simulate(
     only: Only = None,
 ) -> None:
     """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
+    from cgd.experiments import experiment_file
     from cgd.experiments import reproduce as paper
-    from cgd.experiments import spec
     from cgd.experiments.runner import ResultStore
 
-    experiment = spec.read(spec_file)
+    experiment = experiment_file.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
     store = ResultStore(out / chosen if len(experiment.entries) > 1 else out)
     if only is not None:

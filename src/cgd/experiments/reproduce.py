@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from cgd.errors import CGDError, InputError
-from cgd.experiments import plots, spec, tables
+from cgd.experiments import experiment_file, plots, tables
 from cgd.experiments.entry_result import EntryResult
 from cgd.experiments.runner import ResultStore, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cgd.experiments.spec import Experiment, RunEntry, RunSpec
+    from cgd.experiments.experiment_file import Experiment, RunEntry
+    from cgd.experiments.spec import RunSpec
     from cgd.simulation.loop import OnStep
 
     ProgressListener = Callable[[RunEntry, RunSpec], OnStep]
@@ -28,7 +29,7 @@ def experiments() -> dict[str, Experiment]:
     """Return all experiments of the paper, by name."""
     folder = resources.files("cgd.experiments") / "paper"
     files = sorted((Path(str(file)) for file in folder.iterdir() if file.name.endswith(".toml")), key=_sort_key)
-    return {file.stem: spec.read(file) for file in files}
+    return {file.stem: experiment_file.read(file) for file in files}
 
 
 def get(name: str) -> Experiment:
@@ -165,10 +166,10 @@ def _name_in_errors(entry: RunEntry) -> Iterator[None]:
 
 def listing(out: Path) -> Table:
     """Return a table of all experiments, with the number of runs that have a result."""
-    table = Table("name", "title", *(f"{scale} runs" for scale in spec.SCALES))
+    table = Table("name", "title", *(f"{scale} runs" for scale in experiment_file.SCALES))
     for name, experiment in experiments().items():
         progress = []
-        for scale in spec.SCALES:
+        for scale in experiment_file.SCALES:
             runs = [run for entry in experiment.entries.get(scale, ()) for run in entry.runs]
             ready = sum(ResultStore(out / scale).path(run).exists() for run in runs)
             progress.append(f"{ready} of {len(runs)}" if runs else "")
