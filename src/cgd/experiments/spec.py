@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cgd.errors import InputError
 from cgd.experiments import own_data, privacy_table
 from cgd.experiments.setting_values import check_choice, converted, suggest
+from cgd.optim.skew import Skew
 from cgd.optim.vertical import check_joint_accepted
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class RunSpec:
         normalise: see `cgd.experiments.normalisation`: "none", "unit" or "centred".
         rows: number of rows, the paper's m^h.
         columns: number of columns, the paper's m^v.
+        skew: how classes are divided among the rows, a table such as `{ classes = 2 }` or `{ dirichlet = 0.1 }`, see
+            `cgd.Skew`; None for an even mix.
         mode: "towers" or "joint", see `cgd.optim.vertical`.
         accept: `cgd.JOINT_REVEALS_RECORDS`, required by the mode "joint"; has no effect on the result.
         hidden: widths of the hidden layers; empty for a linear model.
@@ -78,6 +81,7 @@ class RunSpec:
     normalise: str = "none"
     rows: int = 1
     columns: int = 1
+    skew: Skew | None = None
     mode: str = "towers"
     accept: str = field(default="", compare=False)
     hidden: tuple[int, ...] = (256,)
@@ -110,6 +114,7 @@ class RunSpec:
             object.__setattr__(self, name, converted(name, getattr(self, name), default))
         check_choice("method", self.method, METHODS)
         own_data.check_settings(self.data, self.target, self.data_digest)
+        object.__setattr__(self, "skew", _parse_skew(self.skew))
         check_choice("mode", self.mode, ("towers", "joint"))
         check_joint_accepted(self.mode, self.accept)
         check_choice("activation", self.activation, ACTIVATIONS)
@@ -174,7 +179,8 @@ class RunSpec:
     @property
     def slug(self) -> str:
         """A readable file name that is the same for equal runs."""
-        grid = "" if self.method in POOLED_METHODS else f"-{self.rows}x{self.columns}"
+        skew = "".join(f"-{name}{value:g}" for name, value in self.skew.as_json().items()) if self.skew else ""
+        grid = "" if self.method in POOLED_METHODS else f"-{self.rows}x{self.columns}{skew}"
         mode = f"-{self.mode}" if self.columns > 1 and self.method != "local" else ""
         delta = "-".join(f"{each:g}" for each in self.delta) if isinstance(self.delta, tuple) else f"{self.delta:g}"
         epsilon = self.privacy.epsilon if self.privacy else self.epsilon
@@ -183,7 +189,8 @@ class RunSpec:
         changed = {name: value for name, value in self.as_json().items() if value != _plain(_DEFAULTS[name])}
         changed.pop("accept", None)  # has no effect on the result, and old results were made without it
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{own_data.short_name(self.data)}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
+        data = own_data.short_name(self.data)
+        return f"{data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
 
     @property
     def has_regret(self) -> bool:
@@ -195,6 +202,7 @@ class RunSpec:
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""
         settings = {name: value for name, value in asdict(self).items() if name in _DEFAULTS}
+        settings["skew"] = self.skew.as_json() if self.skew else None
         return {name: _plain(value) for name, value in settings.items() if (name, value) not in _OMITTED}
 
     @classmethod
@@ -228,8 +236,29 @@ _DEFAULTS: dict[str, Any] = {
 # Defaults that are left out of JSON, so that the results of former versions stay as they are.
 _OMITTED = (
     *(("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0)),
-    *(("rule", "sgd"), ("target", ""), ("data_digest", "")),
+    *(("rule", "sgd"), ("target", ""), ("data_digest", ""), ("skew", None)),
 )
+
+
+def _parse_skew(value: Any) -> Skew | None:
+    """Return the skew in a table of a TOML or JSON file; None if there is no table.
+
+    Raises:
+        InputError: a name is unknown, or a value is invalid.
+    """
+    if value is None or isinstance(value, Skew):
+        return value
+    if not isinstance(value, dict):
+        raise InputError(
+            f"skew is {value!r}; it must be a table: skew = {{ classes = 2 }} or skew = {{ dirichlet = 0.1 }}"
+        )
+    names = tuple(each.name for each in fields(Skew))
+    for name in value:
+        check_choice("skew: the setting", name, names)
+    try:
+        return Skew(**value)
+    except InputError as error:
+        raise InputError(f"skew: {error}") from None
 
 
 def _plain(value: Any) -> Any:
