@@ -1,0 +1,89 @@
+"""Measure the durations of the paper's experiments: `make duration-results`.
+
+Each kind of run (`cgd.experiments.durations`) is trained for a few steps. A step, and an evaluation, have the shortest
+of their times, because the machine may be busy. The table is written after every kind, and kinds that it has are not
+measured again; `--fresh` measures all, and leaves out kinds that no experiment has any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+import cgd.experiments
+from cgd.errors import InputError
+from cgd.experiments import durations, experiment_file, reproduce
+from cgd.experiments.durations import Durations, RunDuration
+from cgd.experiments.runner import execute, load_data
+from cgd.experiments.spec import RunSpec
+from cgd.optim.vertical import JOINT_REVEALS_RECORDS
+
+if TYPE_CHECKING:
+    from cgd.simulation.result import History
+
+CORES = 2
+PATH = Path(cgd.experiments.__file__).parent / durations.FILE
+
+
+def measure(run: RunSpec) -> RunDuration:
+    """Train one kind of run, and return the seconds of its parts."""
+    load_data(run, None)  # once for all runs, so it is not counted
+    ends: list[tuple[float, int]] = []
+
+    def on_step(_: int, history: History) -> None:
+        ends.append((time.perf_counter(), len(history.evaluations)))
+
+    started = time.perf_counter()
+    execute(run, on_step=on_step)
+    whole = time.perf_counter() - started
+    evaluated: list[float] = []
+    plain: list[float] = []
+    for (before, count), (after, next_count) in pairwise(ends):
+        (evaluated if next_count > count else plain).append(after - before)
+    step = min(plain or evaluated)
+    evaluation = max(0.0, min(evaluated) - step)
+    fixed = whole - run.steps * step - ends[-1][1] * evaluation
+    return RunDuration(*(float(f"{max(0.0, each):.3g}") for each in (fixed, step, evaluation)))
+
+
+def kinds() -> dict[str, RunSpec]:
+    """Return the kinds of all runs of the paper's experiments, by slug; the quick scale first."""
+    known = reproduce.experiments().values()
+    runs = (
+        run for scale in experiment_file.SCALES for each in known for entry in each.entries[scale] for run in entry.runs
+    )
+    return {kind.slug: kind for kind in map(durations.kind, runs)}
+
+
+def main() -> None:
+    """Measure the kinds that the table does not have, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fresh", action="store_true", help="measure all kinds again")
+    options = parser.parse_args()
+    torch.set_num_threads(CORES)
+    measured: dict[str, RunDuration] = {}
+    if PATH.exists() and not options.fresh:
+        measured = msgspec.json.decode(PATH.read_bytes(), type=Durations).kinds
+    for columns in (1, 2):  # compile the kernels
+        execute(RunSpec(columns=columns, mode="joint", accept=JOINT_REVEALS_RECORDS, rows=2, steps=1))
+    for slug, kind in kinds().items():
+        if slug in measured:
+            continue
+        try:
+            measured[slug] = measure(kind)
+        except InputError as error:
+            raise SystemExit(f"{slug}: {error}") from None
+        table = msgspec.to_builtins(Durations(CORES, dict(sorted(measured.items()))))
+        PATH.write_text(json.dumps(table, indent=1) + "\n")
+        print(slug, measured[slug], flush=True)
+
+
+if __name__ == "__main__":
+    main()
