@@ -1,9 +1,10 @@
 """The expected duration of a run, from measured durations of its parts.
 
-`make duration-results` measures every kind of run of the paper's experiments for a few steps on two cores, and writes
+`make duration-results` measures every kind of run of the paper's experiments for a few steps, and writes
 `durations.json` in this package. A run takes a fixed time, a time for each step and a time for each evaluation. Runs
-that differ only in settings without influence on these, such as δ or the step size, are of one kind. Reading the data
-set, and computing the features of CIFAR-10, happen once for all runs and are not counted.
+that differ only in settings without influence on these, such as δ or the step size, are of one kind. Times are those of
+one processor core, which other programs on the machine hardly change; how much faster two cores are was measured once.
+Reading the data set, and computing the features of CIFAR-10, happen once for all runs and are not counted.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from cgd.experiments.spec import RunSpec
 
 FILE = "durations.json"
-MEASURED_STEPS, MEASURED_EVALUATIONS = 6, 2
+MEASURED_STEPS, MEASURED_EVALUATIONS = 4, 2
 MEASURED_EPSILON = 8.0
 
 
 class RunDuration(Struct, frozen=True):
-    """The measured seconds of one kind of run.
+    """The measured seconds of one kind of run on one core.
 
     Attributes:
         fixed: for all that is done once, such as drawing origins.
@@ -46,11 +47,13 @@ class Durations(Struct, frozen=True):
     """The measured durations.
 
     Attributes:
-        cores: number of cores that were used.
+        cores: number of cores that minutes are stated for.
+        speed_up: how many times faster they are than one core.
         kinds: durations, by the slug of the kind of run.
     """
 
     cores: int
+    speed_up: float
     kinds: dict[str, RunDuration]
 
 
@@ -81,13 +84,15 @@ def kind(spec: RunSpec) -> RunSpec:
 
 
 def seconds(spec: RunSpec) -> float | None:
-    """Return the expected seconds of a run on the cores of the measurement; None if its kind was not measured."""
-    measured = _durations().kinds.get(kind(spec).slug)
+    """Return the expected seconds of a run on `cores()` idle cores; None if its kind was not measured."""
+    table = _durations()
+    measured = table.kinds.get(kind(spec).slug)
     if measured is None:
         return None
     interval = max(1, spec.steps // spec.evaluations)
     evaluations = 1 + -(-spec.steps // interval)  # one before the first step, and one after the last
-    return measured.fixed + spec.steps * measured.step + evaluations * measured.evaluation
+    on_one_core = measured.fixed + spec.steps * measured.step + evaluations * measured.evaluation
+    return on_one_core / table.speed_up
 
 
 def minutes(runs: Iterable[RunSpec]) -> str:
@@ -105,7 +110,7 @@ def minutes(runs: Iterable[RunSpec]) -> str:
 
 
 def cores() -> int:
-    """Return the number of cores on which durations were measured."""
+    """Return the number of cores that minutes are stated for."""
     return _durations().cores
 
 
