@@ -73,7 +73,7 @@ privacy-results: .venv/installed  ## measure what privacy costs on public tables
 	$(BIN)/python benchmarks/accuracy/private_defaults.py
 	$(BIN)/python benchmarks/accuracy/privacy_costs.py
 
-quick-experiments: .venv/installed  ## run all experiments at the quick scale (less than a quarter of an hour; once, three minutes more for features of CIFAR-10), to check that they work; page in build/quick
+quick-experiments: .venv/installed  ## run all experiments at the quick scale (less than a quarter of an hour; once, two to three minutes more for features of CIFAR-10), to check that they work; page in build/quick
 	status=0; $(BIN)/cgd reproduce all --scale quick --out build || status=$$?; \
 	$(BIN)/cgd reproduce report --scale quick --out build && exit $$status
 

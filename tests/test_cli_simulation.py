@@ -115,7 +115,7 @@ def corrupt_mnist(folder: Path) -> None:
         (("simulate", "mine.toml", "--out", "mine.toml"), "rows = 5", "cannot be written"),
         (("simulate", "mine.toml", "--scale", "quick"), "rows = 5", "has no scale 'quick'"),
         (("simulate", "mine.toml", "--only", "PGD"), "rows = 5", "the runs are: pooled; 5×1 CGD"),
-        (("reproduce", "table-5"), "", "there is no experiment 'table-5'"),
+        (("reproduce", "table-9"), "", "there is no experiment 'table-9'"),
         (("reproduce", "table-8", "--only", "PGD"), "", "the runs are: centralised; 1000×1 CGD; 100×1 CGD"),
         (("reproduce", "list", "--only", "CGD"), "", "but `list` runs nothing"),
         (("reproduce", "list", "table-2"), "", "there is no experiment 'table-2'"),
