@@ -84,6 +84,9 @@ def test_reproduce_list_names_the_experiments(tmp_path: Path) -> None:
     for name in ("table-3", "table-4", "table-6", "table-7", "table-8", "figure-4", "figure-9", "theory", "towers"):
         assert name in finished.stdout
     assert "0 of 7" in finished.stdout
+    runs = run("reproduce", "list", "table-7", cwd=tmp_path)
+    assert runs.returncode == 0, runs.stderr
+    assert "1000×112 δ random" in runs.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,9 +127,11 @@ def corrupt_mnist(folder: Path) -> None:
         (("simulate", "mine.toml", "--out", "mine.toml"), "rows = 5", "cannot be written"),
         (("simulate", "mine.toml", "--scale", "quick"), "rows = 5", "has no scale 'quick'"),
         (("simulate", "mine.toml", "--only", "PGD"), "rows = 5", "the runs are: pooled; 5×1 CGD"),
-        (("reproduce", "table-2"), "", "there is no experiment 'table-2'"),
+        (("reproduce", "table-9"), "", "there is no experiment 'table-9'"),
         (("reproduce", "table-8", "--only", "PGD"), "", "the runs are: centralised; 1000×1 CGD; 100×1 CGD"),
         (("reproduce", "list", "--only", "CGD"), "", "but `list` runs nothing"),
+        (("reproduce", "list", "table-2"), "", "there is no experiment 'table-2'"),
+        (("reproduce", "table-3", "table-4"), "", "only `list` takes another one"),
         (("reproduce", "claims", "--only", "CGD"), "", "but `claims` runs nothing"),
         (("reproduce", "table-3", "--data-dir", "."), "", "is not the published file"),
     ],
@@ -151,6 +156,19 @@ def test_missing_data_error_names_files_and_folder(tmp_path: Path) -> None:
     assert "train-images-idx3-ubyte.gz" in output
     assert f"{tmp_path}/cache/cgd/mnist" in output
     assert "Traceback" not in output
+
+
+def test_all_runs_what_has_data_and_names_the_rest(tmp_path: Path) -> None:
+    command = ("reproduce", "all", "--only", "μ")  # of theory, which has its data; and of figure 8, on MNIST
+    finished = run(*command, cwd=tmp_path, http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9")
+    assert finished.returncode == 2
+    output = " ".join(finished.stderr.split())
+    assert "not run, because their data are missing. figure-8: " in output
+    assert "train-images-idx3-ubyte.gz" in output
+    assert "the same command runs them" in output
+    assert "Traceback" not in output
+    assert "Theorem 1" in finished.stdout
+    assert len(list((tmp_path / "results" / "quick").glob("iris-*.json"))) == 5
 
 
 def test_missing_images_and_weights_are_named(tmp_path: Path) -> None:

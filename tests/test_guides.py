@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cgd.cli import app
-from cgd.experiments import spec
+from cgd.experiments import experiment_file
 from cgd.federation.config import Training
 from support.pages import load_script
 
@@ -98,8 +98,8 @@ def test_specs_of_the_pages_are_valid(tmp_path: Path) -> None:
         path = tmp_path / (named[1] if named else f"{number}.toml")
         path.write_text(text)
     (tmp_path / "patients.csv").write_text("age,diagnosis\n50,yes\n")
-    runs = {path.name: len(spec.read(path).entries["paper"]) for path in tmp_path.glob("*.toml")}
-    assert runs == {"hospitals.toml": 4, "own-deltas.toml": 1, "patients.toml": 1, "3.toml": 1}
+    runs = {path.name: len(experiment_file.read(path).entries["paper"]) for path in tmp_path.glob("*.toml")}
+    assert runs == {"hospitals.toml": 4, "own-deltas.toml": 1, "patients.toml": 1, "skewed.toml": 3, "4.toml": 1}
 
 
 def test_extras_of_the_page_are_those_of_the_package() -> None:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from cgd.optim.origin import confine as confine
     from cgd.optim.privacy import Privacy as Privacy
     from cgd.optim.sgd import ConfinedSGD as ConfinedSGD
+    from cgd.optim.skew import Skew as Skew
     from cgd.optim.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
     from cgd.peers import Peers as Peers
     from cgd.secagg.fixed_point import FixedPoint as FixedPoint
@@ -97,6 +98,7 @@ _NAMES = {
     "federation.member": ("join",),
     "optim.origin": ("Origin", "confine"),
     "optim.grid": ("Block", "Cell", "Grid"),
+    "optim.skew": ("Skew",),
     "optim.adam": ("ConfinedAdam",),
     "optim.optimizer": ("ConfinedOptimizer",),
     "optim.sgd": ("ConfinedSGD",),

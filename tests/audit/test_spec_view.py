@@ -16,6 +16,7 @@ from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.experiments.runner import execute
 from cgd.experiments.spec import RunSpec
+from cgd.optim.skew import Skew
 
 
 def test_view_has_the_settings_of_the_spec() -> None:
@@ -28,6 +29,13 @@ def test_view_has_the_settings_of_the_spec() -> None:
     assert len(x) == len(y) > 400
     again, _, _ = observed(spec, "cgd", rounds=20)
     assert torch.equal(view.final_displacement, again.final_displacement)
+
+
+def test_participants_have_the_classes_of_the_spec() -> None:
+    spec = RunSpec(data="iris", rows=6, hidden=(4,), steps=1)
+    for skew, classes in ((None, 3), (Skew(classes=1), 1)):
+        _, truth, _ = observed(replace(spec, skew=skew), "cgd", rounds=1, honest=1)
+        assert len(truth.all_y.unique()) == classes
 
 
 def test_every_scheme_has_its_view() -> None:

@@ -15,7 +15,7 @@ from cgd.experiments.runner import ResultStore
 from support.claims import BASE, CLAIMS, as_centralised, as_reported, judge, last, opposite
 
 if TYPE_CHECKING:
-    from cgd.experiments.spec import RunEntry
+    from cgd.experiments.experiment_file import RunEntry
     from cgd.simulation.result import Evaluation
 
 ROOT = Path(__file__).parents[2]

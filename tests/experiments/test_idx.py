@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from cgd import InputError
 from cgd.experiments import data_files, idx
+from cgd.experiments.runner import load_data
+from cgd.experiments.spec import RunSpec
 from support.idx_files import ARRAYS, GZIPPED, PLAIN, assert_loads, idx_bytes, md5, write_files
 
 pytestmark = pytest.mark.usefixtures("no_idx_files")
@@ -96,6 +99,14 @@ def test_load_finds_files_in_all_locations(
     if given is not None and option == "CGD_DATA":
         monkeypatch.setenv("CGD_DATA", str(tmp_path / given))
     assert_loads(tmp_path / given if given is not None and option == "data_dir" else None)
+
+
+def test_spec_finds_fashion_mnist_in_a_system_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = {file: md5(content) for file, content in PLAIN.items()}
+    monkeypatch.setitem(idx.SOURCES, "fashion-mnist", replace(idx.SOURCES["fashion-mnist"], mirrors=(), md5=digests))
+    write_files(tmp_path / "share/datasets/fashion-mnist", GZIPPED)
+    data = load_data(RunSpec(data="fashion-mnist", samples=2), tmp_path / "empty")
+    assert (len(data.x), data.features, data.classes) == (2, 4, 3)
 
 
 def test_load_searches_locations_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cgd import InputError
-from cgd.experiments import runner, spec
+from cgd.experiments import experiment_file, runner
 from cgd.experiments.runner import ResultStore, RunResult
 from cgd.experiments.spec import RunSpec
 
@@ -42,7 +42,7 @@ def write_table(folder: Path, text: str, name: str = "mine.csv") -> Path:
 def read_run(folder: Path, settings: str) -> RunSpec:
     path = folder / "spec.toml"
     path.write_text(f"[common]\nhidden = []\nsteps = 3\nrows = 2\n[[run]]\n{settings}\n")
-    return spec.read(path).entries["paper"][0].run
+    return experiment_file.read(path).entries["paper"][0].run
 
 
 def load(folder: Path, settings: str) -> Dataset:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd import InputError
-from cgd.experiments import spec
+from cgd.experiments import experiment_file
 from cgd.experiments.runner import ResultStore, RunResult
 from cgd.experiments.spec import RunSpec
 
@@ -46,7 +46,7 @@ method = "centralised"
 def test_runs_of_a_file_take_the_table_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "private.toml"
     path.write_text(FILE)
-    private, weaker, one, exact = (entry.run for entry in spec.read(path).entries["paper"])
+    private, weaker, one, exact = (entry.run for entry in experiment_file.read(path).entries["paper"])
     assert private.privacy is not None
     assert weaker.privacy is not None
     assert (private.privacy.epsilon, private.privacy.steps, private.privacy.colluders) == (2.0, 4, 1)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cgd.experiments import reproduce, spec
+from cgd.experiments import experiment_file, reproduce
+from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,7 +66,7 @@ def test_program_chooses_on_training_records_and_prints_runs(
     assert all(json.loads(path.read_text())["spec"]["measure"] == "validation" for path in results)
     printed = capsys.readouterr().out
     (tmp_path / "runs.toml").write_text("[[run]]" + printed.split("[[run]]", 1)[1])
-    one, confined, opacus, *_ = (entry.run for entry in spec.read(tmp_path / "runs.toml").entries["paper"])
+    one, confined, opacus, *_ = (entry.run for entry in experiment_file.read(tmp_path / "runs.toml").entries["paper"])
     assert (one.method, one.measure, confined.method, confined.rows) == ("private-centralised", "held-out", "cgd", 5)
     assert (one.privacy, one.lr, one.steps) == (confined.privacy, confined.lr, confined.steps)
     assert (one.delta, confined.delta, one.bias) == (0.05, 0.02, False)
@@ -98,13 +99,13 @@ def test_private_runs_of_a_table_have_the_chosen_settings(program: ModuleType) -
         content = json.loads(path.read_text())
         chosen = [program.Setting(**each) for each in content["chosen"]]
         expected = {
-            spec.RunSpec.from_table(run, path.name)
+            RunSpec.from_table(run, path.name)
             for setting in chosen
             for run in (setting.as_run(content["data"]), setting.as_confined_run(content["data"]))
         }
         entries = reproduce.get(TABLES[content["data"]]).entries["paper"]
         assert {entry.run for entry in entries if entry.run.privacy is not None} == expected
-        by_opacus = {spec.RunSpec.from_table(each.as_opacus_run(content["data"]), path.name) for each in chosen}
+        by_opacus = {RunSpec.from_table(each.as_opacus_run(content["data"]), path.name) for each in chosen}
         assert {entry.run for entry in entries if entry.run.method == "dp-sgd"} == by_opacus
         for setting in chosen:
             own = {each["accuracy"] for each in content["tried"] if each["epsilon"] == setting.epsilon}

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from cgd import InputError
-from cgd.experiments import report_page, reproduce, spec, tables
+from cgd.experiments import durations, experiment_file, report_page, reproduce, tables
 from cgd.experiments.runner import ResultStore, RunResult, execute
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
-    from cgd.experiments.spec import Experiment, RunEntry
+    from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -68,7 +68,7 @@ sample = 3
 def read_experiment(folder: Path, show: str = "table", samples: int = 0) -> Experiment:
     path = folder / "study.toml"
     path.write_text(FILE.format(show=show, samples=samples))
-    return spec.read(path)
+    return experiment_file.read(path)
 
 
 def no_listener(entry: RunEntry, run: RunSpec) -> OnStep:
@@ -212,7 +212,7 @@ def test_experiments_include_all_tables_and_figures() -> None:
     assert {"table-3", "table-4", "table-7", "table-8"} < set(known)
     assert {"figure-4", "figure-6", "figure-7", "figure-8", "figure-9"} < set(known)
     for each in known.values():
-        assert set(each.entries) == set(spec.SCALES)
+        assert set(each.entries) == set(experiment_file.SCALES)
         assert each.about
     with pytest.raises(InputError, match="no experiment 'table-9'.*table-8"):
         reproduce.get("table-9")
@@ -248,10 +248,35 @@ def test_listing_counts_the_stored_results(tmp_path: Path) -> None:
     shown = Console(width=200, file=io.StringIO(), record=True)
     shown.print(reproduce.listing(tmp_path))
     lines = {line.split()[1]: line for line in shown.export_text().splitlines() if line.startswith("│")}
-    assert set(lines) == set(known)
-    quick, paper = (sum(len(entry.runs) for entry in known["table-8"].entries[scale]) for scale in spec.SCALES)
-    assert f" 1 of {quick} " in lines["table-8"]
-    assert f" 0 of {paper} " in lines["table-8"]
+    assert set(lines) == {*known, "all"}
+    quick, paper = (
+        {run for entry in known["table-8"].entries[scale] for run in entry.runs} for scale in ("quick", "paper")
+    )
+    cells = [cell.strip() for cell in lines["table-8"].split("│")]
+    assert cells[3:7] == [
+        f"1 of {len(quick)}",
+        f"{durations.minutes(quick - {run})} of {durations.minutes(quick)}",
+        f"0 of {len(paper)}",
+        f"{durations.minutes(paper)} of {durations.minutes(paper)}",
+    ]
+    assert [cell.strip() for cell in lines["figure-9"].split("│")][3:7] == cells[3:7]  # it shows the same runs
+    every = {run for each in known.values() for entry in each.entries["quick"] for run in entry.runs}
+    assert f" 1 of {len(every)} " in lines["all"]
+    assert f" of {durations.minutes(every)} " in lines["all"]
+
+
+def test_listing_of_an_experiment_has_the_minutes_of_each_run(tmp_path: Path) -> None:
+    table_8 = reproduce.get("table-8")
+    first, second = (entry.run for entry in table_8.entries["quick"][:2])
+    path = ResultStore(tmp_path / "quick").path(first)
+    path.parent.mkdir()
+    path.write_text("")
+    shown = Console(width=200, file=io.StringIO(), record=True)
+    shown.print(reproduce.listing_of(table_8, tmp_path))
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in shown.export_text().splitlines() if "│" in line]
+    assert [row[0] for row in rows] == [entry.name for entry in table_8.entries["quick"]]
+    assert rows[0][1] == "done"
+    assert rows[1][1:] == [durations.minutes([second]), durations.minutes([table_8.entries["paper"][1].run])]
 
 
 def test_report_without_results_names_the_commands(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cgd import JOINT_REVEALS_RECORDS, InputError
+from cgd import JOINT_REVEALS_RECORDS, InputError, Skew
 from cgd.dp.settings import PrivacySettings
 from cgd.experiments import spec
 from cgd.experiments.datasets import NAMES
@@ -38,6 +38,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
         normalise=draw(st.sampled_from(["none", "unit"])),
         rows=draw(st.integers(1, 1000)),
         columns=draw(st.integers(1, 100)),
+        skew=draw(st.none() | st.builds(Skew, st.integers(1, 10**9)) | st.builds(Skew, st.none(), positive())),
         mode=draw(st.sampled_from(["towers", "joint"])),
         accept=JOINT_REVEALS_RECORDS,
         hidden=tuple(draw(st.lists(st.integers(1, 1000), max_size=3))),
@@ -92,8 +93,9 @@ def test_slugs_of_stored_results_do_not_change() -> None:
 
 
 def test_new_settings_do_not_change_the_results_of_former_versions() -> None:
-    assert not {"normalise", "schedule", "momentum", "rule"} & RunSpec().as_json().keys()
+    assert not {"normalise", "schedule", "momentum", "rule", "skew"} & RunSpec().as_json().keys()
     assert RunSpec(rule="first-norm").as_json()["rule"] == "first-norm"
+    assert RunSpec(skew=Skew(dirichlet=1)).as_json()["skew"] == {"dirichlet": 1.0}
     changed = RunSpec(normalise="unit", schedule="linear", momentum=0.9).as_json()
     assert (changed["normalise"], changed["schedule"], changed["momentum"]) == ("unit", "linear", 0.9)
 
@@ -116,6 +118,7 @@ def test_explicit_defaults_do_not_change_the_slug() -> None:
         (RunSpec(lr=1), RunSpec(lr=1.0)),
         (RunSpec(lr=0.0), RunSpec(lr=-0.0)),
         (RunSpec(delta=(1, 2)), RunSpec(delta=(1.0, 2.0))),
+        (RunSpec(skew=Skew(dirichlet=1)), RunSpec(skew=Skew(dirichlet=1.0))),
     ],
 )
 def test_equal_numbers_have_equal_slugs(one: RunSpec, same: RunSpec) -> None:
@@ -133,6 +136,8 @@ def test_equal_numbers_have_equal_slugs(one: RunSpec, same: RunSpec) -> None:
         ({"hidden": [3, 4]}, "hidden", (3, 4)),
         ({"steps": 7, "hold": 7}, "hold", 7),
         ({"lr": 0}, "lr", 0.0),
+        ({"skew": {"classes": 2}}, "skew", Skew(classes=2)),
+        ({"skew": {"dirichlet": 1}}, "skew", Skew(dirichlet=1.0)),
     ],
 )
 def test_from_table_converts_values(table: dict[str, Any], attribute: str, value: Any) -> None:
@@ -177,6 +182,22 @@ INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"measure": "test"}, "measure is 'test'; choose one of held-out, training, validation"),
     ({"normalise": "unity"}, "normalise is 'unity' (did you mean 'unit'?); choose one of none, unit, centred"),
     ({"schedule": "cosine"}, "schedule is 'cosine'; choose one of paper, linear"),
+    # skew
+    ({"skew": 2}, "skew is 2; it must be a table: skew = { classes = 2 } or skew = { dirichlet = 0.1 }"),
+    (
+        {"skew": {"class": 2}},
+        "skew: the setting is 'class' (did you mean 'classes'?); choose one of classes",
+    ),
+    ({"skew": {}}, "skew: classes is None and dirichlet is None; a skew has exactly one of them"),
+    ({"skew": {"classes": 2, "dirichlet": 0.1}}, "skew: classes is 2 and dirichlet is 0.1; a skew has exactly one"),
+    ({"skew": {"classes": 0}}, "skew: classes is 0; it must be a whole number from 1"),
+    ({"skew": {"classes": True}}, "skew: classes is True; it must be a whole number from 1"),
+    ({"skew": {"classes": 2.0}}, "skew: classes is 2.0; it must be a whole number from 1"),
+    ({"skew": {"dirichlet": 0.0}}, "skew: dirichlet is 0.0; it must be a number above 0"),
+    ({"skew": {"dirichlet": -1}}, "skew: dirichlet is -1; it must be a number above 0"),
+    ({"skew": {"dirichlet": math.nan}}, "skew: dirichlet is nan; it must be a number above 0"),
+    ({"skew": {"dirichlet": math.inf}}, "skew: dirichlet is inf; it must be a number above 0, at most"),
+    ({"skew": {"dirichlet": "low"}}, "skew: dirichlet is 'low'; it must be a number above 0"),
     # values
     ({"samples": -1}, "samples is -1; it must be at least 0"),
     ({"rows": 0}, "rows is 0; it must be at least 1"),

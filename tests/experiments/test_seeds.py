@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from cgd import InputError
-from cgd.experiments import plots, report_page, reproduce, spec, tables
+from cgd.experiments import experiment_file, plots, report_page, reproduce, tables
 from cgd.experiments.entry_result import EntryResult
+from cgd.experiments.experiment_file import Experiment, RunEntry
 from cgd.experiments.runner import ResultStore, RunResult
-from cgd.experiments.spec import Experiment, RunEntry, RunSpec
+from cgd.experiments.spec import RunSpec
 from cgd.simulation.result import Evaluation, History
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def experiment(show: str, *entries: RunEntry) -> Experiment:
 def read(folder: Path, text: str) -> Experiment:
     path = folder / "mine.toml"
     path.write_text(text)
-    return spec.read(path)
+    return experiment_file.read(path)
 
 
 def test_an_entry_has_a_run_for_each_seed() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from cgd.experiments import reproduce, tables, theory
 from cgd.experiments.entry_result import EntryResult
+from cgd.experiments.experiment_file import Experiment, RunEntry
 from cgd.experiments.report_page import findings
 from cgd.experiments.runner import RunResult, execute
-from cgd.experiments.spec import Experiment, RunEntry, RunSpec
+from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from cgd.experiments.claims import JudgedClaim
-    from cgd.experiments.spec import Experiment, RunEntry
+    from cgd.experiments.experiment_file import Experiment, RunEntry
 
     World = Callable[[str, RunEntry], list[Evaluation] | None]
 

@@ -20,9 +20,8 @@ from cgd.audit.schemes import DELTA, Scenario, observe
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
-from cgd.experiments.runner import build_model, load_data, origin_delta, update_rule
-from cgd.experiments.spec import read
-from cgd.optim.grid import Grid
+from cgd.experiments.experiment_file import read
+from cgd.experiments.runner import build_model, load_data, origin_delta, split_data, update_rule
 from cgd.simulation.population import participant_seed
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def observed(
     """
     check(spec, rounds, honest, data_dir)
     data = load_data(spec, data_dir)
-    cells = Grid(spec.rows, 1).split(data.x, data.y, seed=spec.seed)
+    cells = split_data(spec, data)
     names = {cell: f"participant-{cell.row + 1}" for cell in cells}
     scenario = Scenario(
         {names[cell]: (block.x, block.y) for cell, block in cells.items()},

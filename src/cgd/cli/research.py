@@ -15,8 +15,9 @@ from cgd.errors import InputError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.experiments.runner import ResultStore
-    from cgd.experiments.spec import Experiment, RunEntry, RunSpec
+    from cgd.experiments.spec import RunSpec
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
 
@@ -90,6 +91,7 @@ Only = Annotated[
 @app.command()
 def reproduce(
     what: Annotated[str, typer.Argument(help="`list`, `report`, `claims`, `all`, or an experiment such as table-3.")],
+    name: Annotated[str | None, typer.Argument(help="With `list`: an experiment, to list its runs.")] = None,
     scale: Annotated[Scale, typer.Option(help="Small and quick, or the paper's sizes.")] = Scale.quick,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Continue from existing results, or start again.")
@@ -103,6 +105,7 @@ def reproduce(
     """Reproduce the paper's experiments, and show the results next to the paper's.
 
     Results are saved as JSON files and computed once. An interrupted or killed run continues from its last checkpoint.
+    With `all`, experiments whose data are missing are left out and named at the end.
     """
     from rich.console import Console
 
@@ -114,8 +117,10 @@ def reproduce(
     store = ResultStore(out / scale.value)
     if only is not None and what in ("list", "report", "claims"):
         raise InputError(f"--only is {only!r}, but `{what}` runs nothing; name an experiment, or leave --only out")
+    if name is not None and what != "list":
+        raise InputError(f"there are two names, {what!r} and {name!r}; only `list` takes another one, leave it out")
     if what == "list":
-        console.print(paper.listing(out))
+        console.print(paper.listing(out) if name is None else paper.listing_of(paper.get(name), out))
         return
     if what == "report":
         console.print(f"The page is {report_page.write(scale.value, store)}", soft_wrap=True, markup=False)
@@ -127,8 +132,16 @@ def reproduce(
     chosen = chosen if only is None else paper.select(chosen, scale.value, only)
     entries = [entry for experiment in chosen for entry in paper.entries_of(experiment, scale.value)]
     store.prepare([run for entry in entries for run in entry.runs], fresh=not resume)
+    lacking = paper.without_data(chosen, scale.value, store, data_dir) if what == "all" else {}
     for experiment in chosen:
-        _run_experiment(experiment, scale.value, store, data_dir, plot=only is None)
+        if not any(experiment in users for users in lacking.values()):
+            _run_experiment(experiment, scale.value, store, data_dir, plot=only is None)
+    if lacking:
+        reasons = (f"{', '.join(each.name for each in users)}: {error}" for error, users in lacking.items())
+        raise InputError(
+            f"these experiments were not run, because their data are missing. {'. '.join(reasons)}. With the data, the "
+            "same command runs them"
+        )
 
 
 def _write_claims(scale: str, store: ResultStore) -> Path:
@@ -152,11 +165,11 @@ def simulate(
     only: Only = None,
 ) -> None:
     """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
+    from cgd.experiments import experiment_file
     from cgd.experiments import reproduce as paper
-    from cgd.experiments import spec
     from cgd.experiments.runner import ResultStore
 
-    experiment = spec.read(spec_file)
+    experiment = experiment_file.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
     store = ResultStore(out / chosen if len(experiment.entries) > 1 else out)
     if only is not None:

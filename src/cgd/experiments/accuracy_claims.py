@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cgd.experiments.claims import Evidence
     from cgd.experiments.entry_result import EntryResult
-    from cgd.experiments.spec import RunEntry
+    from cgd.experiments.experiment_file import RunEntry
 
 MAX_ACCURACY_GAP, MAX_LOSS_GAP = 1.0, 0.05
 """The differences from a centralised model that the paper calls marginal: points of accuracy, and loss."""

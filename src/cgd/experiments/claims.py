@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.experiments.entry_result import EntryResult
+    from cgd.experiments.experiment_file import RunEntry
     from cgd.experiments.reproduce import ExperimentResult
     from cgd.experiments.runner import ResultStore
-    from cgd.experiments.spec import RunEntry
 
 CONFIRMED, NOT_CONFIRMED = "confirmed", "not confirmed"
 BY_TESTS, NOT_CHECKABLE, NOT_RUN = "confirmed by tests", "cannot be checked", "not run yet"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from cgd.simulation.result import Spread
 
 if TYPE_CHECKING:
+    from cgd.experiments.experiment_file import RunEntry
     from cgd.experiments.runner import RunResult
-    from cgd.experiments.spec import RunEntry
 
     Metric = Literal["loss", "accuracy", "fused_loss", "fused_accuracy"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from cgd.experiments.entry_result import EntryResult
-    from cgd.experiments.spec import Experiment
+    from cgd.experiments.experiment_file import Experiment
     from cgd.simulation.result import Evaluation
 
     Done = list[EntryResult]

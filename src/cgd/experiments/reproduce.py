@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from cgd.errors import CGDError, InputError
-from cgd.experiments import plots, spec, tables
+from cgd.experiments import durations, experiment_file, plots, tables
 from cgd.experiments.entry_result import EntryResult
-from cgd.experiments.runner import ResultStore, check
+from cgd.experiments.runner import ResultStore, check, load_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from cgd.experiments.spec import Experiment, RunEntry, RunSpec
+    from cgd.experiments.experiment_file import Experiment, RunEntry
+    from cgd.experiments.spec import RunSpec
     from cgd.simulation.loop import OnStep
 
     ProgressListener = Callable[[RunEntry, RunSpec], OnStep]
@@ -28,7 +31,7 @@ def experiments() -> dict[str, Experiment]:
     """Return all experiments of the paper, by name."""
     folder = resources.files("cgd.experiments") / "paper"
     files = sorted((Path(str(file)) for file in folder.iterdir() if file.name.endswith(".toml")), key=_sort_key)
-    return {file.stem: spec.read(file) for file in files}
+    return {file.stem: experiment_file.read(file) for file in files}
 
 
 def get(name: str) -> Experiment:
@@ -153,6 +156,25 @@ def run(
     return ExperimentResult(experiment, scale, found)
 
 
+def without_data(
+    chosen: Sequence[Experiment], scale: str, store: ResultStore, data_dir: Path | None
+) -> dict[str, list[Experiment]]:
+    """Return the experiments that cannot be run because data cannot be loaded, by the error that has the remedy."""
+    needed: dict[str, tuple[RunSpec, list[Experiment]]] = {}
+    for experiment in chosen:
+        for run_spec in sorted(_runs([experiment], scale), key=lambda each: each.slug):
+            if not store.path(run_spec).exists():
+                _, users = needed.setdefault(run_spec.data, (run_spec, []))
+                users += [experiment] if experiment not in users else []
+    found = {}
+    for run_spec, users in needed.values():
+        try:
+            load_data(run_spec, data_dir)
+        except InputError as error:
+            found[str(error)] = users
+    return found
+
+
 @contextmanager
 def _name_in_errors(entry: RunEntry) -> Iterator[None]:
     """Prefix errors with the name of the entry."""
@@ -164,16 +186,49 @@ def _name_in_errors(entry: RunEntry) -> Iterator[None]:
 
 
 def listing(out: Path) -> Table:
-    """Return a table of all experiments, with the number of runs that have a result."""
-    table = Table("name", "title", *(f"{scale} runs" for scale in spec.SCALES))
-    for name, experiment in experiments().items():
-        progress = []
-        for scale in spec.SCALES:
-            runs = [run for entry in experiment.entries.get(scale, ()) for run in entry.runs]
-            ready = sum(ResultStore(out / scale).path(run).exists() for run in runs)
-            progress.append(f"{ready} of {len(runs)}" if runs else "")
-        table.add_row(name, experiment.title, *progress)
+    """Return a table of all experiments, with the runs that have a result, and the minutes that the others take."""
+    scales = experiment_file.SCALES
+    table = Table("name", "title", *(f"{scale} {column}" for scale in scales for column in ("runs", "minutes left")))
+    known = list(experiments().values())
+    rows = [*((each.name, each.title, [each]) for each in known), ("all", "all experiments, each run once", known)]
+    for name, title, chosen in rows:
+        progress = (_progress(_runs(chosen, scale), out / scale) for scale in scales)
+        table.add_row(name, title, *itertools.chain(*progress), end_section=chosen == known[-1:])
+    table.caption = _caption()
     return table
+
+
+def listing_of(experiment: Experiment, out: Path) -> Table:
+    """Return a table of the runs of an experiment, with the minutes of each that has no result."""
+    table = Table("run", *(f"{scale} minutes" for scale in experiment.entries), title=experiment.title)
+    for entries in zip(*experiment.entries.values(), strict=True):
+        cells = []
+        for scale, entry in zip(experiment.entries, entries, strict=True):
+            missing = [run for run in entry.runs if not ResultStore(out / scale).path(run).exists()]
+            cells.append(durations.minutes(missing) if missing else "done")
+        table.add_row(Text(entries[0].name), *cells)
+    table.caption = _caption()
+    return table
+
+
+def _caption() -> str:
+    return (
+        f"Minutes are for {durations.cores()} idle cores, without the features of CIFAR-10, which are computed once. "
+        "Runs that have a result take none."
+    )
+
+
+def _runs(chosen: Iterable[Experiment], scale: str) -> set[RunSpec]:
+    """Return the different runs of experiments at a scale."""
+    return {run for experiment in chosen for entry in experiment.entries.get(scale, ()) for run in entry.runs}
+
+
+def _progress(runs: set[RunSpec], folder: Path) -> tuple[str, str]:
+    """Return the number of runs that have a result, and the minutes of the others, each "of" all."""
+    store = ResultStore(folder)
+    missing = [run for run in runs if not store.path(run).exists()]
+    minutes = f"{durations.minutes(missing)} of {durations.minutes(runs)}"
+    return (f"{len(runs) - len(missing)} of {len(runs)}", minutes) if runs else ("", "")
 
 
 def _sort_key(file: Path) -> tuple[bool, bool, str]:

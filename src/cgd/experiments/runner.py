@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cgd.dp.settings import PrivacySettings
     from cgd.experiments.datasets import Dataset
     from cgd.optim.displacement import UpdateRule
-    from cgd.optim.grid import Cell
+    from cgd.optim.grid import Block, Cell
     from cgd.simulation.baselines import BaselineSettings
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import Evaluation, SimulationResult
@@ -165,7 +165,7 @@ def execute(
     data = load_data(spec, data_dir)
     settings = baselines.BaselineSettings(
         build_model=lambda: build_model(spec, data),
-        blocks=Grid(spec.rows, spec.columns).split(data.x, data.y, seed=spec.seed),
+        blocks=split_data(spec, data),
         steps=spec.steps,
         lr=spec.lr,
         delta=origin_delta(spec),
@@ -304,6 +304,8 @@ def check(spec: RunSpec, data_dir: Path | None = None) -> None:
     ):
         if needed > available:
             raise InputError(f"{name} is {needed} and there are {available} {unit}; make it smaller")
+    if spec.skew is not None:
+        spec.skew.divide(data.y, spec.rows, spec.seed)
 
 
 def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:
@@ -313,6 +315,11 @@ def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs, bias=spec.bias), ACTIVATIONS[spec.activation]()]
     return nn.Sequential(*layers[:-1])
+
+
+def split_data(spec: RunSpec, data: Dataset) -> dict[Cell, Block]:
+    """Split the training samples of a run among its participants."""
+    return Grid(spec.rows, spec.columns).split(data.x, data.y, seed=spec.seed, skew=spec.skew)
 
 
 def origin_delta(spec: RunSpec) -> float | Callable[[Cell], float]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cgd.experiments.entry_result import EntryResult, SeedSpread
-    from cgd.experiments.spec import Experiment, RunSpec
+    from cgd.experiments.experiment_file import Experiment
+    from cgd.experiments.spec import RunSpec
 
 NOT_RUN = "not run"
 ALONE, FUSED = "own features alone", "the row, late fusion"

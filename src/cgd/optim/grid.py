@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.optim.skew import Skew
+
     Data = npt.NDArray[Any] | torch.Tensor
 
 
@@ -88,17 +90,19 @@ class Grid:
         *,
         seed: int | None = 0,
         row_shares: Sequence[float] | None = None,
+        skew: Skew | None = None,
         column_shares: Sequence[float] | None = None,
     ) -> dict[Cell, Block]:
         """Split data into one block for each cell.
 
-        Samples are shuffled; features keep their order. Without shares, the sizes differ by at most one.
+        Samples are shuffled; features keep their order. Without shares and skew, the sizes differ by at most one.
 
         Args:
             x: samples × features (with one column of participants, any further dimensions).
             y: one label for each sample.
             seed: the seed for shuffling; None keeps the order of the samples.
             row_shares: the relative sizes of the rows: (3, 1, 1) gives the first row 60 % of the samples.
+            skew: how classes are divided among the rows; None for rows with about the same mix of classes.
             column_shares: the relative sizes of the columns, in features.
 
         Raises:
@@ -111,8 +115,7 @@ class Grid:
             raise InputError(f"there are {len(x)} samples and {len(y)} labels; there must be one label for each sample")
         if self.columns > 1 and x.ndim != 2:
             raise InputError(f"x has shape {tuple(x.shape)}; {self.columns} columns need samples × features")
-        order = np.arange(len(x)) if seed is None else np.random.default_rng(seed).permutation(len(x))
-        rows = np.split(order, _boundaries(len(x), self.rows, row_shares, "samples")[1:-1])
+        rows = self._divide_samples(y, seed, row_shares, skew)
         edges = _boundaries(x.shape[1], self.columns, column_shares, "features") if self.columns > 1 else []
         blocks = {}
         for row, indices in enumerate(rows):
@@ -122,6 +125,20 @@ class Grid:
                 features = samples if self.columns == 1 else samples[:, edges[column] : edges[column + 1]]
                 blocks[cell] = Block(cell, features, labels)
         return blocks
+
+    def _divide_samples(
+        self, y: Data, seed: int | None, shares: Sequence[float] | None, skew: Skew | None
+    ) -> list[npt.NDArray[Any]]:
+        """Return the numbers of the samples of each row."""
+        if skew is not None:
+            if seed is None or shares is not None:
+                raise InputError(
+                    f"there is a skew, the seed is {seed} and the shares of samples are {shares}; a skew needs a seed, "
+                    "and determines the sizes of the rows: leave row_shares out"
+                )
+            return skew.divide(y, self.rows, seed)
+        order = np.arange(len(y)) if seed is None else np.random.default_rng(seed).permutation(len(y))
+        return np.split(order, _boundaries(len(y), self.rows, shares, "samples")[1:-1])
 
     def _check(self, cell: Cell) -> None:
         if not (0 <= cell.row < self.rows and 0 <= cell.column < self.columns):

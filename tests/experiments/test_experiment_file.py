@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgd import InputError
-from cgd.experiments import spec
+from cgd.experiments import experiment_file
 from cgd.experiments.spec import RunSpec
 from support.toml_values import VALUES
 
-PAPER = sorted((Path(spec.__file__).parent / "paper").glob("*.toml"))
+PAPER = sorted((Path(experiment_file.__file__).parent / "paper").glob("*.toml"))
 
 
 def write(folder: Path, text: str) -> Path:
@@ -58,7 +58,7 @@ quick = { lr = 0.25, rows = 4 }
 
 
 def test_read_merges_common_settings_and_runs(tmp_path: Path) -> None:
-    found = spec.read(write(tmp_path, EXAMPLE))
+    found = experiment_file.read(write(tmp_path, EXAMPLE))
     assert (found.name, found.title, found.show) == ("mine", "Two ways", "table")
     assert found.about == "Of training – on wine."
     assert list(found.entries) == ["quick", "paper"]
@@ -73,7 +73,7 @@ def test_read_merges_common_settings_and_runs(tmp_path: Path) -> None:
 
 
 def test_run_settings_override_the_scale_and_the_scale_overrides_common_settings(tmp_path: Path) -> None:
-    assert [entry.run for entry in spec.read(write(tmp_path, EXAMPLE)).entries["quick"]] == [
+    assert [entry.run for entry in experiment_file.read(write(tmp_path, EXAMPLE)).entries["quick"]] == [
         RunSpec(data="wine", steps=50, rows=3, samples=90),
         RunSpec(method="fedsgd", data="wine", steps=50, rows=4, samples=80, lr=0.25),
     ]
@@ -81,9 +81,9 @@ def test_run_settings_override_the_scale_and_the_scale_overrides_common_settings
 
 @pytest.mark.parametrize("scale", ["", "[scale]\n"])
 def test_read_uses_defaults(scale: str, tmp_path: Path) -> None:
-    found = spec.read(write(tmp_path, f"{scale}[[run]]"))
+    found = experiment_file.read(write(tmp_path, f"{scale}[[run]]"))
     assert (found.name, found.title, found.about, found.show) == ("mine", "mine", "", "curves")
-    assert found.entries == {"paper": (spec.RunEntry("run 1", RunSpec()),)}
+    assert found.entries == {"paper": (experiment_file.RunEntry("run 1", RunSpec()),)}
 
 
 def test_joint_is_rejected_unless_accepted(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_joint_is_rejected_unless_accepted(tmp_path: Path) -> None:
         with pytest.raises(
             InputError, match=r"run 1: the mode is 'joint', .* Choose the mode 'towers'.*'joint reveals raw"
         ):
-            spec.read(write(tmp_path, f"[[run]]\n{mode}\n"))
+            experiment_file.read(write(tmp_path, f"[[run]]\n{mode}\n"))
         with pytest.raises(InputError, match="run 1: accept is 'yes'; it must be exactly 'joint reveals raw rec"):
-            spec.read(write(tmp_path, f"[[run]]\n{mode}\naccept = 'yes'\n"))
-        read = spec.read(write(tmp_path, f"[[run]]\n{mode}\naccept = 'joint reveals raw records'\n"))
+            experiment_file.read(write(tmp_path, f"[[run]]\n{mode}\naccept = 'yes'\n"))
+        read = experiment_file.read(write(tmp_path, f"[[run]]\n{mode}\naccept = 'joint reveals raw records'\n"))
         assert read.entries["paper"][0].run.mode == "joint"
 
 
@@ -144,30 +144,30 @@ INVALID_FILES = {
 @pytest.mark.parametrize(("text", "message"), INVALID_FILES.items(), ids=range(len(INVALID_FILES)))
 def test_read_rejects_invalid_files(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        spec.read(write(tmp_path, text))
+        experiment_file.read(write(tmp_path, text))
     assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
 
 
 def test_read_rejects_unreadable_files(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere.toml", tmp_path):
         with pytest.raises(InputError, match=rf"^{re.escape(str(path))} cannot be read \(.*\); name a TOML file$"):
-            spec.read(path)
+            experiment_file.read(path)
     (tmp_path / "latin.toml").write_bytes("title = 'Größe'\n[[run]]".encode("latin-1"))
     with pytest.raises(InputError, match="latin.toml cannot be read"):
-        spec.read(tmp_path / "latin.toml")
+        experiment_file.read(tmp_path / "latin.toml")
 
 
 def test_like_shows_runs_of_another_file(tmp_path: Path) -> None:
     write(tmp_path, EXAMPLE).rename(tmp_path / "theirs.toml")
-    theirs = spec.read(tmp_path / "theirs.toml")
-    ours = spec.read(write(tmp_path, "like = 'theirs'\nonly = 'CGD'\nshow = 'gaps'"))
+    theirs = experiment_file.read(tmp_path / "theirs.toml")
+    ours = experiment_file.read(write(tmp_path, "like = 'theirs'\nonly = 'CGD'\nshow = 'gaps'"))
     assert (ours.name, ours.title, ours.about, ours.show) == ("mine", theirs.title, theirs.about, "gaps")
     assert ours.entries == {scale: entries[:1] for scale, entries in theirs.entries.items()}
     with pytest.raises(InputError, match="mine.toml: no run of theirs has 'PGD' in its group and label"):
-        spec.read(write(tmp_path, "like = 'theirs'\nonly = 'PGD'"))
+        experiment_file.read(write(tmp_path, "like = 'theirs'\nonly = 'PGD'"))
     (tmp_path / "theirs.toml").write_text("like = 'mine'")
     with pytest.raises(InputError, match="theirs.toml: like is 'mine', a circular reference; name a file with runs"):
-        spec.read(write(tmp_path, "like = 'theirs'"))
+        experiment_file.read(write(tmp_path, "like = 'theirs'"))
 
 
 def toml(value: Any) -> str:
@@ -190,7 +190,7 @@ def test_read_raises_only_input_errors(
     table = {**content, "run": runs} if runs else content
     path = write(tmp_path_factory.mktemp("any"), "\n".join(f"{key} = {toml(each)}" for key, each in table.items()))
     try:
-        found = spec.read(path)
+        found = experiment_file.read(path)
     except InputError as error:
         assert "mine.toml" in str(error)
         assert "not TOML" not in str(error)
@@ -207,7 +207,7 @@ def test_paper_folder_has_experiments() -> None:
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_read_paper_experiments(path: Path) -> None:
-    found = spec.read(path)
+    found = experiment_file.read(path)
     assert found.title != found.name
     assert "paper" in found.entries
     for entries in found.entries.values():
