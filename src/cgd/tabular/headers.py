@@ -36,11 +36,11 @@ _MAIL = re.compile(r"\S@\S+\.\S")
 _NUMBERS_BEHIND = re.compile(r"[ ,;(*†-]+[\d./-]+\)?$")  # a year or a number behind a name
 # Words in names of measurements, such as behind a comma.
 _KINDS = word_set(
-    "absolute arterial blood calculated capillary conjugated corrected count diastolic direct fasting free glycated index "
-    "indirect ionized ionised mean measured peripheral plasma random ratio reactive relative resting scale serum sign "
-    "systolic test titre titer total urine venous volume weight whole antibody antigen gesamt direkt nüchtern frei "
-    "plasmatique sérique libre totale sérico kg cm mm mg ml min max sec bpm mmhg years days hours jahre tage wochen stunden "
-    "ans jours años días chest abdominal motor verbal eye"
+    "absolute arterial blood calculated capillary conjugated corrected count diastolic direct fasting free glycated "
+    "index indirect ionized ionised mean measured peripheral plasma random ratio reactive relative resting scale serum "
+    "sign systolic test titre titer total urine venous volume weight whole antibody antigen gesamt direkt nüchtern "
+    "frei plasmatique sérique libre totale sérico kg cm mm mg ml min max sec bpm mmhg years days hours jahre tage "
+    "wochen stunden ans jours años días chest abdominal motor verbal eye"
 )
 
 

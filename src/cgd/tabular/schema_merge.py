@@ -2,8 +2,8 @@
 
 People decide what a column means, so a difference that changes the meaning is not resolved: the column is left out, and
 a comment names the two lines. Where one of them is the more cautious, that one is taken, and a comment names the other:
-the largest δ of the origins, an activation that is not ReLU, the smallest model (in a regression, one with hidden units,
-because others disclose covariances). A text that is missing for one
+an activation that is not ReLU, the largest δ of the origins. Of different models, the smallest is taken; in a
+regression, the smallest with hidden units, because others disclose covariances. A text that is missing for one
 participant, and a category of another, is never missing for all: the column is left out. So is a column that only one
 participant has, or fewer than half of them.
 

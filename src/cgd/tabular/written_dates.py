@@ -7,10 +7,10 @@ import re
 # The beginnings of the names of months: English, German, French, Spanish, Italian, Portuguese, Dutch, Scandinavian,
 # Polish, Czech, Turkish, Russian and Ukrainian.
 _MONTHS = (
-    "jan jän feb fév fev mar mär már maa mrt apr avr abr may mai maj mei mag maio jun juin giu jul juil lug aug aoû ago set "
-    "sep oct okt out ott nov dec déc dic dez des ene gen gev led úno bře dub kvě čer srp zář říj lis pro sty lut kwi cze lip "
-    "sie wrz paź paz gru oca şub nis haz tem ağu eyl eki kas ara янв фев мар апр мая май июн июл авг сен окт ноя дек січ лют "
-    "бер кві тра чер лип сер вер жов лис гру"
+    "jan jän feb fév fev mar mär már maa mrt apr avr abr may mai maj mei mag maio jun juin giu jul juil lug aug aoû "
+    "ago set sep oct okt out ott nov dec déc dic dez des ene gen gev led úno bře dub kvě čer srp zář říj lis pro sty "
+    "lut kwi cze lip sie wrz paź paz gru oca şub nis haz tem ağu eyl eki kas ara янв фев мар апр мая май июн июл авг "
+    "сен окт ноя дек січ лют бер кві тра чер лип сер вер жов лис гру"
 )
 _MONTH = rf"(?<![^\W\d_])(?:{'|'.join(_MONTHS.split())})[^\W\d_]{{0,9}}"
 _IN = r"(?:[.,\s-]|\b(?:de|of|del|d['’])\b)+"
