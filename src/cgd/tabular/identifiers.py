@@ -41,8 +41,8 @@ IDENTIFIER_WORDS = word_set(
 # Words of scripts that put no space between words.
 IDENTIFYING_PARTS = tuple(
     word_set(
-        "姓名 名字 身份证 电话 手机 地址 住址 出生日期 生日 病历号 住院号 门诊号 病案号 患者编号 氏名 名前 住所 生年月日 "
-        "電話 患者番号 이름 성명 주민등록 전화 주소 생년월일 환자번호"
+        "姓名 名字 身份证 电话 手机 地址 住址 出生日期 生日 病历号 住院号 门诊号 病案号 患者编号 氏名 名前 住所 "
+        "生年月日 電話 患者番号 이름 성명 주민등록 전화 주소 생년월일 환자번호"
     )
 )
 # Words that make it one at the end of its name, such as home_phone.

@@ -96,10 +96,9 @@ ORDINARY_WORDS = NO_ANSWER | word_set(
 # Endings of drugs, diseases, kinds of medicine and abstract words; few names of persons have them.
 ORDINARY_ENDINGS = tuple(
     word_set(
-        "pril sartan statin olol azole azol cillin mycin formin oxacin parin tinib gliptin profen amol dipine zepam spirin "
-        "thyroxin carcinoma noma sarcoma lymphoma tumor tumour karzinom itis osis emia aemia ämie logy logie logia ectomy "
-        "pathy pathie ation ición ación ität keit heit schaft ness ency ological ischemia infarction infarkt fraktur "
-        "fracture plasty skopie scopy"
+        "pril sartan statin olol azole azol cillin mycin formin oxacin parin tinib gliptin profen amol dipine zepam "
+        "spirin thyroxin noma sarcoma lymphoma tumor tumour karzinom itis osis emia ämie logy logie logia ectomy pathy "
+        "pathie ation ición ación ität keit heit schaft ness ency infarction infarkt fraktur fracture skopie scopy"
     )
 )
 # Last characters of Chinese and Japanese words for kinds, places and diseases; few given names end with them.

@@ -19,7 +19,8 @@ _DAY_AND_MONTH = rf"(?:{_DAY_NUMBER}[-/.]{_MONTH_NUMBER}|{_MONTH_NUMBER}[-/.]{_D
 _TIME = r"(?:[T ]\d{1,2}(?::\d{2}(?::\d{2}(?:[.,]\d+)?)?)?(?:\s?[AaPp][Mm])?(?:Z|\s?[+-]\d{2}:?\d{2})?)?"
 _ALONE = r"(?<!\d)(?<!\d\.)", r"(?!\.?\d)"  # not a part of a longer number
 _DAY = (
-    rf"(?:\d{{4}}[-/.]{_MONTH_NUMBER}[-/.]{_DAY_NUMBER}(?!\d)|{_DAY_AND_MONTH}[-/.](?:\d{{4}}|\d{{2}})(?!\d)"
+    rf"(?:\d{{4}}[-/.]{_MONTH_NUMBER}[-/.]{_DAY_NUMBER}(?!\d)|{_DAY_AND_MONTH}[-/.]\d{{4}}(?!\d)"
+    rf"|(?<!\d[-/.]){_DAY_AND_MONTH}[-/.]\d{{2}}(?![-/.]?\d)"
     rf"|\d{{1,2}}(?:st|nd|rd|th|er|º|ª)?{_IN}{_MONTH}{_IN}\d{{2,4}}(?!\d)|{_MONTH}[.\s-]+\d{{1,2}}(?:st|nd|rd|th)?,?[\s-]+\d{{4}}"
     rf"|\d{{4}}[.\s-]+{_MONTH}[.\s-]+\d{{1,2}}(?!\d)|\d{{4}}\s?[年년]\s?\d{{1,2}}\s?[月월]\s?\d{{1,2}}\s?[日일号號]?)"
 )
