@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,7 +39,11 @@ FORMATS = {
 
 def suggestion(path: Path, name: str, values: list[object], *, private: bool = False) -> str:
     rows = len(values)
-    columns = {name: values, "v": [row % 17 + 0.5 for row in range(rows)], "y": ["ab"[row % 2] for row in range(rows)]}
+    columns: dict[str, list[Any]] = {
+        name: values,
+        "v": [row % 17 + 0.5 for row in range(rows)],
+        "y": ["ab"[row % 2] for row in range(rows)],
+    }
     return suggest_schema(write_csv(path / "table.csv", columns, tuple(columns)), "y", private=private)
 
 
