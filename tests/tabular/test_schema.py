@@ -154,12 +154,12 @@ def test_many_categories_are_noted(tmp_path: Path, federation: str) -> None:
     rows = 6600
     some = {
         "few": [f"c{number % 150}" for number in range(rows)],
-        "many": [f"t{number % 1100}" for number in range(rows)],
+        "many": [f"t{number % 1100}u" for number in range(rows)],
     }
     text = suggest_schema(written(tmp_path, {**some, "y": ["a", "b"] * (rows // 2)}), "y")
     assert pasted(federation, text).names == ("few",)
     assert 'few = "category"  # 150 distinct values, a feature for each' in text
-    assert "# many: left out, more than 1000 distinct values of up to 5 bytes: free text?" in text
+    assert "# many: left out, more than 1000 distinct values of up to 6 bytes: free text?" in text
 
 
 def test_nested_columns_are_left_out(tmp_path: Path, federation: str) -> None:

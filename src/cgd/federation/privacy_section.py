@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Data
 
 REVIEW_MARK = "REVIEW"
-PERSONS_QUESTION = "does it name persons? If so, leave it out"
 """In a comment of a schema: the line was taken from a table, and must be reviewed before it is published."""
+PERSONS_QUESTION = "does it name persons? If so, leave it out"
+DAYS_QUESTION = "are these dates of birth, as days that Excel counts? If so, leave it out"
+QUESTIONS = (PERSONS_QUESTION, DAYS_QUESTION)
+"""In a comment of a column with the mark: what only people can tell."""
 STATISTICS_SHARE = 0.1
 """The part of μ² for statistics of the tables; the steps have the rest."""
 
@@ -108,8 +111,9 @@ def check_reviewed(schema: str) -> None:
         number, key, comment = marked[0]
         lines = f"{len(marked)} lines of the schema have the mark {REVIEW_MARK}"
         where = f"{lines}, the first one for {key!r} (line {number}):"
-        if PERSONS_QUESTION in comment:
-            raise InputError(f"{where} {PERSONS_QUESTION}; if not, delete the mark")
+        for question in QUESTIONS:
+            if question in comment:
+                raise InputError(f"{where} {question}; if not, delete the mark")
         raise InputError(
             f"{where} their values come from one participant's table, and are not protected by noise. Write what is "
             "known without looking at records, and delete the marks"

@@ -16,7 +16,14 @@ from cgd.tabular.arrow_arrays import decoded, is_text
 from cgd.tabular.cells import USUAL_MARKERS, MissingMarkers
 from cgd.tabular.columns import MAX_CATEGORIES
 from cgd.tabular.decimal_commas import with_points
-from cgd.tabular.identifiers import are_persons, identifying_numbers, identifying_texts, may_be_surnames, rare_share
+from cgd.tabular.identifiers import (
+    are_persons,
+    identifying_numbers,
+    identifying_texts,
+    may_be_days,
+    may_name_persons,
+    rare_share,
+)
 from cgd.tabular.number_columns import MAX_NUMBER
 from cgd.tabular.written_numbers import LIMIT, NUMBER, OTHER_TEXT, UNIT, is_number, is_total, unit_of, writing
 
@@ -182,8 +189,13 @@ class ColumnProfile:
 
     @property
     def may_name_persons(self) -> bool:
-        """True if the values may be surnames, which only people can tell."""
-        return not self.numbers and may_be_surnames(self.texts)
+        """True if the values may name persons, which only people can tell."""
+        return not self.numeric and may_name_persons(self.texts)
+
+    @property
+    def may_be_days(self) -> bool:
+        """True if the values may be dates as Excel counts days, which only people can tell."""
+        return self.numeric and may_be_days(self.numbers)
 
     @property
     def markers(self) -> list[str]:

@@ -15,7 +15,10 @@ import pyarrow
 from cgd.federation.data_schema import MISSING
 from cgd.federation.value_map import canonical
 from cgd.tabular.cells import MissingMarkers
-from cgd.tabular.identifiers import identifying_texts, word_set
+from cgd.tabular.identifiers import PATTERNS
+from cgd.tabular.ordinary_words import folded, is_ordinary, word_set
+from cgd.tabular.person_names import has_given_name, has_surname_first, has_title, is_several_names, name_style
+from cgd.tabular.written_dates import has_day, is_date
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,30 +32,37 @@ MIN_CELLS = 2  # one number, or one text that is also a value, may be the name o
 MIN_SEQUENCE = 3
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?")
 _YEAR = re.compile(r"(?:19|20)\d{2}")
-# Unlike in values, two words with a comma are a name only if both begin with a capital letter.
-_PERSON = re.compile(
-    r"(?:Dr|Prof|Mr|Mrs|Ms|Herr|Frau)\.? [A-ZÀ-Þ].*|[A-ZÀ-Þ][^\W\d_'’ -]+(?:['’ -][^\W\d_]+)*, ([A-ZÀ-Þ][^\W\d_]+)"
-    r"(?:[ ,(*-]+[\d./-]+\)?)?"
-)
-_DATE_OR_MAIL = re.compile(r"(?<!\d)(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})(?!\d)|\S@\S+\.\S")
-# Words behind a comma in names of measurements.
+_MAIL = re.compile(r"\S@\S+\.\S")
+_NUMBERS_BEHIND = re.compile(r"[ ,;(*†-]+[\d./-]+\)?$")  # a year or a number behind a name
+# Words in names of measurements, such as behind a comma.
 _KINDS = word_set(
-    "absolute arterial blood calculated capillary conjugated corrected count diastolic direct fasting free high "
-    "indirect ionized left low mean measured oral peripheral plasma random rectal right serum systolic total urine "
-    "venous whole"
+    "absolute arterial blood calculated capillary conjugated corrected count diastolic direct fasting free glycated "
+    "index indirect ionized ionised mean measured peripheral plasma random ratio reactive relative resting scale serum "
+    "sign systolic test titre titer total urine venous volume weight whole antibody antigen gesamt direkt nüchtern "
+    "frei plasmatique sérique libre totale sérico kg cm mm mg ml min max sec bpm mmhg years days hours jahre tage "
+    "wochen stunden ans jours años días chest abdominal motor verbal eye"
 )
 
 
 def names_a_person(name: str) -> bool:
     """Return whether the name of a column looks like that of a person, or has a date or an e-mail address.
 
+    Unlike in values, two words in small letters with a comma are a name only if one is a common given name.
+
     Examples:
         >>> names_a_person("Keller, Anna 1956"), names_a_person("Bilirubin, Total"), names_a_person("Heart Rate")
         (True, False, False)
+        >>> names_a_person("Łuczak, A."), names_a_person("Anna Keller"), names_a_person("weight, kg")
+        (True, True, False)
     """
-    found = _PERSON.fullmatch(name)
-    person = found is not None and (found[1] or "").lower() not in _KINDS
-    return person or _DATE_OR_MAIL.search(name) is not None
+    if has_day(name) or _MAIL.search(name) or has_title(name):
+        return True
+    plain = _NUMBERS_BEHIND.sub("", name)
+    if not _KINDS.isdisjoint(folded(plain).replace(",", " ").replace("-", " ").split()):
+        return False
+    if has_surname_first(name) or has_surname_first(plain):
+        return name_style(plain) != "lower" or has_given_name(plain)
+    return has_given_name(plain) and is_several_names(plain) and not is_ordinary(plain)
 
 
 def record_in_header(table: Table) -> str:
@@ -61,9 +71,8 @@ def record_in_header(table: Table) -> str:
     Dates and e-mail addresses name no columns. Numbers may, so two are needed, and years or numbers in turn do not
     count. Nor does a text that is also a value of its column, if it is the only one, as in `diabetes` or nothing.
     """
-    looks = {place: identifying_texts([name]) for place, name in enumerate(table.names, start=1)}
-    dates = [place for place, look in looks.items() if look == "dates"]
-    mails = [place for place, look in looks.items() if look == "e-mail addresses"]
+    dates = [place for place, name in enumerate(table.names, start=1) if is_date(name)]
+    mails = [place for place, name in enumerate(table.names, start=1) if PATTERNS["e-mail addresses"].fullmatch(name)]
     numbers = [place for place, name in enumerate(table.names, start=1) if _NUMBER.fullmatch(name)]
     in_turn = _are_in_turn([table.names[place - 1] for place in numbers])
     values = [place for place in _own_values(table) if place not in (*dates, *mails, *numbers)]

@@ -23,7 +23,7 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING, OTHER, RARE
-from cgd.federation.privacy_section import PERSONS_QUESTION, REVIEW_MARK
+from cgd.federation.privacy_section import DAYS_QUESTION, PERSONS_QUESTION, REVIEW_MARK
 from cgd.federation.toml_text import toml_key as _key
 from cgd.federation.toml_text import toml_list as _list
 from cgd.federation.toml_text import toml_text as _text
@@ -52,6 +52,7 @@ MAX_LISTED = 20  # values of a column in a suggestion for differential privacy; 
 ALONE = "write the numbers alone, in one unit, on which all participants agree"
 TOTAL = "the last row seems to be a total: remove it, if it is no record"
 PERSONAL_NAME = "left out, its name looks like that of a person, or has a date. If it identifies nobody, rename it"
+NAMES_OR_CONTACTS = "names of persons, or contain dates or phone numbers"
 LIMITS = "are limits, with < or >: write a number instead, by a rule on which all participants agree"
 
 
@@ -218,7 +219,7 @@ def _limited_line(name: str, profile: ColumnProfile, nested: str, private: bool)
                 if profile.frequent[MAX_LISTED:]:
                     return f"# {start}[]  # left out: many values; list them if all know them without a table"
                 return f"# {start}[]  # left out: fewer than two values of enough records; list them if all know them"
-            comment = line.removeprefix(f'{start}"{kind}"')
+            comment = line.removeprefix(f'{start}"{kind}"').removesuffix(f"; {REVIEW_MARK}")
             return f"{start}{limits}{f'{comment};' if comment else '  #'} {REVIEW_MARK}"
     return line
 
@@ -268,8 +269,10 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
         if profile.whole and 2 < count <= MAX_CODES:
             found = "few" if private else count
             return f'{key} = "category"  # {found} whole numbers: a code? For counts or measurements, write "number"'
-        remarks = _remarks(profile, private)
-        return f'{key} = "number"' + (f"  # {remarks}" if remarks else "")
+        remarks = list(filter(None, [_remarks(profile, private)]))
+        if profile.may_be_days:
+            remarks.append(f"{DAYS_QUESTION}; {REVIEW_MARK}")
+        return f'{key} = "number"' + (f"  # {'; '.join(remarks)}" if remarks else "")
     if count > MAX_CATEGORIES or profile.longest > MAX_CATEGORY_BYTES:
         if private:
             return f"# {key}: left out, many distinct or long values: free text?"
@@ -298,7 +301,7 @@ def _suspicion(name: str, profile: ColumnProfile, *, listed: bool = False) -> st
     """
     measured = profile.numeric and not profile.whole
     by_name = identifying_name(name, frequent=not listed and (measured or profile.rare == 0))
-    look = profile.identifying or ("surnames" if listed and profile.may_name_persons else "")
+    look = profile.identifying or (NAMES_OR_CONTACTS if listed and profile.may_name_persons else "")
     return by_name or (f"its values look like {look}" if look else "")
 
 

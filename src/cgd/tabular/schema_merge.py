@@ -2,7 +2,8 @@
 
 People decide what a column means, so a difference that changes the meaning is not resolved: the column is left out, and
 a comment names the two lines. Where one of them is the more cautious, that one is taken, and a comment names the other:
-the smallest model, an activation that is not ReLU, the largest δ of the origins. A text that is missing for one
+an activation that is not ReLU, the largest δ of the origins. Of different models, the smallest is taken; in a
+regression, the smallest with hidden units, because others disclose covariances. A text that is missing for one
 participant, and a category of another, is never missing for all: the column is left out. So is a column that only one
 participant has, or fewer than half of them.
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MISSING, Column, Data, Model, parse_schema
-from cgd.federation.privacy_section import PERSONS_QUESTION, REVIEW_MARK, PrivacySection
+from cgd.federation.privacy_section import QUESTIONS, REVIEW_MARK, PrivacySection
 from cgd.federation.toml_lines import COLUMNS
 from cgd.federation.toml_text import toml_key, toml_list, toml_text, toml_value
 from cgd.federation.value_map import EVERY_OTHER, ValueMap, canonical
@@ -161,8 +162,7 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
     if listed and len(listed) < len(columns):
         comments.append("listed by some only: its categories are learned")
     comments += _only_in({where: column.missing for where, column in lines.items()})
-    if any(name in each.questioned for each in found):
-        comments.append(PERSONS_QUESTION)
+    comments += [each for each in QUESTIONS if any((name, each) in one.questioned for one in found)]
     return _commented(f"{key} = {_column_value(merged)}", comments, found, (COLUMNS, name))
 
 
@@ -251,10 +251,17 @@ def _column_value(column: Column) -> str:
 
 
 def _model_lines(found: Sequence[Suggestion]) -> list[str]:
-    """Return the section of the model with the fewest units, with the most cautious activation and δ of all."""
+    """Return the section of the model with the fewest units, with the most cautious activation and δ of all.
 
-    def size(each: Suggestion) -> tuple[bool, int]:
-        return each.model.kind == "custom", sum(each.model.layers)
+    In a regression, a model without a hidden layer discloses covariances: it is taken only if all suggest it.
+    """
+    regression = found[0].data.task == "regression"
+
+    def units(each: Suggestion) -> int:
+        return sum(each.model.layers) if each.model.kind == "mlp" else 0
+
+    def size(each: Suggestion) -> tuple[bool, bool, int]:
+        return each.model.kind == "custom", regression and not units(each), units(each)
 
     chosen = min(found, key=size)
     activations = [each.model.activation for each in (chosen, *found) if each.model.kind == "mlp"]
@@ -265,7 +272,8 @@ def _model_lines(found: Sequence[Suggestion]) -> list[str]:
     )
     lines = ["[model]"]
     if len({(each.model.kind, each.model.layers, each.model.function) for each in found}) > 1:
-        lines.append(f"# From {chosen.name}, the smallest of different models: it discloses the least.")
+        hidden = " with hidden units: the others disclose covariances" if regression and units(chosen) else ""
+        lines.append(f"# From {chosen.name}, the smallest of different models{hidden}.")
     for key in ("kind", *OF_A_KIND.get(model.kind, ()), "delta"):
         alike = [each for each in found if key in ("kind", "delta") or each.model.kind == model.kind]
         value, values = getattr(model, key), {each.name: getattr(each.model, key) for each in alike}

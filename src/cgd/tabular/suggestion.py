@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import parse_schema
-from cgd.federation.privacy_section import PERSONS_QUESTION, REVIEW_MARK, has_mark
+from cgd.federation.privacy_section import QUESTIONS, REVIEW_MARK, has_mark
 from cgd.federation.toml_lines import COLUMNS, statements
 from cgd.files import parse_toml, read_text
 
@@ -32,7 +32,7 @@ class Suggestion:
         left_out: why a column was left out, by its name.
         comments: the comments of the keys of [model].
         marked: the section and the key of everything that has the mark: columns, and keys of [data].
-        questioned: the columns of which the comment asks whether they name persons.
+        questioned: the columns and the questions of their comments, such as whether they name persons.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Suggestion:
     left_out: dict[str, str]
     comments: dict[str, str]
     marked: frozenset[tuple[str, str]]
-    questioned: frozenset[str]
+    questioned: frozenset[tuple[str, str]]
 
     @classmethod
     def load(cls, path: Path, name: str) -> Suggestion:
@@ -56,7 +56,7 @@ class Suggestion:
         data, model, privacy = parse_schema(text, path)
         left_out = dict(filter(None, map(_left_out, text.split("\n"))))
         section, comments, marked = tuple[str, ...](), dict[str, str](), set[tuple[str, str]]()
-        questioned = set[str]()
+        questioned = set[tuple[str, str]]()
         for number, statement, comment in statements(text):
             keys = _keys(parse_toml(statement))
             if statement.startswith("["):
@@ -77,8 +77,7 @@ class Suggestion:
                     "would be lost; review the file first, or move the mark to the line that it is for"
                 )
             marked.add(place)
-            if PERSONS_QUESTION in comment:
-                questioned.add(place[1])
+            questioned |= {(place[1], question) for question in QUESTIONS if question in comment}
         return cls(name, text, data, model, privacy, left_out, comments, frozenset(marked), frozenset(questioned))
 
     @property
