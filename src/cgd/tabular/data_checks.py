@@ -142,12 +142,12 @@ def outliers(values: Floats) -> Floats:
     low, high = np.searchsorted(ordered, first - margin), np.searchsorted(ordered, third + margin, side="right")
     # A metre among centimetres is no large distance, but a large factor: positive values are compared by both.
     scales = [ordered, np.log(ordered)] if ordered[0] > 0 else [ordered]
-    above = max(_behind_gap(scale[low:high], scale[high:]).size for scale in scales)
-    below = max(_behind_gap(-scale[low:high][::-1], -scale[:low][::-1]).size for scale in scales)
+    above = max(behind_gap(scale[low:high], scale[high:]).size for scale in scales)
+    below = max(behind_gap(-scale[low:high][::-1], -scale[:low][::-1]).size for scale in scales)
     return np.concatenate([ordered[:below], ordered[ordered.size - above :]])
 
 
-def _behind_gap(inside: Floats, beyond: Floats) -> Floats:
+def behind_gap(inside: Floats, beyond: Floats) -> Floats:
     """Return the part of the sorted values `beyond` that begins behind a gap much wider than everything before it."""
     before = np.concatenate([inside[-1:], beyond[:-1]])
     wide = np.flatnonzero(beyond - before > OUTLIER_GAP * (before - inside[0]))
