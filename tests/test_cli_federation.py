@@ -77,7 +77,7 @@ def test_commands_create_show_and_change_a_federation_file(tmp_path: Path) -> No
         (("join", "federation.toml", "--as", "ada", "--run", "json:nothing"), "module json has no function 'nothing'"),
         (
             ("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "bob.key"),
-            "lists another for ada",
+            "this is the key of bob; name the key file of ada",
         ),
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "none.key"), "none.key"),
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "ada.pub"), "is a public key"),

@@ -114,14 +114,10 @@ def test_last_row_of_totals_is_noted_in_a_column_that_the_model_does_not_use(
     assert expected not in predicted(model, tmp_path, values, "case").notes
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        "breast-cancer",
-        "diabetes",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("adult", "credit-default")),
-    ],
-)
+LARGE = [pytest.param(each, marks=pytest.mark.slow) for each in ("adult", "credit-default")]
+
+
+@pytest.mark.parametrize("dataset", ["breast-cancer", "diabetes", *LARGE])
 def test_sample_tables_have_no_notes(dataset: str, tmp_path: Path) -> None:
     if dataset in ("adult", "credit-default") and not os.environ.get("CGD_DATA"):
         pytest.skip("needs the folder CGD_DATA")
