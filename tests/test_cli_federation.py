@@ -77,7 +77,7 @@ def test_commands_create_show_and_change_a_federation_file(tmp_path: Path) -> No
         (("join", "federation.toml", "--as", "ada", "--run", "json:nothing"), "module json has no function 'nothing'"),
         (
             ("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "bob.key"),
-            "lists another for ada",
+            "this is the key of bob; name the key file of ada",
         ),
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "none.key"), "none.key"),
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--key", "ada.pub"), "is a public key"),
@@ -86,7 +86,7 @@ def test_commands_create_show_and_change_a_federation_file(tmp_path: Path) -> No
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--listen", "host:1"), "write tcp://HOST:P"),
         (
             ("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--state", "ada.key"),
-            "name another folder",
+            "name another folder (--state)",
         ),
         (("join", "federation.toml", "--as", "ada", "--run", "json:dumps", "--log", "/dev/null/x"), "with --log"),
         (("federation", "check", "federation.toml", "--as", "ada", "--wait", "0"), "a number of seconds above 0"),

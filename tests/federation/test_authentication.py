@@ -154,10 +154,13 @@ def test_listed_key_under_another_name_is_rejected(
 
 
 def test_wrong_key_file_is_rejected_before_connecting(federation: JoinableFederation) -> None:
+    with pytest.raises(InputError, match="^this is the key of cleo; name the key file of ada$"):
+        federation.join("ada", key="cleo")
+    Keys.generate("spare").save(federation.folder)
     with pytest.raises(
         InputError, match=f"the key file's public key is .*, and {federation.path} lists another for ada"
     ):
-        federation.join("ada", key="cleo")
+        federation.join("ada", key="spare")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_unreadable_file_is_rejected(tmp_path: Path, name: str, message: str) ->
         (b"name = '\xff'", " cannot be read ('utf-8' codec can't decode byte 0xff"),
         (text(head='nam = "five"'), ": there is no 'nam' (did you mean 'name'?); choose one of name, epoch, participa"),
         (text(head="epoch = 1"), ": name is missing; add it"),
+        ('[data]\ntarget = "y"\n', ": this is a schema; make a federation file of it with `cgd federation new --sch"),
         (text(head='name = "five"'), ": epoch is missing; add it"),
         (text(head='name = "five hospitals"\nepoch = 1'), ": name is 'five hospitals'; choose 1 to 63 letters"),
         (text(head='name = "five"\nepoch = 0'), ": epoch is 0; it counts the versions of this file, from 1"),

@@ -12,7 +12,7 @@ from cgd.federation.data_schema import Column, Data
 from cgd.tabular.data_checks import counts_rows, find_notes, looks_like_dates, missing_codes, outliers
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.run import TabularRun
-from support.tabular import table, write_csv, write_federation
+from support.tabular import SCHEMA, table, write_csv, write_federation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,6 +184,20 @@ def test_notes_are_part_of_a_prepared_run_and_change_no_record(tmp_path: Path) -
     made = TabularRun.prepare(federation, "ada", tmp_path / "ada.csv", tmp_path / "run")
     assert any("column 'age': 2 values are -999" in note for note in made.notes)
     assert made.records.numbers["age"][0] == -999
+
+
+def test_category_that_values_gives_is_no_missing_value(tmp_path: Path) -> None:
+    content = {**table(60, 0), "ward": ["none"] * 30 + ["A"] * 30}
+    write_csv(tmp_path / "ada.csv", content)
+    mapped = SCHEMA.replace('ward = "category"', 'ward = { type = "category", values = { none = "none", A = "A" } }')
+    mapped = mapped.replace('target = "outcome"', 'target = "outcome"\nvalues = { ill = "relapse", well = "none" }')
+    notes = {}
+    for name, schema in (("plain", SCHEMA), ("mapped", mapped)):
+        (tmp_path / name).mkdir()
+        federation = Federation.load(write_federation(tmp_path / name, ("ada", "bob", "cleo"), schema=schema))
+        notes[name] = TabularRun.prepare(federation, "ada", tmp_path / "ada.csv", tmp_path / f"run-{name}").notes
+    assert any("column 'ward': 30 values are 'none', which is a category" in note for note in notes["plain"])
+    assert not any("which is a category" in note for note in notes["mapped"])
 
 
 @pytest.mark.parametrize("word", ["Total", "Summe", "gesamt:"])

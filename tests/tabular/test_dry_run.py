@@ -20,7 +20,8 @@ from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
 from cgd.optim.grid import Cell
 from cgd.tabular.disclosure import disclosed_sums
-from cgd.tabular.dry_run import bytes_per_step, foresee
+from cgd.tabular.dry_run import bytes_per_step, describe_dry_run, foresee
+from cgd.tabular.run_inputs import RunOptions, read_inputs
 from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import train
 from support.private_tables import PRIVATE_DATA, PRIVATE_SCHEMA, private_settings
@@ -94,7 +95,22 @@ def test_dry_run_shows_what_would_happen_and_writes_nothing(tmp_path: Path) -> N
 
 def test_dry_run_shows_privacy_warnings_of_our_own_table(tmp_path: Path) -> None:
     write_csv(tmp_path / "ada.csv", table(5, 0))
-    assert "privacy warning, from our own table alone" in dry_run(write_federation(tmp_path, NAMES))[1]
+    output = dry_run(write_federation(tmp_path, NAMES))[1]
+    assert "which are more if others have more categories or missing values: this participant has 4 records" in output
+
+
+def test_notes_are_shown_before_a_folder_is_refused(tmp_path: Path) -> None:
+    federation = Federation.load(write_federation(tmp_path, NAMES))
+    values = table(60, 0)
+    values["age"][:2] = [-999, -999]
+    data, options = write_csv(tmp_path / "ada.csv", values), RunOptions()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "history.jsonl").write_text('{"participant": "bob", "federation": "other"}\n')
+    inputs = read_inputs(federation, "ada", data, options)
+    lines = describe_dry_run(federation, "ada", inputs, tmp_path / "run", data, options)
+    assert "column 'age': 2 values are -999" in next(lines)
+    with pytest.raises(InputError, match="holds the run of bob of other"):
+        list(lines)
 
 
 def test_dry_run_neither_creates_nor_charges_the_budget(tmp_path: Path) -> None:
@@ -325,7 +341,7 @@ def test_dry_run_foresees_a_table_with_one_class_and_a_column_of_rare_values(tmp
 
 
 def test_dry_run_foresees_privacy_warnings_of_the_network_for_our_categories(tmp_path: Path) -> None:
-    """The early warnings are those of the fewest inputs that the network can have: three here."""
+    """They have the figures of the real run: the records without those for validation, and all inputs."""
     outputs = []
     for activation in ("tanh", "relu"):
         folder = tmp_path / activation
@@ -334,11 +350,7 @@ def test_dry_run_foresees_privacy_warnings_of_the_network_for_our_categories(tmp
         schema = f'{SCHEMA}activation = "{activation}"\n'
         outputs.append(dry_run(write_federation(folder, NAMES, schema=schema))[1])
     tanh, relu = outputs
-    assert "privacy warning, from our own table alone" not in tanh
-    foreseen = (
-        "privacy warning, if others have the same categories and missing values: this participant has 48 records for a "
-        "first layer with 13 inputs and a bias"
-    )
+    foreseen = "missing values: this participant has 48 records for a first layer with 13 inputs and a bias"
     assert foreseen in tanh
     assert foreseen in relu
     assert relu.count("the first layer has 8 ReLU units") == 1  # it holds in any case, and is not repeated

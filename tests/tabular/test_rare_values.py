@@ -307,6 +307,15 @@ def test_column_that_is_mostly_other_here_is_noted_for_its_owner_alone() -> None
     )
 
 
+def test_similar_spelling_of_a_learned_category_is_named_where_most_values_are_other() -> None:
+    members = [wards(i=9, iii=6, East=7), wards(I=9, III=7), wards(I=9, III=9)]
+    (note,) = other_notes(tabular_settings(DATA), fitted(members), members[0])
+    assert (
+        "enough records of these values. Some are spelled like others: 'i' (did you mean 'I'?), 'iii' (did you mean "
+        "'III'?). If others spell them differently, agree"
+    ) in note
+
+
 @pytest.mark.parametrize(
     "own",
     [

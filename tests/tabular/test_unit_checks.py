@@ -78,7 +78,7 @@ def test_fahrenheit_is_recognised() -> None:
     random = np.random.default_rng(0)
     celsius = [random.normal(37.2, 0.8, 100) for _ in range(3)]
     celsius[2] = 1.8 * celsius[2] + 32
-    assert "are ours in °F, and theirs in °C?" in notes_of_all(*celsius)[2][0]
+    assert "ours seem to be in °F, and theirs in °C: agree on one unit." in notes_of_all(*celsius)[2][0]
 
 
 def test_serial_numbers_of_dates_are_recognised() -> None:

@@ -10,6 +10,7 @@ from cgd import InputError
 from cgd.federation.data_schema import Column, Data, parse_schema
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.schema import suggest_schema
+from cgd.tabular.written_numbers import not_a_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,6 +187,14 @@ def test_limits_of_a_measurement_are_no_missing_values(tmp_path: Path) -> None:
     assert refused_by_join(many, ".") == (
         "FILE, line 2, column 'lab': '<0.5' is a limit and not a number; write a number instead, by a rule on which "
         "all participants agree, such as half of the limit, or leave the field empty"
+    )
+
+
+@pytest.mark.parametrize("text", [">500", "≥ 500", ">=500"])
+def test_half_of_an_upper_limit_is_no_rule(text: str) -> None:
+    assert not_a_number(text) == (
+        f"{text!r} is a limit and not a number; write a number instead, by a rule on which all participants agree, "
+        "such as the limit itself, or leave the field empty"
     )
 
 

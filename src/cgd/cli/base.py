@@ -6,6 +6,7 @@ Heavy imports are inside the commands, so that help is fast.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -78,5 +79,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
-        typer.echo(f"cgd: {printable(error)}", err=True)
+        # Of the names of a remedy, such as "(listen=, --listen)", the first is for Python.
+        text = re.sub(r"\(\w+=, (--[\w-]+)\)", r"(\1)", printable(error))
+        typer.echo(f"cgd: {text}", err=True)
         sys.exit(exit_code(error))

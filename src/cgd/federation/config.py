@@ -220,6 +220,8 @@ class Federation:
             raise InputError(f"{path} is not TOML: {error}; correct it there") from None
         with at_line(path, text):
             check_values(content)
+            if {"data", "model"} & {*content} and not {"name", "participants"} & {*content}:
+                raise InputError("this is a schema; make a federation file of it with `cgd federation new --schema`")
             check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model", "privacy"))
             with at("[training] "):
                 table = update_keys(content.get("training", {}), "training", RENAMED["training"])

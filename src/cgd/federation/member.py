@@ -204,6 +204,9 @@ def load_own_keys(
     listed = federation.participant(participant)  # first: a mistyped name has no key file
     keys = Keys.load(key or find_key(federation.path, participant))
     if keys.public != listed.key:
+        owner = next((each.name for each in federation.participants if each.key == keys.public), "")
+        if owner:
+            raise InputError(f"this is the key of {owner}; name the key file of {participant}")
         raise InputError(
             f"the key file's public key is {keys.public}, and {federation.path} lists another for {participant}; use "
             "the right key file, or list the new key"

@@ -231,8 +231,7 @@ class StateFolder:
         except OSError:
             file.close()
             raise InputError(
-                f"{self.folder} is in use: this participant is already running; stop the other process first, or give "
-                "this one another folder (state=, --state)"
+                f"{self.folder} is in use: this participant is already running; stop the other process first"
             ) from None
 
     def _unusable(self, error: OSError) -> InputError:

@@ -18,7 +18,7 @@ from cgd.tabular.columns import Categorical
 from cgd.tabular.written_numbers import is_total
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -41,19 +41,24 @@ SERIAL_DATES = (20_000.0, 60_000.0)  # days since 1900, as spreadsheets store da
 DATED_NAME = re.compile(r"(?<![a-z])(age|year|date|dob|birth|born|day)(?![a-z]{2})", re.IGNORECASE)
 
 
-def find_notes(records: TabularDataset, target: str) -> tuple[str, ...]:
+def find_notes(
+    records: TabularDataset, target: str, chosen: Mapping[str, Collection[str]] | None = None
+) -> tuple[str, ...]:
     """Return notes about likely errors in the records.
 
     Args:
         records: one participant's records.
         target: the name of the target.
+        chosen: by column, the categories that `values` of the federation file gives: none of them is a missing value.
     """
+    chosen = chosen or {}
     notes = [note for name, values in records.numbers.items() for note in _number_notes(name, values)]
     if isinstance(records.target, np.ndarray):
         notes += _number_notes(target, records.target)
-    notes += [note for name, values in records.categories.items() for note in _category_notes(name, values)]
+    for name, values in records.categories.items():
+        notes += _category_notes(name, values, chosen.get(name, ()))
     if isinstance(records.target, Categorical):
-        notes += _category_notes(target, records.target)
+        notes += _category_notes(target, records.target, chosen.get(target, ()))
     return (*notes, *_duplicate_notes(records))
 
 
@@ -142,12 +147,12 @@ def outliers(values: Floats) -> Floats:
     low, high = np.searchsorted(ordered, first - margin), np.searchsorted(ordered, third + margin, side="right")
     # A metre among centimetres is no large distance, but a large factor: positive values are compared by both.
     scales = [ordered, np.log(ordered)] if ordered[0] > 0 else [ordered]
-    above = max(_behind_gap(scale[low:high], scale[high:]).size for scale in scales)
-    below = max(_behind_gap(-scale[low:high][::-1], -scale[:low][::-1]).size for scale in scales)
+    above = max(behind_gap(scale[low:high], scale[high:]).size for scale in scales)
+    below = max(behind_gap(-scale[low:high][::-1], -scale[:low][::-1]).size for scale in scales)
     return np.concatenate([ordered[:below], ordered[ordered.size - above :]])
 
 
-def _behind_gap(inside: Floats, beyond: Floats) -> Floats:
+def behind_gap(inside: Floats, beyond: Floats) -> Floats:
     """Return the part of the sorted values `beyond` that begins behind a gap much wider than everything before it."""
     before = np.concatenate([inside[-1:], beyond[:-1]])
     wide = np.flatnonzero(beyond - before > OUTLIER_GAP * (before - inside[0]))
@@ -185,11 +190,11 @@ def counts_rows(values: Floats) -> bool:
     return bool(np.all(np.diff(values) > 0)) and float(values[-1] - values[0]) < 2 * values.size
 
 
-def _category_notes(name: str, values: Categorical) -> Iterator[str]:
+def _category_notes(name: str, values: Categorical, chosen: Collection[str]) -> Iterator[str]:
     counts = {text: int(count) for text, count in zip(values.names, values.counts(), strict=True) if count}
     place = f"column {name!r}: "
     for text, count in counts.items():
-        if text in TEXT_CODES or USUAL_MARKERS.fullmatch(text):
+        if text not in chosen and (text in TEXT_CODES or USUAL_MARKERS.fullmatch(text)):
             yield (
                 f"{place}{values_are(count)} {text!r}, which is a category; if it stands for a missing value, list it "
                 "as missing in [data] for all participants"

@@ -44,7 +44,7 @@ def early_privacy_warnings(
 def foreseen_privacy_warnings(
     federation: Federation, settings: TabularSettings, foreseen: TrainingResult
 ) -> tuple[PrivacyWarning, ...]:
-    """Return the privacy warnings of the network for our own table, besides those of `early_privacy_warnings`.
+    """Return the privacy warnings of the network for our own table, with the records that are not for validation.
 
     Args:
         federation: the federation file.
@@ -53,10 +53,8 @@ def foreseen_privacy_warnings(
     """
     if settings.privacy is not None:
         return ()
-    early = {each.kind for each in early_privacy_warnings(federation, settings, foreseen.records)}
     layer = FirstLayer.from_model(foreseen.network)
-    found = find_warnings(foreseen.samples, layer, members=_members(federation, settings))
-    return tuple(each for each in found if each.kind not in early)
+    return find_warnings(foreseen.samples, layer, members=_members(federation, settings))
 
 
 def _members(federation: Federation, settings: TabularSettings) -> int:

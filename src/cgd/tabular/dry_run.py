@@ -16,7 +16,7 @@ import numpy as np
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.columns import Categorical
-from cgd.tabular.disclosure import disclosed_sums, early_privacy_warnings, foreseen_privacy_warnings
+from cgd.tabular.disclosure import disclosed_sums, foreseen_privacy_warnings
 from cgd.tabular.dry_run_notes import foreseen_notes, unforeseen
 from cgd.tabular.federated_stats import CategoryStats, NumberStats, TargetStats
 from cgd.tabular.models import build
@@ -59,17 +59,18 @@ def describe_dry_run(
         InputError: a folder or the budget cannot be used, or the budget is spent.
     """
     settings, records = inputs.settings, inputs.records
+    yield from inputs.notes
     if check_run_folder(folder, federation, participant) is not None:
         yield f"this training is finished; its model and report in {folder} would not be changed"
     if options.record is not None:
         check_trace_folder(options.record, participant, federation.name)
-    yield from inputs.notes
     training, foreseen = settings.training, foresee(settings, records)
     yield from foreseen_notes(settings, foreseen)
-    for warning in early_privacy_warnings(federation, settings, records):
-        yield f"privacy warning, from our own table alone: {warning}"
     for warning in foreseen_privacy_warnings(federation, settings, foreseen):
-        yield f"privacy warning, if others have the same categories and missing values: {warning}"
+        yield (
+            "privacy warning, for our training records without those for validation, and for the inputs of our own "
+            f"table, which are more if others have more categories or missing values: {warning}"
+        )
     features = len(foreseen.preprocessing.features)
     parameters = sum(each.numel() for each in foreseen.network.parameters())
     more = ""

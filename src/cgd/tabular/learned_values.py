@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cgd.federation.data_schema import OTHER
+from cgd.federation.toml_validation import similar
 from cgd.tabular.federated_stats import CategoryStats
 from cgd.tabular.rare_values import is_mostly_other, rare_values, records_text, value_counts
 
@@ -50,11 +51,13 @@ def other_notes(settings: TabularSettings, preprocessing: Preprocessing, records
         told = found.categories == (OTHER,) or is_mostly_other(values, rare_values(values, rare))
         if is_mostly_other(values, folded) and not told:
             present = len(values.codes) - values.missing
+            alike = [f"{name!r}{like}" for name in folded if (like := similar(name, found.categories))]
+            spelling = f"Some are spelled like others: {', '.join(alike[:MAX_SHOWN])}. " if alike else ""
             notes.append(
                 f"column {column.name!r}: {sum(folded.values()):,} of our {present:,} values count as {OTHER!r}, so "
                 "the column says nothing about most of our records: no other participant has enough records of these "
-                "values. If others spell them differently, agree on one spelling, or state in `values` what each "
-                "means; if not, list the categories, or leave the column out. Only you see this note"
+                f"values. {spelling}If others spell them differently, agree on one spelling, or state in `values` what "
+                "each means; if not, list the categories, or leave the column out. Only you see this note"
             )
     return tuple(notes)
 

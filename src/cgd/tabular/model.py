@@ -33,6 +33,7 @@ from cgd.tabular.metrics import classification_scores, regression_scores
 from cgd.tabular.models import build, count_parameters
 from cgd.tabular.preprocessing import Preprocessing
 from cgd.tabular.training import forward
+from cgd.tabular.unit_checks import compare_with_training
 from cgd.user_functions import check_function_named
 
 if TYPE_CHECKING:
@@ -154,9 +155,10 @@ class ConfinedModel:
         return classification_scores(outputs, self.preprocessing.encode_target(records), self.preprocessing.classes)
 
     def _predict_table(self, table: Any, row: Peers | None) -> npt.NDArray[np.float64]:
-        """Return the outputs for a table, and warn about values that no training record had."""
+        """Return the outputs for a table, and warn about values that no training record had, or far from them."""
         records = self.records(table)
-        for note in self.preprocessing.transform(records)[1]:
+        unlike = compare_with_training(records, self.preprocessing)
+        for note in (*self.preprocessing.transform(records)[1], *unlike):
             warnings.warn(note, stacklevel=3)
         return self.outputs(records, row)
 

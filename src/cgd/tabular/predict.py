@@ -9,6 +9,8 @@ from cgd.errors import InputError
 from cgd.files import write_rows
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.readers import open_table
+from cgd.tabular.unit_checks import compare_with_training
+from cgd.tabular.written_numbers import is_total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.model import ConfinedModel
+    from cgd.tabular.readers import Table
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,11 @@ def load_inputs(model: ConfinedModel, path: Path, decimal: str = ".") -> LoadedI
     Raises:
         InputError: the file cannot be used.
     """
-    header = open_table(path, [each.name for each in model.columns], model.data.missing).names
-    ids = model.towers > 1 or (bool(model.data.id) and model.data.id in header)
+    table = open_table(path, [each.name for each in model.columns], model.data.missing)
+    ids = model.towers > 1 or (bool(model.data.id) and model.data.id in table.names)
     records, notes = read_dataset(path, model.data, model.columns, target=False, ids=ids, decimal=decimal)
-    return LoadedInputs(records, notes, path, decimal)
+    unlike = compare_with_training(records, model.preprocessing, table.locate)
+    return LoadedInputs(records, (*notes, *unlike, *_total_notes(table)), path, decimal)
 
 
 def predict(model: ConfinedModel, inputs: LoadedInputs, row: Peers | None = None) -> Predictions:
@@ -124,6 +128,16 @@ def row_federation(federation: Federation, participant: str) -> Federation:
     return replace(federation, name=name, participants=participants, training=training, data=None, model=None)
 
 
+def _total_notes(table: Table) -> Iterator[str]:
+    """Yield a note if the last row of a table, in any column, has a word for totals or means."""
+    last: list[Any] = []
+    for arrays in table.batches(range(len(table.names))):
+        last = [array[-1].as_py() for array in arrays if len(array)] or last
+    found = [text for text in last if isinstance(text, str) and is_total(text.strip())]
+    if found:
+        yield f"the last row has {found[0].strip()!r}, and is predicted; remove it if it is a total and no record"
+
+
 def _score(
     model: ConfinedModel, inputs: LoadedInputs, outputs: npt.NDArray[np.float64]
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
@@ -133,8 +147,15 @@ def _score(
         return None, ()
     try:
         labelled, _ = read_dataset(inputs.path, model.data, (), target=True, decimal=inputs.decimal)
-        if labelled.rows < inputs.records.rows:
-            return None, (f"not all rows have a {model.data.target}, so the predictions are not scored",)
-        return model.scores(outputs, labelled), ()
+        return model.scores(outputs[labelled.places], labelled), _unlabelled_note(model, labelled, inputs.records)
     except InputError as error:
         return None, (f"the predictions are not scored: {error}",)
+
+
+def _unlabelled_note(model: ConfinedModel, labelled: TabularDataset, records: TabularDataset) -> tuple[str, ...]:
+    without = records.rows - labelled.rows
+    if not without:
+        return ()
+    rows = "row has" if without == 1 else "rows have"
+    scored = f"so the predictions are scored on {labelled.rows:,} of {records.rows:,} rows"
+    return (f"{without:,} {rows} no value of {model.data.target!r}, {scored}",)

@@ -95,4 +95,7 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         check_private(settings, records)
     private = settings.privacy is not None
     rare = check_rare_values(records, settings.data, settings.own_columns, private=private)
-    return RunInputs(settings, records, (*notes, *rare, *find_notes(records, settings.data.target)))
+    schema = settings.data
+    chosen = {each.name: {*each.values.values()} for each in settings.own_columns}
+    found = find_notes(records, schema.target, {**chosen, schema.target: {*schema.values.values()}})
+    return RunInputs(settings, records, (*notes, *rare, *found))

@@ -97,8 +97,8 @@ def not_a_number(text: str, decimal: str = ".") -> str:
     remedies = {
         PERCENT: "write it without the percent sign, and agree with all participants whether 12 % is 12 or 0.12",
         UNIT: "correct it: write the number alone, in the unit on which all participants agree",
-        LIMIT: "write a number instead, by a rule on which all participants agree, such as half of the limit, or leave "
-        "the field empty",
+        LIMIT: "write a number instead, by a rule on which all participants agree, such as "
+        f"{'the limit itself' if text.startswith(('>', '≥')) else 'half of the limit'}, or leave the field empty",
         MINUS: "write its minus sign as '-'",
     }
     total = "remove the row if it is a total and no record; otherwise " if is_total(text) else ""
