@@ -106,19 +106,19 @@ def test_bad_input_is_reported_in_one_line(arguments: tuple[str, ...], message: 
 
 
 def test_first_states_of_peers_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime logs a refusal once, maybe as its first action, so the log must be open then."""
+    """A refusal is logged once, maybe directly after the connection, so the log must be open before that."""
     calls = list[str]()
 
     def stop(*_: object) -> None:
-        calls.append("runtime")
+        calls.append("transport")
         raise InputError("enough")
 
     ProcessFederation(tmp_path, NAMES)
     monkeypatch.setattr(display, "log_events", lambda folder, _: calls.append(f"log in {folder.name}"))
-    monkeypatch.setattr(member, "FederationRuntime", stop)
+    monkeypatch.setattr(member, "ZeroMQTransport", stop)
     path = str(tmp_path / "federation.toml")
     CliRunner().invoke(app, ["join", path, "--as", "ada", "--run", "json:dumps"])
-    assert calls == ["log in ada", "runtime"]
+    assert calls == ["log in ada", "transport"]
 
 
 def test_key_file_readable_by_others_is_rejected(tmp_path: Path) -> None:
