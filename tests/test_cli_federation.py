@@ -12,8 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from cgd.cli import app, display
 from cgd.cli.display import EventFile
+from cgd.errors import InputError
+from cgd.federation import member
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
 from support.federations import ProcessFederation
@@ -99,6 +103,22 @@ def test_bad_input_is_reported_in_one_line(arguments: tuple[str, ...], message: 
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
     assert finished.stderr.startswith("cgd: ")
+
+
+def test_first_states_of_peers_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is logged once, maybe directly after the connection, so the log must be open before that."""
+    calls = list[str]()
+
+    def stop(*_: object) -> None:
+        calls.append("transport")
+        raise InputError("enough")
+
+    ProcessFederation(tmp_path, NAMES)
+    monkeypatch.setattr(display, "log_events", lambda folder, _: calls.append(f"log in {folder.name}"))
+    monkeypatch.setattr(member, "ZeroMQTransport", stop)
+    path = str(tmp_path / "federation.toml")
+    CliRunner().invoke(app, ["join", path, "--as", "ada", "--run", "json:dumps"])
+    assert calls == ["log in ada", "transport"]
 
 
 def test_key_file_readable_by_others_is_rejected(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_page_is_self_contained_and_well_formed(options: dict[str, Any], tmp_pat
 
 def test_page_begins_with_the_result(tmp_path: Path) -> None:
     text = Page(page(tmp_path, audits.example())).text
-    assert "1 of 3 attacks succeed against CGD" in text
+    assert "1 of 4 attacks succeed against CGD" in text
+    assert "These do not apply to this data or model, so nothing is known: Attack theory." in text
     assert "These attacks succeed against CGD: Attack moments." in text
     assert "These attacks do not succeed against CGD: Attack records; Attack liars." in text
     compared = "Compared with FedSGD with secure aggregation: of 2 attacks measured against both, 1 succeeds against"
@@ -90,7 +91,7 @@ def test_result_on_the_page_follows_from_the_findings(tmp_path: Path) -> None:
     for finding in (each for attack in content["attacks"] for each in attack["findings"]):
         finding["succeeds"] = finding["must_succeed"]
     text = Page(page(tmp_path, audit, content)).text
-    assert "0 of 3 attacks succeed against CGD" in text
+    assert "0 of 4 attacks succeed against CGD" in text
     assert "These attacks succeed" not in text
     assert "measured against both, all have the same outcome" in text
 

@@ -52,7 +52,10 @@ def test_table_is_readable_at_80_columns() -> None:
     assert "caught" in text
     assert "failed: records, dp2: ZeroDivisionError: a fault of the attack" in " ".join(text.split())
     assert "not measured: Attack theory: the model is not linear" in " ".join(text.split())
-    summary = "1 of 3 attacks succeed against CGD, 1 could not be measured; all 2 controls passed."
+    summary = (
+        "1 of 4 attacks succeed against CGD (Attack moments), 2 do not succeed, 1 does not apply to this data or "
+        "model; all 2 controls passed."
+    )
     assert text.split()[-len(summary.split()) :] == summary.split()
 
 
@@ -85,8 +88,15 @@ def test_undecided_result_does_not_count_as_measured(tmp_path: Path) -> None:
             each["undecided"] = attack["id"] == "records" and not each["succeeds"]
     audit = results.load(audits.write(tmp_path, audits.example(), content))
     assert "too few" in to_text(audit)
-    assert {each.id for each in verdicts.unmeasured_attacks(audit, "cgd")} == {"records", "theory"}
-    assert verdicts.count_verdicts(audit, "cgd").measured == 2
+    counts = verdicts.count_verdicts(audit, "cgd")
+    assert [each.id for each in counts.undecided] == ["records"]
+    assert [each.id for each in counts.inapplicable] == ["theory"]
+    assert (counts.measured, counts.planned) == (2, 4)
+    summary = (
+        "1 of 4 attacks succeed against CGD (Attack moments), 1 does not succeed, 1 does not apply to this data or "
+        "model, 1 has too few records to judge; all 2 controls passed"
+    )
+    assert verdicts.summary_line(audit) == summary
 
 
 def test_undecided_method_is_not_outvoted_by_one_that_holds() -> None:
@@ -96,7 +106,8 @@ def test_undecided_method_is_not_outvoted_by_one_that_holds() -> None:
     )
     audit = audits.assemble(audits.plan(audits.Part("a")), {0: PartResult(found)})
     assert verdicts.count_verdicts(audit, "cgd").measured == 0
-    assert [each.id for each in verdicts.unmeasured_attacks(audit, "cgd")] == ["a"]
+    assert [each.id for each in verdicts.count_verdicts(audit, "cgd").undecided] == ["a"]
+    assert verdicts.summary_line(audit) == "nothing was measured against CGD, 1 has too few records to judge"
 
 
 @pytest.mark.parametrize(("other", "clear"), [(0.62, False), (0.51, True)])
@@ -125,7 +136,16 @@ def test_failed_control_is_shown_in_capitals() -> None:
 
 
 def test_unfinished_parts_are_shown_as_not_run() -> None:
-    assert "not run" in to_text(audits.example(complete=False))
+    text = " ".join(to_text(audits.example(complete=False)).split())
+    assert "not run" in text
+    assert "1 of 4 attacks succeed against CGD (Attack moments), 3 did not finish;" in text
+
+
+def test_division_of_an_own_table_is_explained() -> None:
+    """Otherwise nobody knows why the honest participants have fewer records than the table."""
+    audit = audits.example("table")
+    assert " ".join(audit.source.about.split()) in " ".join(to_text(audit).split())
+    assert audits.example().source.about not in to_text(audits.example())
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])

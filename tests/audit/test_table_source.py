@@ -41,9 +41,10 @@ def test_plan_names_the_table_the_parts_and_the_command(tmp_path: Path) -> None:
     table, file = write_table(tmp_path), write_federation(tmp_path)
     plan = plan_for([table], federation=file)
     assert (plan.source.kind, plan.source.name) == ("table", "my.csv")
-    assert "the 4 members of trial get 11 to 12 of its records each at random, one of them attacks, and 12 records" in (
-        plan.source.about
-    )
+    assert (
+        "the 4 members of trial get 11 to 12 of its records each at random, one of them attacks, the honest ones have "
+        "35 records together, and 12 are kept to compare with."
+    ) in plan.source.about
     assert "The attackers see 8 of 8 steps." in plan.source.about
     assert "The federation file has no [privacy]" in plan.source.about
     assert plan.command(0) == f"cgd audit {table} --federation {file} --seed 0"

@@ -330,6 +330,14 @@ def test_file_without_labels_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_values_that_remove_all_labels_of_a_table_are_named(tmp_path: Path) -> None:
+    data = Data("outcome", (AGE, WARD), values={"yes": "yes", "no": "no", "ja": "", "nein": ""})
+    assert refused_text(tmp_path, f"{HEADER}1,A,ja\n2,B,nein\n3,B,NA\n", data) == (
+        "FILE: no row has a label in column 'outcome', because `values` in [data] makes its values missing; write "
+        "there the class that each means"
+    )
+
+
 def test_ambiguous_list_of_categories_is_refused() -> None:
     region = Data("outcome", (Column("region", "category", ("EU", "NA")),))
     assert refused_frame({"region": ["EU"]}, region) == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from cgd.errors import InputError
 from cgd.federation.data_schema import parse_schema
 from cgd.federation.privacy_section import REVIEW_MARK, check_reviewed
 from cgd.tabular.schema import suggest_schema
-from cgd.tabular.schema_merge import merge_schemas
+from cgd.tabular.schema_merge import LEARNED, merge_schemas
 from support.tabular import table, write_csv
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def test_column_that_one_table_does_not_have_or_has_no_values_of_stays(tmp_path:
     joined = merged(tmp_path, first, empty)
     needed = "not in b.toml: that participant needs an empty column of this name"
     assert line(joined, '"body mass"') == f'"body mass" = "number"  # {needed}'
-    assert line(joined, "ward") == f'ward = "category"  # {needed}'
+    assert line(joined, "ward") == f'ward = "category"  # {needed}; {LEARNED}'
 
 
 def test_missing_texts_and_mappings_are_joined(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_mark_in_any_form_is_kept(tmp_path: Path, columns: list[str], data: str,
     text = schema(columns, data, end=PRIVACY)
     with pytest.raises(InputError, match=f"have the mark {REVIEW_MARK}"):
         check_reviewed(text)
-    plain = text.replace("# REVIEW", "#")
+    plain = re.sub("# REVIEW.*", "#", text)
     check_reviewed(plain)
     for texts in ((text, plain), (plain, text)):
         joined = merged(tmp_path, *texts)
@@ -345,9 +346,47 @@ def test_classes_of_one_table_are_to_be_explained_and_not_only_accepted(tmp_path
     joined = merged(tmp_path, *texts)
     assert line(joined, "values") == (
         '# values = { "ja" = "", "nein" = "", "no" = "", "yes" = "" }  # only in one table: '
-        "'ja', 'nein', 'no', 'yes'; state the class that each means"
+        """'ja', 'nein', 'no', 'yes'; state the class that each means; "" removes the label"""
     )
     assert "classes =" not in joined
+    with pytest.raises(InputError, match="values gives no class, so that no record would have a label"):
+        parse_schema(joined.replace("# values", "values"))
+
+
+def test_spellings_of_a_class_that_differ_by_case_or_spaces_are_filled_in(tmp_path: Path) -> None:
+    listed = ('["Early relapse", "none"]', '["early  relapse", "none"]', '["early relapse", "none", "nein"]')
+    texts = [schema([AGE], f"# classes = {each}  # as in this table\n") for each in listed]
+    joined = merged(tmp_path, *texts)
+    assert line(joined, "values").startswith(
+        '# values = { "Early relapse" = "early relapse", "none" = "none", "early  relapse" = "early relapse", '
+        '"early relapse" = "early relapse", "nein" = "" }  # only in one table: '
+    )
+    alike = merged(tmp_path, texts[0], texts[0], *[texts[2].replace(', "nein"', "")] * 2)
+    assert line(alike, "values") == (  # each is in two tables, and they are one class all the same
+        '# values = { "Early relapse" = "early relapse", "none" = "none", "early relapse" = "early relapse" }  '
+        "# spelled differently: check the class that each means, and remove the first #"
+    )
+    assert parse_schema(alike.replace("# values", "values"))[0].classes == ("early relapse", "none")
+
+
+def test_comments_of_columns_are_kept_once_and_with_the_file_if_they_differ(tmp_path: Path) -> None:
+    code, total = "3 whole numbers: a code?", "the last row seems to be a total"
+    one = schema([f'grade = "category"  # {code}', 'estrogen = "number"  # some values are limits', 'age = "number"'])
+    other = schema([f'grade = "category"  # {code}; {total}', 'estrogen = "number"', 'age = "number"'])
+    joined = merged(tmp_path, one, other)
+    assert line(joined, "grade") == f'grade = "category"  # {code}; in b.toml: {total}; {LEARNED}'
+    assert line(joined, "estrogen") == 'estrogen = "number"  # in a.toml: some values are limits'
+    assert line(joined, "age") == 'age = "number"'
+    (tmp_path / "f.toml").write_text(joined)
+    again = merge_schemas([tmp_path / "f.toml", tmp_path / "f.toml"])
+    assert line(again, "grade") == line(joined, "grade")
+
+
+def test_only_learned_categories_are_to_be_spelled_alike(tmp_path: Path) -> None:
+    text = schema([AGE, 'sex = ["f", "m"]', 'ward = "category"', 'arm = { type = "category", values = { a = "A" } }'])
+    assert [each for each in merged(tmp_path, text, text).splitlines() if LEARNED in each] == [
+        f'ward = "category"  # {LEARNED}'
+    ]
 
 
 def test_column_that_only_one_participant_has_is_left_out(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello
 from cgd.secagg.statements import slot_of, statement
 from cgd.transport import runtime as runtime_module
+from cgd.transport import state_log
+from cgd.transport.base import PeerStatus
 from cgd.transport.driver import SessionDriver
 from cgd.transport.group_driver import GroupDriver
 from cgd.transport.runtime import FederationRuntime
@@ -101,6 +103,29 @@ def test_invalid_frame_is_dropped_with_the_name_of_its_sender(caplog: pytest.Log
     runtime = FederationRuntime(ScriptedTransport([("b", b"not a frame")]), Membership("a", identity("a"), SPEC))
     eventually(lambda: "refused a frame from b" in caplog.text)
     assert is_running(runtime)
+    runtime.close(done=False)
+
+
+def test_missing_members_are_not_logged_when_our_program_is_done(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cgd")
+    monkeypatch.setattr(state_log, "SETTLE_SECONDS", 0.0)
+    transport, reports = ScriptedTransport([]), list[dict[str, PeerStatus]]()
+
+    def status() -> dict[str, PeerStatus]:
+        reports.append({"b": PeerStatus(False, None, f"note {len(reports)}")})
+        return reports[-1]
+
+    monkeypatch.setattr(transport, "status", status)
+    runtime = FederationRuntime(transport, Membership("a", identity("a"), SPEC))
+    eventually(lambda: "b is missing: note" in caplog.text)
+    runtime.announce_done()
+    for _ in range(2):  # the first time, a report may have been made before
+        caplog.clear()
+        reports.clear()
+        eventually(lambda: len(reports) > 2)
+    assert "is missing" not in caplog.text
     runtime.close(done=False)
 
 

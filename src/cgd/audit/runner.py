@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from cgd.audit.results import Inapplicable
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
     from cgd.audit.registry import Attack
-    from cgd.audit.results import AttackResult, Inapplicable, Source
+    from cgd.audit.results import AttackResult, Source
     from cgd.audit.view import Scheme
 
 MAX_REASON_LENGTH = 300
@@ -116,6 +117,11 @@ class PartResult:
 
     results: tuple[AttackResult | Inapplicable, ...] = ()
     failure: str = ""
+
+    @property
+    def inapplicable(self) -> bool:
+        """True if the attack does not apply, by none of its methods."""
+        return bool(self.results) and all(isinstance(each, Inapplicable) for each in self.results)
 
 
 class ProgressListener(Protocol):

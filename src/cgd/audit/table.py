@@ -36,6 +36,8 @@ def render(audit: Audit) -> Group:
 def _blocks(audit: Audit) -> Iterator[RenderableType]:
     schemes = list(audit.schemes)
     yield Text(f"Privacy audit: {audit.source.name}", style="bold")
+    if audit.source.kind == "table":
+        yield Text(f"{audit.source.about}\n")
     yield Text("Each cell: verdict, measured value, and in brackets the value of guessing.")
     if any(each.allowed is not None for attack in audit.attacks for each in attack.findings):
         yield Text("≤ is the largest value that ε allows.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from cgd.audit.own_table import MAX_PARTICIPANTS, MAX_RECORDS, OwnTable, TableRequest, divide, simulated_training
+from cgd.audit.own_table import MAX_PARTICIPANTS, MAX_RECORDS, OwnTable, TableRequest, divide, names, simulated_training
 from cgd.audit.private_sums import describe_privacy
 from cgd.audit.registry import attacks_on_trainings, get
 from cgd.audit.results import Source
@@ -96,13 +96,14 @@ def _about(own: OwnTable, request: TableRequest, parts: Parts) -> str:
     sizes = sorted({each.rows for each in parts.members.values()})
     members, colluders = len(parts.members), len(parts.members) - request.honest
     each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    honest = sum(parts.members[name].rows for name in names(members, request.honest)[0])
     collude = "one of them attacks" if colluders == 1 else f"{colluders} of them collude"
     text = (
         f"The other participants are made from the same table, because nothing is known about their records: the "
-        f"{members} members of {own.federation.name} get {each} of its records each at random, {collude}, and "
-        f"{parts.fresh.rows:,} records are kept to compare with. You will bring more records than such a part; of "
-        f"more records, a smaller part can be recovered. The attackers see {request.rounds} of "
-        f"{own.settings.training.steps} steps."
+        f"{members} members of {own.federation.name} get {each} of its records each at random, {collude}, the honest "
+        f"ones have {honest:,} records together, and {parts.fresh.rows:,} are kept to compare with. You will bring "
+        f"more records than such a part; of more records, a smaller part can be recovered. The attackers see "
+        f"{request.rounds} of {own.settings.training.steps} steps."
     )
     if own.records.rows > MAX_RECORDS and own.records.units is None:
         text += f" Only {MAX_RECORDS:,} of {own.records.rows:,} records are used."

@@ -56,6 +56,8 @@ UNDECIDED = "too few"
 """The verdict on a value above chance with too few records to be sure."""
 NOT_MEASURED = "not measured"
 """The verdict where an attack does not apply."""
+APPLY, TOO_FEW = "apply to this data or model", "too few records to judge"
+MAX_NAMED = 3  # successful attacks in the summary line
 SHORT: dict[str, str] = {
     "plain": "in the open",
     "secure": "secure sums",
@@ -111,20 +113,31 @@ class Row:
 
 @dataclass(frozen=True)
 class VerdictCounts:
-    """The attacks that were measured against a scheme.
+    """The attacks on a scheme, by their outcome.
 
     Attributes:
         leaks: those that succeeded in a setting.
         holds: those that succeeded in none.
+        undecided: those with too few records to be sure.
+        inapplicable: those that cannot be tried on this data or model.
+        unfinished: those that ended with an error, or were not run.
     """
 
-    leaks: list[AttackFindings]
-    holds: list[AttackFindings]
+    leaks: list[AttackFindings] = field(default_factory=list)
+    holds: list[AttackFindings] = field(default_factory=list)
+    undecided: list[AttackFindings] = field(default_factory=list)
+    inapplicable: list[AttackFindings] = field(default_factory=list)
+    unfinished: list[AttackFindings] = field(default_factory=list)
 
     @property
     def measured(self) -> int:
-        """Their number."""
+        """The number of those with a decided result."""
         return len(self.leaks) + len(self.holds)
+
+    @property
+    def planned(self) -> int:
+        """The number of all."""
+        return self.measured + len(self.undecided) + len(self.inapplicable) + len(self.unfinished)
 
 
 def verdict(result: AttackResult) -> Verdict:
@@ -198,16 +211,19 @@ def distinct_parts(names: Iterable[str]) -> dict[str, str]:
 
 
 def count_verdicts(audit: Audit, scheme: str) -> VerdictCounts:
-    """Return the attacks that succeed against a scheme, and those that do not."""
-    leaks: list[AttackFindings] = []
-    holds: list[AttackFindings] = []
+    """Return the attacks on a scheme, by their outcome."""
+    counts = VerdictCounts()
     for attack in audit.attacks:
         own = [each for each in attack.findings if each.scheme == scheme and not each.control]
         if any(each.succeeds for each in own):
-            leaks.append(attack)
-        elif own and not any(each.undecided for each in own):  # one undecided method leaves the attack undecided
-            holds.append(attack)
-    return VerdictCounts(leaks, holds)
+            counts.leaks.append(attack)
+        elif any(each.undecided for each in own):  # one undecided method leaves the attack undecided
+            counts.undecided.append(attack)
+        elif own:
+            counts.holds.append(attack)
+        elif (why := unmeasured(audit, attack).get(scheme)) is not None:
+            (counts.inapplicable if why == NOT_MEASURED else counts.unfinished).append(attack)
+    return counts
 
 
 def distance(result: AttackResult) -> float:
@@ -261,21 +277,6 @@ def limitations(audit: Audit) -> list[Limitation]:
     return sorted(found.values(), key=lambda each: each.partly)
 
 
-def unmeasured_attacks(audit: Audit, scheme: str) -> list[AttackFindings]:
-    """Return the attacks without a decided result against a scheme."""
-    counts = count_verdicts(audit, scheme)
-    measured = [each.id for each in (*counts.leaks, *counts.holds)]
-    return [
-        attack
-        for attack in audit.attacks
-        if attack.id not in measured
-        and (
-            scheme in unmeasured(audit, attack)
-            or any(each.scheme == scheme and each.undecided for each in attack.findings)
-        )
-    ]
-
-
 def subject(audit: Audit) -> str:
     """Return the scheme that the audit is about: CGD, if it was attacked; for a table, as its federation trains."""
     if audit.source.kind == "table" and "dp" in audit.schemes:
@@ -299,15 +300,26 @@ def failed_controls(audit: Audit) -> list[tuple[AttackFindings, Verdict]]:
 
 
 def summary_line(audit: Audit) -> str:
-    """Return the result in a line: "9 of 12 attacks succeed against CGD; all 14 controls passed"."""
+    """Return the result in a line: "9 of 12 attacks succeed against CGD; all 14 controls passed".
+
+    A few attacks that succeed are named, because their names have the condition, such as a member that leaves.
+    """
     scheme = subject(audit)
     counts, checked, failed = count_verdicts(audit, scheme), controls(audit), failed_controls(audit)
-    if not counts.measured:
-        return f"nothing was measured against {scheme_name(audit, scheme)}"
-    succeed = _plural(counts.measured, "attack succeeds", "attacks succeed")
-    line = f"{len(counts.leaks)} of {counts.measured} {succeed} against {scheme_name(audit, scheme)}"
-    if missing := unmeasured_attacks(audit, scheme):
-        line += f", {len(missing)} could not be measured"
+    line = f"nothing was measured against {scheme_name(audit, scheme)}"
+    if counts.measured:
+        succeed = _plural(counts.planned, "attack succeeds", "attacks succeed")
+        line = f"{len(counts.leaks)} of {counts.planned} {succeed} against {scheme_name(audit, scheme)}"
+    if 0 < len(counts.leaks) <= MAX_NAMED:
+        line += f" ({_titles(counts.leaks)})"
+    if counts.planned > counts.measured:
+        others = (
+            (counts.holds, "does not succeed", "do not succeed"),
+            (counts.inapplicable, f"does not {APPLY}", f"do not {APPLY}"),
+            (counts.undecided, f"has {TOO_FEW}", f"have {TOO_FEW}"),
+            (counts.unfinished, "did not finish", "did not finish"),
+        )
+        line += "".join(f", {len(each)} {_plural(len(each), one, many)}" for each, one, many in others if each)
     if failed:
         line += f"; {len(failed)} of {len(checked)} {_plural(len(checked), 'control')} FAILED"
     elif checked:
@@ -320,14 +332,16 @@ def summary(audit: Audit) -> list[tuple[str, str]]:
     scheme = subject(audit)
     counts, name = count_verdicts(audit, scheme), scheme_name(audit, scheme)
     sentences = []
-    if counts.leaks:
-        sentences.append((f"These attacks succeed against {name}:", f"{_titles(counts.leaks)}."))
-    if counts.holds:
-        sentences.append((f"These attacks do not succeed against {name}:", f"{_titles(counts.holds)}."))
     if not counts.measured:
         sentences.append(("Nothing", f"was measured against {name}."))
-    if missing := unmeasured_attacks(audit, scheme):
-        sentences.append(("Not measured, so nothing is known:", f"{_titles(missing)}."))
+    outcomes = {
+        f"These attacks succeed against {name}:": counts.leaks,
+        f"These attacks do not succeed against {name}:": counts.holds,
+        f"These do not {APPLY}, so nothing is known:": counts.inapplicable,
+        f"These have {TOO_FEW}:": counts.undecided,
+        "These did not finish, so nothing is known:": counts.unfinished,
+    }
+    sentences += [(heading, f"{_titles(each)}.") for heading, each in outcomes.items() if each]
     sentences += [each for other in audit.schemes if other != scheme for each in _compare(audit, scheme, other)]
     return sentences + _reliability(audit)
 

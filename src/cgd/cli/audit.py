@@ -130,7 +130,9 @@ class _ProgressReporter:
         self._progress.advance(self._task)
         self._update()
         if result.failure or not self._progress.console.is_terminal:
-            outcome = f"failed: {result.failure}" if result.failure else "done"
+            outcome = (
+                f"failed: {result.failure}" if result.failure else "not measured" if result.inapplicable else "done"
+            )
             line = f"{part.label}: {outcome} ({self._done} of {self._total})"
             self._progress.console.print(line, soft_wrap=True, highlight=False, markup=False)
 

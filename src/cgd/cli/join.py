@@ -165,6 +165,7 @@ def join(
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         interruption.defer()
+        from cgd.cli.display import log_events
         from cgd.federation.member import FederationMember
 
         sink = table.trace_writer.frame if table is not None and table.trace_writer is not None else None
@@ -179,11 +180,12 @@ def join(
             linger=None,
             sink=sink,
             watch=True,
+            before_connecting=lambda folder: log_events(folder, log),  # the first states of peers are logged, too
         )
         interruption.attach(member.runtime)
         interruption.before_exit = lambda: notifier.end(INTERRUPTED)
         notifier.watch(member)
-        result, failure = _run(member, program, table, interruption, log)
+        result, failure = _run(member, program, table, interruption)
         if failure is not None:
             _fail(failure, run or f"training on {data}", name)
         sums = member.peers.traffic.sums
@@ -197,14 +199,12 @@ def _run(
     program: Program | None,
     table: TabularRun | None,
     interruption: Interruption,
-    log: Path | None,
 ) -> tuple[Any, Exception | None]:
     """Run the program and leave the federation cleanly; return the program's result, or its error."""
-    from cgd.cli.display import Display, log_events
+    from cgd.cli.display import Display
 
     failure: Exception | None = None
     result: Any = None
-    log_events(member.state.folder, log)
     with Display(member) as display:
         try:
             try:

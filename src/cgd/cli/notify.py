@@ -20,11 +20,9 @@ from cgd.cli.notify_targets import Notification, NotSentError, parse_target
 from cgd.errors import InputError
 from cgd.files import write_private
 from cgd.transport.state_log import local_time
-from cgd.transport.waiting import time_of_day
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from datetime import datetime
     from pathlib import Path
     from types import TracebackType
 
@@ -221,7 +219,7 @@ class Notifier:
         while not self._stop.wait(POLL_SECONDS):
             try:
                 for event, report, is_last in self._absences.add(self._member.runtime.report()):
-                    text = describe(event, report, self._member.me, local_time())
+                    text = describe(event, report, self._member.me)
                     ending = LAST_OF_ITS_KIND if is_last else ""
                     self._send(self._member, event, text + ending, self._stop, report.name)
             except Exception:  # the thread must survive any error
@@ -252,11 +250,14 @@ class Notifier:
             return
 
 
-def describe(event: str, report: PeerReport, me: str, now: datetime) -> str:
-    """Return a sentence about a member, without the note, which contains addresses and words of the peer."""
+def describe(event: str, report: PeerReport, me: str) -> str:
+    """Return a sentence about a member, without the note, which contains addresses and words of the peer.
+
+    It is read elsewhere, so the time has its offset.
+    """
     if event == "back":
         return f"{report.name} is back at {me}"
-    since = "" if report.since is None else f" since {time_of_day(report.since, now)}"
+    since = "" if report.since is None else f" since {report.since.isoformat(timespec='seconds')}"
     known = {
         "left": "its program has stopped",
         "refused": f"it is connected and refused, and the log of {me} says why",

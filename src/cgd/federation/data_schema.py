@@ -162,6 +162,10 @@ class Data:
         if self.values and self.task == "regression":
             raise InputError("a regression has no classes; remove values, or write task = 'classification'")
         object.__setattr__(self, "classes", _texts("values", listed_categories("classes", self.classes, self.values)))
+        if self.values and not any(map(str.strip, self.values.values())):
+            raise InputError(
+                "values gives no class, so that no record would have a label; write a class for each value"
+            )
         if not self.target:
             raise InputError("target is empty; name the column to predict")
         if not 0 <= self.validation < 1:

@@ -24,7 +24,7 @@ from cgd.transport.zeromq import ZeroMQTransport
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from cgd.peers import SumSettings
     from cgd.secagg.journal import Journal
@@ -54,6 +54,7 @@ class FederationMember:
         linger: the maximum number of seconds to stay for the others after the program is done; None has no limit.
         sink: called with every received frame, for a recorded trace; it runs on the runtime's thread.
         watch: adopt new epochs of the file, also if its content was passed.
+        before_connecting: called with the state folder, which is locked, before anything is sent or logged about peers.
 
     Raises:
         InputError: the file, the key, the address or the state folder cannot be used.
@@ -73,6 +74,7 @@ class FederationMember:
         linger: float | None = 60.0,
         sink: FrameSink | None = None,
         watch: bool = False,
+        before_connecting: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self.federation = path if isinstance(path, Federation) else Federation.load(path)
         self.path = self.federation.path
@@ -83,6 +85,7 @@ class FederationMember:
         self.state = _state_folder(self.federation, participant, state)
         self.state.lock()
         try:
+            before_connecting(self.state.folder)
             journals = self.state.load()
             _check_epoch(self.federation, self.me, journals)
             membership = Membership(

@@ -85,7 +85,10 @@ class CategoryBuilder:
 
     Attributes:
         unlisted: the values that are not listed, with the number of each.
+        removed: whether the mapping has made a value a missing one.
     """
+
+    removed = False
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class CategoryBuilder:
             if self._values is not None:
                 text = self._mapped(self._values, text, first, places, place)
                 if not text:
+                    self.removed = True
                     continue
             code = self._codes.get(text)
             if code is None and self._listed:

@@ -247,9 +247,10 @@ class _DatasetBuilder:
         if not self._rows_read:
             raise InputError(f"{self._title} has no rows; export it with its records")
         if not self._rows_kept:
-            raise InputError(
-                f"{self._title}: no row has a label in column {self._label!r}; name the column to predict with --label"
-            )
+            remedy = "; name the column to predict with --label"
+            if isinstance(self._target, CategoryBuilder) and self._target.removed:
+                remedy = ", because `values` in [data] makes its values missing; write there the class that each means"
+            raise InputError(f"{self._title}: no row has a label in column {self._label!r}{remedy}")
         notes = list(notes)
         if self._rows_kept < self._rows_read:
             without = self._rows_read - self._rows_kept

@@ -38,6 +38,7 @@ OF_A_KIND = {"mlp": ("layers", "activation"), "custom": ("function",)}
 # Reasons to leave a column out that do not concern other tables: it has no use there, or its numbers must be corrected.
 USELESS = ("all its values are missing", "it has only one value", "fewer than two values")
 TO_CORRECT = ("its numbers have ", "some of its values are limits")
+LEARNED = "learned: agree on one spelling of each value, or write values"
 
 
 def merge_schemas(paths: Sequence[Path]) -> str:
@@ -112,10 +113,17 @@ def _data_lines(found: Sequence[Suggestion]) -> list[str]:
         rare = [name for name in classes if sum(name in each.classes for each in found) == 1]
         comments = [f"only in one table: {', '.join(map(repr, rare))}"] if rare else []
         line = f"{'# ' * (not listed)}classes = {toml_list(classes)}"
-        if not listed:
-            comments.append("state the class that each means" if rare else "left out: learned by a secure sum")
-            if rare:  # not a list that only has to be accepted: yes and ja would be two classes
-                line = "# values = { " + ", ".join(toml_text(name) + ' = ""' for name in classes) + " }"
+        means = _classes_meant(classes, rare)
+        if not listed and all(text == each for text, each in means.items()):
+            comments.append("left out: learned by a secure sum")
+        elif not listed:  # not a list that only has to be accepted: yes and ja would be two classes
+            pairs = (f"{toml_text(text)} = {toml_text(each)}" for text, each in means.items())
+            line = f"# values = {{ {', '.join(pairs)} }}"
+            comments.append(
+                "spelled differently: check the class that each means, and remove the first #"
+                if all(means.values())
+                else 'state the class that each means; "" removes the label'
+            )
         lines.append(_commented(line, comments, found, ("data", "classes")))
     if (ends := _outer(each.data.range for each in found)) is not None:
         lines.append(_commented(f"range = [{ends[0]:.12g}, {ends[1]:.12g}]", [], found, ("data", "range")))
@@ -124,6 +132,16 @@ def _data_lines(found: Sequence[Suggestion]) -> list[str]:
     if comments or set(missing) != set(MISSING):
         lines.append(_commented(f"missing = {toml_list(missing)}", comments, found, ("data", "missing")))
     return lines
+
+
+def _classes_meant(classes: Sequence[str], rare: Sequence[str]) -> dict[str, str]:
+    """Return the class that each text means: spellings that differ by case or spaces only are one class.
+
+    It is empty, and people have to state it, for the other texts that only one table has, which are `rare`.
+    """
+    plain = {text: " ".join(text.lower().split()) for text in classes}
+    spellings = Counter(plain.values())
+    return {text: plain[text] if spellings[plain[text]] > 1 else "" if text in rare else text for text in classes}
 
 
 def _column_line(name: str, found: Sequence[Suggestion]) -> str:
@@ -154,7 +172,8 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
         range=_outer(column.range for column in columns),
         missing=union(column.missing for column in columns),
     )
-    comments = [] if held else [_advice(each, name) for each in found if each.name not in lines]
+    comments = _kept_comments({each.name: each.column_comments.get(name, "") for each in found if each.name in lines})
+    comments += [] if held else [_advice(each, name) for each in found if each.name not in lines]
     widths = {where: column.range[1] - column.range[0] for where, column in lines.items() if column.range is not None}
     if widths and max(widths.values()) > MAX_WIDTH_RATIO * min(widths.values()):
         narrow, wide = (choose(widths, key=lambda where: widths[where]) for choose in (min, max))
@@ -162,6 +181,8 @@ def _column_line(name: str, found: Sequence[Suggestion]) -> str:
     if listed and len(listed) < len(columns):
         comments.append("listed by some only: its categories are learned")
     comments += _only_in({where: column.missing for where, column in lines.items()})
+    if merged.is_learned:
+        comments.append(LEARNED)
     comments += [each for each in QUESTIONS if any((name, each) in one.questioned for one in found)]
     return _commented(f"{key} = {_column_value(merged)}", comments, found, (COLUMNS, name))
 
@@ -190,14 +211,32 @@ def _advice(each: Suggestion, name: str) -> str:
     return f"not in {each.name}: that participant needs an empty column of this name"
 
 
+def _kept_comments(comments: Mapping[str, str]) -> list[str]:
+    """Return the comments of the suggestions about a column, each part once, with the files if not all have it."""
+    parts = {
+        where: [part for part in each.split("; ") if part not in ("", LEARNED)] for where, each in comments.items()
+    }
+    return [
+        ("" if len(having) == len(parts) else f"in {', '.join(having)}: ") + "; ".join(texts)
+        for having, texts in _by_files(parts).items()
+    ]
+
+
 def _only_in(missing: Mapping[str, Sequence[str]]) -> list[str]:
     """Return comments about texts that only some suggestions have as missing; `missing` are those of each."""
-    texts = dict[str, list[str]]()
-    for text in union(missing.values()):
-        having = [where for where, each in missing.items() if text in each]
-        if len(having) < len(missing):
-            texts.setdefault(", ".join(having), []).append(text)
-    return [f"missing only in {where}: {', '.join(map(repr, each))}" for where, each in texts.items()]
+    return [
+        f"missing only in {', '.join(having)}: {', '.join(map(repr, texts))}"
+        for having, texts in _by_files(missing).items()
+        if len(having) < len(missing)
+    ]
+
+
+def _by_files(lists: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the distinct texts of the lists of several files, by the files that have them."""
+    texts = dict[tuple[str, ...], list[str]]()
+    for text in union(lists.values()):
+        texts.setdefault(tuple(where for where, each in lists.items() if text in each), []).append(text)
+    return texts
 
 
 def _conflict(

@@ -31,6 +31,7 @@ class Suggestion:
         privacy: differential privacy, if it has the section.
         left_out: why a column was left out, by its name.
         comments: the comments of the keys of [model].
+        column_comments: the comments of the columns, without marks and without the question about persons.
         marked: the section and the key of everything that has the mark: columns, and keys of [data].
         questioned: the columns and the questions of their comments, such as whether they name persons.
     """
@@ -42,6 +43,7 @@ class Suggestion:
     privacy: PrivacySection | None
     left_out: dict[str, str]
     comments: dict[str, str]
+    column_comments: dict[str, str]
     marked: frozenset[tuple[str, str]]
     questioned: frozenset[tuple[str, str]]
 
@@ -56,7 +58,7 @@ class Suggestion:
         data, model, privacy = parse_schema(text, path)
         left_out = dict(filter(None, map(_left_out, text.split("\n"))))
         section, comments, marked = tuple[str, ...](), dict[str, str](), set[tuple[str, str]]()
-        questioned = set[tuple[str, str]]()
+        column_comments, questioned = dict[str, str](), set[tuple[str, str]]()
         for number, statement, comment in statements(text):
             keys = _keys(parse_toml(statement))
             if statement.startswith("["):
@@ -65,6 +67,8 @@ class Suggestion:
             match (*section, *keys):
                 case ("data", "columns", key, *_):
                     place = COLUMNS, key
+                    parts = (column_comments.get(key, ""), _without_marks(comment))
+                    column_comments[key] = "; ".join(filter(None, parts))
                 case ("data", key, *_) if key != "columns":
                     place = "data", key
                 case ("model", key, *_):
@@ -78,7 +82,8 @@ class Suggestion:
                 )
             marked.add(place)
             questioned |= {(place[1], question) for question in QUESTIONS if question in comment}
-        return cls(name, text, data, model, privacy, left_out, comments, frozenset(marked), frozenset(questioned))
+        found = (left_out, comments, column_comments, frozenset(marked), frozenset(questioned))
+        return cls(name, text, data, model, privacy, *found)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -114,6 +119,11 @@ def _left_out(line: str) -> tuple[str, str] | None:
         _, found, why = rest.rpartition("# left out")
         found, why = found if why.startswith((", ", ": ")) else "", why[2:]
     return (_unquoted(key), why) if found and line.startswith("#") else None
+
+
+def _without_marks(comment: str) -> str:
+    """Return the parts of a comment that have no mark, and are not the question that comes with one."""
+    return "; ".join(part for part in comment.split("; ") if not has_mark(part) and part not in QUESTIONS)
 
 
 def _keys(content: Any) -> tuple[str, ...]:

@@ -172,7 +172,8 @@ class FederationRuntime:
         with self._changed:
             if self._closed:
                 return
-            self.membership.send_goodbye(done or self._done)
+            self._done = self._done or done
+            self.membership.send_goodbye(self._done)
             self.transport.wakeup()
             if done and self._failure is None:
                 deadline = inf if self._linger is None else time.monotonic() + self._linger
@@ -303,7 +304,8 @@ class FederationRuntime:
                     self._send_all()
                 if time.monotonic() - last_check > POLL_SECONDS:
                     last_check = time.monotonic()
-                    self._states.add(self.report())
+                    # When our program is done, members end one after the other, and nobody is missed.
+                    self._states.add(each for each in self.report() if not (self._done and each.state == "missing"))
                     self._save_journals()
             self._send_all()
         except ClosedError:

@@ -32,7 +32,7 @@ class PeerReport:
         state: "here", "done", "left", "missing" or "refused".
         note: the reason if it is not here, or what is wrong with the connection.
         latency: the round-trip time in seconds, if known.
-        since: the local time at which it became absent, or present again.
+        since: the local time at which it left, was refused, or otherwise became absent, or present again.
         seen: whether it was present before, since this process was started.
     """
 
@@ -67,7 +67,9 @@ class StateHistory:
         for report in reports:
             before = self._latest.get(report.name)
             since, seen = (now, False) if before is None else (before.since, before.seen or not before.absent)
-            if before is not None and before.absent != report.absent:
+            # A peer that stopped, or was refused, and is then missing has been absent since then.
+            happened = report.state in ("left", "refused") and before is not None and before.state != report.state
+            if happened or (before is not None and before.absent != report.absent):
                 since = now
             latest[report.name] = replace(report, since=since, seen=seen)
         self._latest = latest  # without the peers that are not members any more
@@ -76,19 +78,19 @@ class StateHistory:
 
 @dataclass
 class _LoggedState:
-    """The last line about a peer, the lines that it has left at a time, and the time of its first report."""
+    """The last line about a peer, the lines that it has left at a time, and since when it is missing."""
 
     state: tuple[str, str] | None
     lines: float
     time: float
-    first: float
+    missing_since: float | None = None
 
 
 class StateLog:
     """Logs a line for every change of a peer's state or note.
 
     Changes that come too fast are left out. The last one is logged later, if the peer then still is in that state. That
-    a peer is missing which was never here is not logged in the first seconds: it may not be started yet.
+    a peer is missing is not logged in the first seconds: it may not be started yet, or be back at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,10 +101,14 @@ class StateLog:
         """Log what has changed since the last line about each peer; call it again and again."""
         now = self._clock()
         for report in reports:
-            logged = self._logged.setdefault(report.name, _LoggedState(None, MAX_LINES_AT_ONCE, now, now))
+            logged = self._logged.setdefault(report.name, _LoggedState(None, MAX_LINES_AT_ONCE, now))
+            if report.state != "missing":
+                logged.missing_since = None
+            elif logged.missing_since is None:
+                logged.missing_since = now
             if logged.state == (report.state, report.note):
                 continue
-            if report.state == "missing" and not report.seen and now - logged.first < SETTLE_SECONDS:
+            if logged.missing_since is not None and now - logged.missing_since < SETTLE_SECONDS:
                 continue
             lines = min(MAX_LINES_AT_ONCE, logged.lines + (now - logged.time) / SECONDS_BETWEEN_LINES)
             logged.lines, logged.time = lines, now
