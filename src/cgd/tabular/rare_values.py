@@ -148,8 +148,8 @@ def _missing_notes(
             (differ if _present(folded.numbers[name]) else few)[name] = dropped
     for counts, fact in (
         (listed, f"values of listed categories that fewer than {data.rare} of our records have"),
-        (few, f"numbers of which we have fewer than {data.rare}, or as few that differ"),
-        (differ, f"numbers that fewer than {data.rare} of our records have, while all others have the same one"),
+        (few, f"numbers of columns in which we have fewer than {data.rare}, or so few that differ,"),
+        (differ, f"numbers that fewer than {data.rare} of our records have, where all others have the same one,"),
     ):
         if counts := {name: count for name, count in counts.items() if count}:
             yield f"{fact} count as missing, because sums could disclose them: {list_columns(counts)}"
