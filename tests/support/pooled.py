@@ -85,5 +85,5 @@ def _category(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
     found = set(values[~missing])
     names = column.categories or (*sorted(found - {OTHER}), *sorted(found & {OTHER}))
     encoder = OneHotEncoder(categories=[np.array(names, dtype=object)], handle_unknown="ignore", sparse_output=False)
-    encoded = encoder.fit(values[~missing][:, None]).transform(np.where(missing, UNKNOWN, values))
+    encoded = encoder.fit(np.array(names, dtype=object)[:, None]).transform(np.where(missing, UNKNOWN, values))
     return np.hstack([encoded, missing.astype(float)]) if missing.any() else encoded

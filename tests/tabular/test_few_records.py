@@ -10,17 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cgd.federation.config import Federation
 from cgd.federation.data_schema import Column, Data
 from cgd.local import solo_peers
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.federated_stats import CategoryStats, NumberStats, TargetStats
 from cgd.tabular.few_records import few_states, merge_few_records, merge_notes
 from cgd.tabular.preprocessing import Preprocessing, fit_columns
-from cgd.tabular.rare_values import check_rare_values, fold_rare_values, value_counts
+from cgd.tabular.rare_values import fold_rare_values, records_text
+from cgd.tabular.run_inputs import RunOptions, read_inputs
 from cgd.tabular.training import train
-from support.tabular import run_members, tabular_settings
+from support.tabular import SCHEMA, run_members, table, tabular_settings, write_csv, write_federation
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
 
 WARD, AGE = Column("ward", "category"), Column("age", "number")
@@ -123,3 +128,51 @@ def test_no_feature_divides_few_training_records_from_the_rest(
         assert present.sum() == 0 or present.sum() >= min(rare, rows)
         differing = present.sum() - present.max(initial=0)
         assert differing == 0 or differing >= rare
+
+
+# Notes
+
+MERGED = (
+    "in training, records that share their category, or that a value is missing, with few others count as the most "
+    "frequent category or number, or as the mean, because gradients would be about these records alone: "
+)
+
+
+def test_one_note_lists_all_columns_that_are_merged() -> None:
+    own = records_of([None, *AGES[1:]], ["A"] * 12 + ["Jones"] * 2 + [None] * 6)
+    assert merge_notes(few_states(own, DATA, DATA.columns)) == (f"{MERGED}'age' (1 record), 'ward' (2 records)",)
+    assert few_states(own, replace(DATA, rare=1), DATA.columns) == {}
+    (note,) = merge_notes({f"x{place}": 1 for place in range(15)})
+    assert note.endswith("'x11' (1 record), and 3 more columns")
+
+
+def test_owner_of_a_person_that_a_file_asks_for_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    schema = SCHEMA.replace(
+        'ward = "category"', 'ward = { type = "category", values = { "Anna Keller" = "x", "*" = "y" } }'
+    )
+    content = table(60, 0)
+    content["ward"][7] = "Anna Keller"
+    federation = Federation.load(write_federation(tmp_path, ("ada", "bob", "cleo"), schema=schema))
+    notes = read_inputs(federation, "ada", write_csv(tmp_path / "ada.csv", content), RunOptions()).notes
+    assert (
+        "values of listed categories that fewer than 5 of our records have count as missing, because sums could "
+        "disclose them: 'ward' (1 record)"
+    ) in notes
+    assert f"{MERGED}'ward' (1 record)" in notes
+    assert not any("Keller" in each for each in notes)
+
+
+def test_owner_is_told_before_the_first_step_what_the_validation_split_adds() -> None:
+    data = replace(DATA, validation=0.5, columns=(AGE, LISTED))
+    own = records_of([float(place) for place in range(12)], ["A"] * 6 + ["B"] * 6, data)
+
+    def member(peers: Peers, own: TabularDataset) -> tuple[int, list[str]]:
+        shown: list[str] = []
+        result = train(peers, tabular_settings(data, steps=1), own, show_note=shown.append)
+        return min(result.records.take(~result.held_out).categories["ward"].counts()[:2]), shown
+
+    results = run_members(member, [own] * 3)  # of six training records, at most three are of the ward with fewer
+    assert any(fewest for fewest, _ in results)
+    for fewest, shown in results:
+        notes = [each for each in shown if "'ward'" in each]
+        assert notes == ([f"{MERGED}'ward' ({records_text(fewest)})"] if fewest else [])
