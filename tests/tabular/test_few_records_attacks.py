@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-import cgd.tabular.training as training
 from cgd.federation.data_schema import Column, Data, Model
+from cgd.tabular import models, training
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.model_choice import choose_model
 from cgd.tabular.preprocessing import Preprocessing, fit
@@ -74,7 +74,7 @@ def watch(
 ) -> tuple[Preprocessing, Floats, Floats]:
     """Train with three members; return what the third saw: statistics, gradient sums of the others, its parameters."""
     settings = tabular_settings(data, model, steps=100, validate_every=100, patience=0)
-    watcher, build, local = Watcher(), training.build, threading.local()
+    watcher, build, local = Watcher(), models.build, threading.local()
 
     def build_and_keep(*arguments: Any) -> Any:
         network = build(*arguments)

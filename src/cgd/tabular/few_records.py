@@ -7,16 +7,17 @@ hidden layer. So no feature may divide the training records of a participant int
 
 - Of a column of categories, every record has one state: a category, "other", or missing. Records of a state that fewer
   than `rare` training records have get the most frequent state.
-- Of a column of numbers, numbers that differ from the most frequent one in fewer than `rare` records become equal to it.
-  If fewer than `rare` are missing, these get that number, too, if all others have it; else the mean, without the feature
-  that says that they are missing. If fewer than `rare` are present, all are missing.
+- Of a column of numbers, those that differ from the most frequent one become equal to it, if they are fewer than
+  `rare`. If fewer than `rare` are missing, these get that number, too, if all others have it; else the mean, without the
+  feature that says that they are missing. If fewer than `rare` are present, all are missing.
 
 Features are merged, not values, because a category that nobody else has is "other" in features only. It is done for
 training records alone: the validation split divides records at random, so a value that `rare` records have may be that
 of one training record. Validation records keep their features, because only the sum of their losses is opened.
 
-It is no proof that nothing is read. A difference of two columns, such as values that are missing together in all records
-but one, can still be about few records, and sums about `rare` records say something about them. Only noise bounds that.
+It is no proof that nothing is read. A difference of two columns, such as values that are missing together in all
+records but one, can still be about few records, and sums about `rare` records say something about them. Only noise
+bounds that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cgd.tabular.columns import Categorical
 from cgd.tabular.federated_stats import CategoryStats
 from cgd.tabular.rare_values import differing, fold_rare_values, list_columns
 
@@ -68,7 +68,6 @@ def few_states(records: TabularDataset, data: Data, columns: Sequence[Column]) -
     records = fold_rare_values(records, data, columns)
     found = {}
     for column in columns:
-        values: Categorical | npt.NDArray[np.float64]
         if column.type == "category":
             values = records.categories[column.name]
             counts = [values.missing, *values.counts().tolist()]
@@ -82,11 +81,12 @@ def merge_notes(changed: Mapping[str, int]) -> tuple[str, ...]:
     """Return the note about columns that are changed in training, if there are any."""
     if not changed:
         return ()
-    return (
+    note = (
         "in training, records that share their category, or that a value is missing, with few others count as the most "
         "frequent category or number, or as the mean, because gradients would be about these records alone: "
-        f"{list_columns(changed)}",
+        f"{list_columns(changed)}"
     )
+    return (note,)
 
 
 def _merge_states(features: Matrix, rare: int) -> int:

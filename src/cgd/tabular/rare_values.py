@@ -6,9 +6,9 @@ is sent, also those that others have: otherwise a dishonest participant could ha
 see in the counts, or in the gradients of that feature, whether somebody has it. Values that no other participant claims
 become "other", too (`cgd.tabular.category_union`).
 
-Values of listed categories, also those that `values` maps to, that fewer than `rare` records of a participant have count
-as missing, as values that are not listed: otherwise the author of a federation file could ask for one person by
-`values`, and read its count.
+Values of listed categories, also those that `values` maps to, count as missing if fewer than `rare` records of a
+participant have them, as values that are not listed do: otherwise the author of a federation file could ask for one
+person by `values`, and read its count.
 
 Of a column of numbers, the count, the mean and the deviation are opened. If only one record has a value, the mean is
 that value; if one other participant has values, it subtracts its own from the sums. The same holds if all values but
@@ -60,9 +60,9 @@ def rare_values(values: Categorical, rare: int, *, listed: bool = False) -> dict
 
 def differing(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.bool_]:
     """Return which numbers differ from the most frequent one; missing values do not."""
-    present = ~np.isnan(values)
+    present: npt.NDArray[np.bool_] = ~np.isnan(values)
     found, counts = np.unique(values[present], return_counts=True)
-    return present & (values != found[counts.argmax()]) if found.size else present
+    return np.logical_and(present, values != found[counts.argmax()]) if found.size else present
 
 
 def fold_rare_values(records: TabularDataset, data: Data, columns: Sequence[Column]) -> TabularDataset:
@@ -119,9 +119,11 @@ def check_rare_values(
     folded = fold_rare_values(records, data, columns)
     learned = [each for each in columns if each.is_learned]
     notes = [_low_rare_note(each, data.rare_of(each)) for each in learned if data.rare_of(each) < RARE]
-    for column in learned:
-        if few := rare_values(records.categories[column.name], data.rare_of(column)):
-            notes.append(_rare_note(column, records.categories[column.name], few, data.rare_of(column)))
+    notes += [
+        _rare_note(column, records.categories[column.name], few, data.rare_of(column))
+        for column in learned
+        if (few := rare_values(records.categories[column.name], data.rare_of(column)))
+    ]
     if private:
         return tuple(notes)
     return (*notes, *_missing_notes(records, folded, data, columns), *_exposed_notes(folded, data, columns))
@@ -138,7 +140,9 @@ def _missing_notes(
     records: TabularDataset, folded: TabularDataset, data: Data, columns: Sequence[Column]
 ) -> Iterator[str]:
     """Yield notes about values that count as missing; no note names one of them."""
-    listed, few, differ = {}, {}, {}
+    listed: dict[str, int] = {}
+    few: dict[str, int] = {}
+    differ: dict[str, int] = {}
     for column in columns:
         name = column.name
         if column.type == "category":
