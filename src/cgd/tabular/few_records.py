@@ -8,8 +8,8 @@ hidden layer. So no feature may divide the training records of a participant int
 - Of a column of categories, every record has one state: a category, "other", or missing. Records of a state that fewer
   than `rare` training records have get the most frequent state.
 - Of a column of numbers, those that differ from the most frequent one become equal to it, if they are fewer than
-  `rare`. If fewer than `rare` are missing, these get that number, too, if all others have it; else the mean, without the
-  feature that says that they are missing. If fewer than `rare` are present, all are missing.
+  `rare`. If fewer than `rare` are missing, these get that number, too, if all others have it; else the mean, without
+  the feature that says that they are missing. If fewer than `rare` are present, all are missing.
 
 Features are merged, not values, because a category that nobody else has is "other" in features only. It is done for
 training records alone: the validation split divides records at random, so a value that `rare` records have may be that
