@@ -59,7 +59,7 @@ def test_records_of_a_person_stay_together(tmp_path: Path) -> None:
 
 
 def test_places_and_values_are_those_of_the_file(tmp_path: Path) -> None:
-    found: SimulatedTraining = training(tmp_path)
+    found: SimulatedTraining = training(tmp_path, data="rare = 1")
     file = rows_of(tmp_path / "my.csv")
     _, truth = found.observe(found.scenario, "cgd")
     assert len(truth.all_places) == len(truth.all_y) == 35
@@ -68,6 +68,17 @@ def test_places_and_values_are_those_of_the_file(tmp_path: Path) -> None:
         *numbers, ward = found.table.decode(x)
         assert [float(each) for each in numbers] == pytest.approx([float(line[name]) for name in NUMBERS])
         assert ward == line["ward"]
+
+
+def test_records_that_share_a_feature_with_few_others_are_merged_as_in_a_training(tmp_path: Path) -> None:
+    """Of eleven or twelve records of a participant, two wards cannot both have fewer than five."""
+    for rare in (1, 5):
+        found: SimulatedTraining = training(tmp_path, rows=60, seed=3, data=f"rare = {rare}")
+        names = found.table.preprocessing.features
+        wards = [name for name in names if name.startswith("ward")]
+        counts = [int(x[:, names.index(ward)].sum()) for x, _ in found.scenario.data.values() for ward in wards]
+        assert any(0 < count < 5 for count in counts) == (rare == 1)
+        assert sum(counts) == 46
 
 
 def test_displacement_moves_by_the_rule_of_the_federation_file(tmp_path: Path) -> None:
@@ -118,7 +129,7 @@ def test_truth_is_not_in_the_view(tmp_path: Path) -> None:
 
 def test_recovered_records_are_listed_with_their_lines(tmp_path: Path) -> None:
     """Each honest participant has two records, which an attack by linear algebra recovers."""
-    found = training(tmp_path, rows=14, honest=2, members=("ada", "bob", "cleo"), data="validation = 0.4")
+    found = training(tmp_path, rows=14, honest=2, members=("ada", "bob", "cleo"), data="validation = 0.4\nrare = 1")
     view, truth = found.observe(found.scenario, "cgd")
     result = records.on_view(view, truth, found.fresh)[0]
     assert result.succeeds

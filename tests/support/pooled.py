@@ -25,7 +25,8 @@ def folded(
 ) -> dict[str, list[Any]]:
     """Return a table with "other" for values of learned categories that are rare, or that only one member has.
 
-    Numbers of a member that has few of them in a column are missing.
+    Listed values that are rare are missing. So are numbers of a member that has few of them in a column, or few that
+    differ from its most frequent one.
 
     Args:
         table: the values of all records, by column.
@@ -37,10 +38,7 @@ def folded(
     for column in columns:
         if column.type == "number":
             for member in members:
-                if sum(table[column.name][place] is not None for place in member) < rare:
-                    for place in member:
-                        result[column.name][place] = None
-        if column.type == "number" or column.categories:
+                _drop_few_numbers(result[column.name], member, rare)
             continue
         values, owners = table[column.name], Counter[Any]()
         counts = [Counter(values[place] for place in member) for member in members]
@@ -49,9 +47,21 @@ def folded(
         for member, count in zip(members, counts, strict=True):
             for place in member:
                 value = values[place]
-                if value is not None and (count[value] < rare or owners[value] < 2):
+                if value is not None and column.categories and count[value] < rare:
+                    result[column.name][place] = None
+                elif value is not None and not column.categories and (count[value] < rare or owners[value] < 2):
                     result[column.name][place] = OTHER
     return result
+
+
+def _drop_few_numbers(values: list[Any], member: Sequence[int], rare: int) -> None:
+    counts = Counter(values[place] for place in member if values[place] is not None)
+    most = max(counts, key=counts.__getitem__, default=None)
+    few = counts.total() - counts[most] < rare and len(counts) > 1
+    kept = counts[most] if few else counts.total()
+    for place in member:
+        if kept < rare or (few and values[place] != most):
+            values[place] = None
 
 
 def matrix(table: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> npt.NDArray[np.float64]:
@@ -64,7 +74,7 @@ def matrix(table: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> npt
 
 
 def _number(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    scaled = StandardScaler().fit_transform(values)
+    scaled = values if np.isnan(values).all() else StandardScaler().fit_transform(values)
     imputer = SimpleImputer(strategy="constant", fill_value=0, add_indicator=True, keep_empty_features=True)
     filled: npt.NDArray[Any] = imputer.fit_transform(scaled)
     return filled
@@ -75,5 +85,5 @@ def _category(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
     found = set(values[~missing])
     names = column.categories or (*sorted(found - {OTHER}), *sorted(found & {OTHER}))
     encoder = OneHotEncoder(categories=[np.array(names, dtype=object)], handle_unknown="ignore", sparse_output=False)
-    encoded = encoder.fit(values[~missing][:, None]).transform(np.where(missing, UNKNOWN, values))
+    encoded = encoder.fit(np.array(names, dtype=object)[:, None]).transform(np.where(missing, UNKNOWN, values))
     return np.hstack([encoded, missing.astype(float)]) if missing.any() else encoded

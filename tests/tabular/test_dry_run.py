@@ -316,7 +316,7 @@ def test_dry_run_foresees_notes_that_join_prints_after_the_first_sums(tmp_path: 
     content = table(60, 0)
     content["age"] = [None] * 60
     content["dose"] = [2.5] * 60
-    content["ward"] = ["A", *[None] * 59]
+    content["ward"] = [*["A"] * 5, *[None] * 55]
     content["outcome"] = ["ill"] * 60
     write_csv(tmp_path / "ada.csv", content)
     schema = ward_schema('classes = ["well", "ill", "dead"]', columns='ward = ["A", "B"]')

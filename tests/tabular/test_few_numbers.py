@@ -55,18 +55,18 @@ def test_holder_of_many_values_cannot_subtract_them_from_the_mean() -> None:
 
 
 def test_enough_values_are_used_as_they_are() -> None:
-    own = patients([1.0, 2.0, 3.0, 4.0, 5.0])
+    own = patients([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert fold_rare_values(own, DATA, DATA.columns).numbers["lactate"] is own.numbers["lactate"]
-    assert lactate_of([own, patients([]), patients([])]).present == 5
+    assert lactate_of([own, patients([]), patients([])]).present == 6
 
 
 @pytest.mark.parametrize(
     ("data", "present"),
     [
         (DATA, 0),
-        (replace(DATA, rare=3), 3),
+        (replace(DATA, rare=2), 3),
         (replace(DATA, rare=1), 3),
-        (replace(DATA, rare=4), 0),
+        (replace(DATA, rare=3), 0),  # one of them is the most frequent one, and two differ from it
     ],
 )
 def test_number_of_values_is_a_setting(data: Data, present: int) -> None:
@@ -79,18 +79,43 @@ def test_owner_is_told_and_no_value_is_named() -> None:
     assert check_rare_values(patients([]), DATA, DATA.columns) == ()
     (note,) = check_rare_values(patients([7.3, 8.4, 9.5]), DATA, DATA.columns)
     assert note == (
-        "column 'lactate': we have fewer than 5 values, and the sums could disclose them: 3 values count as missing; "
-        "leave the column out, or use a table with more of them"
+        "numbers of columns in which we have fewer than 5, or so few that differ, count as missing, because sums could "
+        "disclose them: 'lactate' (3 records)"
     )
-    (note,) = check_rare_values(patients([7.3]), DATA, DATA.columns)
-    assert "1 value counts as missing" in note
+    (note,) = check_rare_values(patients([7.3] * 12 + [9.5]), DATA, DATA.columns)
+    assert note == (
+        "numbers that fewer than 5 of our records have, where all others have the same one, count as missing, because "
+        "sums could disclose them: 'lactate' (1 record)"
+    )
 
 
 def test_owner_is_told_if_few_values_are_used() -> None:
     data = replace(DATA, rare=1)
-    (note,) = check_rare_values(patients([7.3], data), data, data.columns)
-    assert note == "column 'lactate': rare is 1, and we have 1 value: others may read it from the opened mean"
-    assert check_rare_values(patients([1.0] * 5, data), data, data.columns) == ()
+    low, note = check_rare_values(patients([7.3], data), data, data.columns)
+    assert low == (
+        "rare is 1, and 5 is the default: from sums about a single record, such as the mean of few numbers or the "
+        "gradient of a category, others may read values of these records, or all of them"
+    )
+    assert note == "others may read our numbers from the opened mean and deviation: 'lactate' (1 record)"
+    assert check_rare_values(patients([1.0] * 5, data), data, data.columns) == (low,)
+
+
+@pytest.mark.parametrize("rare", [2, 3, 4])
+def test_owner_is_told_of_every_number_below_the_default(rare: int) -> None:
+    data = replace(DATA, rare=rare)
+    low, note = check_rare_values(patients([7.3] * rare, data), data, data.columns)
+    assert low.startswith(f"rare is {rare}, and 5 is the default: from sums about {rare} records")
+    assert note == f"others may read our numbers from the opened mean and deviation: 'lactate' ({rare} records)"
+    assert check_rare_values(patients([7.3] * rare, data), data, data.columns, private=True) == ()
+
+
+def test_owner_is_told_of_a_target_that_few_records_differ_in() -> None:
+    data = Data("cost", (AGE,), "regression")
+    frame = {"age": [float(40 + place) for place in range(ROWS)], "cost": [0.0] * (ROWS - 1) + [900.0]}
+    (note,) = check_rare_values(dataset_from_frame(frame, data, data.columns, target=True)[0], data, data.columns)
+    assert note == (
+        "all but 1 record have the same value of 'cost': others may read the rest from the opened mean and deviation"
+    )
 
 
 def test_values_are_not_hidden_where_noise_covers_them() -> None:

@@ -132,7 +132,7 @@ def test_sums_are_the_same_whatever_the_records() -> None:
 
 
 def test_listed_categories_and_classes_are_only_counted() -> None:
-    data = Data("outcome", (Column("ward", "category", ("B", "A", "C")),), classes=("yes", "no"))
+    data = Data("outcome", (Column("ward", "category", ("B", "A", "C")),), classes=("yes", "no"), rare=1)
     members = [
         records_of(data, ward=["A"], outcome=["yes"]),
         records_of(data, ward=["A", "B", "D"], outcome=["no"] * 3),

@@ -70,7 +70,8 @@ def test_values_of_few_records_become_other() -> None:
         (replace(DATA, rare=1), {"A", "B", "C"}),
         (replace(DATA, rare=4), {"A", "B"}),
         (replace(DATA, columns=(replace(WARD, rare=2),)), {"A", "B"}),
-        (replace(DATA, columns=(replace(WARD, categories=("A", "B", "C")),)), {"A", "B", "C"}),
+        (replace(DATA, columns=(replace(WARD, categories=("A", "B", "C")),)), {"A"}),
+        (replace(DATA, rare=2, columns=(replace(WARD, categories=("A", "B", "C")),)), {"A", "B"}),
     ],
 )
 def test_number_of_records_is_a_setting(data: Data, kept: set[str]) -> None:
@@ -163,7 +164,7 @@ def test_gradients_of_a_guessed_name_are_zero() -> None:
     def member(peers: cgd.Peers, number: int) -> tuple[str, ...]:
         if number == 0:
             peers.observer = Addends(addends)
-        own = wards(A=20, Jones=1) if number == 0 else wards(A=20, Jones=9)
+        own = wards(A=20, Jones=1, Kim=4) if number == 0 else wards(A=20, Jones=9)
         return train(peers, settings, own).preprocessing.features
 
     features, *_ = run_members(member, [0, 1, 2])
@@ -271,7 +272,7 @@ def test_target_that_looks_like_names_is_refused() -> None:
 
     with pytest.raises(InputError, match="column 'name' has 21 different values, and 21 of them have fewer than 5"):
         check_rare_values(people(84, names[:21]), data, data.columns)
-    for few in (people(84, names[:20]), people(105, names[:21]), people(5, names)):
+    for few in (people(84, names[:20]), people(105, names[:21]), people(6, names)):
         assert check_rare_values(few, data, data.columns) == ()
     listed = replace(data, classes=tuple(names[:21]))
     frame = {"age": [1] * 21, "name": names[:21]}

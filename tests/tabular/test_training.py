@@ -68,7 +68,7 @@ def test_members_get_the_same_displacement_and_evaluations() -> None:
 def test_equal_origins_give_training_on_pooled_data() -> None:
     """Without confinement the sum of gradients is that of the pooled records; what differs is the fixed point."""
     wards = Column("ward", "category", ("A", "B", "C"))  # learned, ward C would be "other": only one member has it
-    data = replace(DATA, columns=(*DATA.columns[:2], wards), validation=0.0)
+    data = replace(DATA, columns=(*DATA.columns[:2], wards), validation=0.0, rare=1)
     config = tabular_settings(data, steps=20, patience=0, optimizer="sgd", lr=0.2, ring_bits=64)
     tables = [table(80, 1), table(30, 2, ("B", "C")), table(10, 3)]
     pooled = {name: [value for each in tables for value in each[name]] for name in tables[0]}

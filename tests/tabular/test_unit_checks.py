@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,7 +154,9 @@ def test_training_shows_and_reports_the_note_and_does_not_log_it(caplog: pytest.
     tables = [table(60, seed) for seed in range(3)]
     tables[0]["age"] = [None if each is None else 365.25 * each for each in tables[0]["age"]]
     with caplog.at_level(logging.DEBUG, "cgd"):
-        notes = training_notes(tabular_settings(steps=2), [records(each) for each in tables])
+        notes = training_notes(
+            tabular_settings(replace(tabular_settings().data, rare=1), steps=2), [records(each) for each in tables]
+        )
     assert [len(each) for each in notes] == [1, 0, 0]
     assert "as with years and days" in notes[0][0]
     assert not any("'age'" in each.getMessage() for each in caplog.records)

@@ -4,6 +4,7 @@ Before joining, a participant has only its own records. They are read as `cgd jo
 random: a part is kept as fresh records, and every member of the federation gets an equal part of the rest. So the
 attacker knows records of the same kind, but none of those that it attacks. Nothing is sent, no connection is opened.
 
+Every part is folded and merged as its member would do it (`cgd.tabular.rare_values`, `cgd.tabular.few_records`).
 Statistics are those of all records together, as secure sums would give them; with [privacy], they have its noise. All
 random choices follow from a seed, so an audit can be repeated.
 """
@@ -26,11 +27,14 @@ from cgd.audit.trace_view import WeightedCrossEntropy
 from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.local import solo_peers
-from cgd.tabular.dataset import locate_records, read_dataset
+from cgd.tabular.columns import MISSING_CODE, Categorical
+from cgd.tabular.dataset import TabularDataset, locate_records, read_dataset
+from cgd.tabular.few_records import merge_few_records
 from cgd.tabular.models import FUNCTION_ARGUMENTS, build
 from cgd.tabular.preprocessing import fit
 from cgd.tabular.private_run import check_private
 from cgd.tabular.private_stats import from_opened, own_sums, sensitivity
+from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.settings import TabularSettings
 from cgd.user_functions import check_function_named, load_function
 
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
 
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, Truth, View
-    from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.preprocessing import Preprocessing
 
 MIN_RECORDS = 2
@@ -166,6 +169,8 @@ def divide(own: OwnTable, honest: int, seed: int) -> Parts:
             f"there are {len(order)} {what}, of which {fresh} are kept as fresh ones, and {members} members of the "
             f"federation would get a part each; every part needs at least {MIN_RECORDS} records: bring more records"
         )
+    if own.settings.privacy is None:
+        parts = [fold_rare_values(each, own.settings.data, own.settings.own_columns) for each in parts]
     honest_names, colluders = names(members, honest)
     return Parts(dict(zip((*honest_names, *colluders), parts[1:], strict=True)), parts[0])
 
@@ -182,8 +187,7 @@ def preprocess(own: OwnTable, parts: Parts, seed: int) -> Preprocessing:
     """
     data, columns = own.settings.data, own.settings.own_columns
     if own.settings.privacy is None:
-        used = np.isin(_places(own.records), [place for each in _all(parts) for place in _places(each)])
-        return fit(own.records.take(used), data, columns, solo_peers())
+        return fit(_join([*parts.members.values(), parts.fresh]), data, columns, solo_peers())
     sums = PrivateSums(own.settings.privacy_settings(), seed, 64)
     opened, noise = sums.statistics(
         {name: own_sums(each, data, columns) for name, each in parts.members.items()}, sensitivity(data, columns)
@@ -191,8 +195,23 @@ def preprocess(own: OwnTable, parts: Parts, seed: int) -> Preprocessing:
     return from_opened(opened, noise, data, columns)
 
 
-def _all(parts: Parts) -> list[TabularDataset]:
-    return [*parts.members.values(), parts.fresh]
+def _join(parts: list[TabularDataset]) -> TabularDataset:
+    """Return the records of all parts, for statistics."""
+    first = parts[0]
+    numbers = {name: np.concatenate([each.numbers[name] for each in parts]) for name in first.numbers}
+    categories = {name: _join_categories([each.categories[name] for each in parts]) for name in first.categories}
+    target: npt.NDArray[np.float64] | Categorical
+    if isinstance(first.target, Categorical):
+        target = _join_categories([each.target for each in parts if isinstance(each.target, Categorical)])
+    else:
+        target = np.concatenate([each.target for each in parts if isinstance(each.target, np.ndarray)])
+    return TabularDataset(sum(each.rows for each in parts), numbers, categories, target)
+
+
+def _join_categories(parts: list[Categorical]) -> Categorical:
+    names = tuple(dict.fromkeys(name for each in parts for name in each.names))
+    lookups = [np.array([*map(names.index, each.names), MISSING_CODE], dtype=np.int32) for each in parts]
+    return Categorical(np.concatenate([codes[each.codes] for codes, each in zip(lookups, parts, strict=True)]), names)
 
 
 def _places(records: TabularDataset) -> npt.NDArray[np.int64]:
@@ -242,7 +261,7 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
     loss = WeightedCrossEntropy(tuple(preprocessing.class_weights().tolist())) if balanced else functional.cross_entropy
     privacy = None if settings.privacy is None else settings.privacy_settings()
     scenario = Scenario(
-        {name: _encode(each, preprocessing) for name, each in parts.members.items()},
+        {name: _encode(each, preprocessing, settings) for name, each in parts.members.items()},
         partial(build, settings.model, len(preprocessing.features), preprocessing.outputs),
         names(len(parts.members), request.honest)[1],
         functional.mse_loss if settings.data.task == "regression" else loss,
@@ -284,6 +303,10 @@ def check_size(scenario: Scenario) -> None:
         )
 
 
-def _encode(records: TabularDataset, preprocessing: Preprocessing) -> Sample:
+def _encode(records: TabularDataset, preprocessing: Preprocessing, settings: TabularSettings | None = None) -> Sample:
+    """Encode records; with settings, as those that a member trains on."""
     y = torch.from_numpy(preprocessing.encode_target(records))
-    return torch.from_numpy(preprocessing.transform(records)[0]), y[:, None] if y.is_floating_point() else y
+    x, _ = preprocessing.transform(records)
+    if settings is not None and settings.privacy is None:
+        merge_few_records(x, preprocessing, settings.data)
+    return torch.from_numpy(x), y[:, None] if y.is_floating_point() else y

@@ -52,7 +52,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 MAX_CATEGORY_BYTES = 90
 MAX_LAYERS, MAX_LAYER_WIDTH = 32, 65536
 RARE = 5
-"""Values of fewer records are not disclosed, where categories are learned."""
+"""Values of fewer records are not disclosed, and features of fewer training records are merged."""
 MAX_RARE = 1_000_000
 OTHER = "other"
 """The category of values that are not disclosed."""
@@ -126,7 +126,8 @@ class Data:
         validation: the fraction of every participant's records in the validation split.
         range: in a regression, the lowest and highest value of the target; values outside are cut to it.
         rare: a value of a learned category is disclosed only if a participant has this number of records of it, and
-            another participant, too. With 1, all values that two participants have are disclosed.
+            another participant, too. With 1, all values that two participants have are disclosed. It is also the least
+            number of records for listed categories, for numbers, and for features in training.
         other: whether values that are not disclosed become the category "other". If not, no participant with such
             values can train.
         values: in a classification, the class of each value of the target; empty: the value itself.

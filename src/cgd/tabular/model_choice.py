@@ -1,9 +1,11 @@
 """Choose the model that `cgd schema` suggests, from the number of records in one participant's table.
 
 The sum of a ReLU unit contains only the records that activate it, so a single participant that only watches reads
-records of the others from a first layer of ReLU units (`cgd.optim.privacy_warnings`). From units whose derivative is
-nowhere zero it read none, and small tables are learned as well with a few of them. `benchmarks/suggested_models.py`
-measures both. What a participant that steers the models can read, no model prevents: only noise does (`[privacy]`).
+records of the others from a first layer of ReLU units (`cgd.optim.privacy_warnings`). By the same attack it read none
+from units whose derivative is nowhere zero, and small tables are learned as well with a few of them.
+`benchmarks/suggested_models.py` measures both. No activation protects a record that has a feature alone: such features
+are merged (`cgd.tabular.few_records`). What a participant that steers the models can read, no model prevents: only
+noise does (`[privacy]`).
 
 A participant knows the number of its own records only. No choice here rests on it for privacy: the models differ in
 accuracy, and each of them was attacked at all sizes.

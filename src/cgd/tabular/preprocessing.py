@@ -94,7 +94,7 @@ class Preprocessing:
         """
         self._check_columns(records)
         matrix = np.zeros((records.rows, len(self.features)), dtype=np.float32)
-        writers = [(column.feature_writer(records), part) for column, part in self._parts()]
+        writers = [(column.feature_writer(records), part) for column, part in self.parts()]
         for start in range(0, records.rows, BLOCK_ROWS):
             rows = slice(start, start + BLOCK_ROWS)
             for write, part in writers:
@@ -143,7 +143,8 @@ class Preprocessing:
             raise InputError(f"the preprocessing is damaged ({error}); restore the file from your copy") from None
         return cls(document.columns, target)
 
-    def _parts(self) -> Iterator[tuple[NumberStats | CategoryStats, slice]]:
+    def parts(self) -> Iterator[tuple[NumberStats | CategoryStats, slice]]:
+        """Yield each column with the place of its features in the matrix."""
         first = 0
         for column in self.columns:
             yield column, slice(first, first + len(column.features))

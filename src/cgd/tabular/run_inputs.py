@@ -9,6 +9,7 @@ from cgd.errors import InputError
 from cgd.optim.origin import check_delta
 from cgd.tabular.data_checks import find_notes
 from cgd.tabular.dataset import read_dataset
+from cgd.tabular.few_records import few_states, merge_notes
 from cgd.tabular.models import FUNCTION_ARGUMENTS
 from cgd.tabular.private_run import check_private
 from cgd.tabular.rare_values import check_rare_values
@@ -95,6 +96,8 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         check_private(settings, records)
     private = settings.privacy is not None
     rare = check_rare_values(records, settings.data, settings.own_columns, private=private)
+    if not private:
+        rare += merge_notes(few_states(records, settings.data, settings.own_columns))
     schema = settings.data
     chosen = {each.name: {*each.values.values()} for each in settings.own_columns}
     found = find_notes(records, schema.target, {**chosen, schema.target: {*schema.values.values()}})

@@ -15,6 +15,7 @@ from cgd.optim.origin import confine
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split
+from cgd.tabular.few_records import few_states, merge_few_records, merge_notes
 from cgd.tabular.learned_values import other_notes
 from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing, fit
@@ -130,12 +131,16 @@ def train(
         *preprocessing.notes(records),
         *(preprocessing.target.weight_notes() if settings.data.class_weights == "balanced" else ()),
     )
-    for note in notes:  # not logged: they contain figures of our records
-        show_note(note)
+    told = few_states(records, settings.data, settings.own_columns) if ledger is None else {}
     records = counted
     training, validation = (
         EncodedDataset.encode(records.take(mask), preprocessing, settings) for mask in (~held_out, held_out)
     )
+    if ledger is None:
+        merged = merge_few_records(training.x.numpy(), preprocessing, settings.data)
+        notes += merge_notes({name: count for name, count in merged.items() if name not in told})
+    for note in notes:  # not logged: they contain figures of our records
+        show_note(note)
     network = build(settings.model, len(preprocessing.features), preprocessing.outputs)
     origin = confine(network, delta=settings.model.delta if delta is None else delta, seed=peers.seed)
     if trace_writer is not None:
