@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,3 +108,29 @@ def test_file_errors_name_file_and_remedy(tmp_path: Path) -> None:
     assert error_of(path) == f"{path} is damaged: rows is missing; restore it from a copy, or train again"
     path.write_text('{"format": "cgd 1", "rows": []}')
     assert read_json(path, Document, version="cgd 1", written_by="", remedy="") == Document("cgd 1", [])
+
+
+THREADS = """
+import sys, threading
+import msgspec
+from cgd.json_files import convert
+
+sys.setswitchinterval(1e-6)
+names = [f"field{number}" for number in range(20)]
+for _ in range(100):
+    inner = msgspec.defstruct("Inner", [(name, list[int] | None, None) for name in names])
+    outer = msgspec.defstruct("Outer", [(name, dict[str, inner], {}) for name in names])
+    start = threading.Barrier(4)
+    def read():
+        start.wait()
+        convert({names[0]: {"a": {names[1]: [1]}}}, outer)
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+"""
+
+
+def test_first_use_of_a_type_in_several_threads_does_not_crash_the_process() -> None:
+    assert subprocess.run([sys.executable, "-c", THREADS], check=False).returncode == 0

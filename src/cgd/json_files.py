@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_INTEGER = 2**63 - 1
+# msgspec prepares a type at its first use, and the process crashes if two threads do that at once.
+_CONVERTING = threading.RLock()
 
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
@@ -92,7 +95,8 @@ def convert(content: Any, kind: type[T], place: str = "") -> T:
         InputError: it does not fit; the message names the place and the value.
     """
     try:
-        return msgspec.convert(content, kind)
+        with _CONVERTING:
+            return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise InputError(_describe(str(error), content, place)) from None
 
@@ -103,7 +107,9 @@ def convert_complete(content: dict[str, Any], kind: type[T], place: str) -> T:
     Raises:
         InputError: it does not fit; the message names the place and the value.
     """
-    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+    with _CONVERTING:
+        known = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    for field in known:
         if field.name not in content:
             raise InputError(f"{place}.{field.name} is missing")
     return convert(content, kind, place)
