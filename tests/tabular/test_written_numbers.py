@@ -208,6 +208,18 @@ def test_minus_sign_of_a_word_processor_is_named(tmp_path: Path) -> None:
     assert "'−911.5' is not a number; write its minus sign as '-'" in refused_by_join(path, ".")
 
 
+def test_numbers_before_towns_have_no_units(tmp_path: Path) -> None:
+    path = written(tmp_path, ["8001 Zürich", "3000 Bern", "4051 Basel"] * 10)
+    assert "unit" not in lab_line(path)
+
+
+def test_numbers_with_commas_are_no_names_although_decimals_have_points(tmp_path: Path) -> None:
+    path = written(tmp_path, [f"{place + 1},783" for place in range(ROWS)])
+    assert lab_line(path, decimal=".").startswith(
+        "# lab: left out, its numbers have commas: write them without thousands"
+    )
+
+
 def test_target_with_units_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, [f"{value} %" for value in VALUES])
     assert refused(path, "lab").startswith("FILE, line 2, column 'lab': '911.5 %' is not a number; write it without")

@@ -147,7 +147,9 @@ class ColumnProfile:
         texts = [text for text in self.texts if not USUAL_MARKERS.fullmatch(text) and not is_total(text)]
         found = Counter(writing(text, self.decimal) for text in texts)
         remarks = found.pop(OTHER_TEXT, 0)
-        if len({unit_of(text) for text in texts} - {""}) > MAX_UNITS:
+        units = len({unit_of(text) for text in texts} - {""})
+        # A unit comes with several numbers, other than the town in "8001 Zürich".
+        if units > MAX_UNITS or (1 < units == found[UNIT] and not self.numbers):
             remarks += found.pop(UNIT, 0)
         plain = len(self.numbers) + found.pop(NUMBER, 0)
         if plain <= MAX_CODES:  # "<40" and ">40" are two categories

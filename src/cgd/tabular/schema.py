@@ -320,6 +320,11 @@ def _wrongly_written(name: str, profile: ColumnProfile) -> str:
             "its numbers have points, and decimals have commas in this file: write all of them in one way. If they are "
             f'codes, write {key} = "category"'
         )
+    if COMMA in found and len(profile.texts) + len(profile.numbers) > MAX_CODES:
+        return (
+            "its numbers have commas: write them without thousands separators, or add --decimal ',' if these are "
+            f'decimals. If they are codes, write {key} = "category"'
+        )
     if MINUS in found:
         return "its numbers have a minus sign that is not '-': replace it"
     if (sign := _sign(profile)) and len(profile.texts) + len(profile.numbers) > MAX_CODES:
