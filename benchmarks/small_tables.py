@@ -3,7 +3,9 @@
 Some records of a public table are drawn and divided among four members, whose parts are 40, 30, 20 and 10 %. Every
 step is that of `cgd join`: each member has an origin of its own and computes its gradient there, the addends are
 rounded and added in the ring of the protocol, and Adam moves the displacement by the sum. The validation loss stops the
-training early. All members are in one process and nothing is masked, because only the opened sums matter here.
+training early. All members are in one process and nothing is masked, because only the opened sums matter here. Unlike
+in `cgd join`, values and features of few records are neither folded nor merged (`cgd.tabular.few_records`), so attacks
+have more to work with.
 """
 
 from __future__ import annotations
