@@ -104,7 +104,7 @@ def test_steering_recovers_records_of_a_table_also_with_adam(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_page_lists_the_records_and_refers_to_no_folder(tmp_path: Path) -> None:
     table = write_table(tmp_path, 14)
-    file = write_federation(tmp_path, members=("ada", "bob", "cleo"), data="validation = 0.4")
+    file = write_federation(tmp_path, members=("ada", "bob", "cleo"), data="validation = 0.4\nrare = 1")
     plan = plan_for([table], federation=file, honest=2).choose(["records", "membership", "gram"])
     audit = assemble(plan, run(plan, seed=0, jobs=2, progress=Progress()))
     assert not audit.failed
