@@ -70,7 +70,7 @@ def test_recovered_records_of_the_participant_are_listed_with_their_rows(tmp_pat
     """All others collude against a participant with four training records, whose rows are those of its table."""
     few = numbers(11, 1)
     few["outcome"][1] = None  # is left out
-    data = Data("outcome", tuple(Column(f"value {place}", "number") for place in range(8)), validation=0.6)
+    data = Data("outcome", tuple(Column(f"value {place}", "number") for place in range(8)), validation=0.6, rare=1)
     settings = tabular_settings(data, Model("mlp", (32,)), optimizer="sgd", lr=0.5, steps=4)
     run(settings, tmp_path, names=NAMES, tables=[few, numbers(40, 2), numbers(30, 3)])
     [part] = [each for each in plan_for([tmp_path / "ada"]).parts if each.attack == "records"]

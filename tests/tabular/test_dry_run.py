@@ -108,7 +108,7 @@ def test_notes_are_shown_before_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "history.jsonl").write_text('{"participant": "bob", "federation": "other"}\n')
     inputs = read_inputs(federation, "ada", data, options)
     lines = describe_dry_run(federation, "ada", inputs, tmp_path / "run", data, options)
-    shown = []
+    shown: list[str] = []
     with pytest.raises(InputError, match="holds the run of bob of other"):
         shown.extend(lines)
     assert any("column 'age': 2 values are -999" in each for each in shown)

@@ -59,6 +59,8 @@ STEERING_FIGURE = "49 % of 2 × 100 records in 20 steps, by one member and withi
 
 MAX_SUM_RATIO = 30
 """The largest plausible ratio of a first-layer sum to the largest gradient of this participant so far."""
+MIN_RECORDS_TO_COMPARE = 5
+"""With fewer records, this participant's gradient may be small for other reasons; it has a warning about them."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +290,7 @@ class RiskMonitor:
     def __init__(self) -> None:
         self.warnings: list[PrivacyWarning] = []
         self._members: dict[Any, frozenset[str]] = {}
+        self._records: dict[Any, int] = {}
         self._largest: dict[Any, float] = {}  # the largest first-layer gradient of this participant, by peers
 
     def before_sum(self, peers: Any, group: dict[str, Any], own_records: int, parameters: Sequence[Any]) -> None:
@@ -295,7 +298,7 @@ class RiskMonitor:
         before, members = self._members.get(peers), frozenset(group["members"])
         if not group["epoch"] or before == members:
             return
-        self._members[peers] = members
+        self._members[peers], self._records[peers] = members, own_records
         marks = [getattr(each, FIRST_LAYER) for each in parameters if hasattr(each, FIRST_LAYER)]
         layer = FirstLayer(*marks[0]) if marks else None
         self._add(*find_warnings(own_records, layer, members=len(members), total_records=group["total_samples"]))
@@ -308,7 +311,8 @@ class RiskMonitor:
         """Compare the first layer's part of a sum with the largest gradient of this participant so far."""
         sizes = [each.numel() for each in parameters]
         for parameter, ours, sums in zip(parameters, own.split(sizes), total.split(sizes), strict=True):
-            if not group["epoch"] or not hasattr(parameter, FIRST_LAYER):
+            few = self._records.get(peers, 0) < MIN_RECORDS_TO_COMPARE
+            if not group["epoch"] or few or not hasattr(parameter, FIRST_LAYER):
                 continue
             largest = self._largest[peers] = max(self._largest.get(peers, 0.0), float(ours.abs().max()))
             opened = float(sums.abs().max())
