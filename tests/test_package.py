@@ -48,6 +48,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the processes that import")
 def test_threads_may_import_names_at_the_same_time() -> None:
     """Without a lock, a thread sees a partially imported module nine times out of ten."""

@@ -37,6 +37,7 @@ def test_real_and_simulated_views_are_indistinguishable(masking: Masking, openin
     assert found.detectable_gap(power=0.99) < 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize(("flaw", "opened"), DETECTED)
 def test_flaw_is_detected_in_10_of_10_trials(masking: Masking, flaw: Flaw, opened: bool) -> None:

@@ -65,6 +65,7 @@ def test_strangers_are_not_recovered() -> None:
     assert found.value < found.chance + 1
 
 
+@pytest.mark.slow
 def test_three_rounds_reveal_records_in_cgd_with_unknown_origins() -> None:
     """Every round adds equations and no unknowns."""
     found = demonstrate("cgd", rounds=3)
@@ -73,6 +74,7 @@ def test_three_rounds_reveal_records_in_cgd_with_unknown_origins() -> None:
     assert found.value > found.chance + 2 * MIN_PSNR_GAIN
 
 
+@pytest.mark.slow
 def test_guessed_origin_succeeds_when_the_displacement_is_large() -> None:
     """With the same δ, the attack on the first round fails and that on a later one succeeds."""
     early = demonstrate("cgd", delta=0.02, models="guessed")

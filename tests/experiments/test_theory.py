@@ -32,6 +32,7 @@ def network() -> RunResult:
     return execute(spec)
 
 
+@pytest.mark.slow
 def test_network_is_compared_with_the_lowest_loss_from_several_starts(network: RunResult) -> None:
     reference = network.extra["theory"]
     assert set(reference) == {"optimum", "epsilon"}  # no constants of the bound
@@ -43,6 +44,7 @@ def test_network_is_compared_with_the_lowest_loss_from_several_starts(network: R
     assert max(reference["epsilon"]) == pytest.approx(expected, rel=0.5)
 
 
+@pytest.mark.slow
 def test_worst_case_of_a_network_has_a_regret_and_no_bound(network: RunResult) -> None:
     worst = theory.WorstCase.of([network])
     losses = [max(each.loss) for each in network.history.evaluations]

@@ -12,6 +12,7 @@ from cgd import ConfinedSGD, FixedPoint, Peers, confine, local_peers
 from cgd.secagg.messages import MASKINGS, Masking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize("bound", [16.0, 1000.0])
 def test_equal_origins_follow_centralised_descent_within_a_derived_tolerance(masking: Masking, bound: float) -> None:

@@ -223,6 +223,7 @@ def run_killed_writers(script: str, folder: Path) -> list[list[int]]:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the writers")
 def test_file_is_complete_if_the_writer_is_killed_at_any_line(tmp_path: Path) -> None:
     report = run_killed_writers(AT_EVERY_LINE, tmp_path)
@@ -235,6 +236,7 @@ def test_file_is_complete_if_the_writer_is_killed_at_any_line(tmp_path: Path) ->
     assert any(others for *_, others in interrupted)  # some were killed before the new file was renamed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the writers")
 def test_file_is_complete_if_the_writer_is_killed_at_any_time(tmp_path: Path) -> None:
     report = run_killed_writers(AT_ANY_TIME, tmp_path)

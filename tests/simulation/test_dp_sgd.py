@@ -65,6 +65,7 @@ def no_gradient(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return 0 * outputs.mean()
 
 
+@pytest.mark.slow
 def test_accuracy_depends_on_the_noise() -> None:
     settings = make_settings(rows=3, steps=150, test=(DIGITS.held_out_x, DIGITS.held_out_y), evaluate_every=60)
     loose = dp_sgd(settings, epsilon=50, batch=128)
@@ -85,6 +86,7 @@ def test_initial_model_is_that_of_centralised_training() -> None:
     assert torch.equal(weights(dp_sgd(settings, **ALL)), flat_parameters(initial_model(settings)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:Optimal order is the largest alpha"
 )  # a warning of RDP, which PRV uses for its range
@@ -133,6 +135,7 @@ def test_accountants_agree_on_the_full_batch(epsilon: float, prior_mu: float) ->
     assert cost(0.98 * result.noise_multiplier) > 1.01 * epsilon  # a difference of 2 % in the noise is seen
 
 
+@pytest.mark.slow
 def test_what_was_opened_before_is_part_of_epsilon() -> None:
     steps, prior_mu = 20, 0.3
     for batch, tolerance in ((SAMPLES, 1e-9), (1000, 0.01)):
@@ -246,6 +249,7 @@ def test_without_noise_and_clipping_it_is_sgd_with_momentum(monkeypatch: pytest.
     assert float((weights(plain) - flat_parameters(model)).abs().max()) > 1e6 * tolerance
 
 
+@pytest.mark.slow
 def test_full_batch_is_as_accurate_as_the_mechanism_of_the_product() -> None:
     """Two means of 20 seeds differ by less than 6 standard errors: one false alarm in a million, if t-distributed."""
     options: dict[str, Any] = {"rule": partial(SGDRule, momentum=0.9), "schedule": lambda step: 1 - step / 20}
@@ -299,6 +303,7 @@ def test_clipping_bounds_the_step() -> None:
     assert 0 < moved <= lr * clip * 1.001
 
 
+@pytest.mark.slow
 def test_dp_sgd_supports_regression() -> None:
     diabetes = load("diabetes").scaled()
     settings = BaselineSettings(

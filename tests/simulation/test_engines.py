@@ -170,6 +170,7 @@ def test_uneven_rows_are_weighted_by_their_samples() -> None:
     assert_engines_agree(fully_connected(FEATURES, 8, 2), split, "towers")
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_threads() -> None:
     """In separate processes, because the number of threads of numpy and torch is fixed when a process starts."""
     program = (

@@ -166,6 +166,7 @@ def test_gain_of_an_error_is_positive_if_the_error_is_smaller() -> None:
     assert alone["scores"]["r2"]["value"] == pytest.approx(metrics.r2_score(actual, actual + 2 * noise))
 
 
+@pytest.mark.slow
 def test_interval_of_a_high_auc_of_three_classes_covers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 tables, it should miss 10. It misses 6, and percentiles of the resamples missed 27."""
     monkeypatch.setattr(comparison, "RESAMPLES", 300)

@@ -287,6 +287,7 @@ def paths(content: Any) -> list[tuple[Any, ...]]:
 JSON_FILES = [(name, file) for name, file in EACH_FILE if file.endswith(".json")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), JSON_FILES)
 @given(data=st.data())
 @settings(

@@ -195,6 +195,7 @@ def test_hub_that_tampers_in_every_way_changes_no_sum(federation: HubFederation)
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("min_bytes", [0, 500], ids=["everything", "shares"])
 def test_altered_messages_are_sent_again_at_a_limited_rate(federation: HubFederation, min_bytes: int) -> None:
     """The transport messages from a to b, or only the long ones, are altered for some seconds."""
@@ -295,6 +296,7 @@ def test_few_lost_messages_are_retransmitted(federation: HubFederation) -> None:
     assert len({total.tobytes() for total in totals.values()}) == 1
 
 
+@pytest.mark.slow
 def test_hub_that_continues_to_lose_messages_is_reported(
     federation: HubFederation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
