@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results first-layer-results suggested-model-results table-results private-table-results privacy-results quick-experiments duration-results docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -60,11 +60,20 @@ leverage-results: .venv/installed  ## measure membership inference by leverage a
 first-layer-results: .venv/installed  ## count the records that one member of four reads from a first layer by watching; store the counts (ten minutes of one core; continues)
 	$(BIN)/python benchmarks/first_layer.py
 
+training-mode-results: .venv/installed  ## attack gradients, batches and updates of local steps; store the values (a minute)
+	$(BIN)/python benchmarks/training_modes.py
+
 suggested-model-results: .venv/installed  ## compare the model that cgd schema suggests for small tables with others, and attack it; store the results (a quarter of an hour of one core; continues)
 	$(BIN)/python benchmarks/suggested_models.py
 
+network-results: .venv/installed  ## train a transformer and a CNN, confined and not; store the accuracies (a quarter of an hour of one core; continues)
+	$(BIN)/python benchmarks/networks.py
+
 table-results: .venv/installed  ## compare models of five organisations on real tables with pooled and local training; store the page
 	$(BIN)/python benchmarks/accuracy/organisations.py --out results/tables
+
+personalisation-results: .venv/installed  ## compare models alone, together and personalised on each organisation's own records; store the page (half an hour of one core; continues)
+	$(BIN)/python benchmarks/accuracy/personalisation.py
 
 private-table-results: .venv/installed  ## the same with differential privacy (half an hour of one core; continues)
 	$(BIN)/python benchmarks/accuracy/private_organisations.py
@@ -79,6 +88,9 @@ quick-experiments: .venv/installed  ## run all experiments at the quick scale (l
 
 duration-results: .venv/installed  ## measure the durations that `cgd reproduce list` states; store the table in the package (half an hour of one core; continues)
 	$(BIN)/python benchmarks/experiment_durations.py
+
+rounds: .venv/installed  ## measure rounds and bytes to a given accuracy; store the results, and update the page (hours of one core; continues)
+	$(BIN)/python benchmarks/rounds.py
 
 audit-results: .venv/installed  ## run the audit with five seeds, store the results, and update the table of the threat model (a quarter of an hour)
 	rm -rf build/audit && mkdir -p build/audit/results

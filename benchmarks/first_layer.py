@@ -24,7 +24,7 @@ from rich.table import Table
 
 from cgd.audit.attacks.records import count_exact
 from cgd.audit.view import gradient_rows
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.files import write_file
 
 FILE = Path(__file__).parent.parent / "results" / "first-layer.json"

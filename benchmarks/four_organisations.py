@@ -22,7 +22,7 @@ from cgd.audit.attacks import membership, records, traps
 from cgd.audit.embedded import samples, split
 from cgd.audit.schemes import Scenario, observe
 from cgd.federation.config import FOR_PRIVATE_TABLES
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.tabular.models import build
 
 if TYPE_CHECKING:

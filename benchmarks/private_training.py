@@ -102,6 +102,7 @@ class Setting:
             "normalise": "centred",
             "hidden": [TASKS[data].hidden],
             "bias": False,
+            "start": "zeros",
             "delta": self.delta,
             "steps": self.steps,
             "lr": self.lr,

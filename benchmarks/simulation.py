@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from cgd import Grid, InputError
 from cgd.experiments import cifar, datasets
-from cgd.simulation.fused_engine import FusedEngine, Network
-from cgd.simulation.kernels import CROSS_ENTROPY
+from cgd.simulation.engines import choose_engine
+from cgd.simulation.local_training import LocalTraining, Work
 from cgd.simulation.population import Participants
 
 if TYPE_CHECKING:
@@ -48,11 +48,14 @@ class Case:
     mode: Mode
     max_ratio: float | None = None
     data: str = "mnist"
+    local: LocalTraining | None = None
 
     @property
     def name(self) -> str:
         """The name in the table."""
-        return f"{self.rows}×{self.columns}" + (f" {self.mode}" if self.columns > 1 else "")
+        mode = f" {self.mode}" if self.columns > 1 else ""
+        local = f", local epoch in batches of {self.local.batch}" if self.local else ""
+        return f"{self.rows}×{self.columns}{mode}{local}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,10 @@ CASES = (
     Case(100, 1, "joint"),
     Case(1000, 1, "joint", 1.3),
     Case(10_000, 1, "joint"),
+    *(
+        Case(rows, 1, "joint", limit, local=LocalTraining(batch=batch, momentum=0.9))
+        for rows, batch, limit in ((10, 60, None), (100, 30, None), (1000, 10, 5.0))
+    ),
     Case(1000, 112, "joint", 5.0),
     Case(1000, 112, "towers", 5.0),
     *(Case(rows, columns, "joint", data=cifar.NAME) for rows, columns in ((10, 2), (100, 16), (1000, 32))),
@@ -105,9 +112,10 @@ def measure(case: Case, repeats: int, results: Any) -> None:
     name, x, y = load(case.data)
     participants = Participants(partial(build, case.data), Grid(case.rows, case.columns).split(x, y), case.mode)
     started = time.perf_counter()
-    network = Network.from_model(participants.models[0])
-    assert network is not None
-    engine = FusedEngine(participants, network, CROSS_ENTROPY, 4 * GIGABYTE)
+    work = Work(local=case.local)
+    engine = choose_engine(
+        participants, functional.cross_entropy, None, 4 * GIGABYTE, work=work, privacy=None, kernels=True
+    )
     set_up = time.perf_counter() - started
     displacement = torch.zeros(participants.layout.size)
     model = build(case.data)
@@ -166,7 +174,7 @@ def main() -> None:
         if process.exitcode != 0:
             raise SystemExit(f"{case.name}: the process ended with {process.exitcode}")
         data, ratio, set_up, memory = results.get()
-        if case.columns == 1 and case.data == "mnist":
+        if case.columns == 1 and case.data == "mnist" and case.local is None:
             ratios[case.rows] = ratio
         limit = "" if case.max_ratio is None else f"≤ {case.max_ratio:g}"
         table.add_row(data, case.name, f"{ratio:.2f}", limit, f"{set_up:.0f}", f"{memory:.1f}")

@@ -39,7 +39,7 @@ from cgd.tabular.training_loop import MIN_IMPROVEMENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cgd.federation.data_schema import Model
+    from cgd.federation.model_section import Model
     from cgd.tabular.dataset import TabularDataset
 
     Probe = Callable[[int, torch.Tensor], torch.Tensor]

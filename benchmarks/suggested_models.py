@@ -30,7 +30,7 @@ from cgd.audit.attacks.traps import TrapProbe
 from cgd.audit.steering import Steering
 from cgd.audit.view import gradient_rows
 from cgd.federation.config import FOR_TABLES
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.files import write_file
 from cgd.optim.displacement import AdamRule
 from cgd.tabular.model_choice import choose_model

@@ -100,7 +100,7 @@ def measure(path: Path, results: Any) -> None:
 
     import cgd
     from cgd.federation.config import Training
-    from cgd.federation.data_schema import Model
+    from cgd.federation.model_section import Model
     from cgd.tabular.dataset import dataset_from_frame, read_dataset
     from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import TrainingResult, train

@@ -255,7 +255,9 @@ def _train(recorder: CallRecorder, members: Sequence[Peers]) -> list[list[str]]:
     end = threading.Barrier(len(members), lambda: rounds.append(recorder.end()))
 
     def train(peers: Peers) -> None:
-        model, x = torch.nn.Linear(2, 1), torch.randn(50, 2)
+        with cgd.public_seed(0):
+            model = torch.nn.Linear(2, 1)
+        x = torch.randn(50, 2)
         try:
             with peers:
                 cgd.confine(model, delta=0.1, seed=peers.seed)

@@ -16,7 +16,8 @@ STEPS = 300
 
 def train(peers: cgd.Peers, x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
     """Train one participant's model. Only `optimizer.step()` communicates with the other participants."""
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    with cgd.public_seed(7):  # every participant builds the same start
+        model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     cgd.confine(model, delta=0.1)
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
     for _ in range(STEPS):

@@ -23,8 +23,8 @@ import torch  # noqa: E402
 from fuzz import files, frames  # noqa: E402
 from zmq.utils import z85  # noqa: E402
 
-from cgd.federation.data_schema import Data, Model  # noqa: E402
 from cgd.federation.keys import PRIVATE_FILE, Keys, derive_public  # noqa: E402
+from cgd.federation.model_section import Model  # noqa: E402
 from cgd.federation.state import entry_header  # noqa: E402
 from cgd.secagg.certificates import PendingReveal  # noqa: E402
 from cgd.secagg.codec import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
@@ -56,6 +56,8 @@ from support.tabular import DATA, REGRESSION, SCHEMA, VERTICAL_SCHEMA  # noqa: E
 
 if TYPE_CHECKING:
     from collections import deque
+
+    from cgd.federation.data_schema import Data
 
 CORPUS = ROOT / "tests" / "corpus"
 SESSION = b"s" * 16

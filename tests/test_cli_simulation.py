@@ -10,6 +10,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+
+from cgd.experiments import cifar, resnet
+from support import cifar_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,6 +181,37 @@ def test_missing_images_and_weights_are_named(tmp_path: Path) -> None:
     output = "".join(finished.stderr.split())  # lines are broken within addresses
     assert f"cifar-10-binary.tar.gzinto{tmp_path}/cache/cgd/cifar10" in output
     assert f"cifar100_resnet56-f2eff4c8.ptinto{tmp_path}/cache/cgd/weights" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "content", [b"", cifar_files.weights()[:1000], cifar_files.other_weights()], ids=["empty", "truncated", "other"]
+)
+def test_weights_that_are_not_the_published_ones_are_refused(content: bytes, tmp_path: Path) -> None:
+    files = {f"cifar10/{cifar.ARCHIVE}": b"not read", f"weights/{resnet.WEIGHTS_FILE}": content}
+    for name, each in files.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(each)
+    finished = run("reproduce", "table-5", "--data-dir", ".", cwd=tmp_path)
+    assert finished.returncode == 2
+    output = "".join(finished.stderr.split())  # lines are broken within digests
+    assert f"{resnet.WEIGHTS_FILE}isnotthepublishedfile:ithas{len(content)}bytes,andtheirsha256is" in output
+    assert f"not{resnet.WEIGHTS_SHA256};downloaditagainfrom{resnet.WEIGHTS_URL}" in output
+    assert "Traceback" not in output
+
+
+def test_damaged_features_in_the_cache_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "cgd" / cifar.NAME / cifar.CACHE_FILE
+    path.parent.mkdir(parents=True)
+    features = cifar.Features(torch.ones(5, 64), torch.arange(5), torch.ones(1, 64), torch.zeros(1))
+    cifar.write_cache(path, features)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    finished = run("reproduce", "table-5", cwd=tmp_path)
+    assert finished.returncode == 2
+    output = "".join(finished.stderr.split())
+    assert f"{cifar.CACHE_FILE}wasaltered:thesha256ofitscontentis" in output
+    assert "deleteit,anditiscomputedagain" in output
     assert "Traceback" not in output
 
 

@@ -121,8 +121,11 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
     join = ("join", federation, "--as", "ada")
     assert "give one of --data FILE (your records) and --run" in command(*join)[2]
     assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
-    for option in (("--delta", "0.1"), ("--function", "networks:deep")):
-        assert "--decimal, --dry-run and --no-alone need --data" in command(*join, "--run", "train:main", *option)[2]
+    for option in (("--delta", "0.1"), ("--function", "networks:deep"), ("--keep", "confined")):
+        assert "--keep, --dry-run and --no-alone need --data" in command(*join, "--run", "train:main", *option)[2]
+    for dry_run in ((), ("--dry-run",)):
+        wrong = command(*join, "--data", "ada.csv", "--keep", "best", *dry_run)[2]
+        assert "keep is 'best'; choose one of confined, scaled, personalised" in wrong
     assert "delta is -1.0" in command(*join, "--data", "ada.csv", "--delta", "-1")[2]
     assert "'dan' is not a participant" in command("join", federation, "--as", "dan", "--data", "ada.csv")[2]
     mistyped = command("join", federation, "--as", "adda", "--data", "ada.csv", "--dry-run")[2]

@@ -23,7 +23,11 @@ DESIGN_PAGES = [
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/getting-started.md", pytest.param("docs/simulation.md", marks=pytest.mark.slow)]
+    "page",
+    [
+        "README.md",
+        *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in ("getting-started", "simulation")),
+    ],
 )
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 EXAMPLE_100_LINES = EXAMPLES / "cgd_in_100_lines.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example_runs(path: Path) -> None:
     finished = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
@@ -58,7 +59,7 @@ def test_100_line_example_equals_the_package_bit_for_bit() -> None:
     models = [example.confined_model(6, 3) for _ in blocks]
     copies = copy.deepcopy(models)
     for model, model_copy in zip(models, copies, strict=True):
-        confine(model).apply(model_copy)
+        confine(model, start="zeros").apply(model_copy)
 
     participants: list[Any] = [example.Participant(x, y, model) for (x, y), model in zip(blocks, models, strict=True)]
     example.train(participants, steps=20, lr=0.5)

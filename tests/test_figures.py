@@ -75,18 +75,21 @@ def adult() -> str:
     smallest = min(splits[0]["records"], key=splits[0]["records"].get)
     confined = [each["auc"] for split in splits for each in split["confined"].values()]
     alone = [split["alone"][smallest]["auc"] for split in splits]
-    (pooled,) = {f"{split['pooled']['auc']:.3f}" for split in splits}
+    pooled = [split["pooled"]["auc"] for split in splits]
     assert len(splits) == 3
     return (
         f"On UCI Adult, divided among five offices with {max(sizes):,} to {min(sizes)} records, the confined networks "
         f"reach an AUC of {min(confined):.3f} to {max(confined):.3f} over three random divisions, a network on all "
-        f"records pooled {pooled}, the smallest office alone {min(alone):.3f} to {max(alone):.3f} "
-        "(`make table-results`)."
+        f"records pooled {min(pooled):.3f} to {max(pooled):.3f}, the smallest office alone {min(alone):.3f} to "
+        f"{max(alone):.3f} (`make table-results`)."
     )
 
 
 def mnist() -> str:
-    confined, (centralised,) = last_accuracies("mnist-cgd-1000x1-d0.1-t2000"), last_accuracies("mnist-centralised")
+    confined, (centralised,) = (
+        last_accuracies("mnist-cgd-1000x1-d0.1-t2000"),
+        last_accuracies("mnist-centralised-d0.1-t2000"),
+    )
     assert len(confined) == 10
     return (
         "On MNIST with 1000 participants of 60 images each, ten sampled confined models reach "
@@ -97,7 +100,7 @@ def mnist() -> str:
 
 def joint_grid() -> str:
     joint, one_column = (last_accuracies(f"mnist-cgd-10x{grid}-d0.1-t2000") for grid in ("7-joint", "1"))
-    (centralised,) = last_accuracies("mnist-centralised")
+    (centralised,) = last_accuracies("mnist-centralised-d0.1-t2000")
     assert len(joint) == len(one_column) == 10
     return (
         f"On MNIST in a `joint` grid of 10 × 7 participants, ten sampled confined models reach {percent(mean(joint))} "
@@ -289,6 +292,11 @@ def meaning_of_epsilon() -> str:
     return " ".join(rows)
 
 
+def training_modes() -> str:
+    module = load_script("training_modes", "benchmarks")
+    return " ".join(module.table(load("training-modes.json")).split())
+
+
 HOW = ("watching", "steering")
 ACCURACY = "benchmarks/accuracy"
 SENTENCES = {
@@ -305,7 +313,7 @@ SENTENCES = {
         network_with_many_columns,
     ],
     "docs/tables.md": [organisations, private_organisations],
-    "docs/threat-model.md": [detectable_gap, displacement_as_model, largest_auc],
+    "docs/threat-model.md": [detectable_gap, displacement_as_model, largest_auc, training_modes],
 }
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cgd.cli import app
 from cgd.errors import CGDError, InputError
 from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Federation
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import PrivacySection
 from cgd.tabular.models import build
 from cgd.tabular.training import train

@@ -1,6 +1,6 @@
 """Public tables split over five organisations: confined models, compared with training alone and on pooled records.
 
-    python benchmarks/accuracy/organisations.py [--out results/tables] [--dataset adult] [--delta 0.02]
+    python benchmarks/accuracy/organisations.py [--out results/tables] [--dataset adult] [--delta 0.02] [--start zeros]
 
 Every model is tested on the same held-out records. "Pooled" and "alone" run the same program with the same settings, on
 all records together and on those of one organisation (`cgd.local`). Adult and credit default are read from the folder
@@ -24,7 +24,7 @@ from table_runs import METRICS, scores_alone, scores_together
 from cgd.errors import InputError
 from cgd.experiments.organisations import Organisations, split
 from cgd.federation.config import FOR_TABLES
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.tabular.settings import TabularSettings
 
 MODELS = {"logistic regression": Model("logistic"), "one hidden layer of 32": Model("mlp", (32,))}
@@ -94,6 +94,11 @@ def main() -> None:
     parser.add_argument(
         "--delta", type=float, default=DELTA, help=f"standard deviation of the origins, {DELTA:g} by default"
     )
+    parser.add_argument(
+        "--start",
+        type=lambda text: text if text == "zeros" else int(text),
+        help="as in [model]; by default that of each kind of model",
+    )
     parser.add_argument("--dataset", action="append", help="adult, credit-default or breast-cancer; may be repeated")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -106,7 +111,7 @@ def main() -> None:
             continue
         for name, model in MODELS.items():
             results = [
-                run_split(each, replace(model, delta=options.delta), seed)
+                run_split(each, replace(model, delta=options.delta, start=options.start), seed)
                 for each, seed in zip(splits, SEEDS, strict=True)
             ]
             sections.append(section(dataset, name, results))

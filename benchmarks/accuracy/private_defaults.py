@@ -23,7 +23,7 @@ import torch
 from table_runs import METRICS, StoredRuns, sample, scores_alone
 
 from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Training
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import PrivacySection
 from cgd.tabular.settings import TabularSettings
 

@@ -39,7 +39,8 @@ def main(peers: cgd.Peers) -> None:
     x, y = records(peers.me)
     x = standardised(x, peers)
     held_out = len(x) // 5
-    model = torch.nn.Sequential(torch.nn.Linear(30, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    with cgd.public_seed(7):  # every participant builds the same start
+        model = torch.nn.Sequential(torch.nn.Linear(30, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     # The origin is drawn from the seed in our key file: after a crash, or on another machine, it is the same.
     cgd.confine(model, delta=float(os.environ.get("DELTA", "0.1")), seed=peers.seed)
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=peers.training["lr"], peers=peers, samples=len(x) - held_out)

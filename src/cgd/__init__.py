@@ -47,17 +47,21 @@ if TYPE_CHECKING:
     from cgd.optim.grid import Cell as Cell
     from cgd.optim.grid import Grid as Grid
     from cgd.optim.lr_scheduler import InverseSquareLR as InverseSquareLR
+    from cgd.optim.minibatches import BatchSampler as BatchSampler
     from cgd.optim.optimizer import ConfinedOptimizer as ConfinedOptimizer
     from cgd.optim.origin import Origin as Origin
     from cgd.optim.origin import confine as confine
     from cgd.optim.privacy import Privacy as Privacy
+    from cgd.optim.public_start import public_seed as public_seed
     from cgd.optim.sgd import ConfinedSGD as ConfinedSGD
     from cgd.optim.skew import Skew as Skew
+    from cgd.optim.torch_optimizer import ConfinedTorchOptimizer as ConfinedTorchOptimizer
     from cgd.optim.vertical import JOINT_REVEALS_RECORDS as JOINT_REVEALS_RECORDS
     from cgd.peers import Peers as Peers
     from cgd.secagg.fixed_point import FixedPoint as FixedPoint
     from cgd.secagg.masking import reconstruct as reconstruct
     from cgd.secagg.masking import split as split
+    from cgd.simulation.local_training import LocalTraining as LocalTraining
     from cgd.simulation.module_engine import Ring as Ring
     from cgd.simulation.population import participant_seed as participant_seed
     from cgd.simulation.result import Evaluation as Evaluation
@@ -103,7 +107,10 @@ _NAMES = {
     "optim.optimizer": ("ConfinedOptimizer",),
     "optim.sgd": ("ConfinedSGD",),
     "optim.lr_scheduler": ("InverseSquareLR",),
+    "optim.minibatches": ("BatchSampler",),
     "optim.privacy": ("Privacy",),
+    "optim.public_start": ("public_seed",),
+    "optim.torch_optimizer": ("ConfinedTorchOptimizer",),
     "optim.vertical": ("JOINT_REVEALS_RECORDS",),
     "local": ("LocalPeers", "local_peers"),
     "peers": ("Peers",),
@@ -112,6 +119,7 @@ _NAMES = {
     "secagg.masking": ("reconstruct", "split"),
     "simulation.result": ("Evaluation", "History", "SimulationResult", "Spread"),
     "simulation.module_engine": ("Ring",),
+    "simulation.local_training": ("LocalTraining",),
     "simulation.population": ("participant_seed",),
     "simulation.simulate": ("simulate",),
 }

@@ -27,6 +27,7 @@ SURE = 1 - 1e-8
 CLAIMS = (0.5, 2.0, 8.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", CLAIMS)
 @pytest.mark.parametrize("seed", range(3))
 def test_lower_bound_is_below_the_claim(epsilon: float, seed: int) -> None:
@@ -46,6 +47,7 @@ def test_lower_bound_is_not_far_below_the_claim() -> None:
     assert audit_canaries(epsilon=8.0, runs=5, confidence=SURE).epsilon_lower > 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", canaries.MUTATIONS)
 def test_missing_protection_is_noticed(name: str) -> None:
     assert canaries.audit_mutation(name, 8.0, runs=8, confidence=SURE).epsilon_lower > 8.0
@@ -109,6 +111,7 @@ def test_bound_of_one_run_covers_delta() -> None:
         assert one_run_p_value(guesses, correct, 10_000, epsilon, 0.0) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_bound_of_one_run_is_not_far_below_what_it_can_show() -> None:
     """200 guesses can never show more than about log(200/3); they are nearly all right."""
     assert 2.0 < audit_canaries(epsilon=8.0, runs=10).epsilon_lower_one_run < 4.3

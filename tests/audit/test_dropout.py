@@ -63,6 +63,7 @@ def test_minibatches_hide_the_gradient_in_a_single_step(scheme: Scheme) -> None:
     assert not found.succeeds
 
 
+@pytest.mark.slow
 def test_noise_hides_the_gradient() -> None:
     """Also if the same step is summed twice: each sum has its own noise."""
     for scheme in ("dp8", "dp2", "dp0.5"):

@@ -91,6 +91,7 @@ def lower_bound(values: list[float]) -> float:
     return fmean(values) - deviations * stdev(values) / math.sqrt(len(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["dp8", "dp2", "dp0.5"])
 def test_auc_is_not_above_what_epsilon_allows(scheme: Scheme) -> None:
     """Not even above that of the decision about one record. Without noise, the same measurement is above it."""

@@ -38,6 +38,7 @@ def reasons(view: View, truth: Truth, fresh: Sample = FRESH) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_network_with_few_records_leaks_to_all_attacks_that_apply() -> None:
     scenario, fresh = membership.scenario(3, 4, hidden=16, seed=1)
     view, truth = observe(scenario, "cgd")

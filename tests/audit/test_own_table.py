@@ -11,9 +11,12 @@ import torch
 
 from cgd.audit.attacks import records
 from cgd.audit.own_table import OwnTable, TableRequest, divide, simulated_training
+from cgd.audit.schemes import LocalSteps
 from cgd.audit.trace_replay import replay
+from cgd.audit.view import sample_gradients
 from cgd.errors import InputError
 from cgd.optim.displacement import AdamRule
+from cgd.tabular.training_loop import LOCAL_MOMENTUM
 from support.own_tables import NUMBERS, PRIVACY, write_federation, write_table
 
 if TYPE_CHECKING:
@@ -43,6 +46,37 @@ def test_every_record_with_a_label_is_in_one_part(tmp_path: Path) -> None:
     assert sorted(places) == [row for row in range(60) if row not in (3, 4)]
     fresh = [np.array(divide(own, 3, seed).fresh.places).tolist() for seed in (0, 0, 1)]
     assert fresh[0] == fresh[1] != fresh[2]
+
+
+BATCHES = 'steps = 8\nlr = 0.5\noptimizer = "sgd"\nbatches = 4'
+LOCAL = 'steps = 8\nlr = 1.0\noptimizer = "sgd"\nbatches = 3\nlocal_epochs = 2\nlocal_lr = 0.01'
+
+
+def test_batches_and_local_steps_are_those_of_the_federation_file(tmp_path: Path) -> None:
+    found: SimulatedTraining = training(tmp_path, training=BATCHES, data="rare = 1")
+    view, truth = found.observe(found.scenario, "cgd")
+    draws = found.scenario.draws
+    assert draws is not None
+    for number, each in enumerate(view.rounds):
+        expected = torch.zeros_like(each.gradient_sum)
+        for name in view.honest:
+            (batch,) = draws(name, number, len(truth.y[name]))
+            assert len(batch) <= 3  # of eleven or twelve records
+            weights = truth.models[name] - view.final_displacement + each.displacement
+            gradients = sample_gradients(view, weights, truth.x[name][batch], truth.y[name][batch])
+            expected += gradients.mean(0) * len(truth.y[name]) / view.samples
+        assert torch.allclose(view.honest_sum(number), expected, atol=1e-5)
+    epoch = [draws("honest-1", number, 12)[0] for number in range(4)]
+    assert sorted(torch.cat(epoch).tolist()) == list(range(12))
+    merged: SimulatedTraining = training(tmp_path, training=BATCHES)  # as in join, in batches of three records
+    assert not merged.observe(merged.scenario, "cgd")[0].honest_sum(0)[:8].any()
+    local: SimulatedTraining = training(tmp_path, training=LOCAL)
+    assert local.scenario.local == LocalSteps(0.01, LOCAL_MOMENTUM)
+    assert local.scenario.draws is not None
+    assert [len(each) for each in local.scenario.draws("honest-1", 0, 12)] == [4] * 6
+    whole: SimulatedTraining = training(tmp_path)
+    update, gradient = (each.observe(each.scenario, "cgd")[0].honest_sum(0) for each in (local, whole))
+    assert torch.cosine_similarity(update, gradient, dim=0) > 0.9  # an update of small steps is about a gradient
 
 
 def test_records_of_a_person_stay_together(tmp_path: Path) -> None:
@@ -88,7 +122,9 @@ def test_displacement_moves_by_the_rule_of_the_federation_file(tmp_path: Path) -
     assert isinstance(found.scenario.rule_of(0), AdamRule)
     settings = OwnTable.read(tmp_path / "my.csv", tmp_path / "federation.toml", None, None).settings.training
     totals = {number: each.gradient_sum for number, each in enumerate(view.rounds)}
-    assert torch.equal(replay(settings, len(totals[0]), totals, {}).final, view.final_displacement)
+    assert found.scenario.start is not None
+    moved = replay(settings, len(totals[0]), totals, {}).from_start(found.scenario.start)
+    assert torch.equal(moved.final, view.final_displacement)
 
 
 def test_privacy_of_the_file_has_its_noise_and_its_statistics(tmp_path: Path) -> None:

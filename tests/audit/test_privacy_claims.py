@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cgd import InputError
 from cgd.audit import privacy_claims
 from cgd.experiments import claims
 from cgd.experiments.claims import CONFIRMED, NOT_CONFIRMED, NOT_RUN
@@ -95,3 +96,13 @@ def test_setting_that_no_audit_has_is_a_defect() -> None:
     evidence = claims.Evidence("paper", RESULTS, {})
     with pytest.raises(LookupError, match="no setting of records with 'moon'"):
         privacy_claims._select(evidence, stored(), "records", "moon")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '[{"setting": "a", "points": []}]', '[{"setting": "a", "points": 3}]']
+)
+def test_damaged_file_of_leverage_is_named(text: str, tmp_path: Path) -> None:
+    """An empty list must not confirm a claim, either."""
+    (tmp_path / "leverage.json").write_text(text)
+    with pytest.raises(InputError, match="leverage.json is damaged: .*; restore it from a copy, or run `make lev"):
+        claims.judge(privacy_claims.claims(tmp_path), "paper", ResultStore(tmp_path / "paper"))

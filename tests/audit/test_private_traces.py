@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exact_sum(traces: Sequence[Trace], view: Any, number: int) -> torch.Tensor:
     """The clipped gradients of these participants, divided by the number of records that was opened."""
     parts = [
-        sample_gradients(view, each.origin + view.rounds[number].displacement, *each.records).double().sum(0)
+        sample_gradients(view, each.origin + each.displacements()[number], *each.records).double().sum(0)
         for each in traces
     ]
     total: torch.Tensor = torch.stack(parts).sum(0) / view.samples

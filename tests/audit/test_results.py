@@ -75,6 +75,7 @@ def test_interrupted_audit_lists_unfinished_parts() -> None:
     assert audit.attacks[0].findings
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_file_is_rejected_or_rendered(data: st.DataObject, tmp_path: Path) -> None:

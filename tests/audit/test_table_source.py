@@ -81,18 +81,24 @@ def test_every_attack_runs_under_every_scheme(tmp_path: Path, attack: str, schem
 
 
 @pytest.mark.slow
-def test_steering_recovers_records_of_a_table_also_with_adam(tmp_path: Path) -> None:
-    """Passive attackers recover hardly any of 71 records, one that steers recovers many; noise prevents it."""
+@pytest.mark.parametrize(("start", "most"), [('"zeros"', 3), ("0", 4)])
+def test_steering_recovers_records_of_a_table_also_with_adam(tmp_path: Path, start: str, most: int) -> None:
+    """Passive attackers recover hardly any of 72 records, one that steers recovers many; noise prevents it.
+
+    With the public start, watching recovers one record more (N16).
+    """
     training = 'steps = 200\nlr = 0.02\noptimizer = "adam"'
+    model = f'kind = "mlp"\nlayers = [24]\nstart = {start}'
     table = write_table(tmp_path, 122)
-    plan = plan_for([table], federation=write_federation(tmp_path, training, more=PRIVACY))
+    plan = plan_for([table], federation=write_federation(tmp_path, training, model, more=PRIVACY))
     found = {
         (each.scheme, each.attack): each.run(0)[0]
         for each in plan.parts
         if each.scheme in ("cgd", "dp") and each.attack in ("records", "traps")
     }
     shares = {key: each.value for key, each in found.items() if isinstance(each, AttackResult)}
-    assert shares["cgd", "records"] < 0.05 < 0.1 < shares["cgd", "traps"]
+    assert round(72 * shares["cgd", "records"]) <= most
+    assert shares["cgd", "traps"] > 0.1
     assert shares["dp", "records"] == shares["dp", "traps"] == 0
     steered = found["cgd", "traps"]
     assert isinstance(steered, AttackResult)

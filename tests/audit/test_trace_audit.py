@@ -15,7 +15,8 @@ from cgd.audit.runner import run as run_plan
 from cgd.audit.sources import plan_for
 from cgd.audit.trace_source import TracePart
 from cgd.errors import InputError
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from support.audits import Progress, assemble
 from support.tabular import table, tabular_settings
 from support.traces import SETTINGS, run

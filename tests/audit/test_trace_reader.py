@@ -15,7 +15,7 @@ import torch
 
 from cgd.audit.trace_view import load, view_of
 from cgd.errors import InputError
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.tabular import trace_writer
 from cgd.tabular.trace_writer import FILE, FRAMES, STEPS, TraceWriter, bytes_per_parameter, read_frames
 from cgd.transport.tap import Addend
@@ -163,6 +163,7 @@ def test_predicted_size_is_accurate(options: dict[str, Any], tmp_path: Path) -> 
     assert (sizes[1] - sizes[0]) / 3 == pytest.approx(predicted, rel=0.05)
 
 
+@pytest.mark.slow
 def test_step_file_with_a_huge_number_does_not_keep_the_reader_busy(tmp_path: Path) -> None:
     run(SHORT, tmp_path)
     steps = tmp_path / "ada" / STEPS

@@ -17,7 +17,7 @@ from cgd.audit.results import AttackResult
 from cgd.audit.trace_view import OTHERS, load, view_of
 from cgd.audit.view import flat, unflat
 from cgd.errors import InputError
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.tabular.trace_writer import STEPS, TraceWriter
 from support.tabular import REGRESSION, tabular_settings
@@ -86,7 +86,7 @@ def test_view_has_the_sums_of_the_run_and_the_displacement_bit_for_bit(name: str
         assert (found - sum(honest)).abs().max() <= 2 * fixed_point.resolution + 4 * EPSILON * size
         # A gradient in single precision: sums of some hundred terms of about its own size.
         assert torch.allclose(found.double(), true_sum(view, truth, step), rtol=0, atol=100 * EPSILON)
-        assert torch.equal(opened.displacement, traces[2].displacements()[step])
+        assert torch.equal(opened.displacement, traces[2].start() + traces[2].displacements()[step])
     if name == "class weights":  # without them the loss differs
         other = replace(view, loss=functional.cross_entropy)
         assert not torch.allclose(view.honest_sum(0).double(), true_sum(other, truth, 0), rtol=0, atol=100 * EPSILON)
@@ -109,7 +109,7 @@ def test_single_trace_gives_the_worst_case_for_its_owner(rehearsal: Path) -> Non
     assert not torch.equal(known.origin, bob.origin)
     assert known.origin.std().item() == pytest.approx(bob.model.delta, rel=0.5)
     assert view.frames == ()
-    assert torch.equal(truth.models["bob"], bob.origin + view.final_displacement)
+    assert torch.equal(truth.models["bob"], bob.origin - bob.start() + view.final_displacement)
 
 
 def contains_words(frames: list[bytes], words: np.ndarray[Any, Any]) -> bool:
@@ -174,14 +174,14 @@ def test_missing_total_is_inferred_from_the_states_around_it(name: str, tmp_path
     inferred = view.rounds[4].gradient_sum
     # The smallest learning rate of these settings, and Adam's 1 − β₁, amplify a rounding of D or the mean tenfold.
     assert torch.allclose(inferred, whole.totals[4], rtol=0, atol=40 * EPSILON * whole.totals[4].abs().max().item())
-    assert torch.equal(view.final_displacement, whole.displacements()[len(whole.totals)])
+    assert torch.equal(view.final_displacement, whole.start() + whole.displacements()[len(whole.totals)])
     others = [each if each.participant != "bob" else bob for each in load_all(tmp_path)]
     merged, _, _ = view_of(others, COALITION)
     assert torch.equal(merged.rounds[4].gradient_sum, whole.totals[4])  # from the other traces
     (tmp_path / "bob" / STEPS / "000003.total.safetensors").unlink()
     view, _, _ = view_of([load(tmp_path / "bob")])
     assert len(view.rounds) == len(whole.totals) - 2  # two consecutive totals cannot be inferred
-    assert torch.equal(view.final_displacement, whole.displacements()[len(whole.totals)])
+    assert torch.equal(view.final_displacement, whole.start() + whole.displacements()[len(whole.totals)])
     for step in range(5):  # as if it had been recorded from step 5 on only
         for path in (tmp_path / "bob" / STEPS).glob(f"00000{step}.[ot]*"):
             path.unlink()
@@ -189,7 +189,7 @@ def test_missing_total_is_inferred_from_the_states_around_it(name: str, tmp_path
     assert late.missing == (0, 1, 2, 3, 4)
     view, _, _ = view_of([late])
     for each, step in zip(view.rounds, range(5, len(whole.totals)), strict=True):
-        assert torch.equal(each.displacement, whole.displacements()[step])
+        assert torch.equal(each.displacement, whole.start() + whole.displacements()[step])
         assert torch.equal(each.gradient_sum, whole.totals[step])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 from cgd.audit.attacks import records, traps
+from cgd.audit.embedded import digit_scenario
 from cgd.audit.schemes import observe
+from cgd.audit.view import flat
+from cgd.optim.public_start import public_seed
 from support.audits import observe_with_weak_noise
 
 if TYPE_CHECKING:
@@ -42,6 +46,34 @@ def test_traps_in_noisy_sums_succeed_with_far_too_little_noise() -> None:
     scenario, probe = traps.scenario(100, 4, scheme="dp2")
     view, truth = observe_with_weak_noise(scenario)
     assert traps.read_traps(view, truth, probe.read(1)).succeeds
+
+
+@pytest.mark.parametrize(
+    ("records", "delta", "start", "recovered"),
+    [
+        (100, 0.1, "traps", 49),
+        (100, 0.1, "public", 4),
+        (100, 0.1, "zeros", 2),
+        (20, 0.02, "public", 13),
+        (20, 0.02, "zeros", 6),
+    ],
+)
+def test_start_that_a_member_chose_reveals_records_at_once(
+    records: int, delta: float, start: str, recovered: int
+) -> None:
+    """One round, in which nobody steers: the figures of the threat model."""
+    passive = replace(digit_scenario(records, rounds=1, lr=0.5, seed=0), delta=delta)
+    _, probe = traps.steer(passive, "cgd")
+    with public_seed(0):
+        values = flat(dict(passive.build_model().named_parameters()))
+    target = probe.targets(0)
+    if start != "public":
+        values = torch.zeros_like(values)
+    if start == "traps":
+        values[: len(target)] = target
+    view, truth = observe(replace(passive, start=values), "cgd")
+    found = traps.read_traps(view, truth, [0])
+    assert round(found.value * 2 * records) == recovered
 
 
 def test_probe_stays_within_the_bound_of_gradients() -> None:

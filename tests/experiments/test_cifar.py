@@ -225,6 +225,7 @@ WEIGHTS = {
     "truncated": cifar_files.weights()[:-1],
     "altered": cifar_files.weights()[:-1] + b"x",
     "empty": b"",
+    "another network": cifar_files.other_weights(),
     "code": pickle.dumps(Malicious()),
     "too large": bytes(resnet.MAX_WEIGHTS_BYTES + 5),
 }
@@ -245,15 +246,22 @@ def test_other_weights_are_refused_before_they_are_parsed(
     assert not Path("attacked").exists()
 
 
-def test_weights_are_never_unpickled_as_objects(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even with a matching digest."""
+@pytest.mark.parametrize(
+    "content",
+    [cifar_files.other_weights(), cifar_files.saved(Malicious()), cifar_files.saved([1])],
+    ids=["another network", "code", "list"],
+)
+def test_other_contents_are_refused_even_with_a_matching_digest(
+    content: bytes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    buffer = io.BytesIO()
-    torch.save(Malicious(), buffer)
-    (data / "weights" / resnet.WEIGHTS_FILE).write_bytes(buffer.getvalue())
-    monkeypatch.setattr(resnet, "WEIGHTS_SHA256", hashlib.sha256(buffer.getvalue()).hexdigest())
-    with pytest.raises(pickle.UnpicklingError):
+    path = data / "weights" / resnet.WEIGHTS_FILE
+    path.write_bytes(content)
+    monkeypatch.setattr(resnet, "WEIGHTS_SHA256", hashlib.sha256(content).hexdigest())
+    with pytest.raises(InputError) as caught:
         cifar.load(data)
+    assert str(caught.value).startswith(f"{path} does not contain the parameters of this ResNet-56")
+    assert str(caught.value).endswith(f"; download it again from {resnet.WEIGHTS_URL}")
     assert not Path("attacked").exists()
 
 
@@ -333,6 +341,7 @@ CGD_DATA = Path(os.environ.get("CGD_DATA") or os.devnull)
 PUBLISHED = CGD_DATA / "cifar10" / cifar.ARCHIVE, CGD_DATA / "weights" / resnet.WEIGHTS_FILE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(path.is_file() for path in PUBLISHED), reason="CIFAR-10 and the weights of ResNet-56 are not in CGD_DATA"
 )

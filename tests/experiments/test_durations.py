@@ -80,3 +80,10 @@ def test_minutes_count_equal_runs_once(store_durations: Callable[..., None]) -> 
     assert durations.minutes(replace(RUN, seed=seed) for seed in range(8)) == "12"
     assert durations.minutes([]) == "0.0"
     assert durations.minutes([RUN, replace(RUN, rows=7)]) == "?"
+
+
+def test_minutes_count_shared_steps_once(store_durations: Callable[..., None]) -> None:
+    store_durations(speed_up=1.0, fixed=0.0, step=60.0, evaluation=0.0)
+    runs = [replace(RUN, mu=mu, hold=60) for mu in (0.0, 0.1, 0.2)]
+    assert durations.minutes(runs[:1]) == "100"
+    assert durations.minutes(runs) == str(60 + 3 * 40)

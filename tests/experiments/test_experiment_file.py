@@ -214,3 +214,18 @@ def test_read_paper_experiments(path: Path) -> None:
         runs = {entry.run.slug: entry.run for entry in entries}
         assert all(runs[entry.run.slug] == entry.run for entry in entries)
         assert len({(entry.group, entry.label) for entry in entries}) == len(entries)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("'slower'", "why is 'slower'; it must be a table of settings"),
+        ("{ text = 'slower' }", "why has the settings text; it must have text, experiment, row"),
+        ("{ text = 1, experiment = 'b', row = 'c' }", "why: text is 1; it must be a text"),
+        ("{ text = 'a', experiment = 'b', rows = 'c' }", "why has the settings text, experiment, rows; it must"),
+    ],
+)
+def test_other_explanations_are_rejected(value: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f"[[run]]\nwhy = {value}\n")
+    with pytest.raises(InputError, match=re.escape(f"mine.toml, run 1: {message}")):
+        experiment_file.read(tmp_path / "mine.toml")

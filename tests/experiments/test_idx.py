@@ -196,3 +196,16 @@ def test_load_skips_unreadable_folders(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CGD_DATA", "/" + "n" * 300)  # ENAMETOOLONG; EACCES behaves the same, but not for root
     write_files(tmp_path / "cache/cgd/tiny", GZIPPED)
     assert_loads()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ""])
+def test_files_that_are_too_large_are_not_read_as_a_whole(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idx, "MAX_FILE_BYTES", 100)
+    content = bytes(101)
+    write_files(tmp_path / "given/tiny", {"train-images": gzip.compress(content) if suffix else content}, suffix)
+    with pytest.raises(
+        InputError, match=r"train-images.* cannot be read \(it has more than 100 bytes\); delete it and"
+    ):
+        idx.load("tiny", tmp_path / "given")

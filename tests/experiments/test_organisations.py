@@ -10,6 +10,7 @@ import pytest
 
 from cgd.errors import InputError
 from cgd.experiments.organisations import split
+from cgd.experiments.trades import TRADES, split_by_trade
 from cgd.tabular.dataset import read_dataset
 
 needs_uci_files = pytest.mark.skipif(
@@ -18,6 +19,7 @@ needs_uci_files = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -87,3 +89,37 @@ def test_small_organisations_lack_categories() -> None:
     found = [len(set(cells[:, country])) for cells in organisations.tables.values()]
     assert found[0] > 30
     assert max(found[2:]) <= 2
+
+
+def test_held_out_records_of_an_organisation_are_as_its_own() -> None:
+    organisations = split("breast-cancer")
+    own = organisations.own_held_out
+    assert own.keys() == organisations.tables.keys()
+    assert np.array_equal(own["hospital-a"], organisations.held_out)
+    assert 0.01 < np.isin(own["hospital-b"], ("", "NA")).mean() < 0.05
+    assert np.all(own["hospital-c"][:, 29] == "NA")
+    assert 0 < np.mean(own["hospital-d"][:, 0] == "") < 1
+
+
+@needs_uci_files
+def test_held_out_records_of_small_organisations_lack_categories() -> None:
+    organisations = split("adult")
+    country = organisations.data.names.index("native-country")
+    own = organisations.own_held_out
+    assert set(own["office-e"][:, country]) == set(organisations.tables["office-c"][:, country])
+    assert len(set(own["office-a"][:, country])) > 30
+
+
+@needs_uci_files
+def test_trades_have_different_records() -> None:
+    organisations = split_by_trade()
+    assert organisations.tables.keys() == organisations.own_held_out.keys() == TRADES.keys()
+    assert "occupation" not in organisations.data.names
+    assert len(organisations.data.names) == organisations.tables["office-a"].shape[1] - 1
+    assert len(organisations.tables["office-f"]) == 100
+    parts = {name: float(np.mean(cells[:, -1] == ">50K")) for name, cells in organisations.tables.items()}
+    assert parts["office-a"] > 0.4 > 0.15 > parts["office-c"]
+    other = split_by_trade(seed=1)
+    for name, cells in organisations.own_held_out.items():
+        assert len(cells) > 300
+        assert not np.array_equal(cells, other.own_held_out[name])

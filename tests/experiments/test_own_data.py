@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cgd import InputError
-from cgd.experiments import experiment_file, runner
+from cgd.experiments import experiment_file, reproduce, runner
 from cgd.experiments.runner import ResultStore, RunResult
 from cgd.experiments.spec import RunSpec
 
@@ -278,3 +278,12 @@ def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
         runner.execute(replace(before, seed=9))
     with pytest.raises(InputError, match="the run has its data from the file mine.npz; run it from its spec file"):
         runner.execute(RunSpec.from_table(before.as_json(), "here"))
+
+
+def test_gaps_of_numbers_to_predict_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    write_arrays(tmp_path, x=X, y=X[:, 0])
+    (tmp_path / "spec.toml").write_text('show = "gaps"\n[[run]]\nlabel = "mine"\ndata = "mine.npz"\nhidden = []\n')
+    study, store = experiment_file.read(tmp_path / "spec.toml"), ResultStore(tmp_path / "results")
+    with pytest.raises(InputError, match="^mine: the labels of mine.npz are numbers and have no accuracy to show gaps"):
+        reproduce.run(study, "paper", store, None, lambda *_: lambda *_: None)
+    assert not store.folder.exists()

@@ -58,7 +58,7 @@ def test_runs_of_a_file_take_the_table_of_the_file(tmp_path: Path) -> None:
 
 
 def test_run_without_privacy_keeps_its_name_and_format() -> None:
-    run = RunSpec(data="iris", rows=3)
+    run = RunSpec(data="iris", rows=3, start="zeros")
     assert "privacy" not in run.as_json()
     assert run.slug == "iris-cgd-3x1-d0.1-t500-020d03f6"
 

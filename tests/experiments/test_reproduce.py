@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +13,13 @@ import pytest
 from rich.console import Console
 
 from cgd import InputError
-from cgd.experiments import durations, experiment_file, report_page, reproduce, tables
-from cgd.experiments.runner import ResultStore, RunResult, execute
+from cgd.experiments import claims, durations, experiment_file, report_page, reproduce, tables
+from cgd.experiments.runner import ResultStore, RunResult, check, execute
 from cgd.experiments.spec import RunSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.simulation.loop import OnStep
     from cgd.simulation.result import History
@@ -158,6 +162,19 @@ def test_result_file_contains_spec_history_and_digest(tmp_path: Path) -> None:
     assert str(tmp_path) not in store.path(run).read_text()
 
 
+def test_runs_with_different_mu_share_their_fixed_steps(tmp_path: Path) -> None:
+    store, taken = ResultStore(tmp_path / "shared"), []
+    base = RunSpec(data="iris", rows=4, hidden=(4,), steps=20, evaluations=4, sample=1, hold=10)
+    for mu in (0.1, 0.0, 1.0):
+        spec = replace(base, mu=mu)
+        together = store.run(spec, on_step=lambda step, _: taken.append(step))
+        assert together.as_json() == execute(spec).as_json()  # as one run with all steps
+    assert taken == [*range(1, 21), *range(11, 21), *range(11, 21)]
+    assert replace(base, hold=9).shared_part is None  # an evaluation would be at another step
+    store.prepare([base], fresh=True)
+    assert not list((tmp_path / "shared").rglob("*.pt"))
+
+
 def test_store_rejects_a_file_that_is_not_a_result(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     run = RunSpec(data="iris", steps=2)
@@ -230,6 +247,34 @@ def test_select_keeps_the_entries_with_a_text(tmp_path: Path) -> None:
         reproduce.select([study], "quick", "PGD")
     known = list(reproduce.experiments().values())
     assert "table-3" in {each.name for each in reproduce.select(known, "paper", "1000×112 local")}
+    for text in ("", " \t"):
+        with pytest.raises(InputError, match="an empty text; name a row, or leave --only out to run all"):
+            reproduce.select([study], "quick", text)
+
+
+def test_the_whole_name_of_an_entry_selects_only_this_one() -> None:
+    """Table 5 has another row whose name contains "centralised"."""
+    (found,) = reproduce.select([reproduce.get("table-5")], "paper", "Centralised")
+    assert [entry.name for entry in found.entries["paper"]] == ["centralised"]
+    (found,) = reproduce.select([reproduce.get("table-5")], "paper", "centralised,")
+    assert [entry.label for entry in found.entries["paper"]] == ["centralised, plain"]
+
+
+def test_a_network_that_does_not_fit_into_memory_is_rejected_before_it_is_built() -> None:
+    message = r"hidden is \[10000000000000\], and the network has at least 70000000000000 numbers, .* use fewer units"
+    with pytest.raises(InputError, match=message):
+        check(RunSpec(data="iris", hidden=(10**13,), steps=2))
+
+
+@pytest.mark.parametrize(
+    ("page", "write"), [("report.md", report_page.write), ("claims.md", partial(claims.write, ()))]
+)
+def test_a_page_that_cannot_be_written_is_reported(
+    page: str, write: Callable[[str, ResultStore], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=rf"file/{page} cannot be written \(.+\); name another folder with --out"):
+        write("paper", ResultStore(tmp_path / "file"))
 
 
 def test_error_names_the_run_before_any_run_is_trained(tmp_path: Path) -> None:
@@ -276,7 +321,7 @@ def test_listing_of_an_experiment_has_the_minutes_of_each_run(tmp_path: Path) ->
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in shown.export_text().splitlines() if "│" in line]
     assert [row[0] for row in rows] == [entry.name for entry in table_8.entries["quick"]]
     assert rows[0][1] == "done"
-    assert rows[1][1:] == [durations.minutes([second]), durations.minutes([table_8.entries["paper"][1].run])]
+    assert rows[1][1:] == [durations.minutes([second]), durations.minutes(table_8.entries["paper"][1].runs)]
 
 
 def test_report_without_results_names_the_commands(tmp_path: Path) -> None:

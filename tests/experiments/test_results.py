@@ -17,6 +17,7 @@ from cgd.experiments.spec import RunSpec
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
 
+@pytest.mark.slow
 def test_report_matches_the_stored_results(tmp_path: Path) -> None:
     for path in RESULTS.glob("*.json"):
         shutil.copy(path, tmp_path)
@@ -48,7 +49,9 @@ def test_result_is_complete_and_belongs_to_an_experiment(path: Path) -> None:
 
 
 def test_a_thousand_participants_reach_the_accuracy_of_the_paper() -> None:
-    spec = RunSpec(data="mnist", rows=1000, mode="joint", accept=JOINT_REVEALS_RECORDS, bias=False, steps=2000)
+    spec = RunSpec(
+        data="mnist", rows=1000, mode="joint", accept=JOINT_REVEALS_RECORDS, bias=False, steps=2000, start="zeros"
+    )
     result = ResultStore(RESULTS).get(spec)
     assert result is not None
     assert fmean(result.last.accuracy) == pytest.approx(0.937, abs=0.004)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cgd import JOINT_REVEALS_RECORDS, InputError, Skew
+from cgd import JOINT_REVEALS_RECORDS, InputError, LocalTraining, Skew
 from cgd.dp.settings import PrivacySettings
 from cgd.experiments import spec
 from cgd.experiments.datasets import NAMES
@@ -22,6 +22,10 @@ from support.toml_values import VALUES
 
 def positive(highest: float = 1e6) -> st.SearchStrategy[float]:
     return st.floats(0, highest, exclude_min=True)
+
+
+def local_trainings() -> st.SearchStrategy[LocalTraining]:
+    return st.builds(LocalTraining, st.integers(1, 9), st.integers(0, 99), st.floats(0, 9), st.floats(0, 0.99))
 
 
 @st.composite
@@ -39,7 +43,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
         rows=draw(st.integers(1, 1000)),
         columns=draw(st.integers(1, 100)),
         skew=draw(st.none() | st.builds(Skew, st.integers(1, 10**9)) | st.builds(Skew, st.none(), positive())),
-        mode=draw(st.sampled_from(["towers", "joint"])),
+        mode="towers" if method == "fedavg" else draw(st.sampled_from(["towers", "joint"])),
         accept=JOINT_REVEALS_RECORDS,
         hidden=tuple(draw(st.lists(st.integers(1, 1000), max_size=3))),
         activation=draw(st.sampled_from(spec.ACTIVATIONS)),
@@ -51,6 +55,8 @@ def specs(draw: st.DrawFn) -> RunSpec:
         hold=draw(st.integers(0, steps)) if method == "cgd" and not linear else 0,
         schedule="linear" if linear else "paper",
         momentum=draw(st.floats(0, 0.99)) if linear else 0.0,
+        batches=draw(st.integers(1, 10)) if method == "fedsgd" else 1,
+        local=draw(local_trainings()) if method == "fedavg" else None,
         rule=draw(st.sampled_from(["running-norm", "first-norm"])) if by_norm else "sgd",
         seed=draw(st.integers(0, 2**70)),
         sample=draw(st.integers(1, 100)),
@@ -87,8 +93,9 @@ def test_slugs_are_equal_only_for_equal_runs(one: RunSpec, other: RunSpec, name:
 def test_slugs_of_stored_results_do_not_change() -> None:
     """Results are stored under these names: another slug is another format."""
     table_8 = {"data": "mnist", "bias": False, "mode": "joint", "accept": JOINT_REVEALS_RECORDS, "rows": 1000}
+    table_8 |= {"start": "zeros"}
     assert RunSpec.from_table({**table_8, "steps": 2000}, "").slug == "mnist-cgd-1000x1-d0.1-t2000-4cea957b"
-    private = RunSpec("dp-sgd", "mnist", rows=7, columns=2, hidden=(), delta=(0.05, 0.2), epsilon=3)
+    private = RunSpec("dp-sgd", "mnist", rows=7, columns=2, hidden=(), delta=(0.05, 0.2), epsilon=3, start="zeros")
     assert private.slug == "mnist-dp-sgd-towers-d0.05-0.2-eps3-t500-83a02e98"
 
 
@@ -109,7 +116,9 @@ def test_accept_does_not_change_the_run() -> None:
 
 
 def test_explicit_defaults_do_not_change_the_slug() -> None:
-    assert RunSpec.from_table(RunSpec().as_json(), "").slug == RunSpec().slug == "digits-cgd-1x1-d0.1-t500-44136fa3"
+    assert RunSpec.from_table(RunSpec().as_json(), "").slug == RunSpec().slug
+    assert RunSpec(start="zeros").slug == "digits-cgd-1x1-d0.1-t500-44136fa3"
+    assert RunSpec().slug != RunSpec(start="zeros").slug
 
 
 @pytest.mark.parametrize(
@@ -223,6 +232,9 @@ INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"delta": [math.nan, 1]}, "delta is [nan, 1.0]; a range must be [low, high]"),
     ({"lr": -0.5}, "lr is -0.5; it must be a finite number, at least 0"),
     ({"lr": math.nan}, "lr is nan; it must be a finite number, at least 0"),
+    ({"lr": 1e39}, "lr is 1e+39, beyond the range of single precision; use at most 1e+30"),
+    ({"delta": 1e300}, "delta is 1e+300, beyond the range of single precision; use at most 1e+30"),
+    ({"delta": [1, 1e300]}, "delta is 1e+300, beyond the range of single precision; use at most 1e+30"),
     ({"lr": 10**400}, "lr is inf; it must be a finite number, at least 0"),
     ({"lr": -(10**400)}, "lr is -inf; it must be a finite number, at least 0"),
     ({"mu": -1}, "mu is -1.0; it must be a finite number, at least 0"),
@@ -235,17 +247,13 @@ INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
         "mu is 0.1, hold is 0 and the schedule is linear; set either mu and hold, or schedule",
     ),
     (
-        {"method": "fedsgd", "momentum": 0.9},
-        "momentum is 0.9 and the method is fedsgd; only cgd, private-centralised, dp-sgd, centralised and local use it",
-    ),
-    (
         {"method": "centralised", "schedule": "linear"},
         "schedule is linear and the method is centralised; only cgd, private-centralised and dp-sgd use it",
     ),
-    ({"rule": "adam"}, "rule is 'adam'; choose one of sgd, running-norm, first-norm"),
+    ({"rule": "adams"}, "rule is 'adams' (did you mean 'adam'?); choose one of sgd, adam, amsgrad, running-norm"),
     (
-        {"method": "fedsgd", "rule": "running-norm"},
-        "rule is running-norm and the method is fedsgd; only cgd, centralised and local use it",
+        {"method": "dp-sgd", "epsilon": 1.0, "rule": "adam"},
+        "rule is adam and the method is dp-sgd; only cgd, centralised, local, fedsgd, secure-fedsgd and fedavg use it",
     ),
     (
         {"rule": "first-norm", "momentum": 0.9},

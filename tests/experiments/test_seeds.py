@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -203,3 +204,31 @@ def test_regret_of_several_seeds_is_that_of_the_worst(tmp_path: Path) -> None:
     assert [float(each) for each in both] == [max(map(float, each)) for each in zip(*single, strict=True)]
     assert "R is below the bound" in next(iter(report_page.findings(outcome)))
     assert outcome.plot(tmp_path) is not None
+
+
+@pytest.mark.parametrize("scale", experiment_file.SCALES)
+def test_entries_of_the_paper_that_share_a_run_have_the_same_seeds(scale: str) -> None:
+    numbers: dict[RunSpec, set[int]] = {}
+    for each in reproduce.experiments().values():
+        for own in each.entries[scale]:
+            numbers.setdefault(own.run, set()).add(own.seeds)
+    assert [run.slug for run, found in numbers.items() if len(found) > 1] == []
+    assert set.union(*numbers.values()) == ({1} if scale == "quick" else {1, 3})
+
+
+def test_the_report_states_seeds_that_are_missing(tmp_path: Path) -> None:
+    """Two of three planned seeds of a run have a result; tables 7 and 8 show it."""
+    own = next(each for each in reproduce.get("table-8").entries["paper"] if each.name == "100×1 CGD")
+    store = ResultStore(tmp_path)
+    for run, accuracy in zip(own.runs[:2], (0.93, 0.95), strict=True):
+        content = made_up(run, accuracy, accuracy).as_json()
+        content["history"]["training_loss"] = [0.5] * run.steps
+        content["history"]["evaluations"][-1]["step"] = run.steps
+        store.path(run).write_text(json.dumps(content))
+    page = report_page.write("paper", store).read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| 100×1 | ")]
+    found = [(row[1], row[2], row[5], row[7]) for row in rows if "not run" not in row]
+    metrics = ("2 of 3", "94.00 (93.00)", "0.014 / 1.41")
+    assert found == [("δ 0.1", *metrics), ("CGD", *metrics)]
+    assert page.count("Not run with all seeds: ") == 2
+    assert "Not run with all seeds: 100×1 CGD (2 of 3).\n" in page

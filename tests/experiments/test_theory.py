@@ -56,6 +56,7 @@ def test_worst_case_of_a_network_has_a_regret_and_no_bound(network: RunResult) -
     assert worst.falls_with_steps
 
 
+@pytest.mark.slow
 def test_table_and_findings_of_a_network_do_not_mention_a_bound(network: RunResult) -> None:
     entry = RunEntry("δ 0.1", network.spec, "fixed step")
     missing = RunEntry("δ 0.2", network.spec, "fixed step")

@@ -10,8 +10,9 @@ import pytest
 from cgd.errors import InputError
 from cgd.federation import config_edit, member
 from cgd.federation.config import Federation, Training
-from cgd.federation.data_schema import MISSING, Column, Data, Model
+from cgd.federation.data_schema import MISSING, Column, Data
 from cgd.federation.keys import Keys
+from cgd.federation.model_section import Model
 from cgd.federation.participants import Participant
 from cgd.federation.privacy_section import PrivacySection
 from cgd.optim.grid import Cell

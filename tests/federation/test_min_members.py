@@ -13,9 +13,10 @@ import cgd
 from cgd.errors import InputError, MembershipError
 from cgd.federation import member
 from cgd.federation.config import Federation, Training
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
 from cgd.federation.hub_server import FederationHub
 from cgd.federation.keys import Keys
+from cgd.federation.model_section import Model
 from cgd.federation.participants import Participant
 from cgd.optim.grid import Cell, Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS, JointFirstLayer, late_fusion

@@ -38,7 +38,7 @@ def train(
     """Take five steps of −lr each; save the checkpoint after some of them, as if after other numbers of steps."""
     peers.recovery = StoredStates(peers.recovery, states)
     model = torch.nn.Linear(2, 1, bias=False)
-    cgd.confine(model, seed=b"s" * 32)
+    cgd.confine(model, seed=b"s" * 32, start="zeros")
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=lr, peers=peers, samples=1)
     best = BestCheckpoint(optimizer)
     for step in range(1, 6):
@@ -76,7 +76,7 @@ def test_stored_checkpoint_of_a_different_model_is_rejected() -> None:
     def train_wider_model(peers: cgd.Peers, states: dict[int, OptimizerState]) -> None:
         peers.recovery = StoredStates(peers.recovery, states)
         model = torch.nn.Linear(3, 1, bias=False)
-        cgd.confine(model)
+        cgd.confine(model, start="zeros")
         best = BestCheckpoint(cgd.ConfinedSGD(model.parameters(), lr=1.0, peers=peers, samples=1))
         with pytest.raises(
             InputError, match="the best checkpoint that the members have stored does not fit this model"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd import ConfinedAdam, ConfinedSGD, FixedPoint, confine
+from cgd import ConfinedAdam, ConfinedSGD, FixedPoint, confine, public_seed
 from cgd.optim.recovery import TensorWriter, common_state
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, TamperingTransport, custom_peers
@@ -35,7 +35,8 @@ def test_origin_weights_and_gradients_are_not_sent(kind: type[ConfinedSGD | Conf
     def train(peers: Peers, number: int) -> None:
         random = torch.Generator().manual_seed(number)
         x, y = torch.randn(9, 20, generator=random), torch.randn(9, 2, generator=random)
-        model = torch.nn.Linear(20, 2)
+        with public_seed(0):
+            model = torch.nn.Linear(20, 2)
         confine(model, 0.1, bytes([number]) * 32)
         optimizer = kind(model.parameters(), lr=0.1, peers=peers, samples=len(x))
         for _ in range(STEPS):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def test_displacements_are_bitwise_equal_and_origins_are_kept(kind: str) -> None:
     def work(peers: Peers, seed: int) -> tuple[torch.Tensor, bool]:
         model = Network()
-        confine(model, delta=0.1)
+        confine(model, delta=0.1, start="zeros")
         origins = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer = makers[kind](model.parameters(), peers=peers, samples=8)
         descend(optimizer, model, *data(seed), steps=25)
@@ -80,7 +80,7 @@ def test_state_dict_saved_to_a_file_resumes_bit_for_bit(kind: str, dtype: torch.
     def work(peers: Peers, seed: int) -> None:
         x, y = data(seed, dtype=dtype)
         model = Network(dtype)
-        confine(model)
+        confine(model, start="zeros")
         optimizer = makers[kind](model.parameters(), peers=peers, samples=8)
         schedule = InverseSquareLR(optimizer, mu=0.1, steps=20)
         for _ in range(5):
@@ -217,7 +217,7 @@ def test_unconfined_model_causes_a_warning(confined: bool) -> None:
     def work(peers: Peers) -> None:
         model = Network()
         if confined:
-            confine(model)
+            confine(model, start="zeros")
         optimizer = ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=8)
         for _ in range(2):
             mse(model(data(0)[0]), data(0)[1]).backward()
@@ -271,7 +271,7 @@ def test_failed_first_step_does_not_fix_the_origin() -> None:
             parameter.grad = torch.full_like(parameter, float("nan"))
         with pytest.raises((RangeError, RemoteProtocolError)):
             optimizer.step()
-        confine(model)
+        confine(model, start="zeros")
         start = copy.deepcopy(model)
         descend(optimizer, model, *data(0), steps=1)
         return all(
@@ -342,7 +342,7 @@ def test_state_dict_of_another_optimiser_class_is_rejected(peers: Peers) -> None
 def test_state_dict_restores_frozen_parameters() -> None:
     def work(peers: Peers) -> None:
         model, other = Network(), Network()
-        confine(model)
+        confine(model, start="zeros")
         optimizer = ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=8)
         descend(optimizer, model, *data(0), steps=2)
         for each in (model, other):

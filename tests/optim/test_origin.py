@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cgd import InputError, Origin, confine
+from cgd import InputError, Origin, confine, public_seed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,9 +20,10 @@ SEED = b"\xa7" * 32
 class Network(nn.Module):
     def __init__(self, classes: int = 5) -> None:
         super().__init__()
-        self.first = nn.Linear(20, 30)
-        self.norm = nn.BatchNorm1d(30)
-        self.last = nn.Linear(30, classes)
+        with public_seed(0):
+            self.first = nn.Linear(20, 30)
+            self.norm = nn.BatchNorm1d(30)
+            self.last = nn.Linear(30, classes)
 
 
 def bits(model: nn.Module) -> list[bytes]:
@@ -31,7 +32,7 @@ def bits(model: nn.Module) -> list[bytes]:
 
 def test_origin_has_standard_deviation_delta() -> None:
     model = nn.Linear(300, 300)
-    confine(model, delta=0.05, seed=SEED)
+    confine(model, delta=0.05, seed=SEED, start="zeros")
     values = model.weight.detach()
     assert abs(float(values.mean())) < 5 * 0.05 / 300
     assert float(values.std()) == pytest.approx(0.05, rel=0.01)
@@ -48,11 +49,8 @@ def test_seed_reproduces_the_same_bits() -> None:
 
 
 def test_origins_without_a_seed_differ() -> None:
-    torch.manual_seed(0)
-    one = Network()
+    one, two = Network(), Network()
     first = confine(one)
-    torch.manual_seed(0)
-    two = Network()
     second = confine(two)
     assert first.seed != second.seed
     assert not set(bits(one)) & set(bits(two))
@@ -78,14 +76,15 @@ def test_origin_of_a_parameter_does_not_depend_on_the_others() -> None:
 
 def test_parameters_have_different_origins() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    values = [parameter.detach().reshape(-1)[:8] for parameter in model.parameters() if confine(model, seed=SEED)]
+    confine(model, seed=SEED, start="zeros")
+    values = [parameter.detach().reshape(-1)[:8] for parameter in model.parameters()]
     assert not any(torch.equal(one, other) for i, one in enumerate(values) for other in values[i + 1 :])
 
 
 def test_origin_of_a_seed_never_changes() -> None:
     """A participant may have only the seed left: a change of this digest is a change of format."""
     model = Network()
-    confine(model, delta=0.1, seed=SEED)
+    confine(model, delta=0.1, seed=SEED, start="zeros")
     digest = hashlib.sha256(b"".join(bits(model))).hexdigest()
     assert digest == "4ea3dd694a0f77a271c11760800e771f96bfb410bb67b4e293857eef5e5112a4"
 
@@ -124,7 +123,7 @@ def test_custom_distribution(tmp_path: Path) -> None:
         return 2 * torch.rand(shape, generator=generator) - 1
 
     model, other = Network(), Network()
-    origin = confine(model, delta=0.5, seed=SEED, rand=rand)
+    origin = confine(model, delta=0.5, seed=SEED, rand=rand, start="zeros")
     assert float(model.first.weight.detach().abs().max()) <= 0.5
     origin.save(tmp_path / "origin.json")
     with pytest.raises(InputError, match="needs the rand= it was drawn with"):
@@ -132,7 +131,7 @@ def test_custom_distribution(tmp_path: Path) -> None:
     Origin.load(tmp_path / "origin.json", rand=rand).apply(other)
     assert bits(model) == bits(other)
     with pytest.raises(InputError, match=r"rand returned a tensor of shape \(1,\)"):
-        confine(model, rand=lambda *_: torch.zeros(1))
+        confine(Network(), rand=lambda *_: torch.zeros(1))
 
 
 @pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), "0.1", True])

@@ -54,7 +54,8 @@ class Member:
 
 
 def begin(peers: Peers, optimizer: str = "sgd", samples: int = SAMPLES, **options: Any) -> tuple[Network, Member]:
-    model = Network()
+    with cgd.public_seed(0):
+        model = Network()
     cgd.confine(model, delta=0.1, seed=peers.seed)
     privacy = cgd.Privacy(model, **{**TIGHT, **options})
     return model, Member(makers[optimizer](model.parameters(), peers=peers, samples=samples, privacy=privacy), privacy)

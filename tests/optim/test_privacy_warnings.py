@@ -171,7 +171,8 @@ class TrainingProgram:
     def __call__(self, process: MemberProcess) -> list[str]:
         peers = process.peers
         x = self.size * torch.randn(self.records, 6, generator=torch.Generator().manual_seed(sum(map(ord, peers.me))))
-        model = nn.Sequential(nn.Linear(6, self.hidden), self.activation(), nn.Linear(self.hidden, 2))
+        with cgd.public_seed(0):
+            model = nn.Sequential(nn.Linear(6, self.hidden), self.activation(), nn.Linear(self.hidden, 2))
         cgd.confine(model, seed=sha256(peers.me.encode()).digest())  # the keys of a test federation are random
         groups: list[dict[str, Any]] = [
             {"params": list(model[0].parameters()), "peers": peers.groups.get("column", peers)},
@@ -339,7 +340,7 @@ def test_warnings_in_a_grid_count_the_column_group(tmp_path: Path) -> None:
 def test_local_peers_get_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     def work(peers: cgd.Peers) -> int:
         model = nn.Linear(9, 1)
-        cgd.confine(model)
+        cgd.confine(model, start="zeros")
         optimizer = cgd.ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=1)
         model(torch.ones(1, 9)).sum().backward()
         optimizer.step()

@@ -285,6 +285,7 @@ def test_one_record_changes_the_sum_by_at_most_the_bound(
     assert float((with_record.gradient - without.gradient).norm()) <= clip * (1 + 1e-6 * records)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000), st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=4, max_size=4))
 @settings(max_examples=40)
 def test_one_record_in_place_of_a_null_record_changes_the_sum_by_at_most_the_bound(seed: int, record: Any) -> None:
@@ -413,6 +414,7 @@ def tensors(known: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
     return [each for each in found if id(each) not in identities]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     model, x, y = build("words", 5)
     clipping = RecordGradients(model, 1.0)

@@ -95,7 +95,7 @@ def test_tensor_writer_can_be_used_again_with_new_values_and_new_layouts() -> No
 def test_restored_state_has_the_same_bits_and_the_origins_of_the_new_process(kind: str) -> None:
     def train(peers: cgd.Peers) -> None:
         model = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        cgd.confine(model)
+        cgd.confine(model, start="zeros")
         optimizer = (
             cgd.ConfinedSGD(model.parameters(), lr=0.1, momentum=0.5, peers=peers, samples=1)
             if kind == "sgd"
@@ -113,6 +113,7 @@ def test_restored_state_has_the_same_bits_and_the_origins_of_the_new_process(kin
         assert counted == {"total_samples": 9, "epoch": 2, "pledges": [11, 22, 33]}
         for parameter in parameters:
             expected = optimizer.state[parameter] | {"origin": torch.ones_like(parameter)}
+            del expected["start"]  # of the new process
             assert states[parameter].keys() == expected.keys()
             for key, value in states[parameter].items():
                 assert torch.equal(value, expected[key]) if isinstance(value, torch.Tensor) else value == expected[key]
@@ -181,6 +182,7 @@ def test_stored_state_cannot_set_the_origin() -> None:
         ({"0.momentum_buffer": torch.zeros(3)}, r"momentum_buffer has the type torch.float32, the shape \(3,\)"),
         ({"0.momentum_buffer": torch.zeros(4, dtype=torch.int64)}, "momentum_buffer has the type torch.int64"),
         ({"0.mean": torch.zeros(4)}, "no update rule stores 'displacement', 'mean'"),
+        ({"0.largest": torch.zeros(4)}, "no update rule stores 'displacement', 'largest'"),
         (MOMENTS | {"0.powers": torch.zeros(2)}, "powers has the type torch.float32"),
         (MOMENTS | {"0.powers": torch.zeros(3, dtype=torch.float64)}, r"powers has .* the shape \(3,\)"),
         (MOMENTS | {"0.powers": torch.full((2,), 1 / 0.9, dtype=torch.float64)}, "powers has .* or wrong values"),
@@ -192,7 +194,10 @@ def test_restore_rejects_a_malformed_state(changed: dict[str, torch.Tensor], mes
         restore_over_one_parameter(VALID | changed)
 
 
-@pytest.mark.parametrize("added", [{}, {"0.momentum_buffer": torch.ones(4)}, MOMENTS | POWERS])
+@pytest.mark.parametrize(
+    "added",
+    [{}, {"0.momentum_buffer": torch.ones(4)}, MOMENTS | POWERS, MOMENTS | POWERS | {"0.largest": torch.ones(4)}],
+)
 def test_restore_accepts_the_states_of_all_update_rules(added: dict[str, torch.Tensor]) -> None:
     restored = restore_over_one_parameter(VALID | added)
     assert restored.keys() == {"origin", "displacement", *(name.partition(".")[2] for name in added)}

@@ -25,7 +25,8 @@ SAMPLES = [20, 2_000_000]
 def train(peers: Peers, samples: int, displacements: list[torch.Tensor]) -> CGDError | None:
     """Take two steps, and return the error if one fails."""
     torch.manual_seed(samples % 1000)
-    model = torch.nn.Linear(4, 2)
+    with cgd.public_seed(0):
+        model = torch.nn.Linear(4, 2)
     cgd.confine(model, seed=peers.seed)
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.1, peers=peers, samples=samples)
     try:

@@ -464,8 +464,10 @@ def test_report_answers_what_we_would_have_had_alone(tmp_path: Path) -> None:
         f"{html.decimals(gain['low'])} to {html.decimals(gain['high'])}), no clear difference."
     )
     assert gain["low"] < 0 < gain["high"]
-    assert page.text.count(sentence) == 2  # at the top, and in its section
-    assert {"comparison", "compared-1", "compared-2"} < set(page.ids)
+    assert sentence in page.text
+    assert {"comparison", "compared-1", "compared-2", "compared-3"} < set(page.ids)
+    assert f"The log loss is {together['scores']['log_loss']['value']:.3f} together" in page.text
+    assert "alone − together" in page.text  # of the log loss, of which less is better
     assert "a model of our own 4,810 training records" in page.text
     assert "together − alone" in page.text
 
@@ -618,7 +620,7 @@ def test_report_says_where_recovered_records_are_found(tmp_path: Path) -> None:
 def test_run_of_an_earlier_version_is_still_reported(tmp_path: Path) -> None:
     """Without the parts that were added later."""
     run = runs.classification()
-    for name in ("comparison", "subgroups", "importance", "coefficients", "recorded"):
+    for name in ("comparison", "kept", "subgroups", "importance", "coefficients", "recorded"):
         del run[name]
     for name in ("calibration", "thresholds"):
         del run["validation"][name]

@@ -65,6 +65,7 @@ def test_both_maskings_give_the_same_bits(count: int, opening: Opening, size: in
     assert len(set(totals[0])) == 1
 
 
+@pytest.mark.slow
 @given(member_counts, sharings, openings, seeds)
 def test_several_sums_are_exact_with_stale_and_early_messages(
     count: int, masking: Masking, opening: Opening, seed: int

@@ -40,6 +40,7 @@ def test_undisturbed_members_get_all_totals() -> None:
         assert program.totals == [expected_total(number) for number in range(4)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.booleans())
 def test_killing_members_at_any_moment_does_not_change_totals(seed: int, kills: int, keep: bool) -> None:

@@ -184,7 +184,7 @@ def generator(zeros_at: int) -> Callable[[int], bytes]:
 
 
 @pytest.mark.parametrize("masking", MASKINGS)
-@pytest.mark.parametrize("opening", MEMBER_OPENINGS)
+@pytest.mark.parametrize("opening", ["aggregator", pytest.param("mesh", marks=pytest.mark.slow)])
 def test_residue_is_uniform_and_has_the_same_distribution_for_two_inputs(masking: Masking, opening: Opening) -> None:
     """Chi-squared tests of the top four bits of every word: for uniformity, and for equality of two inputs."""
     one, other, _ = two_inputs_of_one_sum(random.Random(3))

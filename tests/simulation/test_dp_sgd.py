@@ -13,7 +13,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.stats import norm
 from torch import nn
 
-from cgd import DivergenceError, Grid, InputError, confine
+from cgd import DivergenceError, Grid, InputError, confine, public_seed
 from cgd.dp.settings import PrivacySettings
 from cgd.experiments.datasets import load
 from cgd.optim.displacement import SGDRule
@@ -47,7 +47,8 @@ def make_settings(samples: int = SAMPLES, rows: int = 1, **changes: Any) -> Base
 
 
 def initial_model(settings: BaselineSettings) -> nn.Module:
-    model = settings.build_model()
+    with public_seed(settings.seed):
+        model = settings.build_model()
     assert isinstance(settings.delta, float)
     confine(model, settings.delta, participant_seed(settings.seed, Cell(0, 0)))
     return model

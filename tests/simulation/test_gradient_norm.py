@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from cgd import JOINT_REVEALS_RECORDS, Cell, InputError, confine, participant_seed, simulate
+from cgd import JOINT_REVEALS_RECORDS, Cell, InputError, confine, participant_seed, public_seed, simulate
 from cgd.simulation.baselines import BaselineSettings, centralised, local
 from cgd.simulation.gradient_norm import GradientNormRule
 from support.networks import CLASSES, FEATURES, blocks, fully_connected
@@ -52,7 +52,8 @@ def train_alone(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, first_
 
 
 def initialise(cell: Cell) -> torch.nn.Module:
-    model = build()
+    with public_seed(0):
+        model = build()
     confine(model, 0.1, participant_seed(0, cell))
     return model
 
@@ -70,7 +71,7 @@ def settings(**changes: Any) -> BaselineSettings:
 def test_baselines_move_as_the_formula_says(first_only: bool) -> None:
     rule = partial(GradientNormRule, first_only=first_only)
     pooled = settings().pooled()
-    trained = centralised(settings(), rule=rule).models["centralised"]
+    trained = centralised(settings(), rule=rule).model(Cell(0, 0))
     assert_close(trained, train_alone(initialise(Cell(0, 0)), *pooled, first_only))
     alone = local(settings(), 2, rule=rule).models
     for cell, block in settings().blocks.items():
@@ -142,14 +143,13 @@ def test_resumed_baseline_has_the_same_bits(first_only: bool, tmp_path: Path) ->
 
 def test_baseline_resumes_from_a_checkpoint_of_a_former_version(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
-    centralised(settings(steps=7, checkpoint=path))
+    local(settings(steps=7, checkpoint=path), 1)
     content = torch.load(path, weights_only=True)
     del content["optimizers"]
     torch.save(content, path)
-    resumed = centralised(settings(checkpoint=path)).models["centralised"]
-    for ours, expected in zip(
-        resumed.parameters(), centralised(settings()).models["centralised"].parameters(), strict=True
-    ):
+    (resumed,) = local(settings(checkpoint=path), 1).models.values()
+    (whole,) = local(settings(), 1).models.values()
+    for ours, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, expected)
 
 

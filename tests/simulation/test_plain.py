@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, confine, participant_seed
+from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, LocalTraining, confine, participant_seed, public_seed
 from cgd.optim.displacement import SGDRule
 from cgd.optim.vertical import build_tower
-from cgd.simulation.baselines import BaselineSettings, centralised, federated_sgd, local
+from cgd.simulation.baselines import BaselineSettings, centralised, federated_averaging, federated_sgd, local
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ def train_reference(
     return model
 
 
-def initialise(model: torch.nn.Module, cell: Cell) -> torch.nn.Module:
+def initialise(cell: Cell, features: int | None = None) -> torch.nn.Module:
+    """Return the initial model, or the tower for a number of features."""
+    with public_seed(0):
+        model = build() if features is None else build_tower(build(), features)
     confine(model, 0.1, participant_seed(0, cell))
     return model
 
@@ -53,9 +56,9 @@ def test_centralised_trains_on_all_samples_and_features(columns: int) -> None:
     trained = centralised(settings)
     x, y = settings.pooled()
     assert x.shape == (60, FEATURES)
-    assert are_close(trained.models["centralised"], train_reference(initialise(build(), Cell(0, 0)), x, y))
+    assert are_close(trained.model(Cell(0, 0)), train_reference(initialise(Cell(0, 0)), x, y))
     assert [each.step for each in trained.history.evaluations] == [0, 5, 10, 15]
-    outputs = trained.models["centralised"](TEST[0])
+    outputs = trained.model(Cell(0, 0))(TEST[0])
     accuracy = float((outputs.argmax(dim=1) == TEST[1]).float().mean())
     assert trained.history.evaluations[-1].accuracy == pytest.approx([accuracy])
 
@@ -63,12 +66,12 @@ def test_centralised_trains_on_all_samples_and_features(columns: int) -> None:
 def test_momentum_is_that_of_torch_and_survives_a_kill(tmp_path: Path) -> None:
     rule = partial(SGDRule, momentum=0.9)
     settings = make_settings()
-    trained = centralised(settings, rule=rule).models["centralised"]
-    expected = train_reference(initialise(build(), Cell(0, 0)), *settings.pooled(), momentum=0.9)
+    trained = centralised(settings, rule=rule).model(Cell(0, 0))
+    expected = train_reference(initialise(Cell(0, 0)), *settings.pooled(), momentum=0.9)
     assert are_close(trained, expected)
     for steps in (7, 15):
         resumed = centralised(make_settings(steps=steps, checkpoint=tmp_path / "run.pt"), rule=rule)
-    for one, other in zip(resumed.models["centralised"].parameters(), trained.parameters(), strict=True):
+    for one, other in zip(resumed.model(Cell(0, 0)).parameters(), trained.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -79,8 +82,8 @@ def test_local_trains_each_participant_on_its_own_data(columns: int) -> None:
     trained = local(settings)
     assert list(trained.models) == [str(cell) for cell in settings.blocks]
     for cell, block in settings.blocks.items():
-        initial = build() if columns == 1 else build_tower(build(), 4)
-        assert are_close(trained.models[str(cell)], train_reference(initialise(initial, cell), block.x, block.y))
+        initial = initialise(cell, None if columns == 1 else 4)
+        assert are_close(trained.models[str(cell)], train_reference(initial, block.x, block.y))
     cell = Cell(1, columns - 1)
     own = TEST[0] if columns == 1 else TEST[0][:, 8:]
     accuracy = float((trained.models[str(cell)](own).argmax(dim=1) == TEST[1]).float().mean())
@@ -98,9 +101,30 @@ def test_local_sample_trains_the_same_models_as_all() -> None:
 def test_federated_sgd_equals_centralised_training(secure: bool) -> None:
     settings = make_settings()
     result = federated_sgd(settings, secure=secure)
-    central = centralised(settings).models["centralised"]
+    central = centralised(settings).model(Cell(0, 0))
     for cell in result.cells:
         assert are_close(result.model(cell), central)
+
+
+def test_federated_sgd_has_batches_and_rules() -> None:
+    settings = make_settings()
+    rule = partial(SGDRule, momentum=0.9)
+    assert are_close(
+        federated_sgd(settings, rule=rule).model(Cell(0, 0)), centralised(settings, rule=rule).model(Cell(0, 0))
+    )
+    full, batched = federated_sgd(settings), federated_sgd(settings, batches=3)
+    assert not are_close(full.model(Cell(0, 0)), batched.model(Cell(0, 0)))
+    assert batched.history.training_loss[-1] < batched.history.training_loss[0]
+
+
+def test_federated_averaging_has_one_model_that_moves_by_the_mean_update() -> None:
+    """With one local step on all records and lr 1, federated averaging is federated SGD with the local step size."""
+    one_step = LocalTraining(lr=0.3)
+    averaged = federated_averaging(make_settings(lr=1.0), one_step)
+    for cell in averaged.cells:
+        assert are_close(averaged.model(cell), federated_sgd(make_settings()).model(Cell(0, 0)))
+    several = federated_averaging(make_settings(lr=1.0), LocalTraining(epochs=3, batch=5, lr=0.3))
+    assert several.history.training_loss[-1] < averaged.history.training_loss[-1]
 
 
 @pytest.mark.slow
@@ -113,12 +137,11 @@ def test_federated_sgd_in_a_grid_has_one_common_model() -> None:
     assert not torch.equal(models[Cell(0, 0)]["0.weight"], models[Cell(0, 1)]["0.weight"])
 
 
-@pytest.mark.parametrize("method", [centralised, local])
-def test_resumed_run_has_the_same_bits(method: Any, tmp_path: Path) -> None:
-    uninterrupted = method(make_settings())
+def test_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    uninterrupted = local(make_settings())
     path = tmp_path / "run.pt"
-    method(make_settings(steps=10, checkpoint=str(path)))
-    resumed = method(make_settings(checkpoint=str(path)))
+    local(make_settings(steps=10, checkpoint=str(path)))
+    resumed = local(make_settings(checkpoint=str(path)))
     assert resumed.history == uninterrupted.history
     for name, model in uninterrupted.models.items():
         assert all(

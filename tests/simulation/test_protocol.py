@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from cgd import (
@@ -16,13 +17,17 @@ from cgd import (
     ConfinedAdam,
     ConfinedSGD,
     Grid,
+    LocalTraining,
     confine,
     local_peers,
     participant_seed,
+    public_seed,
     simulate,
 )
 from cgd.optim.displacement import AdamRule, SGDRule
-from cgd.optim.vertical import JointFirstLayer, build_tower, late_fusion
+from cgd.optim.vertical import JointFirstLayer, build_tower, copy_columns, late_fusion, split_first_layer
+from cgd.simulation.local_training import Work
+from cgd.simulation.population import Participants
 from support.networks import CLASSES, FEATURES, blocks, fully_connected
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 
     from cgd import Block, ConfinedOptimizer, LocalPeers, Peers
     from cgd.optim.displacement import UpdateRule
+    from cgd.simulation.local_training import Indices
 
 STEPS, LR, DELTA, SEED = 6, 0.3, 0.2, 4
 build = fully_connected(FEATURES, 8, CLASSES)
@@ -56,7 +62,8 @@ def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype) -
     make_model = fully_connected(FEATURES, 8, CLASSES, dtype=dtype)
 
     def train(peers: Peers, block: Block) -> dict[str, torch.Tensor]:
-        model = make_model()
+        with public_seed(SEED):
+            model = make_model()
         confine(model, DELTA, participant_seed(SEED, block.cell))
         optimizer = make[rule](model.parameters(), peers=peers, samples=block.samples)
         for _ in range(STEPS):
@@ -82,6 +89,42 @@ def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype) -
         assert equal_bits(dict(result.model(cell).named_parameters()), parameters)
 
 
+@pytest.mark.parametrize(
+    "local", [None, LocalTraining(epochs=2, batch=3, lr=0.2, momentum=0.5)], ids=["batches", "local"]
+)
+def test_batches_and_local_training_equal_real_participants(local: LocalTraining | None) -> None:
+    split, work = blocks(4, count=30), Work(batches=3 if local is None else 1, local=local)
+    participants = Participants(build, split)
+
+    def descend(model: nn.Module, block: Block, batch: Indices, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(block.x[batch]), block.y[batch]).backward()
+        optimizer.step()
+
+    def train(peers: Peers, block: Block) -> dict[str, torch.Tensor]:
+        with public_seed(0):
+            model = build()
+        confine(model, DELTA, participant_seed(0, block.cell))
+        optimizer = ConfinedSGD(model.parameters(), LR, peers=peers, samples=block.samples, momentum=0.9)
+        for number in range(STEPS):
+            batches = work.batches_of_row(participants, block.cell.row, number)
+            if local is None:
+                descend(model, block, batches[0], optimizer)
+                continue
+            with optimizer.local_steps():
+                own = torch.optim.SGD(model.parameters(), lr=local.lr, momentum=local.momentum)
+                for batch in batches:
+                    descend(model, block, batch, own)
+        return dict(model.named_parameters())
+
+    with local_peers(4) as members:
+        real = members.run(train, split.values())
+    settings: dict[str, Any] = {"batches": work.batches, "local": local, "momentum": 0.9, "arithmetic": "ring"}
+    result = simulate(build, split, steps=STEPS, lr=LR, delta=DELTA, progress=False, **settings)
+    for cell, parameters in zip(split, real, strict=True):
+        assert equal_bits(dict(result.model(cell).named_parameters()), parameters)
+
+
 def connect_grid(grid: Grid, stack: ExitStack) -> tuple[LocalPeers, list[Peers], list[Peers]]:
     """Return the peers of all participants, and for each cell those of its column group and of its row."""
     everyone = stack.enter_context(local_peers(list(map(str, grid.cells))))
@@ -102,7 +145,11 @@ def test_simulated_grids_equal_real_participants(mode: Any) -> None:
     test_x = torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(9))
 
     def train(everyone: Peers, column: Peers, row: Peers, block: Block) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        model = build_tower(build(), block.x.shape[1])
+        with public_seed(SEED):
+            full = build()
+            model = build_tower(full, block.x.shape[1])
+        if mode == "joint":
+            copy_columns(split_first_layer(full)[0], slice(4 * block.cell.column, 4 * block.cell.column + 4), model)
         confine(model, DELTA, participant_seed(SEED, block.cell))
         rest = list(model[1:].parameters())
         groups: list[dict[str, Any]] = [

@@ -48,8 +48,12 @@ def start_run(folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
         {"rows": 6, "method": "local", "sample": 3},
         {"rows": 4, "rule": "running-norm"},
         {"rows": 6, "method": "local", "sample": 3, "rule": "running-norm"},
+        {"rows": 6, "local": {"epochs": 2, "batch": 3, "momentum": 0.9}, "momentum": 0.5, "keep": 0.2},
+        {"rows": 4, "local": {"batch": 5}, "rule": "adam", "lr": 0.01, "arithmetic": "ring"},
+        {"rows": 6, "batches": 4, "momentum": 0.9},
+        {"rows": 6, "method": "fedavg", "local": {"batch": 5}},
     ],
-    ids=["fused", "ring", "local", "norm", "local-norm"],
+    ids=["fused", "ring", "local", "norm", "local-norm", "local-training", "ring-adam", "batches", "fedavg"],
 )
 def test_killed_and_resumed_run_writes_the_same_result(settings: dict[str, Any], tmp_path: Path) -> None:
     spec = RunSpec(data="iris", hidden=(8,), steps=60, evaluations=10, **settings)

@@ -21,6 +21,7 @@ from cgd import (
     Spread,
     confine,
     participant_seed,
+    public_seed,
     simulate,
 )
 from cgd.optim.displacement import SGDRule
@@ -53,7 +54,8 @@ def test_single_participant_equals_plain_training(engine: Any) -> None:
     x, y = samples(40)
     steps = 30
     result = run(Grid(1).split(x, y, seed=None), steps=steps, lr=0.1, engine=engine)
-    model = build()
+    with public_seed(0):
+        model = build()
     confine(model, 0.1, participant_seed(0, Cell(0, 0)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -71,7 +73,7 @@ def test_single_participant_equals_plain_training(engine: Any) -> None:
 
 @pytest.mark.slow
 def test_models_are_origin_plus_displacement() -> None:
-    result = run(blocks(3, 2), mode="joint", accept=JOINT_REVEALS_RECORDS)
+    result = run(blocks(3, 2), mode="joint", accept=JOINT_REVEALS_RECORDS, start="zeros")
     assert len(result) == 6
     for cell in result.cells:
         displacement = result.displacement(cell.column)
@@ -85,7 +87,7 @@ def test_models_are_origin_plus_displacement() -> None:
 
 @pytest.mark.slow
 def test_delta_may_differ_between_participants() -> None:
-    result = run(blocks(3), steps=0, delta=lambda cell: 0.01 * 10.0**cell.row)
+    result = run(blocks(3), steps=0, start="zeros", delta=lambda cell: 0.01 * 10.0**cell.row)
     spreads = [float(result.model(Cell(row, 0)).get_parameter("0.weight").detach().std()) for row in range(3)]
     assert spreads == pytest.approx([0.01, 0.1, 1.0], rel=0.4)
 
@@ -153,6 +155,19 @@ def test_mu_decreases_the_step_size() -> None:
     fixed, shrinking = (run(steps=40, mu=mu, hold=10) for mu in (0.0, 0.001))
     assert fixed.history.training_loss[:12] == shrinking.history.training_loss[:12]
     assert fixed.history.training_loss[-1] < shrinking.history.training_loss[-1]
+
+
+def test_run_with_mu_continues_a_run_with_a_fixed_step_size(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    run(steps=4, checkpoint=path)
+    whole, continued = (run(steps=9, mu=0.5, hold=4, checkpoint=each) for each in (None, path))
+    assert torch.equal(whole.flat_displacement, continued.flat_displacement)
+    assert whole.history.training_loss == continued.history.training_loss
+    run(steps=5, checkpoint=tmp_path / "later.pt")
+    with pytest.raises(InputError, match="schedule was 'fixed', is"):
+        run(steps=9, mu=0.5, hold=4, checkpoint=tmp_path / "later.pt")
+    with pytest.raises(InputError, match="is 'fixed'"):
+        run(steps=9, checkpoint=path)
 
 
 # Modules and losses
@@ -271,6 +286,9 @@ def test_simulate_rejects_inconsistent_blocks() -> None:
     narrow = {**split, Cell(1, 1): Block(Cell(1, 1), split[Cell(1, 1)].x[:, :2], split[Cell(1, 1)].y)}
     with pytest.raises(InputError, match="r1c1 has features of shape"):
         run(narrow)
+    empty = {**blocks(2), Cell(2, 0): Block(Cell(2, 0), torch.empty(0, FEATURES), torch.empty(0).long())}
+    with pytest.raises(InputError, match="r2c0 has no samples; leave this row out, and number the others from 0"):
+        run(empty)
     with pytest.raises(InputError, match="r7c0 is not in a grid"):
         run(split, steps=0, engine="modules").model(Cell(7, 0))
 

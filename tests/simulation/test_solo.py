@@ -30,7 +30,7 @@ def test_solo_training_equals_plain_torch() -> None:
     y = x.sum(dim=1, keepdim=True)
     confined, plain = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
     peers = solo_peers(b"s" * 32, ring_bits=64)
-    cgd.confine(confined, seed=peers.seed)
+    cgd.confine(confined, seed=peers.seed, start="zeros")
     plain.load_state_dict(confined.state_dict())
     for model, optimizer in (
         (confined, cgd.ConfinedSGD(confined.parameters(), lr=0.1, peers=peers, samples=20)),

@@ -6,7 +6,7 @@ import hashlib
 import io
 import tarfile
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,6 +51,18 @@ def weights() -> bytes:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         state = {**resnet.ResNet56().state_dict(), "fc.weight": torch.zeros(100, 64), "fc.bias": torch.zeros(100)}
+    return saved(state)
+
+
+@cache
+def other_weights() -> bytes:
+    """Return the weights of a network with the same names of parameters, but fewer blocks: ResNet-20."""
+    blocks = tuple(f".{number}." for number in range(3, resnet.BLOCKS))
+    state = torch.load(io.BytesIO(weights()), weights_only=True)
+    return saved({name: value for name, value in state.items() if not any(each in name for each in blocks)})
+
+
+def saved(state: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()

@@ -50,7 +50,8 @@ def network():
 
 def train(peers, steps=None, pause=0.0, watched=False):
     x, y = data(peers.me)
-    model = network()
+    with cgd.public_seed(4):
+        model = network()
     cgd.confine(model, delta=0.1, seed=peers.seed)
     parameters = list(model.parameters())
     groups = [{"params": parameters[:2], "peers": peers.groups["column"]}, {"params": parameters[2:]}] \
@@ -80,7 +81,9 @@ def blocks():
 
 def like_the_simulator(peers):
     cell = cgd.Cell(sorted(peers.members).index(peers.me), 0)
-    block, model = blocks()[cell], network()
+    block = blocks()[cell]
+    with cgd.public_seed(4):
+        model = network()
     cgd.confine(model, 0.2, cgd.participant_seed(4, cell))
     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.3, peers=peers, samples=block.samples)
     for _ in range(6):

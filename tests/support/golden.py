@@ -111,6 +111,9 @@ def processes(opening: str = "mesh", names: Sequence[str] = NAMES, killed: str |
 RUNS: dict[str, Callable[[], Digests]] = {
     "local momentum": partial(local, "momentum"),
     "local adam": partial(local, "adam"),
+    "local nesterov": partial(local, "nesterov"),
+    "local amsgrad": partial(local, "amsgrad"),
+    "local clipped": partial(local, "clipped"),
     "local uniform shares, one aggregator, 64 bits": partial(
         local, "momentum", SMALL, bound=2.0**54, masking="uniform", opening="aggregator", ring_bits=64
     ),

@@ -65,7 +65,7 @@ def grid(mode: str) -> Digests:
         if block.cell == (0, 0):
             everyone.observer = column.observer = row.observer = contexts
         model = build_tower(build(), block.x.shape[1])
-        cgd.confine(model, DELTA, cgd.participant_seed(SEED, block.cell))
+        cgd.confine(model, DELTA, cgd.participant_seed(SEED, block.cell), start="zeros")
         layer: Any = model[0]
         groups: list[dict[str, Any]] = [
             {"params": list(layer.parameters()), "peers": column},
@@ -103,6 +103,7 @@ def simulated(columns: int = 1, mode: Any = "towers", adam: bool = False) -> Dig
             lr=0.5,
             delta=DELTA,
             seed=SEED,
+            start="zeros",
             mode=mode,
             accept=cgd.JOINT_REVEALS_RECORDS if mode == "joint" else "",
             rule=rule,
@@ -121,6 +122,7 @@ def fused(columns: int = 1, mode: Any = "towers") -> Digests:
         "mode": mode,
         "accept": cgd.JOINT_REVEALS_RECORDS if mode == "joint" else "",
         "seed": SEED,
+        "start": "zeros",
         "progress": False,
     }
     # The origin is so small that it is zero in single precision. After two steps every weight has changed, and the

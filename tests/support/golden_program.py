@@ -54,12 +54,16 @@ def train(peers: cgd.Peers, kind: str, steps: int, pause: float = 0.0) -> tuple[
     """Train, and return the final displacement and weights."""
     x, y = samples(peers.me)
     model = Network()
-    cgd.confine(model, DELTA, peers.seed)
+    cgd.confine(model, DELTA, peers.seed, start="zeros")
     optimizer: cgd.ConfinedOptimizer
-    if kind == "adam":
-        optimizer = cgd.ConfinedAdam(model.parameters(), 0.125, peers=peers, samples=len(x))
+    common: dict[str, Any] = {"peers": peers, "samples": len(x)}
+    if kind in {"adam", "amsgrad"}:
+        optimizer = cgd.ConfinedAdam(model.parameters(), 0.125, amsgrad=kind == "amsgrad", **common)
     else:
-        optimizer = cgd.ConfinedSGD(model.parameters(), 0.125, peers=peers, samples=len(x), momentum=0.9)
+        nesterov, max_norm = kind == "nesterov", 2.0**-6 if kind == "clipped" else None
+        optimizer = cgd.ConfinedSGD(
+            model.parameters(), 0.125, momentum=0.9, nesterov=nesterov, max_norm=max_norm, **common
+        )
     members = int(peers.sum(np.array(1), context="members"))
     for step in range(steps):
         time.sleep(pause)

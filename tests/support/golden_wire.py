@@ -175,7 +175,7 @@ def states() -> dict[str, bytes]:
             common_state([parameter], {parameter: state}, [24, 1, 7, 8])
         )
     model = torch.nn.Linear(40, 30)
-    origin = cgd.confine(model, 0.25, made("seed"))
+    origin = cgd.confine(model, 0.25, made("seed"), start="zeros")
     with tempfile.TemporaryDirectory() as folder:
         origin.save(Path(folder) / "origin.json")
         encoded["origin file"] = (Path(folder) / "origin.json").read_bytes()

@@ -50,7 +50,8 @@ class PrivateTraining:
 
     def __call__(self, process: MemberProcess) -> tuple[str, int]:
         peers = process.peers
-        model = Network()
+        with cgd.public_seed(0):
+            model = Network()
         cgd.confine(model, delta=0.1, seed=peers.seed)
         x, y = data(sum(map(ord, peers.me)), self.samples)
         budget = budget_path(self.folder, peers.me)

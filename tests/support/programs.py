@@ -47,7 +47,8 @@ class Training:
     def __call__(self, process: MemberProcess) -> str:
         peers = process.peers
         x, y = self._data(peers.me)
-        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        with cgd.public_seed(0):
+            model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         cgd.confine(model, delta=0.1, seed=peers.seed)
         first, rest = list(model[0].parameters()), list(model[2].parameters())
         groups: list[dict[str, Any]] = [{"params": first, "peers": peers.groups.get("column", peers)}, {"params": rest}]

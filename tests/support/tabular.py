@@ -12,8 +12,9 @@ import numpy as np
 import cgd
 from cgd.federation import config_edit
 from cgd.federation.config import Training
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
 from cgd.federation.keys import Keys
+from cgd.federation.model_section import Model
 from cgd.federation.participants import HubSite, Participant
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.settings import TabularSettings

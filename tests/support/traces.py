@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cgd
 from cgd.audit.trace_view import load
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import train
 from support.tabular import DATA, REGRESSION, records, table, tabular_settings

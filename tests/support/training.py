@@ -44,10 +44,14 @@ def descend(optimizer: torch.optim.Optimizer, model: nn.Module, x: torch.Tensor,
 makers: dict[str, Callable[..., ConfinedOptimizer]] = {
     "sgd": lambda params, **more: ConfinedSGD(params, 0.2, **more),
     "momentum": lambda params, **more: ConfinedSGD(params, 0.2, momentum=0.9, **more),
+    "nesterov": lambda params, **more: ConfinedSGD(params, 0.2, momentum=0.9, nesterov=True, **more),
     "adam": lambda params, **more: ConfinedAdam(params, 0.01, **more),
+    "amsgrad": lambda params, **more: ConfinedAdam(params, 0.01, betas=(0.5, 0.6), amsgrad=True, **more),
 }
 plain: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, 0.2),
     "momentum": lambda params: torch.optim.SGD(params, 0.2, momentum=0.9),
+    "nesterov": lambda params: torch.optim.SGD(params, 0.2, momentum=0.9, nesterov=True),
     "adam": lambda params: torch.optim.Adam(params, 0.01),
+    "amsgrad": lambda params: torch.optim.Adam(params, 0.01, betas=(0.5, 0.6), amsgrad=True),
 }

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from cgd.federation.data_schema import Column, Data, Model
-from cgd.json_files import convert
-from cgd.reporting.run_scores import ClassificationScores
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.tabular import alone
-from cgd.tabular.alone import compare_alone, compare_finished, settings_alone
+from cgd.tabular.alone import compare_alone, settings_alone
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.training import TrainingResult, train
 from support.private_tables import PRIVATE_DATA, private_settings
@@ -20,7 +19,6 @@ from support.tabular import DATA, REGRESSION, records, run_grid, run_members, ta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
@@ -30,9 +28,7 @@ SEED = b"s" * 32
 GRID_COLUMNS: tuple[tuple[str, Any], ...] = (("age", "number"), ("dose", "number"), ("ward", "category"))
 
 
-def first_member(
-    settings: TabularSettings, tables: Sequence[TabularDataset]
-) -> tuple[TrainingResult, np.ndarray[Any, Any]]:
+def first_member(settings: TabularSettings, tables: Sequence[TabularDataset]) -> tuple[TrainingResult, dict[str, Any]]:
     """Train together; return the first member's result, and its model's outputs for its validation records.
 
     All members have left when this returns, so nothing that follows can send anything.
@@ -42,9 +38,9 @@ def first_member(
         peers.seed = bytes([place]) * 32
         trained = train(peers, settings, own)
         model = ConfinedModel.from_training(trained, settings, {})
-        return trained, model.outputs(trained.validation)
+        return trained, {"together": model.outputs(trained.validation)}
 
-    found: tuple[TrainingResult, np.ndarray[Any, Any]] = run_members(member, tables, range(len(tables)))[0]
+    found: tuple[TrainingResult, dict[str, Any]] = run_members(member, tables, range(len(tables)))[0]
     return found
 
 
@@ -59,7 +55,7 @@ def test_model_alone_does_not_depend_on_the_others(data: Data) -> None:
     for other in (10, 20):  # other records, with other means
         trained, outputs = first_member(settings, tables(table(60, 1), other, data))
         found.append(compare_alone(settings, trained, outputs, SEED))
-        together.append(outputs)
+        together.append(outputs["together"])
     first, second = (each["models"][0] for each in found)
     assert first == second
     assert first["name"] == "alone"
@@ -93,9 +89,10 @@ def test_more_records_of_the_others_make_the_model_together_better() -> None:
     held_out = np.arange(400) >= 32
     chosen = replace(trained, records=data[0], held_out=held_out)
     outputs = ConfinedModel.from_training(trained, settings, {}).outputs(chosen.validation)
-    comparison = compare_alone(settings, chosen, outputs, SEED)
+    comparison = compare_alone(settings, chosen, {"together": outputs}, SEED)
     assert (comparison["records"], comparison["training"]) == (368, 32)
     assert comparison["models"][1]["gains"]["auc"]["low"] > 0
+    assert comparison["models"][1]["gains"]["log_loss"]["low"] > 0
 
 
 def test_class_that_only_others_have_is_a_class_of_both_models() -> None:
@@ -104,7 +101,7 @@ def test_class_that_only_others_have_is_a_class_of_both_models() -> None:
     others = [{**table(60, seed), "outcome": ["dead", "ill", "well"] * 20} for seed in (2, 3)]
     settings = tabular_settings()
     trained, outputs = first_member(settings, [records(each) for each in (own, *others)])
-    assert outputs.shape[1] == 3
+    assert outputs["together"].shape[1] == 3
     comparison = compare_alone(settings, trained, outputs, SEED)
     assert len(comparison["models"]) == 2
     alone = settings_alone(settings, trained.preprocessing.classes, trained.records)
@@ -166,6 +163,7 @@ def test_training_alone_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(compare_alone(settings, replace(trained, seconds=600.0), outputs, SEED)["models"]) == 2
 
 
+@pytest.mark.slow
 def test_in_a_grid_the_model_alone_uses_our_own_columns() -> None:
     columns = tuple(Column(name, kind, held_by=place) for place, (name, kind) in enumerate(GRID_COLUMNS))
     settings = tabular_settings(Data("outcome", columns, id="id", validation=0.25), steps=20)
@@ -175,7 +173,7 @@ def test_in_a_grid_the_model_alone_uses_our_own_columns() -> None:
         mine = records(table(80, row), settings.data)
         trained = train(peers, own, mine)
         outputs = ConfinedModel.from_training(trained, own, {}).outputs(trained.validation, peers.groups["row"])
-        return compare_alone(own, trained, outputs, peers.seed), settings_alone(
+        return compare_alone(own, trained, {"together": outputs}, peers.seed), settings_alone(
             own, trained.preprocessing.classes, trained.records
         ).data.names
 
@@ -197,7 +195,7 @@ def test_with_privacy_the_model_alone_has_no_noise_and_charges_nothing() -> None
         assert trained.ledger is not None
         before = trained.ledger.spent()
         outputs = ConfinedModel.from_training(trained, settings, {}).outputs(trained.validation)
-        found = [compare_alone(settings, trained, outputs, SEED) for _ in range(2)]
+        found = [compare_alone(settings, trained, {"together": outputs}, SEED) for _ in range(2)]
         assert trained.ledger.spent() == before
         return found[0], found[1], settings_alone(settings, trained.preprocessing.classes, trained.records)
 
@@ -207,18 +205,22 @@ def test_with_privacy_the_model_alone_has_no_noise_and_charges_nothing() -> None
         assert len(first["models"]) == 2
 
 
-@pytest.mark.parametrize("damage", ["weights", "model", "class"])
-def test_finished_run_that_cannot_be_compared_is_no_error(damage: str, tmp_path: Path) -> None:
-    """The others may wait for a participant that joins again."""
+def test_other_models_are_compared_with_the_one_alone_or_with_each_other() -> None:
     settings = tabular_settings()
     trained, outputs = first_member(settings, tables(table(60, 1), 10))
-    model = ConfinedModel.from_training(trained, settings, {})
-    model.save(tmp_path)
-    scores = convert(model.scores(outputs, trained.validation), ClassificationScores)
-    own = records(table(60, 1))
-    if damage == "class":
-        own = records({**table(60, 1), "outcome": ["new"] * 60})
-    else:
-        file = tmp_path / ("model.safetensors" if damage == "weights" else "model.json")
-        file.write_bytes(file.read_bytes()[:-8])
-    assert compare_finished(settings, own, tmp_path, scores, SEED) is None
+    several = {**outputs, "personalised": outputs["together"] ** 2}
+    comparison = compare_alone(settings, trained, several, SEED)
+    assert [each["name"] for each in comparison["models"]] == ["alone", "together", "personalised"]
+    nobody = replace(trained, held_out=np.ones(60, dtype=np.bool_))
+    without = compare_alone(settings, nobody, {name: np.full((60, 2), 0.5) for name in several}, SEED)
+    assert [each["name"] for each in without["models"]] == ["together", "personalised"]
+    assert without["unavailable"] == "we have no training records"
+    assert without["models"][0]["gains"] is None
+
+
+def test_with_class_weights_there_is_no_log_loss() -> None:
+    """The outputs are not meant as probabilities of the classes as they are."""
+    settings = tabular_settings(replace(DATA, class_weights="balanced"))
+    trained, outputs = first_member(settings, tables(table(60, 1), 10))
+    for each in compare_alone(settings, trained, outputs, SEED)["models"]:
+        assert set(each["scores"]) == {"accuracy", "auc"}

@@ -41,6 +41,20 @@ def test_weighted_scores_are_those_of_scikit_learn(classes: int) -> None:
     assert found == pytest.approx(np.mean(areas), rel=1e-12)
 
 
+def test_log_loss_is_that_of_scikit_learn_and_its_gain_is_what_is_saved() -> None:
+    target = np.arange(400) % 3
+    models = {name: outputs(target, 3, skill, 3) for name, skill in (("alone", 0.5), ("together", 2.0))}
+    normalised = {name: each / each.sum(axis=1, keepdims=True) for name, each in models.items()}
+    alone, together = compare_classifiers(normalised, target)
+    losses = [metrics.log_loss(target, each) for each in normalised.values()]
+    scores = [each["scores"]["log_loss"] for each in (alone, together)]
+    assert [each["value"] for each in scores] == pytest.approx(losses, rel=1e-12)
+    assert together["gains"]["log_loss"]["value"] == pytest.approx(losses[0] - losses[1])
+    assert 0 < together["gains"]["log_loss"]["low"] < losses[0] - losses[1] < together["gains"]["log_loss"]["high"]
+    for each in compare_classifiers(normalised, target, probabilities=False):
+        assert "log_loss" not in each["scores"]
+
+
 def test_drawn_records_that_do_not_define_a_score_give_nan() -> None:
     target = np.array([0, 0, 1])
     score = weighted_auc(outputs(target, 2, 1.0, 1), target)
@@ -201,7 +215,11 @@ def test_perfect_models_have_no_interval_of_their_gain_in_auc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "names"), [(np.zeros(6, dtype=np.int64), {"accuracy"}), (np.arange(6) % 3, {"accuracy", "auc"})]
+    ("target", "names"),
+    [
+        (np.zeros(6, dtype=np.int64), {"accuracy", "log_loss"}),
+        (np.arange(6) % 3, {"accuracy", "auc", "log_loss"}),
+    ],
 )
 def test_score_that_the_records_do_not_define_is_left_out(target: Any, names: set[str]) -> None:
     p = outputs(target, 3, 1.0, 1)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.json_files import convert
 from cgd.local import solo_peers
 from cgd.reporting.run_scores import Coefficient, ColumnImportance, SubgroupColumn

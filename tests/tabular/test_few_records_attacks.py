@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.tabular import models, training
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.model_choice import choose_model
@@ -74,15 +75,15 @@ def watch(
 ) -> tuple[Preprocessing, Floats, Floats]:
     """Train with three members; return what the third saw: statistics, gradient sums of the others, its parameters."""
     settings = tabular_settings(data, model, steps=100, validate_every=100, patience=0)
-    watcher, build, local = Watcher(), models.build, threading.local()
+    watcher, build, local = Watcher(), models.build_start, threading.local()
 
-    def build_and_keep(*arguments: Any) -> Any:
-        network = build(*arguments)
+    def build_and_keep(*arguments: Any, **options: Any) -> Any:
+        network = build(*arguments, **options)
         if getattr(local, "watches", False):
             watcher.network = network
         return network
 
-    monkeypatch.setattr(training, "build", build_and_keep)
+    monkeypatch.setattr(training, "build_start", build_and_keep)
 
     def member(peers: Peers, number: int) -> tuple[Preprocessing, int]:
         if number == 2:

@@ -145,6 +145,7 @@ def test_class_without_records_counts_only_in_the_confusion_matrix() -> None:
     assert found["auc"] == pytest.approx(np.mean(aucs))
 
 
+@pytest.mark.slow
 @given(st.integers(2, 6), st.integers(1, 40), st.integers(0, 10_000))
 def test_any_records_can_be_scored(classes: int, records: int, seed: int) -> None:
     generator = np.random.default_rng(seed)

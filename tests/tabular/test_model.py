@@ -16,7 +16,7 @@ import safetensors.torch
 
 import cgd
 from cgd.errors import InputError
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.local import solo_peers
 from cgd.tabular.columns import Categorical
 from cgd.tabular.model import ConfinedModel, load_model

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cgd.federation.data_schema import Model, parse_model
+from cgd.federation.model_section import Model, parse_model
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.tabular.model_choice import MIN_RECORDS_FOR_GELU, choose_model, model_lines
 from cgd.tabular.models import build

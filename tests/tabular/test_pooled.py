@@ -154,6 +154,7 @@ def read_twice(path: Path, data: Data) -> tuple[TabularDataset, Table]:
     return records, table
 
 
+@pytest.mark.slow
 def test_adult_matches_scikit_learn(tmp_path: Path) -> None:
     text = gzip.decompress((folder("adult") / "adult.data.gz").read_bytes()).decode().strip()
     (tmp_path / "adult.csv").write_text(f"{','.join(ADULT)}\n{text}\n")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgd.federation.config import Federation
-from cgd.federation.data_schema import Column, Model
+from cgd.federation.data_schema import Column
+from cgd.federation.model_section import Model
 from cgd.tabular.disclosure import early_privacy_warnings
 from support.tabular import REGRESSION, records, table, tabular_settings, write_federation
 

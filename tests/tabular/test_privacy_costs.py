@@ -10,7 +10,8 @@ import pytest
 from cgd.dp.accountant import epsilon_of, mu_of
 from cgd.errors import InputError
 from cgd.federation.config import FOR_PRIVATE_TABLES
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import PrivacySection
 from cgd.tabular import privacy_costs, privacy_expectation
 from cgd.tabular.privacy_costs import CostCurve, CostPoint, CostTable, PrivateSetting, measured_losses, needed_signals

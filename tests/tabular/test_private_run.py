@@ -89,6 +89,7 @@ def test_run_charges_the_budget_of_the_records_and_reports_the_guarantee(path: P
         assert "There are no measurements to compare with" in page
 
 
+@pytest.mark.slow
 def test_outputs_that_overflow_do_not_end_a_run(path: Path, tmp_path: Path) -> None:
     """An error of one member after the last step would show the others that its own records overflow."""
     folder = tmp_path / "diverging"
@@ -101,6 +102,7 @@ def test_outputs_that_overflow_do_not_end_a_run(path: Path, tmp_path: Path) -> N
         assert any("are not finite, so there are no scores" in note for note in run.notes or ())
 
 
+@pytest.mark.slow
 def test_spent_budget_is_refused_before_connecting(path: Path, tmp_path: Path) -> None:
     run_all(path)
     other = tmp_path / "other"
@@ -173,6 +175,7 @@ def test_values_outside_of_a_range_are_cut_and_noted_locally(path: Path, tmp_pat
     assert early_privacy_warnings(run.federation, run.settings, run.records) == ()
 
 
+@pytest.mark.slow
 def test_model_with_ranges_is_loaded_and_cuts_values(path: Path, tmp_path: Path) -> None:
     import cgd
 

@@ -14,7 +14,8 @@ import torch
 from cgd.dp.budget_file import BudgetFile
 from cgd.dp.charges import TRAINING, VALIDATION
 from cgd.errors import BudgetSpentError, RemoteProtocolError
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.optim import sample_count
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.tabular.private_training import BATCH_RECORDS, LOSS_BOUND, LOSS_NORM, private_validation_split, split_name

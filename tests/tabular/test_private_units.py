@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cgd.dp.budget_file import BudgetFile
 from cgd.errors import InputError
-from cgd.federation.data_schema import Data, Model
+from cgd.federation.model_section import Model
 from cgd.optim.record_gradients import RecordGradients
 from cgd.tabular.dataset import TabularDataset, dataset_from_frame, read_dataset
 from cgd.tabular.models import build
@@ -26,6 +26,8 @@ from support.tabular import run_members, table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from cgd.federation.data_schema import Data
 
 SEED = bytes(range(32))
 

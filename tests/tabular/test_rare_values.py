@@ -12,8 +12,9 @@ import pytest
 import cgd
 from cgd import CGDError, InputError
 from cgd.federation.config import Federation
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
 from cgd.federation.member import FederationMember
+from cgd.federation.model_section import Model
 from cgd.tabular.category_union import CLAIM_TABLE, TEXT_TABLE, _key
 from cgd.tabular.claims import Claims, make_claim, salt
 from cgd.tabular.dataset import dataset_from_frame
@@ -331,6 +332,7 @@ def test_columns_without_a_note_about_other(own: TabularDataset) -> None:
     assert other_notes(tabular_settings(DATA), preprocessing, own) == ()
 
 
+@pytest.mark.slow
 def test_column_that_is_other_everywhere_is_noted_before_the_first_step_and_in_the_report(tmp_path: Path) -> None:
     """Every participant has wards of its own, with enough records each."""
     path = write_federation(tmp_path, NAMES, steps=4, patience=0)

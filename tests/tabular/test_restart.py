@@ -65,10 +65,10 @@ def is_validation_sum(message: Message) -> bool:
 
 
 def kill_before_evaluation(
-    federation: InProcessFederation, step: int, *, lose_state: bool
+    federation: InProcessFederation, step: int, *, lose_state: bool, settings: TabularSettings = SETTINGS
 ) -> dict[str, TrainingProgram]:
     """Kill cleo between a step and the sum of the validation loss after it."""
-    programs = {name: TrainingProgram(seed=place) for place, name in enumerate(NAMES)}
+    programs = {name: TrainingProgram(seed=place, settings=settings) for place, name in enumerate(NAMES)}
     expected = step // SETTINGS.training.validate_every
 
     def is_this_sum(message: Message) -> bool:
@@ -123,17 +123,23 @@ def test_restart_with_more_records_than_were_counted_is_refused_and_the_others_w
     federation.results()
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [{}, {"batches": 3}, {"batches": 3, "local_epochs": 2, "optimizer": "sgd", "lr": 1.0}],
+    ids=["all records", "batches", "local epochs"],
+)
 def test_restart_between_step_and_validation_sum_evaluates_its_own_loss(
-    federation: InProcessFederation, tmp_path: Path
+    mode: dict[str, Any], federation: InProcessFederation, tmp_path: Path
 ) -> None:
-    programs = kill_before_evaluation(federation, 5, lose_state=True)
+    settings = tabular_settings(**{"steps": 10, "patience": 0, **mode})
+    programs = kill_before_evaluation(federation, 5, lose_state=True, settings=settings)
     restarted = replace(programs["cleo"], evaluations=[])
     federation.start("cleo", restarted)
     disturbed = {name: outcome(result) for name, result in federation.results().items()}
     assert restarted.evaluations[0].validation_loss is not None
     with InProcessFederation(federation.path, tmp_path / "undisturbed") as quiet:
         for place, name in enumerate(NAMES):
-            quiet.start(name, TrainingProgram(seed=place))
+            quiet.start(name, TrainingProgram(seed=place, settings=settings))
         assert {name: outcome(result) for name, result in quiet.results().items()} == disturbed
 
 

@@ -109,7 +109,7 @@ def compute(*_, **__):
     while True:
         sum(range(1000))
 
-cgd.tabular.run.compare_alone = compute
+cgd.tabular.run.own_results = compute
 app(sys.argv[1:])
 """
 
@@ -446,7 +446,7 @@ def test_run_is_complete_before_the_model_is_compared_with_one_of_our_own_record
     before: dict[str, AnyRun] = {}
 
     def member(peers: cgd.Peers, name: str, alone: bool, interrupted: bool) -> AnyRun:
-        run = TabularRun.prepare(federation, name, data[name], tmp_path / name, alone=alone)
+        run = TabularRun.prepare(federation, name, data[name], tmp_path / name, alone=alone, keep="confined")
         peers.seed = name.encode().ljust(32)
 
         def after_sums() -> None:

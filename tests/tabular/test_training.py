@@ -12,7 +12,8 @@ import torch
 
 import cgd
 from cgd.errors import DivergenceError, InputError
-from cgd.federation.data_schema import Column, Model
+from cgd.federation.data_schema import Column
+from cgd.federation.model_section import Model
 from cgd.local import solo_peers
 from cgd.optim.origin import Origin
 from cgd.tabular.alignment import validation_split

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import Column, Data, Model
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.tabular.alignment import align, row_key, shared_validation_split
 from cgd.tabular.dataset import dataset_from_frame
 from cgd.tabular.model import ConfinedModel

@@ -97,6 +97,7 @@ def test_other_numbers_and_texts_are_no_dates() -> None:
     assert not is_date("seen 2020-02-03")
 
 
+@pytest.mark.slow
 def test_long_texts_take_little_time() -> None:
     started = time.monotonic()
     for text in ("jan" * 50_000, "1 " * 50_000, "2020-" * 50_000, "1 de " * 50_000, " " * 100_000 + "1"):

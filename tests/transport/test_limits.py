@@ -58,6 +58,7 @@ def test_connection_with_an_incomplete_answer_is_closed() -> None:
         assert after - before < MAX_GROWTH_BYTES
 
 
+@pytest.mark.slow
 def test_bytes_received_before_a_handshake_are_limited() -> None:
     """Each client starts a command of seven mebibytes; ZeroMQ keeps it until it is complete."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)

@@ -316,6 +316,7 @@ def test_hub_that_continues_to_lose_messages_is_reported(
     assert is_reported()
 
 
+@pytest.mark.slow
 def test_timeout_reports_that_the_hub_does_not_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zeromq, "CLOSE_SECONDS", 0.1)  # what the hub drops cannot be delivered
 

@@ -257,7 +257,7 @@ def _scores(
 
 def _train(peers: Peers, settings: PrivacySettings, inside: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.float64]:
     model = torch.nn.Linear(size, 1, bias=False, dtype=torch.float64)
-    confine(model, delta=0.1, seed=peers.seed)
+    confine(model, delta=0.1, seed=peers.seed, start="zeros")
     # One record more whose gradient is zero, because every member has records.
     x = torch.zeros(len(inside) + 1, size, dtype=torch.float64)
     x[torch.arange(len(inside)), torch.from_numpy(inside)] = EXCESS * settings.clip

@@ -21,12 +21,14 @@ from torch.nn import functional
 
 from cgd.audit.private_sums import PrivateSums
 from cgd.audit.record_table import RecordTable
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.schemes import LocalSteps, Scenario, observe
+from cgd.audit.trace_reader import public_start
 from cgd.audit.trace_replay import update_rule
 from cgd.audit.trace_view import WeightedCrossEntropy
 from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.local import solo_peers
+from cgd.optim.minibatches import draw_batches
 from cgd.tabular.columns import MISSING_CODE, Categorical
 from cgd.tabular.dataset import TabularDataset, locate_records, read_dataset
 from cgd.tabular.few_records import merge_few_records
@@ -36,6 +38,7 @@ from cgd.tabular.private_run import check_private
 from cgd.tabular.private_stats import from_opened, own_sums, sensitivity
 from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.settings import TabularSettings
+from cgd.tabular.training_loop import LOCAL_MOMENTUM
 from cgd.user_functions import check_function_named, load_function
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, Truth, View
+    from cgd.federation.config import Training
     from cgd.tabular.preprocessing import Preprocessing
 
 MIN_RECORDS = 2
@@ -277,6 +281,10 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
         weights={name: torch.from_numpy(each.unit_weights()) for name, each in parts.members.items()}
         if settings.unit
         else None,
+        start=public_start(settings.model, len(preprocessing.features), preprocessing.outputs),
+        draws=partial(_draw, training, seed) if training.batches > 1 or training.local_epochs else None,
+        local=LocalSteps(training.local_lr, LOCAL_MOMENTUM) if training.local_epochs else None,
+        prepare=partial(_merge, preprocessing, settings) if training.batches > 1 and privacy is None else None,
         clamp=True,
     )
     check_size(scenario)
@@ -285,6 +293,25 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
     located = iter(locate_records(request.table, settings.data, settings.own_columns, rows, label=request.target))
     places = {name: [next(located) for _ in range(parts.members[name].rows)] for name in honest}
     return SimulatedTraining(scenario, _encode(parts.fresh, preprocessing), RecordTable(places, preprocessing))
+
+
+def _draw(training: Training, seed: int, name: str, number: int, count: int) -> list[torch.Tensor]:
+    """Return the batches of a member in a step, as `cgd.tabular.training_loop` draws them from a member's seed."""
+    key = f"cgd audit {seed} {name}".encode()
+    if training.local_epochs:
+        epochs = range(number * training.local_epochs, (number + 1) * training.local_epochs)
+        drawn = [batch for epoch in epochs for batch in draw_batches(key, epoch, count, training.batches)]
+    else:
+        epoch, place = divmod(number, training.batches)
+        drawn = [draw_batches(key, epoch, count, training.batches)[place]]
+    return [torch.tensor(batch) for batch in drawn]
+
+
+def _merge(preprocessing: Preprocessing, settings: TabularSettings, x: torch.Tensor) -> torch.Tensor:
+    """Merge the features that few records of a batch have."""
+    merged = x.clone()
+    merge_few_records(merged.numpy(), preprocessing, settings.data)
+    return merged
 
 
 def check_size(scenario: Scenario) -> None:

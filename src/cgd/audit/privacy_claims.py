@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from cgd.audit import results
 from cgd.audit.verdicts import format_value, rows
+from cgd.errors import InputError
 from cgd.experiments.claims import Claim, Finding, Judgement, every, not_checkable, shown_by_tests
+from cgd.json_files import damaged_file, decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +28,21 @@ CONFINED, COMMON = "cgd", "secure"
 """The schemes of the audits that are compared: CGD, and one common model with secure sums."""
 MAX_DEVIATIONS = 3.0
 """A mean AUC counts as better than chance if it is more than these standard errors above 0.5."""
+
+
+class LeveragePoint(Struct, frozen=True):
+    """The AUC of membership inference by leverage with a number of records, as `make leverage-results` stores it."""
+
+    records: int
+    auc: float
+    standard_error: float
+
+
+class LeverageCurve(Struct, frozen=True):
+    """The points of a setting."""
+
+    setting: str
+    points: list[LeveragePoint]
 
 
 @dataclass(frozen=True)
@@ -147,12 +165,17 @@ def _no_leverage(evidence: Evidence) -> Judgement:
     if not path.exists():
         evidence.note_missing(LEVERAGE)
         return Judgement(holds=False, figures="")
-    curves: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        curves = decode_json(path.read_bytes(), list[LeverageCurve])
+        if not curves or not all(curve.points for curve in curves):
+            raise InputError("it has no curve, or one without points")
+    except InputError as error:
+        raise damaged_file(path, str(error), f"run `{LEVERAGE}`") from None
     findings = []
     for curve in curves:
-        last = max(curve["points"], key=lambda point: point["records"])
-        figures = f"{curve['setting']}, {last['records']} records: {last['auc']:.3f} ± {last['standard_error']:.3f}"
-        findings.append(Finding(last["auc"] <= 0.5 + MAX_DEVIATIONS * last["standard_error"], figures))
+        last = max(curve.points, key=lambda point: point.records)
+        figures = f"{curve.setting}, {last.records} records: {last.auc:.3f} ± {last.standard_error:.3f}"
+        findings.append(Finding(last.auc <= 0.5 + MAX_DEVIATIONS * last.standard_error, figures))
     return every(findings)
 
 

@@ -43,6 +43,27 @@ DELTA = 1e-5
 
 
 @dataclass(frozen=True)
+class LocalSteps:
+    """Steps that each participant takes alone in a round; the sum is then about updates, in place of gradients.
+
+    Attributes:
+        lr: their learning rate.
+        momentum: their momentum, which begins at zero in every round.
+    """
+
+    lr: float
+    momentum: float = 0.0
+
+    def update_size(self, steps: int) -> float:
+        """Return the size of an update, as a multiple of the gradient, if that were the same in all steps."""
+        size = velocity = 0.0
+        for _ in range(steps):
+            velocity = self.momentum * velocity + 1
+            size += self.lr * velocity
+        return size
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A training to attack.
 
@@ -59,11 +80,14 @@ class Scenario:
         ring_bits: the ring size of the fixed-point encoding.
         clip: the clipping norm of each sample's gradient, in the schemes of `EPSILONS`.
         privacy: the settings of differential privacy, in "dp".
+        draws: returns the batches of a participant in a round, given its name, the round and the number of its samples:
+            one, or with `local` one for each local step; all samples if None. With differential privacy, a step uses
+            all samples, and there is neither a batch nor a local step.
         batches: returns the samples that a participant uses in a round, given its name, the round and the indices of
-            all its samples; all samples if None. Colluders may choose their own batches.
-        probe: returns a vector that a colluder adds to its addend, or None, given its name, the round and the
-            displacement; an active attack within the protocol. With differential privacy it adds as much of it as the
-            others accept.
+            the drawn ones; these if None. Colluders may choose their own batches.
+        probe: returns a vector that a colluder adds to its addend, or None, given its name, the round and what all
+            models have in common; an active attack within the protocol. With differential privacy it adds as much of it
+            as the others accept.
         dropouts: the participants that drop out, by the first round without them.
         rule: returns the rule by which the displacement moves in a round, with its learning rate; gradient descent with
             `lr` if None.
@@ -71,6 +95,9 @@ class Scenario:
             None.
         weights: with differential privacy, the weight of each sample, by name: 1/k if k samples belong to one person,
             who is protected as a whole. Without it, every sample counts as one.
+        start: the public start of all models, flat; zero if None.
+        local: the steps that each participant takes alone in a round; one gradient if None.
+        prepare: changes the features of a drawn batch, as a training on tables does; unchanged if None.
         clamp: true if participants clip every number of their gradient to the bound, as in a training on tables.
     """
 
@@ -86,12 +113,16 @@ class Scenario:
     ring_bits: int = 32
     clip: float = 1.0
     privacy: PrivacySettings | None = None
+    draws: Callable[[str, int, int], Sequence[torch.Tensor]] | None = None
     batches: Batches | None = None
     probe: Callable[[str, int, torch.Tensor], torch.Tensor | None] | None = None
     dropouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
     rule: Callable[[int], UpdateRule] | None = None
     origins: Mapping[str, tuple[float, bytes]] | None = None
     weights: Mapping[str, torch.Tensor] | None = None
+    start: torch.Tensor | None = None
+    local: LocalSteps | None = None
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
     clamp: bool = False
 
     def rule_of(self, number: int) -> UpdateRule:
@@ -115,6 +146,20 @@ def observe(scenario: Scenario, scheme: Scheme) -> tuple[View, Truth]:
     if unknown or len(set(scenario.data) - set(scenario.coalition)) < 1:
         raise InputError(f"the coalition is {', '.join(scenario.coalition)}; choose some of {', '.join(scenario.data)}")
     return _Run(scenario, scheme).run()
+
+
+def describe_sums(batches: int, *, local: bool) -> str:
+    """Return what a round without differential privacy sums, in a sentence.
+
+    Args:
+        batches: the number of batches of an epoch.
+        local: there are local steps.
+    """
+    if local:
+        summed = "updates of local steps, which the attackers divide by their size"
+    else:
+        summed = f"gradients of one of {batches} batches of each participant's records"
+    return f" Without noise, a round sums {summed}; with noise, gradients of all records."
 
 
 def privacy_of(scenario: Scenario, scheme: Scheme) -> PrivacySettings | None:
@@ -177,19 +222,29 @@ class _Run:
         self.model = scenario.build_model()
         shapes = {name: tuple(each.shape) for name, each in self.model.named_parameters()}
         self.dtype = next(self.model.parameters()).dtype
-        self.origins = {}
+        drawn = {}
         for place, name in enumerate(scenario.data):
             number = place if is_confined(scheme) else 0  # in FedSGD all participants start from the same model
             delta, seed = scenario.origin_of(number)
-            self.origins[name] = flat(dict(Origin(delta, shapes, seed).draw())).to(self.dtype)
+            drawn[name] = flat(dict(Origin(delta, shapes, seed).draw()))
+        size = next(iter(drawn.values())).numel()
+        self.start = torch.zeros(size, dtype=self.dtype) if scenario.start is None else scenario.start.to(self.dtype)
+        self.origins = {name: each.to(self.dtype) for name, each in drawn.items()}
+        # Models before the first step, rounded once, as those of real participants.
+        self.initial = {name: (self.start + each).to(self.dtype) for name, each in drawn.items()}
         self.settings = privacy_of(scenario, scheme)
         if self.settings is not None:
             self.private_sums = PrivateSums(self.settings, scenario.seed, scenario.ring_bits)
             self.clipping = RecordGradients(self.model, self.settings.clip)
+        self.local = scenario.local if self.settings is None else None
+        # The coalition divides updates by this, to get numbers of the size of gradients.
+        self.update_size = 1.0
+        if self.local is not None:
+            self.update_size = self.local.update_size(len(self._draws(next(iter(scenario.data)), 0)))
 
     def run(self) -> tuple[View, Truth]:
         scenario = self.scenario
-        displacement = torch.zeros_like(next(iter(self.origins.values())))
+        displacement = torch.zeros_like(self.start)
         rounds: list[Round] = []
         addends: dict[str, list[torch.Tensor]] = {name: [] for name in scenario.data}
         missing: set[str] = set()
@@ -201,16 +256,17 @@ class _Run:
             if number == 0 or number in scenario.dropouts:
                 samples = self._count(members)
             own, total = self._sum(number, displacement, members, samples)
+            gradients = {name: each / self.update_size for name, each in own.items()}
             for name in scenario.data:
-                addends[name].append(own.get(name, torch.zeros_like(displacement)))
+                addends[name].append(gradients.get(name, torch.zeros_like(displacement)))
             honest = sum(len(scenario.data[name][1]) for name in members if name not in scenario.coalition)
             rounds.append(
                 Round(
                     members,
-                    displacement.clone(),
-                    total,
-                    weights=None if is_confined(self.scheme) else self.origins[members[0]] + displacement,
-                    gradients={name: each.clone() for name, each in own.items()} if self.scheme == "plain" else {},
+                    self.start + displacement,
+                    total / self.update_size,
+                    weights=None if is_confined(self.scheme) else self.initial[members[0]] + displacement,
+                    gradients=gradients if self.scheme == "plain" else {},
                     samples=samples,
                     honest_samples=None if self.settings is None else honest,
                 )
@@ -231,8 +287,8 @@ class _Run:
             scenario.delta,
             coalition,
             tuple(rounds),
-            noise=self._noise(first),
-            final=None if scenario.rule is None else displacement.clone(),
+            noise=self._noise(first) / self.update_size,
+            final=None if scenario.rule is None and self.local is None else self.start + displacement,
             clip=math.inf if self.settings is None else self.settings.clip,
             mu=math.inf if self.settings is None else self._mu(self.settings, first),
         )
@@ -240,7 +296,7 @@ class _Run:
         return view, Truth(
             {name: scenario.data[name][0] for name in honest_names},
             {name: scenario.data[name][1] for name in honest_names},
-            {name: self.origins[name] + displacement for name in honest_names},
+            {name: self.initial[name] + displacement for name in honest_names},
         )
 
     def _count(self, members: Sequence[str]) -> int:
@@ -277,26 +333,41 @@ class _Run:
         scenario = self.scenario
         if scenario.probe is None or name not in scenario.coalition:
             return None
-        return scenario.probe(name, number, displacement)
+        return scenario.probe(name, number, self.start + displacement)
 
     def _batch(self, name: str, number: int) -> Sample:
         x, y = self.scenario.data[name]
-        chosen = self._chosen(name, number)
-        return x[chosen], y[chosen]
+        chosen, prepare = self._chosen(name, number), self.scenario.prepare
+        return x[chosen] if prepare is None or self.settings is not None else prepare(x[chosen]), y[chosen]
 
-    def _chosen(self, name: str, number: int) -> torch.Tensor | slice:
-        if self.scenario.batches is None:
-            return slice(None)
-        return self.scenario.batches(name, number, torch.arange(len(self.scenario.data[name][1])))
+    def _chosen(self, name: str, number: int) -> torch.Tensor:
+        drawn, batches = self._draws(name, number)[0], self.scenario.batches
+        return drawn if batches is None else batches(name, number, drawn)
+
+    def _draws(self, name: str, number: int) -> Sequence[torch.Tensor]:
+        count, draws = len(self.scenario.data[name][1]), self.scenario.draws
+        return [torch.arange(count)] if draws is None or self.settings is not None else draws(name, number, count)
 
     def _gradient(self, name: str, number: int, displacement: torch.Tensor) -> torch.Tensor:
-        """Return the mean gradient of a participant's samples."""
-        x, y = self._batch(name, number)
+        """Return the mean gradient of a participant's samples, or its update by local steps."""
+        weights = self.initial[name] + displacement
 
-        def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
-            return self.scenario.loss(functional_call(self.model, given, (x,)), y)
+        def gradient_at(weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
+                return self.scenario.loss(functional_call(self.model, given, (x,)), y)
 
-        gradient = flat(grad(value)(unflat(self.origins[name] + displacement, self.model)))
+            return flat(grad(value)(unflat(weights, self.model)))
+
+        if self.local is None:
+            gradient = gradient_at(weights, *self._batch(name, number))
+        else:
+            x, y = self.scenario.data[name]
+            after = weights.clone()
+            optimizer = torch.optim.SGD([after], self.local.lr, self.local.momentum)
+            for batch in self._draws(name, number):
+                after.grad = gradient_at(after, x[batch], y[batch])
+                optimizer.step()
+            gradient = weights - after
         return gradient.clamp(-self.scenario.bound, self.scenario.bound) if self.scenario.clamp else gradient
 
     def _clipped_sum(self, name: str, number: int, displacement: torch.Tensor) -> npt.NDArray[Any]:
@@ -305,7 +376,7 @@ class _Run:
         If a colluder uses some of its samples only, they count as if they were all of them, which nobody can see.
         """
         x, y = self._batch(name, number)
-        vector_to_parameters(self.origins[name] + displacement, self.model.parameters())
+        vector_to_parameters(self.initial[name] + displacement, self.model.parameters())
         self.model.zero_grad()
         if self.scenario.weights is not None:
             chosen = self._chosen(name, number)

@@ -10,18 +10,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional
 
 from cgd.audit.private_sums import describe_privacy
 from cgd.audit.registry import attacks_on_views, get
 from cgd.audit.results import Source
 from cgd.audit.runner import Plan
-from cgd.audit.schemes import DELTA, Scenario, observe
-from cgd.audit.view import SCHEMES
+from cgd.audit.schemes import DELTA, LocalSteps, Scenario, describe_sums, observe
+from cgd.audit.view import SCHEMES, flat
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
 from cgd.experiments.experiment_file import read
 from cgd.experiments.runner import build_model, load_data, origin_delta, split_data, update_rule
+from cgd.optim.public_start import public_seed
+from cgd.simulation.kept_model import hold_out
 from cgd.simulation.population import participant_seed
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from cgd.audit.results import AttackResult, Inapplicable
     from cgd.audit.schemes import Sample
     from cgd.audit.view import Scheme, Truth, View
+    from cgd.experiments.datasets import Dataset
     from cgd.experiments.spec import RunSpec
     from cgd.optim.grid import Cell
 
@@ -61,13 +65,18 @@ def from_spec(
     spec = chosen[0].run
     if spec.method != "cgd":
         raise InputError(f"{path}: {label!r} trains by {spec.method}; choose a run with the method cgd")
-    check(spec, rounds, honest, data_dir)
+    try:
+        check(spec, rounds, honest, data_dir)
+    except InputError as error:
+        raise InputError(f"{path}, {chosen[0].label!r}: {error}; --run LABEL chooses another run") from None
     about = (
         f"{chosen[0].label}: {spec.data}, split over {spec.rows} participants. {honest} of them "
         f"{'is' if honest == 1 else 'are'} honest; the others collude and pool their views of the first "
         f"{min(rounds, spec.steps)} rounds, under each scheme. With ε = 8, 2 and 0.5, the noise is for these rounds, "
         f"δ = {DELTA:g} and t = {spec.rows - honest}."
     )
+    if not spec.work.is_full_gradient:
+        about += describe_sums(spec.batches, local=spec.local is not None)
     schemes = SCHEMES
     if spec.privacy is not None:
         about += f" The run has its own privacy, too: {describe_privacy(spec.privacy, spec.rows, honest)}"
@@ -149,7 +158,14 @@ def observed(
     check(spec, rounds, honest, data_dir)
     data = load_data(spec, data_dir)
     cells = split_data(spec, data)
+    if spec.keep:
+        cells, _ = hold_out(cells, spec.keep, spec.seed)
     names = {cell: f"participant-{cell.row + 1}" for cell in cells}
+    seeds = {name: participant_seed(spec.seed, cell) for cell, name in names.items()}
+
+    def draws(name: str, number: int, count: int) -> list[torch.Tensor]:
+        return [torch.from_numpy(batch) for batch in spec.work.batches_of(seeds[name], count, number)]
+
     scenario = Scenario(
         {names[cell]: (block.x, block.y) for cell, block in cells.items()},
         lambda: build_model(spec, data),
@@ -162,7 +178,10 @@ def observed(
         clip=spec.clip if spec.privacy is None else spec.privacy.clip,
         privacy=spec.privacy,
         rule=partial(update_rule, spec),
-        origins={name: (_delta(spec, cell), participant_seed(spec.seed, cell)) for cell, name in names.items()},
+        start=_start(spec, data),
+        origins={name: (_delta(spec, cell), seeds[name]) for cell, name in names.items()},
+        draws=None if spec.work.is_full_gradient else draws,
+        local=None if spec.local is None else LocalSteps(spec.local.lr, spec.local.momentum),
     )
     try:
         view, truth = observe(scenario, scheme)
@@ -176,6 +195,14 @@ def observed(
             f"lower lr in the spec (it is {spec.lr:g})"
         )
     return view, truth, (data.held_out_x, data.held_out_y)
+
+
+def _start(spec: RunSpec, data: Dataset) -> torch.Tensor | None:
+    """Return the public start of a run, flat; None if it is zero."""
+    if spec.start == "zeros":
+        return None
+    with public_seed(spec.seed):
+        return flat(dict(build_model(spec, data).named_parameters())).detach()
 
 
 def _delta(spec: RunSpec, cell: Cell) -> float:
@@ -194,6 +221,8 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
             f"the run has {spec.columns} columns; an audit of a spec needs columns = 1, and "
             "`cgd audit --only joint` measures what `joint` columns reveal"
         )
+    if spec.fresh_origins:
+        raise InputError("the run has fresh_origins, which real participants do not have; audit it without them")
     if spec.rule != "sgd":
         raise InputError(f"the rule of the run is {spec.rule}; an audit of a spec needs the rule sgd")
     if spec.rows > MAX_PARTICIPANTS:

@@ -14,7 +14,7 @@ from cgd.audit.private_sums import describe_privacy
 from cgd.audit.registry import attacks_on_trainings, get
 from cgd.audit.results import Source
 from cgd.audit.runner import Plan
-from cgd.audit.schemes import DELTA
+from cgd.audit.schemes import DELTA, describe_sums
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
 
@@ -108,6 +108,9 @@ def _about(own: OwnTable, request: TableRequest, parts: Parts) -> str:
     if own.records.rows > MAX_RECORDS and own.records.units is None:
         text += f" Only {MAX_RECORDS:,} of {own.records.rows:,} records are used."
     text += f" With ε = 8, 2 and 0.5, the noise is for these steps, δ = {DELTA:g} and t = {colluders}."
+    training = own.settings.training
+    if training.batches > 1 or training.local_epochs:
+        text += describe_sums(training.batches, local=training.local_epochs > 0)
     if own.settings.privacy is not None:
         described = describe_privacy(own.settings.privacy_settings(), members, request.honest)
         text += f" The federation file has its own privacy: {described}"

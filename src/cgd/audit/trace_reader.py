@@ -13,15 +13,16 @@ import safetensors.torch
 import torch
 
 from cgd.audit.trace_replay import replay
+from cgd.audit.view import flat
 from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.federation.config import Training
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 from cgd.federation.toml_validation import at, check_name
 from cgd.json_files import convert, damaged_file, decode_json
 from cgd.optim.origin import check_delta
 from cgd.peers import SumSettings
-from cgd.tabular.models import build, count_parameters
+from cgd.tabular.models import build, build_start, count_parameters
 from cgd.tabular.preprocessing import Preprocessing
 from cgd.tabular.trace_writer import DATA, FILE, FRAMES, STEPS, read_frames, read_header
 from cgd.user_functions import check_function_named
@@ -108,7 +109,7 @@ class Trace:
         delta: the participant's own δ; that of the federation is in `model`.
         records: the encoded training records.
         validation: the encoded validation records.
-        origin: the origin, flat.
+        origin: the parameters before the first step, flat: the public start and the origin.
         steps: its addends, by the number of the step, from 0.
         totals: the opened sums, by the number of the step.
         states: the displacement and the optimiser's state before the steps at which the participant restarted.
@@ -157,9 +158,21 @@ class Trace:
         """Build the network, with arbitrary weights."""
         return build(self.model, self.features, self.outputs)
 
+    def start(self) -> torch.Tensor:
+        """Return the public start of all networks, flat."""
+        start = public_start(self.model, self.features, self.outputs)
+        return torch.zeros_like(self.origin) if start is None else start.to(self.origin.dtype)
+
     def displacements(self) -> dict[int, torch.Tensor]:
         """Return the displacement after each number of steps, flat, bit for bit as in the run, where it is known."""
         return replay(self.training, len(self.origin), self.totals, self.states).displacements
+
+
+def public_start(model: Model, features: int, outputs: int) -> torch.Tensor | None:
+    """Return the public start of the networks of a `[model]` section, flat; None if it is zero."""
+    if model.start == "zeros":
+        return None
+    return flat(dict(build_start(model, features, outputs).named_parameters()))
 
 
 def load(folder: str | os.PathLike[str], *, function: str | None = None) -> Trace:
@@ -192,7 +205,8 @@ def _read(folder: Path, header: _Header) -> Trace:
     with at(f"{folder / FILE} is damaged: "):
         for name in (header.participant, header.federation, *header.members):
             check_name("a name", name)
-        model, training = Model(**_known(Model, header.model)), Training.from_stored(header.training)
+        model = Model(**{"start": "zeros", **_known(Model, header.model)})  # traces of former versions have no start
+        training = Training.from_stored(header.training)
         SumSettings(header.bound, header.ring_bits)
         check_delta(header.delta)
         privacy = None if header.privacy is None else _privacy(header.privacy, len(header.members))

@@ -36,6 +36,11 @@ class Replay:
     displacements: dict[int, torch.Tensor] = field(default_factory=dict)
     inferred: dict[int, torch.Tensor] = field(default_factory=dict)
 
+    def from_start(self, start: torch.Tensor) -> Replay:
+        """Return it with the public start added to the displacements, which is what all models have in common."""
+        moved = {step: start + each for step, each in self.displacements.items()}
+        return Replay(start + self.final, moved, self.inferred)
+
 
 def replay(
     training: Training,

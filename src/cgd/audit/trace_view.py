@@ -108,7 +108,7 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
     _check_same_run(traces, coalition)
     totals = _merge_totals(traces)
     with at(f"{', '.join(str(each.folder) for each in traces)}: "):
-        known = replay(first.training, len(first.origin), totals, _merge_states(traces))
+        known = replay(first.training, len(first.origin), totals, _merge_states(traces)).from_start(first.start())
     totals = {**known.inferred, **totals}
     by_name = {each.participant: each for each in traces}
     colluding = {name: by_name[name] for name in coalition}
@@ -125,7 +125,11 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
         for number, step in used.items()
     ]
     colluders = {
-        name: Colluder(*each.records, tuple(_addend(each, number, step) for number, step in used.items()), each.origin)
+        name: Colluder(
+            *each.records,
+            tuple(_addend(each, number, step) for number, step in used.items()),
+            each.origin - each.start(),
+        )
         for name, each in colluding.items()
     }
     honest = [each for each in traces if each.participant not in colluding]
@@ -172,7 +176,7 @@ def _worst_case(owner: Trace) -> tuple[View, Truth, Sample]:
             f"{owner.participant} has {len(y)} validation records, which serve as background knowledge of the others "
             "and as fresh records; set validation in [data] so that there are more, or give the traces of all"
         )
-    known = replay(owner.training, len(owner.origin), owner.totals, owner.states)
+    known = replay(owner.training, len(owner.origin), owner.totals, owner.states).from_start(owner.start())
     totals = {**known.inferred, **owner.totals}
     steps = [step for step in sorted(totals) if step in owner.steps and step in known.displacements]
     rounds = [
@@ -240,7 +244,7 @@ def _truth(honest: Sequence[Trace], known: Replay) -> Truth:
     return Truth(
         {each.participant: each.records[0] for each in honest},
         {each.participant: each.records[1] for each in honest},
-        {each.participant: each.origin + known.final for each in honest},
+        {each.participant: each.origin - each.start() + known.final for each in honest},
         _table(honest),
     )
 

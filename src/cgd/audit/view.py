@@ -52,7 +52,7 @@ class Colluder:
         x: its samples.
         y: their labels.
         addends: its addend in each round: its gradient, flat, times n_l/n; with differential privacy, with its noise.
-        origin: its origin, flat; in FedSGD the common one.
+        origin: its origin, flat, without the public start; in FedSGD the common one.
         samples: its part of n, if that differs from the number of samples here.
     """
 
@@ -74,7 +74,8 @@ class Round:
 
     Attributes:
         members: the members of its sum.
-        displacement: the displacement D before the step, flat, which everybody knows.
+        displacement: what all models have in common before the step, flat, and everybody knows: the displacement D,
+            added to the public start if there is one. A model is this plus an unknown origin.
         gradient_sum: the opened sum of all addends, flat.
         weights: the common model before the step, flat; None in CGD, which has none.
         gradients: all addends by name, in plain FedSGD; else empty.
@@ -110,7 +111,7 @@ class View:
         frames: the bytes that colluders received, with their senders, if they were recorded.
         noise: the standard deviation of the error of every number in `honest_sum`, from fixed-point rounding or from
             the noise of differential privacy, whose settings everybody knows.
-        final: D after the last step, flat, if another rule than gradient descent with `lr` moved it.
+        final: `Round.displacement` after the last step, if another rule than gradient descent with `lr` moved it.
         clip: the clipping norm of each sample's gradient in differential privacy, which everybody knows.
         mu: μ of everything that the training opens to this coalition, in differential privacy; infinite without noise.
     """
@@ -167,7 +168,7 @@ class View:
 
     @property
     def final_displacement(self) -> torch.Tensor:
-        """D after the last step, flat."""
+        """The common part of all models after the last step, flat, as `Round.displacement`."""
         if self.final is not None:
             return self.final
         return self.rounds[-1].displacement - self.lr * self.rounds[-1].gradient_sum

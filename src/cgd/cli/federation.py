@@ -178,7 +178,7 @@ def show(path: FederationFile) -> None:
         table.add_row(
             *map(Text, (each.name, each.address or "dials out", key, *cell))
         )  # Text, because a key may look like markup
-    training = ", ".join(f"{key} {value}" for key, value in vars(federation.training).items() if value != "")
+    training = ", ".join(f"{key} {value}" for key, value in federation.training.written().items() if value != "")
     sections = ", ".join(f"{name} {digest}" for name, digest in federation.sections().items())
     head = f"{federation.name}, epoch {federation.epoch}, digest {federation.digest}"
     console.print(head, soft_wrap=True, highlight=False)

@@ -79,6 +79,15 @@ Alone = Annotated[
         "the training together.",
     ),
 ]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="With --data: the model to keep, by your own validation records: 'personalised' (adapted to your records "
+        "if that helps there; the default), 'scaled' (with the part of the origin that suits best; the default with "
+        "`privacy`), or 'confined' (as it was trained). Nobody learns of it.",
+    ),
+]
 
 
 @app.command()
@@ -100,6 +109,7 @@ def join(
     record: Record = None,
     budget: BudgetPath = None,
     alone: Alone = True,
+    keep: Keep = None,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it is called with the peers.")
     ] = None,
@@ -138,10 +148,10 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget, decimal) != (None,) * 6 or dry_run or not alone:
+        if (label, out, delta, function, budget, decimal, keep) != (None,) * 7 or dry_run or not alone:
             raise InputError(
-                "--label, --out, --delta, --function, --budget, --decimal, --dry-run and --no-alone need --data; a "
-                "program of your own sets these itself"
+                "--label, --out, --delta, --function, --budget, --decimal, --keep, --dry-run and --no-alone need "
+                "--data; a program of your own sets these itself"
             )
     from cgd.cli.notify import Notifier
 
@@ -156,7 +166,7 @@ def join(
             if data is not None:
                 from cgd.tabular.run_inputs import RunOptions
 
-                options = RunOptions(label, delta, record, function, budget, decimal or ".")
+                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep)
                 if dry_run:
                     _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
                     return

@@ -204,10 +204,7 @@ def write(claims: Iterable[Claim], scale: str, store: ResultStore) -> Path:
     parts.append(f"Of {len(judged)} claims: {summary}.")
     for section in dict.fromkeys(each.claim.section for each in judged):
         parts += [f"## {section}", _table([each for each in judged if each.claim.section == section], scale)]
-    page = store.folder / "claims.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return page
+    return report_page.save(store.folder / "claims.md", parts)
 
 
 def _table(judged: Sequence[JudgedClaim], scale: str) -> str:

@@ -19,6 +19,7 @@ from cgd.experiments import datasets
 from cgd.local import local_peers
 from cgd.optim.grid import Grid
 from cgd.optim.origin import confine
+from cgd.optim.public_start import public_seed
 from cgd.optim.sgd import ConfinedSGD
 from cgd.secagg.reduction import MIN_MEMBERS
 
@@ -183,11 +184,12 @@ class DemoTrainer:
 
     def build_model(self, name: str) -> torch.nn.Module:
         """Return the model of a participant at its origin."""
-        model = torch.nn.Sequential(
-            torch.nn.Linear(self.data.features, HIDDEN_UNITS),
-            torch.nn.ReLU(),
-            torch.nn.Linear(HIDDEN_UNITS, self.data.classes),
-        )
+        with public_seed(self.settings.seed):
+            model = torch.nn.Sequential(
+                torch.nn.Linear(self.data.features, HIDDEN_UNITS),
+                torch.nn.ReLU(),
+                torch.nn.Linear(HIDDEN_UNITS, self.data.classes),
+            )
         # A fixed seed makes the demo reproducible. In real training leave it out: `confine` then draws a random one.
         seed = hashlib.sha256(f"cgd demo {self.settings.seed} {name}".encode()).digest()
         confine(model, self.settings.delta, seed)

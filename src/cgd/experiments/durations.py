@@ -9,6 +9,7 @@ Reading the data set, and computing the features of CIFAR-10, happen once for al
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -89,23 +90,25 @@ def seconds(spec: RunSpec) -> float | None:
     measured = table.kinds.get(kind(spec).slug)
     if measured is None:
         return None
-    interval = max(1, spec.steps // spec.evaluations)
-    evaluations = 1 + -(-spec.steps // interval)  # one before the first step, and one after the last
+    evaluations = 1 + -(-spec.steps // spec.evaluation_interval)  # one before the first step, and one after the last
     on_one_core = measured.fixed + spec.steps * measured.step + evaluations * measured.evaluation
     return on_one_core / table.speed_up
 
 
 def minutes(runs: Iterable[RunSpec]) -> str:
-    """Return the expected minutes of runs as a text; equal runs count once.
+    """Return the expected minutes of runs as a text; equal runs, and steps that runs share, count once.
 
     Returns:
         A number, or "?" if a kind of run was not measured.
     """
-    expected = [seconds(run) for run in set(runs)]
+    different = set(runs)
+    parts = Counter(run.shared_part for run in different if run.shared_part)
+    repeated = parts - Counter(parts.keys())
+    expected = [seconds(run) for run in different]
     known = [each for each in expected if each is not None]
     if len(known) < len(expected):
         return "?"
-    total = sum(known) / 60
+    total = (sum(known) - sum(seconds(part) or 0.0 for part in repeated.elements())) / 60
     return f"{total:.0f}" if total >= 10 else f"{total:.1f}"
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cgd.experiments.experiment_file import RunEntry
     from cgd.experiments.runner import RunResult
 
-    Metric = Literal["loss", "accuracy", "fused_loss", "fused_accuracy"]
+    Metric = Literal["loss", "accuracy", "fused_loss", "fused_accuracy", "kept_loss", "kept_accuracy"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
@@ -20,6 +20,21 @@ MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """Another run that explains a difference from the paper, at least in part.
+
+    Attributes:
+        text: what is different in that run, in a few words.
+        experiment: name of its experiment.
+        row: its group and label there.
+    """
+
+    text: str
+    experiment: str
+    row: str
+
+
+@dataclass(frozen=True)
 class RunEntry:
     """A row of an experiment's table: a run, or the same run with several seeds.
 
@@ -29,6 +44,7 @@ class RunEntry:
         group: name of a group of entries, such as their grid.
         reported: metrics that the paper reports for this run.
         seeds: number of runs, with the seeds `run.seed`, `run.seed` + 1, …
+        why: a run that explains a difference from `reported`; None if no such run is known.
     """
 
     label: str
@@ -36,6 +52,7 @@ class RunEntry:
     group: str = ""
     reported: dict[str, float] = field(default_factory=dict)
     seeds: int = 1
+    why: Explanation | None = None
 
     @property
     def name(self) -> str:
@@ -168,7 +185,7 @@ def _entry(
     for other in SCALES:
         if other in run and other not in scales:
             raise InputError(f"{where}: there is no scale {other!r} to change; write [scale.{other}], it may be empty")
-    own = {key: value for key, value in run.items() if key not in ("label", "group", "reported", *SCALES)}
+    own = {key: value for key, value in run.items() if key not in ("label", "group", "reported", "why", *SCALES)}
     settings = {**common, **scales[scale], **own, **table_of(run, scale, where)}
     seeds = settings.pop("seeds", 1)
     if type(seeds) is not int or not 1 <= seeds <= MAX_SEEDS:
@@ -184,4 +201,15 @@ def _entry(
         text_of(run, "group", "", where),
         {key: as_float(value) for key, value in reported.items()},
         seeds,
+        _explanation(table_of(run, "why", where), where),
     )
+
+
+def _explanation(table: dict[str, Any], where: str) -> Explanation | None:
+    """Return the table `why` of a run; None if there is none."""
+    if not table:
+        return None
+    names = tuple(each.name for each in fields(Explanation))
+    if set(table) != set(names):
+        raise InputError(f"{where}: why has the settings {', '.join(table)}; it must have {', '.join(names)}")
+    return Explanation(*(text_of(table, name, "", f"{where}: why") for name in names))

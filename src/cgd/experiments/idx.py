@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 DOWNLOAD_TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
+MAX_FILE_BYTES = 1 << 26
+"""The most bytes of a file, decompressed; the largest published one has 47 million."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,12 @@ def _find(source: DownloadSource, file: str, data_dir: Path | None) -> npt.NDArr
 
 def _read(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content: bytes = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:  # a small file may decompress to any number of bytes
+            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+        return content
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{path} cannot be read ({error}); delete it and download it again") from None
 
 

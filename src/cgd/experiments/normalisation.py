@@ -23,10 +23,14 @@ from cgd.experiments import privacy_table
 from cgd.simulation.private_engine import NoisySum
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cgd.dp.accountant import Spent
     from cgd.dp.mechanism import NoisyEncoding
     from cgd.dp.settings import PrivacySettings
     from cgd.experiments.datasets import Dataset
     from cgd.experiments.spec import RunSpec
+    from cgd.optim.grid import Block, Cell
 
 STATISTICS_OPENING = -1
 """The number of the opening of the mean; those of a simulation are counted from 0."""
@@ -49,6 +53,22 @@ def mean_encoding(spec: RunSpec, privacy: PrivacySettings, features: int) -> Noi
     members, colluders = (spec.rows, privacy.colluders) if spec.method == "cgd" else (1, 0)
     clip = math.sqrt(2) * (1 + ROUNDING_MARGIN)
     return replace(privacy, colluders=colluders).sum_encoding(members, features + 1, clip, privacy.statistics_mu)
+
+
+def mean_mu(spec: RunSpec, privacy: PrivacySettings, blocks: Mapping[Cell, Block]) -> float:
+    """Return μ of the mean of centred records."""
+    features = sum(block.x.shape[1] for cell, block in blocks.items() if cell.row == 0)
+    return mean_encoding(spec, privacy, features).mu
+
+
+def spent_with_mean(spec: RunSpec, privacy: PrivacySettings, blocks: Mapping[Cell, Block], training: Spent) -> Spent:
+    """Return what was spent by a training, and by the mean of all records if it was opened."""
+    if spec.normalise != "centred":
+        return training
+    budget = privacy.budget()
+    budget.charge(mean_mu(spec, privacy, blocks) ** 2, "the mean")
+    budget.charge(training.mu**2, "the training")
+    return budget.spent()._replace(openings=1 + training.openings)
 
 
 def _mean(x: torch.Tensor, spec: RunSpec) -> torch.Tensor:

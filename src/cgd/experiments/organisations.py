@@ -2,7 +2,7 @@
 
 The organisations have very different sizes, some have missing values or a missing column, and the small ones lack some
 categories. `breast-cancer` and `diabetes` come with scikit-learn; `adult` and `credit-default` (UCI) are read from the
-folder in `CGD_DATA`.
+folder in `CGD_DATA`. `cgd.experiments.trades` has organisations whose records are of different kinds.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ class Organisations:
         data: schema.
         tables: records of each organisation, with missing values, by name; largest first.
         held_out: records for the final test, without missing values.
+        own_held_out: records for the final test as each organisation has them, with its missing values, by name.
     """
 
     data: Data
     tables: dict[str, Cells]
     held_out: Cells
+    own_held_out: dict[str, Cells]
 
     def write(self, folder: Path) -> list[Path]:
         """Write a CSV file for each organisation, and `test.csv`; return their paths.
@@ -117,7 +119,7 @@ def split(name: str, seed: int = 0) -> Organisations:
     if name not in SOURCES:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
     source, random = SOURCES[name](), np.random.default_rng(seed)
-    has_common_category = _common_category_mask(source)
+    has_common_category = _common_category_mask(source, source.training)
     order = random.permutation(len(source.training))
     # Small organisations get records with common categories only, the large ones get the rest.
     candidates = [index for index in order if has_common_category[index]]
@@ -132,16 +134,21 @@ def split(name: str, seed: int = 0) -> Organisations:
     tables = {}
     for letter, indices in zip(LETTERS, [rest[:first], rest[first:], *reversed(small)], strict=True):
         tables[f"{source.kind}-{letter}"] = _remove_values(source.data, source.training[indices], letter, random)
-    return Organisations(source.data, tables, source.held_out)
+    common = source.held_out[_common_category_mask(source, source.held_out)]
+    own_held_out = {
+        name: _remove_values(source.data, source.held_out if letter in LETTERS[:2] else common, letter, random)
+        for name, letter in zip(tables, LETTERS, strict=True)
+    }
+    return Organisations(source.data, tables, source.held_out, own_held_out)
 
 
-def _common_category_mask(source: SourceTable) -> npt.NDArray[np.bool_]:
-    """Return a mask of the records that have one of the two most frequent categories of the uneven column."""
+def _common_category_mask(source: SourceTable, cells: Cells) -> npt.NDArray[np.bool_]:
+    """Return a mask of the cells that have one of the two most frequent categories of the uneven column."""
     if not source.uneven_column:
-        return np.ones(len(source.training), dtype=np.bool_)
-    values = source.training[:, source.data.names.index(source.uneven_column)]
-    names, counts = np.unique(values, return_counts=True)
-    return np.isin(values, names[np.argsort(counts)[-2:]])
+        return np.ones(len(cells), dtype=np.bool_)
+    place = source.data.names.index(source.uneven_column)
+    names, counts = np.unique(source.training[:, place], return_counts=True)
+    return np.isin(cells[:, place], names[np.argsort(counts)[-2:]])
 
 
 def _remove_values(data: Data, cells: Cells, letter: str, random: np.random.Generator) -> Cells:

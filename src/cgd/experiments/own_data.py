@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import stat
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
+from cgd.experiments import data_files
 from cgd.experiments.datasets import NAMES, Dataset, hold_out
 from cgd.experiments.setting_values import suggest
 
@@ -87,8 +89,11 @@ def locate(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path
         raise InputError(f"data is {data!r}, with characters that cannot be printed; rename the file")
     path = folder / data
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
+            raise ValueError("it is not a regular file")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError) as error:  # ValueError: as above, or a null character in the name
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"data is {data!r}, and {path} cannot be read ({reason}); the path is relative to the spec file"
@@ -143,8 +148,14 @@ def load(path: Path, digest: str, target: str, seed: int) -> Dataset:
 
 def _read_arrays(content: bytes, path: Path) -> dict[str, Array]:
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            unpacked = sum(each.file_size for each in archive.infolist())  # zipfile never reads more of a file
+        data_files.check_memory(path, unpacked // data_files.NUMBER_BYTES)
         with np.load(io.BytesIO(content), allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
+            names = found.files
+            arrays = {name: found[name] for name in names}
+        if len(names) > len(arrays) or not all(isinstance(each, np.ndarray) for each in arrays.values()):
+            raise ValueError("it has two arrays of one name, or a file that is no array")
     except (
         OSError,
         ValueError,
@@ -174,14 +185,15 @@ def _read_arrays(content: bytes, path: Path) -> dict[str, Array]:
 
 
 def _from_arrays(path: Path, arrays: dict[str, Array], seed: int) -> Dataset:
-    name, empty = path.name, arrays["y"][:0] if arrays["y"].ndim else arrays["y"]
+    name = path.name
     x = _features(name, "x", arrays["x"])
     _check_lengths(name, "x", "y", x, arrays["y"])
-    y, held_out_y = _labels(name, "y", arrays["y"], arrays.get("held_out_y", empty))
     if "held_out_x" not in arrays:
+        y, _ = _labels(name, "y", arrays["y"], arrays["y"][:0])
         return _held_out(name, x, y, seed)
     held_out_x = _features(name, "held_out_x", arrays["held_out_x"])
     _check_lengths(name, "held_out_x", "held_out_y", held_out_x, arrays["held_out_y"])
+    y, held_out_y = _labels(name, "y", arrays["y"], arrays["held_out_y"])
     if held_out_x.shape[1] != x.shape[1]:
         raise InputError(
             f"{name}: x has {x.shape[1]} features for each record and held_out_x has {held_out_x.shape[1]}; they must "
@@ -204,6 +216,7 @@ def _features(name: str, array: str, values: Array) -> Array:
         )
     if values.dtype.kind not in "biuf":
         raise InputError(f"{name}: {array} has the type {values.dtype}; it must be numbers")
+    data_files.check_memory(f"{name}: {array}", values.size)
     flat = values.reshape(len(values), -1).astype(np.float64)
     wrong = np.argwhere(~(np.abs(flat) <= MAX_NUMBER))  # also true for NaN
     if len(wrong):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
+from cgd.experiments import data_files
 from cgd.experiments.setting_values import suggest
 from cgd.federation.data_schema import MISSING, Column, Data
 from cgd.tabular.cells import MissingMarkers
@@ -59,6 +60,8 @@ def read(path: Path, target: str) -> tuple[Array, Array]:
     if not profiles:
         raise InputError(f"{table.title} has no column but {target!r}; there must be others to predict it from")
     columns = tuple(Column(name, _kind(table.title, name, each)) for name, each in profiles.items())
+    widths = (len(profiles[each.name].values) if each.type == "category" else 1 for each in columns)
+    data_files.check_memory(table.title, label.rows * sum(widths))
     markers = [text for each in (*profiles.values(), label) for text in each.markers]
     data = Data(
         target,
@@ -86,7 +89,10 @@ def _profiles(table: Table, target: str) -> dict[str, ColumnProfile]:
     names = [name for name in dict.fromkeys(table.names) if name]
     positions = find_columns(table, names, target)
     profiles, missing = {name: ColumnProfile() for name in names}, MissingMarkers(MISSING)
+    records = 0
     for arrays in table.batches(positions):
+        records += len(arrays[0])
+        data_files.check_memory(table.title, records * len(names))
         for name, array in zip(names, arrays, strict=True):
             try:
                 profiles[name].add_batch(array, missing)

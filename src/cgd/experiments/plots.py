@@ -78,9 +78,12 @@ def draw_curve(axes: Axes, entry_result: EntryResult, metric: str, label: str, c
     values = [_joined(each, metric) for each in evaluations]
     axes.plot(steps, [np.mean(each) for each in values], color=colour, label=label)
     axes.fill_between(steps, [min(each) for each in values], [max(each) for each in values], color=colour, alpha=0.2)
-    fused = [_joined(each, f"fused_{metric}") for each in evaluations]
-    if fused and fused[0]:
-        axes.plot(steps, [np.mean(each) for each in fused], color=colour, linestyle="--", label=f"{label}, fused rows")
+    for kind, name, style in (("fused", "fused rows", "--"), ("kept", "kept", ":")):
+        others = [_joined(each, f"{kind}_{metric}") for each in evaluations]
+        if others and others[0]:
+            axes.plot(
+                steps, [np.mean(each) for each in others], color=colour, linestyle=style, label=f"{label}, {name}"
+            )
 
 
 def _joined(evaluations: tuple[Evaluation, ...], metric: str) -> list[float]:

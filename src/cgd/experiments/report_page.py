@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cgd.experiments import reproduce, tables, theory
+from cgd.errors import InputError
+from cgd.experiments import differences, reproduce, tables, theory
+from cgd.files import write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from cgd.experiments.entry_result import EntryResult
     from cgd.experiments.reproduce import ExperimentResult
     from cgd.experiments.runner import ResultStore
     from cgd.experiments.spec import RunSpec
-
-LARGE_DIFFERENCE = 0.005
-"""Differences of accuracy above half a percentage point are listed in the report."""
 
 _INTRODUCTION = """\
 Built by `cgd reproduce report --scale {scale}` from the results in this folder, without training.
@@ -27,7 +26,8 @@ Our figures are the mean over randomly chosen participants, with the worst of th
 percentage points of accuracy, for the mean and for the worst participant."""
 _SEEDS = """\
 If a table has a column *seeds*, figures are the mean over the seeds of the mean over participants, the worst of all,
-and the standard deviation over the seeds of the means over participants."""
+and the standard deviation over the seeds of the means over participants. Runs that take minutes have three seeds, most
+longer ones have one; "1 of 3" means that two of the planned seeds have not been run yet."""
 QUICK_SCALE = """\
 **This is the quick scale, with fewer samples and fewer steps than in the paper, to check that everything works. The
 figures are not comparable with those of the paper.**"""
@@ -42,11 +42,23 @@ def write(scale: str, store: ResultStore) -> Path:
     parts += [_SEEDS] if several else []
     parts += [QUICK_SCALE] if scale == "quick" else []
     parts.append(_one_column_table(results))
+    parts += [differences.section(results)] if scale == "paper" else []
     for result in results:
         parts += list(_section(result, store.folder))
-    page = store.folder / "report.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    return save(store.folder / "report.md", parts)
+
+
+def save(page: Path, parts: Iterable[str]) -> Path:
+    """Write a page of several parts, without the empty ones, and return its path.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_file(page, "\n\n".join(filter(None, parts)) + "\n")
+    except OSError as error:
+        raise InputError(f"{page} cannot be written ({error.strerror}); name another folder with --out") from None
     return page
 
 
@@ -69,13 +81,11 @@ def findings(outcome: ExperimentResult) -> Iterator[str]:
     """Yield sentences that summarise the table."""
     if outcome.experiment.show == "curves":
         return
-    differences = {
-        each.entry.name: each.accuracy - each.entry.reported["accuracy"]
-        for each in outcome.done
-        if "accuracy" in each.entry.reported and each.accuracy is not None
-    }
-    if differences:
-        large = [f"{name} ({100 * by:+.2f})" for name, by in differences.items() if abs(by) > LARGE_DIFFERENCE]
+    compared = list(differences.of_experiment(outcome))
+    if compared:
+        large = [
+            f"{each.found.entry.name} ({100 * (each.ours - each.paper):+.2f})" for each in compared if each.is_large
+        ]
         yield f"Our mean differs from the paper by more than half a point: {', '.join(large) or 'none'}."
     if outcome.experiment.show == "sweep":
         yield from _rankings(outcome)
@@ -137,7 +147,7 @@ def _theorem_findings(done: list[EntryResult]) -> Iterator[str]:
 def _network_findings(done: list[EntryResult]) -> Iterator[str]:
     """Yield sentences about the regret of networks, for each group: does it decrease with the steps, and with ε?"""
     if done:
-        lowest = max(result.extra["theory"]["optimum"] for each in done for result in each.results)
+        lowest = max(theory.reference(result).optimum for each in done for result in each.results)
         yield f"The loss that is taken for F(w_*) is at most {lowest:.1g}."
     for group in dict.fromkeys(each.entry.group for each in done):
         own = [each for each in done if each.entry.group == group]

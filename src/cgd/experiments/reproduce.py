@@ -98,15 +98,19 @@ def entries_of(experiment: Experiment, scale: str) -> tuple[RunEntry, ...]:
 def select(chosen: Sequence[Experiment], scale: str, only: str) -> list[Experiment]:
     """Return the experiments with only those entries whose group and label contain a text.
 
-    Capitals do not matter, and "x" also finds "×". A table of gaps keeps the centralised run, which gaps refer to.
+    If the text is the whole group and label of entries, only these are returned. Capitals do not matter, and "x" also
+    finds "×". A table of gaps keeps the centralised run, which gaps refer to.
 
     Raises:
-        InputError: no entry contains the text, or an experiment does not have this scale.
+        InputError: the text is empty, no entry contains it, or an experiment does not have this scale.
     """
+    if not _simple(only):
+        raise InputError(f"--only is {only!r}, an empty text; name a row, or leave --only out to run all")
     selected = []
     for experiment in chosen:
         entries = entries_of(experiment, scale)
-        found = [entry for entry in entries if _simple(only) in _simple(entry.name)]
+        found = [entry for entry in entries if _simple(only) == _simple(entry.name)]
+        found = found or [entry for entry in entries if _simple(only) in _simple(entry.name)]
         if found:
             baseline = experiment.show == "gaps"
             kept = (entry for entry in entries if entry in found or (baseline and entry.run.method == "centralised"))
@@ -148,12 +152,21 @@ def run(
             for each in entry.runs:
                 if not store.path(each).exists():
                     check(each, data_dir)
+                    _check_classes(experiment, each, data_dir)
     found = []
     for entry in entries:
         with _name_in_errors(entry):
             results = [store.run(each, data_dir, listener(entry, each)) for each in entry.runs]
             found.append(EntryResult(entry, tuple(results)))
     return ExperimentResult(experiment, scale, found)
+
+
+def _check_classes(experiment: Experiment, run_spec: RunSpec, data_dir: Path | None) -> None:
+    """Raise InputError for numbers to predict, which a file may have, if the table is of accuracies only."""
+    if experiment.show == "gaps" and not load_data(run_spec, data_dir).classes:
+        raise InputError(
+            f"the labels of {run_spec.data} are numbers and have no accuracy to show gaps of; show a table or curves"
+        )
 
 
 def without_data(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickle
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,7 +83,7 @@ def load(path: Path) -> ResNet56:
     Nothing of the file is parsed before its digest has been checked.
 
     Raises:
-        InputError: it cannot be read, or is not the published file.
+        InputError: it cannot be read, is not the published file, or has the parameters of another network.
     """
     try:
         with path.open("rb") as file:
@@ -96,7 +97,13 @@ def load(path: Path) -> ResNet56:
             f"{path} is not the published file: it has {size} bytes, and their sha256 is {digest}, not "
             f"{WEIGHTS_SHA256}; download it again from {WEIGHTS_URL}"
         )
-    weights = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     network = ResNet56()
-    network.load_state_dict({name: value for name, value in weights.items() if name not in CLASSIFIER})
+    try:
+        weights = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        network.load_state_dict({name: value for name, value in weights.items() if name not in CLASSIFIER})
+    except (pickle.UnpicklingError, RuntimeError, AttributeError):  # without torch's reason, which lists 343 names
+        raise InputError(
+            f"{path} does not contain the parameters of this ResNet-56, but those of another network or none; "
+            f"download it again from {WEIGHTS_URL}"
+        ) from None
     return network.eval().requires_grad_(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -16,10 +17,11 @@ from torch import nn
 
 import cgd
 from cgd.errors import InputError
-from cgd.experiments import datasets, normalisation, own_data, privacy_table, theory
-from cgd.experiments.spec import RunSpec
+from cgd.experiments import data_files, datasets, normalisation, own_data, privacy_table, theory
+from cgd.experiments.spec import ADAM_RULES, RunSpec
 from cgd.files import write_file
-from cgd.optim.displacement import SGDRule
+from cgd.json_files import convert
+from cgd.optim.displacement import AdamRule, SGDRule
 from cgd.optim.grid import Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation import baselines
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from cgd.dp.settings import PrivacySettings
     from cgd.experiments.datasets import Dataset
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Block, Cell
@@ -91,15 +92,19 @@ class RunResult:
             InputError: the file is not a result.
         """
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_text(), parse_float=_finite, parse_constant=_finite)
             if content.pop("format") != FORMAT:
                 raise ValueError("another format")
             table = content.pop("spec")
             if table.get("mode") == "joint":  # reading a result reveals nothing more
                 table.setdefault("accept", JOINT_REVEALS_RECORDS)
+            table.setdefault("start", "zeros")
             spec = RunSpec.from_table(table, path.name)
-            history = History.from_json(content.pop("history"))
-            return cls(spec, history, content.pop("cgd"), content)
+            found = cls(spec, History.from_json(content.pop("history")), convert(content.pop("cgd"), str), content)
+            found.history.check_complete(spec.steps)
+            if spec.has_regret:
+                theory.reference(found)
+            return found
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is not a result that cgd wrote ({error}); move it away to run it again") from None
 
@@ -143,15 +148,22 @@ class ResultStore:
             raise InputError(f"{self.folder} cannot be written ({error.strerror}); name another place") from None
         for spec in specs if fresh else ():
             self.path(spec).unlink(missing_ok=True)
-            self.checkpoint(spec).unlink(missing_ok=True)
+            for part in filter(None, (spec, spec.shared_part)):
+                self.checkpoint(part).unlink(missing_ok=True)
 
     def run(self, spec: RunSpec, data_dir: Path | None = None, on_step: OnStep = lambda *_: None) -> RunResult:
-        """Return the stored result of this run, or run it; resume if there is a checkpoint."""
+        """Return the stored result of this run, or run it; resume if there is a checkpoint.
+
+        Steps that it shares with other runs are run once: their checkpoint stays.
+        """
         found = self.get(spec)
         if found is not None:
             return found
         checkpoint = self.checkpoint(spec)
         self.prepare([spec])
+        if spec.shared_part and not checkpoint.exists():
+            execute(spec.shared_part, data_dir, self.checkpoint(spec.shared_part), on_step)
+            write_file(checkpoint, self.checkpoint(spec.shared_part).read_bytes())
         result = execute(spec, data_dir, checkpoint, on_step)
         write_file(self.path(spec), json.dumps(result.as_json()) + "\n")
         checkpoint.unlink(missing_ok=True)
@@ -171,8 +183,9 @@ def execute(
         delta=origin_delta(spec),
         loss=nn.functional.cross_entropy if data.classes else nn.functional.mse_loss,
         seed=spec.seed,
+        start=spec.start,  # type: ignore[arg-type]
         test=(data.x, data.y) if spec.measure == "training" else (data.held_out_x, data.held_out_y),
-        evaluate_every=max(1, spec.steps // spec.evaluations),
+        evaluate_every=spec.evaluation_interval,
         checkpoint=checkpoint,
         on_step=on_step,
     )
@@ -188,6 +201,10 @@ def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
         mu=spec.mu,
         hold=spec.hold,
         **_steps(spec),
+        batches=spec.batches,
+        local=spec.local,
+        keep=spec.keep,
+        fresh_origins=spec.fresh_origins,
         privacy=spec.privacy,
     )
     extra: dict[str, Any] = {"displacement": _digest(result.displacement()), **_spent(spec, settings, result)}
@@ -198,9 +215,11 @@ def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
 
 
 def _federated(spec: RunSpec, settings: BaselineSettings) -> RunResult:
-    secure = spec.method == "secure-fedsgd"
-    mode: Any = spec.mode
-    result = baselines.federated_sgd(settings, secure=secure, mode=mode, accept=spec.accept)
+    if spec.local is not None:
+        result = baselines.federated_averaging(settings, spec.local, rule=_rule(spec))
+    else:
+        options: dict[str, Any] = {"secure": spec.method == "secure-fedsgd", "mode": spec.mode, "accept": spec.accept}
+        result = baselines.federated_sgd(settings, rule=_rule(spec), batches=spec.batches, **options)
     return RunResult(spec, result.history, cgd.__version__, {"displacement": _digest(result.displacement())})
 
 
@@ -218,16 +237,15 @@ def _private_centralised(spec: RunSpec, settings: BaselineSettings) -> RunResult
 def _steps(spec: RunSpec) -> dict[str, Any]:
     """Return the update rule and the schedule of `cgd.simulate`."""
     linear = spec.schedule == "linear"
-    return {
-        "rule": _rule(spec),
-        "schedule": (lambda step: 1 - step / spec.steps) if linear else None,
-    }
+    return {"rule": _rule(spec), "schedule": (lambda step: 1 - step / spec.steps) if linear else None}
 
 
 def _rule(spec: RunSpec) -> Callable[[float], UpdateRule]:
     """Return the update rule, as a function of the step size."""
     if spec.rule == "sgd":
-        return partial(SGDRule, momentum=spec.momentum) if spec.momentum else SGDRule
+        return partial(SGDRule, momentum=spec.momentum, nesterov=spec.nesterov) if spec.momentum else SGDRule
+    if spec.rule in ADAM_RULES:
+        return partial(AdamRule, amsgrad=spec.rule == "amsgrad")
     return partial(GradientNormRule, first_only=spec.rule == "first-norm")
 
 
@@ -241,21 +259,10 @@ def update_rule(spec: RunSpec, step: int) -> UpdateRule:
 
 def _spent(spec: RunSpec, settings: BaselineSettings, result: SimulationResult) -> dict[str, Any]:
     """Return what was spent by the training, and by the mean of all records if it was opened."""
-    spent = result.spent
-    if spent is None or spec.privacy is None:
+    if result.spent is None or spec.privacy is None:
         return {}
-    if spec.normalise == "centred":
-        budget = spec.privacy.budget()
-        budget.charge(_mean_mu(spec, settings, spec.privacy) ** 2, "the mean")
-        budget.charge(spent.mu**2, "the training")
-        spent = budget.spent()._replace(openings=1 + spent.openings)
+    spent = normalisation.spent_with_mean(spec, spec.privacy, settings.blocks, result.spent)
     return {"spent": _rounded(spent._asdict())}
-
-
-def _mean_mu(spec: RunSpec, settings: BaselineSettings, privacy: PrivacySettings) -> float:
-    """Return μ of the mean of centred records."""
-    features = sum(block.x.shape[1] for cell, block in settings.blocks.items() if cell.row == 0)
-    return normalisation.mean_encoding(spec, privacy, features).mu
 
 
 def _local(spec: RunSpec, settings: BaselineSettings) -> RunResult:
@@ -273,7 +280,7 @@ def _dp_sgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
         clip=spec.clip,
         momentum=spec.momentum,
         schedule=_steps(spec)["schedule"],
-        prior_mu=0.0 if privacy is None else _mean_mu(spec, settings, privacy),
+        prior_mu=0.0 if privacy is None else normalisation.mean_mu(spec, privacy, settings.blocks),
     )
     extra = {"epsilon_spent": result.epsilon_spent, "noise_multiplier": result.noise_multiplier}
     return RunResult(spec, result.history, cgd.__version__, extra)
@@ -285,6 +292,7 @@ _METHODS = {
     "local": _local,
     "fedsgd": _federated,
     "secure-fedsgd": _federated,
+    "fedavg": _federated,
     "dp-sgd": _dp_sgd,
     "private-centralised": _private_centralised,
 }
@@ -304,6 +312,8 @@ def check(spec: RunSpec, data_dir: Path | None = None) -> None:
     ):
         if needed > available:
             raise InputError(f"{name} is {needed} and there are {available} {unit}; make it smaller")
+    weights = sum(inputs * outputs for inputs, outputs in itertools.pairwise(_widths(spec, data)))
+    data_files.check_memory(f"hidden is {list(spec.hidden)}, and the network", weights, fewer="units")
     if spec.skew is not None:
         spec.skew.divide(data.y, spec.rows, spec.seed)
 
@@ -311,10 +321,13 @@ def check(spec: RunSpec, data_dir: Path | None = None) -> None:
 def build_model(spec: RunSpec, data: Dataset) -> nn.Sequential:
     """Build the fully-connected network of a run."""
     layers: list[nn.Module] = []
-    widths = (data.features, *spec.hidden, data.classes or 1)
-    for inputs, outputs in itertools.pairwise(widths):
+    for inputs, outputs in itertools.pairwise(_widths(spec, data)):
         layers += [nn.Linear(inputs, outputs, bias=spec.bias), ACTIVATIONS[spec.activation]()]
     return nn.Sequential(*layers[:-1])
+
+
+def _widths(spec: RunSpec, data: Dataset) -> tuple[int, ...]:
+    return data.features, *spec.hidden, data.classes or 1
 
 
 def split_data(spec: RunSpec, data: Dataset) -> dict[Cell, Block]:
@@ -367,6 +380,14 @@ def _digest(displacement: dict[str, torch.Tensor]) -> str:
     for part in displacement.values():
         state.update(part.contiguous().numpy().data)
     return state.hexdigest()
+
+
+def _finite(text: str) -> float:
+    """Return a number of a JSON file."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text} is not finite")
+    return number
 
 
 def _rounded(value: Any) -> Any:

@@ -5,30 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cgd.errors import InputError
 from cgd.experiments import own_data, privacy_table
 from cgd.experiments.setting_values import check_choice, converted, suggest
+from cgd.optim.public_start import STARTS
 from cgd.optim.skew import Skew
 from cgd.optim.vertical import check_joint_accepted
+from cgd.simulation.local_training import LocalTraining, Work
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.dp.settings import PrivacySettings
 
-Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "dp-sgd", "private-centralised"]
+Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "fedavg", "dp-sgd", "private-centralised"]
 METHODS: tuple[str, ...] = get_args(Method)
 POOLED_METHODS = ("centralised", "dp-sgd", "private-centralised")
 _METHODS_OF: dict[str, tuple[str, ...]] = {  # settings that not all methods have
-    **dict.fromkeys(("mu", "hold", "arithmetic"), ("cgd",)),
+    **dict.fromkeys(("mu", "hold", "arithmetic", "fresh_origins"), ("cgd",)),
     "schedule": (*privacy_table.PRIVATE_METHODS, "dp-sgd"),
-    "momentum": (*privacy_table.PRIVATE_METHODS, "dp-sgd", "centralised", "local"),
-    "rule": ("cgd", "centralised", "local"),
+    "rule": ("cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "fedavg"),
+    "batches": ("cgd", "fedsgd", "secure-fedsgd"),
+    "local": ("cgd", "fedavg"),
+    "keep": ("cgd",),
+    "nesterov": ("cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "fedavg"),
 }
-RULES = ("sgd", "running-norm", "first-norm")
+SKEW_EXAMPLES = "{ classes = 2 } or skew = { dirichlet = 0.1 }"
+LOCAL_EXAMPLE = "{ epochs = 1, batch = 10 }"
+MAX_FACTOR = 1e30
+"""The largest step size and the largest δ; products of larger ones have no place in single precision."""
+RULES = ("sgd", "adam", "amsgrad", "running-norm", "first-norm")
+ADAM_RULES = ("adam", "amsgrad")
 SMALL_DATA = ("breast-cancer", "digits", "iris", "wine")
 """Data sets with classes that are so small that a network on them is minimised in seconds."""
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "elu", "softplus")
@@ -53,16 +63,24 @@ class RunSpec:
         activation: activation between the layers.
         bias: use biases.
         delta: standard deviation of the origins, the paper's δ; or a range from which each participant draws its own.
+        start: "model" for a public start drawn from the seed, "zeros" for origins around zero, as in the paper.
+        fresh_origins: draw another origin for each participant and step, see `cgd.simulate`.
         steps: number of steps, the paper's T.
         lr: step size, the paper's α.
         mu: the paper's μ of the step size; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
         schedule: "paper" for the step size of `mu` and `hold`, "linear" for one that falls linearly to 0.
         momentum: momentum of the steps.
-        rule: update rule: "sgd", or a step size divided by the norm of each layer's gradient, see
+        batches: number of batches of an epoch, of which each step uses one; 1 to use all samples in every step.
+        local: local training between two sums, a table such as `{ epochs = 1, batch = 10, lr = 0.1, momentum = 0.9 }`,
+            see `cgd.LocalTraining`; None to sum gradients.
+        nesterov: use Nesterov's momentum.
+        rule: update rule: "sgd", "adam", "amsgrad", or a step size divided by the norm of each layer's gradient, see
             `cgd.simulation.gradient_norm`: "running-norm", or "first-norm" for the norm of the first step.
         seed: seed of the split of the data and of the origins.
         sample: number of participants to evaluate (in `local`: to train).
+        keep: part of each participant's records by which it chooses the model that it keeps, see
+            `cgd.simulation.kept_model`; 0 for none.
         evaluations: number of evaluations during the run.
         measure: evaluate on "held-out" samples; on all "training" samples, for the regret of Theorem 1; or on the last
             sixth of the training samples after training on the others ("validation"), to choose settings.
@@ -90,15 +108,21 @@ class RunSpec:
     activation: str = "relu"
     bias: bool = True
     delta: float | tuple[float, float] = 0.1
+    start: str = "model"
+    fresh_origins: bool = False
     steps: int = 500
     lr: float = 0.5
     mu: float = 0.0
     hold: int = 0
     schedule: str = "paper"
     momentum: float = 0.0
+    nesterov: bool = False
+    batches: int = 1
+    local: LocalTraining | None = None
     rule: str = "sgd"
     seed: int = 0
     sample: int = 10
+    keep: float = 0.0
     evaluations: int = 50
     measure: str = "held-out"
     arithmetic: str = "float"
@@ -116,9 +140,11 @@ class RunSpec:
             object.__setattr__(self, name, converted(name, getattr(self, name), default))
         check_choice("method", self.method, METHODS)
         own_data.check_settings(self.data, self.target, self.data_digest)
-        object.__setattr__(self, "skew", _parse_skew(self.skew))
+        object.__setattr__(self, "skew", _parse_table("skew", self.skew, Skew, SKEW_EXAMPLES))
+        object.__setattr__(self, "local", _parse_table("local", self.local, LocalTraining, LOCAL_EXAMPLE))
         check_choice("mode", self.mode, ("towers", "joint"))
         check_joint_accepted(self.mode, self.accept)
+        check_choice("start", self.start, STARTS)
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("arithmetic", self.arithmetic, ("float", "ring"))
         check_choice("measure", self.measure, ("held-out", "training", "validation"))
@@ -126,7 +152,7 @@ class RunSpec:
         check_choice("schedule", self.schedule, ("paper", "linear"))
         check_choice("rule", self.rule, RULES)
         at_least = dict.fromkeys(("samples", "hold", "seed"), 0)
-        at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch"), 1)
+        at_least |= dict.fromkeys(("rows", "columns", "steps", "sample", "evaluations", "batch", "batches"), 1)
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -139,17 +165,26 @@ class RunSpec:
                 )
         elif not 0 < self.delta < math.inf:
             raise InputError(f"delta is {self.delta}; it is a standard deviation and must be a finite number above 0")
+        deltas = self.delta if isinstance(self.delta, tuple) else (self.delta,)
+        for name, value in (("lr", self.lr), ("delta", max(deltas))):
+            if MAX_FACTOR < value < math.inf:
+                raise InputError(f"{name} is {value}, beyond the range of single precision; use at most {MAX_FACTOR:g}")
         for name in ("lr", "mu", "momentum", "epsilon"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
+        if not 0 <= self.keep < 1:
+            raise InputError(f"keep is {self.keep}; it is a part of the records, at least 0 and below 1")
         if self.hold > self.steps:
             raise InputError(f"hold is {self.hold} and steps is {self.steps}; hold must not be larger than steps")
         if not self.momentum < 1:
             raise InputError(f"momentum is {self.momentum}; it must be below 1, 0.9 is common")
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov is true and momentum is 0; set a momentum, such as 0.9, or leave nesterov out")
         if self.schedule == "linear" and (self.mu or self.hold):
             raise InputError(
                 f"mu is {self.mu}, hold is {self.hold} and the schedule is linear; set either mu and hold, or schedule"
             )
+        self._check_work()
         for name, methods in _METHODS_OF.items():
             if self.method not in methods and getattr(self, name) != _DEFAULTS[name]:
                 users = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
@@ -164,7 +199,7 @@ class RunSpec:
                     f"momentum is {self.momentum} and the rule is {self.rule}; only the rule sgd uses it, set either "
                     "momentum or rule"
                 )
-            if self.method == "cgd" and self.columns > 1 and self.mode == "towers":
+            if self.rule not in ADAM_RULES and self.method == "cgd" and self.columns > 1 and self.mode == "towers":
                 raise InputError(
                     f"the rule is {self.rule}, columns is {self.columns} and the mode is towers, whose layers 2…N "
                     "move by a sum over columns; this rule is defined for a mean, use the mode joint or the rule sgd"
@@ -178,6 +213,27 @@ class RunSpec:
         object.__setattr__(self, "privacy", privacy_table.parse(self.privacy, self.steps))
         privacy_table.check(self)
 
+    def _check_work(self) -> None:
+        """Raise InputError if the records of a step, or the local training, cannot be combined with other settings."""
+        _ = self.work  # raises if it is invalid
+        if self.method == "fedavg" and self.local is None:
+            raise InputError(
+                "the method is fedavg and there is no local training; set "
+                f"local = {LOCAL_EXAMPLE}, or use the method fedsgd"
+            )
+        if self.local is not None and self.columns > 1 and self.mode == "joint":
+            raise InputError(
+                "there is a local training and the mode is joint, in which a row sums in every step; use the mode "
+                "towers, or batches"
+            )
+        if self.keep and self.columns > 1:
+            raise InputError(f"keep is {self.keep} and columns is {self.columns}; kept models are for one column")
+        if self.privacy is not None and (self.local is not None or self.batches > 1):
+            raise InputError(
+                "privacy is set with a local training or batches; the guarantee is for the gradients of all records in "
+                "every step: leave local and batches out, or privacy"
+            )
+
     @property
     def slug(self) -> str:
         """A readable file name that is the same for equal runs."""
@@ -187,12 +243,31 @@ class RunSpec:
         delta = "-".join(f"{each:g}" for each in self.delta) if isinstance(self.delta, tuple) else f"{self.delta:g}"
         epsilon = self.privacy.epsilon if self.privacy else self.epsilon
         private = f"-eps{epsilon:g}" if self.method == "dp-sgd" or self.privacy else ""
-        # Only settings that differ from the defaults, so that a new setting does not rename old results.
-        changed = {name: value for name, value in self.as_json().items() if value != _plain(_DEFAULTS[name])}
+        # Only settings that differ from those of old results, so that a new setting does not rename them.
+        old = {**_DEFAULTS, "start": "zeros"}
+        changed = {name: value for name, value in self.as_json().items() if value != _plain(old[name])}
         changed.pop("accept", None)  # has no effect on the result, and old results were made without it
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         data = own_data.short_name(self.data)
         return f"{data}-{self.method}{grid}{mode}-d{delta}{private}-t{self.steps}-{digest}"
+
+    @property
+    def work(self) -> Work:
+        """The records that participants use in each round."""
+        return Work(self.batches, self.local)
+
+    @property
+    def evaluation_interval(self) -> int:
+        """The number of steps between two evaluations."""
+        return max(1, self.steps // self.evaluations)
+
+    @property
+    def shared_part(self) -> RunSpec | None:
+        """The first steps, with a fixed step size, that runs with another `mu` share; None if there are none."""
+        interval = self.evaluation_interval
+        if self.method != "cgd" or self.privacy or not 0 < self.hold < self.steps or self.hold % interval:
+            return None
+        return replace(self, steps=self.hold, evaluations=self.hold // interval, mu=0.0, hold=0)
 
     @property
     def has_regret(self) -> bool:
@@ -208,7 +283,9 @@ class RunSpec:
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""
         settings = {name: value for name, value in asdict(self).items() if name in _DEFAULTS}
-        settings["skew"] = self.skew.as_json() if self.skew else None
+        for name in ("skew", "local"):
+            table = getattr(self, name)
+            settings[name] = None if table is None else table.as_json()
         return {name: _plain(value) for name, value in settings.items() if (name, value) not in _OMITTED}
 
     @classmethod
@@ -239,32 +316,31 @@ class RunSpec:
 _DEFAULTS: dict[str, Any] = {
     each.name: each.default for each in fields(RunSpec) if each.default is not MISSING and each.name != "data_path"
 }
-# Defaults that are left out of JSON, so that the results of former versions stay as they are.
+# Values that are left out of JSON, so that the results of former versions stay as they are.
 _OMITTED = (
     *(("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0)),
-    *(("rule", "sgd"), ("target", ""), ("data_digest", ""), ("skew", None)),
+    *(("rule", "sgd"), ("target", ""), ("data_digest", ""), ("skew", None), ("start", "zeros")),
+    *(("batches", 1), ("local", None), ("keep", 0.0), ("nesterov", False), ("fresh_origins", False)),
 )
 
 
-def _parse_skew(value: Any) -> Skew | None:
-    """Return the skew in a table of a TOML or JSON file; None if there is no table.
+def _parse_table(setting: str, value: Any, kind: type[Any], example: str) -> Any:
+    """Return the settings in a table of a TOML or JSON file, as a `kind`; None if there is no table.
 
     Raises:
         InputError: a name is unknown, or a value is invalid.
     """
-    if value is None or isinstance(value, Skew):
+    if value is None or isinstance(value, kind):
         return value
     if not isinstance(value, dict):
-        raise InputError(
-            f"skew is {value!r}; it must be a table: skew = {{ classes = 2 }} or skew = {{ dirichlet = 0.1 }}"
-        )
-    names = tuple(each.name for each in fields(Skew))
+        raise InputError(f"{setting} is {value!r}; it must be a table: {setting} = {example}")
+    names = tuple(each.name for each in fields(kind))
     for name in value:
-        check_choice("skew: the setting", name, names)
+        check_choice(f"{setting}: the setting", name, names)
     try:
-        return Skew(**value)
+        return kind(**value)
     except InputError as error:
-        raise InputError(f"skew: {error}") from None
+        raise InputError(f"{setting}: {error}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NOT_RUN = "not run"
 ALONE, FUSED = "own features alone", "the row, late fusion"
+CONFINED, KEPT = "confined", "kept"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def _rows(found: EntryResult) -> list[tuple[str, ...]]:
     last = found.results[0].last
     has_fused = bool(last.fused_accuracy)
     label = f"{entry.label}, {ALONE}" if has_fused else entry.label
+    label = f"{entry.label}, {CONFINED}" if last.kept_loss else label
     evaluated = f"{len(last.loss)} of {_participants(entry.run)}"
     accuracy = found.spread("accuracy")
     metrics = _metrics(found.spread("loss"), accuracy)
@@ -87,13 +89,15 @@ def _rows(found: EntryResult) -> list[tuple[str, ...]]:
         evaluated = f"{len(last.fused_loss)} rows of {entry.run.rows}"
         metrics = _metrics(found.spread("fused_loss"), found.spread("fused_accuracy"))
         rows.append((entry.group, f"{entry.label}, {FUSED}", found.seeds, evaluated, *metrics, "", ""))
+    if last.kept_loss:
+        metrics = _metrics(found.spread("kept_loss"), found.spread("kept_accuracy"))
+        rows.append((entry.group, f"{entry.label}, {KEPT}", found.seeds, evaluated, *metrics, "", ""))
     return rows
 
 
 def _gap_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
     """Return the gap of each run to the centralised run, in percentage points of accuracy."""
-    pooled = (each.accuracy for each in found if each.entry.run.method == "centralised")
-    baseline = next((accuracy for accuracy in pooled if accuracy is not None), None)
+    baseline = baseline_accuracy(found)
     rows = []
     for each in found:
         accuracy, entry = each.spread("accuracy"), each.entry
@@ -110,6 +114,12 @@ def _gap_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTa
     )
     table = ResultTable(experiment.title, header, tuple(rows))
     return table if _have_several_seeds(found) else table.without("seeds", "± sd over seeds")
+
+
+def baseline_accuracy(found: Sequence[EntryResult]) -> float | None:
+    """Return the mean accuracy of the centralised run, which gaps refer to; None if it has not been run."""
+    pooled = (each.accuracy for each in found if each.entry.run.method == "centralised")
+    return next((accuracy for accuracy in pooled if accuracy is not None), None)
 
 
 def _regret_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:

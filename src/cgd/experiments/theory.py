@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from cgd.errors import InputError
+from cgd.json_files import convert
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -207,28 +210,34 @@ class WorstCase:
     @classmethod
     def of(cls, results: Sequence[RunResult]) -> WorstCase:
         """Summarise the runs of an entry."""
-        references = [_reference(result) for result in results]
+        references = [reference(result) for result in results]
         both = list(zip(results, references, strict=True))
-        regrets = [regret(result.history, reference.optimum) for result, reference in both]
-        gaps = [
-            [max(each.loss) - reference.optimum for each in result.history.evaluations] for result, reference in both
-        ]
+        regrets = [regret(result.history, known.optimum) for result, known in both]
+        gaps = [[max(each.loss) - known.optimum for each in result.history.evaluations] for result, known in both]
         terms = [
-            reference.terms(result.spec.steps, result.spec.mu, result.spec.lr).values()
-            for result, reference in both
-            if isinstance(reference, ConvergenceBound)
+            known.terms(result.spec.steps, result.spec.mu, result.spec.lr).values()
+            for result, known in both
+            if isinstance(known, ConvergenceBound)
         ]
         return cls(
-            max(max(reference.epsilon) for reference in references),
+            max(max(known.epsilon) for known in references),
             [max(map(max, each)) for each in zip(*regrets, strict=True)],
             [max(each) for each in zip(*gaps, strict=True)],
             [max(each) for each in zip(*terms, strict=True)],
         )
 
 
-def _reference(result: RunResult) -> RegretReference:
-    stored = result.extra["theory"]
-    return RegretReference(**stored) if result.spec.hidden else ConvergenceBound(**stored)
+def reference(result: RunResult) -> RegretReference:
+    """Return what was stored about the regret of a run.
+
+    Raises:
+        InputError: it is missing, or has other content.
+    """
+    stored = result.extra.get("theory", {})
+    found: RegretReference = convert(stored, RegretReference if result.spec.hidden else ConvergenceBound, "theory")
+    if not found.epsilon:
+        raise InputError("theory.epsilon has no participant")
+    return found
 
 
 def growth_with_epsilon(cases: Sequence[WorstCase]) -> float | None:

@@ -7,19 +7,18 @@ one, so that a participant with an old file is detected.
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
-from cgd.federation.data_schema import Data, Model, parse_data, parse_model
+from cgd.federation.data_schema import Data, parse_data
 from cgd.federation.keys import curve_key, decode_public_key
+from cgd.federation.model_section import Model, parse_model
 from cgd.federation.participants import HubSite, Participant, check_unique
 from cgd.federation.privacy_section import PrivacySection, check_coverage, parse_privacy
 from cgd.federation.toml_lines import at_line
 from cgd.federation.toml_validation import (
-    RenamedKey,
     at,
     check_keys,
     check_name,
@@ -28,12 +27,10 @@ from cgd.federation.toml_validation import (
     similar,
     typed,
     update_keys,
-    with_new_keys,
-    with_old_keys,
 )
+from cgd.federation.training_section import FOR_PRIVATE_TABLES, FOR_TABLES, RENAMED, Training
 from cgd.files import parse_toml, read_text
 from cgd.optim.grid import Grid
-from cgd.peers import SumSettings
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import HUB
@@ -44,100 +41,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from cgd.secagg.messages import Masking, Opening
+    from cgd.peers import SumSettings
 
-__all__ = ["Federation", "HubSite", "Participant", "Training"]
-
-OPTIMIZERS = ("sgd", "adam")
-RENAMED = {"training": (RenamedKey("sharing", "masking", {"expanded": "pairwise"}),)}
-"""Keys with a new name, by section; digests and stored files contain the old ones."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """The settings of the training, equal for all members. Invalid values raise an `InputError`.
-
-    Attributes:
-        steps: the number of steps.
-        lr: α, the step size.
-        mu: μ, the decay of the step size.
-        bound: see `SumSettings`, as for the next four.
-        ring_bits: 32 or 64.
-        masking: "pairwise" or "uniform".
-        opening: "mesh", "aggregator" or "hub".
-        aggregator: the name of the aggregator.
-        minimum: the minimum number of members per sum, including row and column sums.
-        optimizer: "sgd" or "adam".
-        momentum: the momentum of "sgd".
-        validate_every: with tables, the number of steps between two evaluations of the validation loss.
-        patience: with tables, the number of evaluations without improvement before early stopping; 0 disables it.
-    """
-
-    steps: int = 200
-    lr: float = 0.5
-    mu: float = 0.0
-    bound: float = 16.0
-    ring_bits: int = 32
-    masking: Masking = "pairwise"
-    opening: Opening = "mesh"
-    aggregator: str = ""
-    minimum: int = MIN_MEMBERS
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    validate_every: int = 10
-    patience: int = 5
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            # An int becomes a float where a float is expected, so that equal settings have equal digests.
-            object.__setattr__(self, each.name, typed(each.name, getattr(self, each.name), type(each.default)))
-        if self.steps < 1:
-            raise InputError(f"steps is {self.steps}; train for at least 1")
-        if not 0 < self.lr < math.inf:
-            raise InputError(f"lr is {self.lr}; it must be a positive, finite number")
-        if not 0 <= self.mu < math.inf:
-            raise InputError(f"mu is {self.mu}; it must be a finite number, at least 0 (for a fixed step size)")
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"optimizer is {self.optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
-        if self.validate_every < 1 or self.patience < 0:
-            raise InputError(
-                f"validate_every is {self.validate_every} and patience {self.patience}; they must be at least 1 and 0"
-            )
-        if self.minimum < MIN_MEMBERS:
-            raise InputError(
-                f"minimum is {self.minimum}; a sum over fewer than {MIN_MEMBERS} members hides nothing, raise it"
-            )
-        _ = self.settings  # raises if they are invalid
-
-    @property
-    def settings(self) -> SumSettings:
-        """The settings of a sum."""
-        return SumSettings(self.bound, self.ring_bits, self.masking, self.opening, self.aggregator)
-
-    def as_stored(self) -> dict[str, Any]:
-        """Return the settings under the names that digests, `run.json` and recorded traces contain."""
-        return with_old_keys(asdict(self), RENAMED["training"])
-
-    @classmethod
-    def from_stored(cls, table: Mapping[str, Any]) -> Training:
-        """Return the settings that `as_stored` gave; unknown keys, which another version may have, are ignored.
-
-        Raises:
-            InputError: a value is not valid.
-        """
-        current = with_new_keys(table, RENAMED["training"])
-        return cls(**{each.name: current[each.name] for each in fields(cls) if each.name in current})
-
-
-FOR_TABLES = Training(steps=300, lr=0.01, optimizer="adam")
-"""Default settings for networks on tables."""
-FOR_PRIVATE_TABLES = replace(FOR_TABLES, steps=200, lr=0.02, patience=0)
-"""The same with differential privacy: fewer, larger steps with less noise each, and one look at the validation loss.
-
-`benchmarks/accuracy/private_defaults.py` chooses them, on training records only.
-"""
+__all__ = ["FOR_PRIVATE_TABLES", "FOR_TABLES", "RENAMED", "Federation", "HubSite", "Participant", "Training"]
 
 
 @dataclass(frozen=True)
@@ -198,6 +104,10 @@ class Federation:
         if self.data is not None:
             with at("[data] "):
                 self.data.check_grid(self.grid.columns if self.grid is not None else 0)
+        with at("[training] "):
+            self.training.check_use(
+                private=self.privacy is not None, vertical=self.grid is not None and self.grid.columns > 1
+            )
         if self.privacy is not None:
             with at("[privacy] "):
                 check_coverage(self.privacy, self.data, count, grid=self.grid is not None)

@@ -66,7 +66,7 @@ def create_federation(
         if schema is not None:
             check_reviewed(schema)
         made = Federation(name, 1, training or Training(), tuple(participants), path, hub, data, model, privacy)
-    settings = _lines(asdict(made.training))
+    settings = _lines(made.training.written())
     if hub is not None:
         settings += f"\n[hub]\n{_lines(asdict(hub))}"
     entries = "".join(f"\n{_entry(each)}" for each in made.participants)

@@ -25,11 +25,11 @@ Columns of a participant's file that are not listed here are not read.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cgd.errors import InputError
+from cgd.federation.model_section import Model, check_choice, parse_model
 from cgd.federation.privacy_section import PrivacySection, parse_privacy
 from cgd.federation.toml_lines import at_line
 from cgd.federation.toml_validation import at, check_keys, check_values, typed
@@ -42,15 +42,12 @@ if TYPE_CHECKING:
 ColumnType = Literal["number", "category"]
 Task = Literal["classification", "regression"]
 ClassWeights = Literal["none", "balanced"]
-ModelKind = Literal["linear", "logistic", "mlp", "custom"]
 Range = tuple[float, float]
-Activation = Literal["relu", "tanh", "gelu", "sigmoid"]
 
 SCHEMA_SECTIONS = ("data", "model", "privacy")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 # Of UTF-8; a longer value is free text, not a category.
 MAX_CATEGORY_BYTES = 90
-MAX_LAYERS, MAX_LAYER_WIDTH = 32, 65536
 RARE = 5
 """Values of fewer records are not disclosed, and features of fewer training records are merged."""
 MAX_RARE = 1_000_000
@@ -85,7 +82,7 @@ class Column:
     values: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _choice("type", self.type, ColumnType)
+        check_choice("type", self.type, ColumnType)
         object.__setattr__(self, "categories", _texts("categories", self.categories))
         if self.categories and self.type != "category":
             raise InputError("it is a number and has categories; remove them, or write type = 'category'")
@@ -149,8 +146,8 @@ class Data:
     def __post_init__(self) -> None:
         for name in ("target", "id"):
             typed(name, getattr(self, name), str)
-        _choice("task", self.task, Task)
-        _choice("class_weights", self.class_weights, ClassWeights)
+        check_choice("task", self.task, Task)
+        check_choice("class_weights", self.class_weights, ClassWeights)
         object.__setattr__(self, "classes", _texts("classes", self.classes))
         object.__setattr__(self, "missing", _texts("missing", self.missing))
         object.__setattr__(self, "validation", typed("validation", self.validation, float))
@@ -240,47 +237,6 @@ OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True, "values"
 OPTIONAL_OF_A_COLUMN: dict[str, Any] = {"range": None, "rare": None, "missing": (), "values": {}}
 
 
-@dataclass(frozen=True)
-class Model:
-    """The model that all participants train. Invalid values raise an `InputError`.
-
-    Attributes:
-        kind: "linear" or "logistic" (no hidden layer), "mlp", or "custom".
-        layers: the widths of an mlp's hidden layers.
-        activation: the activation between them.
-        function: the `module:function` of a custom model, called with the numbers of features and outputs.
-        delta: δ, the standard deviation of the origins; a participant may choose its own.
-    """
-
-    kind: ModelKind = "mlp"
-    layers: tuple[int, ...] = ()
-    activation: Activation = "relu"
-    function: str = ""
-    delta: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.function and self.kind == "mlp" and not self.layers:
-            object.__setattr__(self, "kind", "custom")
-        _choice("kind", self.kind, ModelKind)
-        _choice("activation", self.activation, Activation)
-        typed("function", self.function, str)
-        object.__setattr__(self, "delta", typed("delta", self.delta, float))
-        object.__setattr__(self, "layers", _widths(self.layers))
-        if not 0 < self.delta < math.inf:
-            raise InputError(f"delta is {self.delta}; it is the standard deviation of the origins, above 0")
-        if (self.kind == "custom") != bool(self.function):
-            raise InputError(
-                f"kind is {self.kind!r} and function is {self.function!r}; a custom model has kind = 'custom' and a "
-                "function, and no other kind has a function"
-            )
-        if self.function and not all(self.function.partition(":")):
-            raise InputError(f"function is {self.function!r}; write MODULE:FUNCTION, such as models:network")
-        if self.kind == "mlp" and not self.layers:
-            raise InputError("layers is empty; give the widths of the hidden layers, such as layers = [64, 32]")
-        if self.kind != "mlp" and self.layers:
-            raise InputError(f"a {self.kind} model has no hidden layers; remove layers, or write kind = 'mlp'")
-
-
 def parse_schema(text: str, path: str | os.PathLike[str] | None = None) -> tuple[Data, Model, PrivacySection | None]:
     """Parse a text with `[data]`, `[model]` and maybe `[privacy]`; reject all other sections.
 
@@ -332,16 +288,6 @@ def parse_data(table: Any) -> Data:
     return Data(**{**table, "columns": tuple(_column(name, value) for name, value in columns.items())})
 
 
-def parse_model(table: Any) -> Model:
-    """Parse a `[model]` section.
-
-    Raises:
-        InputError: it is not valid.
-    """
-    check_keys(table, (), [each.name for each in fields(Model)])
-    return Model(**table)
-
-
 def _column(name: str, value: Any) -> Column:
     with at(f"column {name!r}: "):
         if isinstance(value, str):
@@ -352,12 +298,6 @@ def _column(name: str, value: Any) -> Column:
             return Column(name, "category", tuple(value))
         check_keys(value, ("type",), ("categories", "held_by", "range", "rare", "missing", "values"))
         return Column(name, **value)
-
-
-def _choice(name: str, value: Any, kind: Any) -> None:
-    choices = get_args(kind)
-    if value not in choices:
-        raise InputError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
 
 def _range(value: Any) -> Range | None:
@@ -386,11 +326,3 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
             raise InputError(f"{name} has {each!r} twice; name it once")
         seen.add(each)
     return tuple(values)
-
-
-def _widths(layers: Any) -> tuple[int, ...]:
-    if not isinstance(layers, (list, tuple)) or not all(type(each) is int for each in layers):
-        raise InputError(f"layers is {layers!r}; it must be a list of whole numbers, such as [64, 32]")
-    if len(layers) > MAX_LAYERS or not all(1 <= each <= MAX_LAYER_WIDTH for each in layers):
-        raise InputError(f"layers is {list(layers)}; use up to {MAX_LAYERS} layers of 1 to {MAX_LAYER_WIDTH} units")
-    return tuple(layers)

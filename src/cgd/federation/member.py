@@ -277,6 +277,8 @@ def join(
     Examples:
         ```python
         with cgd.join("federation.toml", participant="hospital-a") as peers:
+            with cgd.public_seed(7):
+                model = build_model()
             cgd.confine(model, delta=0.1, seed=peers.seed)
             optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
             for step in range(200):

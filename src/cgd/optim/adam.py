@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cgd.optim.displacement import AdamRule, reject_weight_decay
 from cgd.optim.optimizer import ConfinedOptimizer
@@ -26,9 +26,14 @@ class ConfinedAdam(ConfinedOptimizer):
         betas: the decay rates of the two moments.
         eps: added to the denominator. Gradients below the resolution of the sum (`Peers.resolution`) count as zero; for
             gradients that small, use peers with ring_bits=64.
+        amsgrad: True for AMSGrad, which divides by the largest second moment so far.
+        max_norm: the largest norm of an opened sum, over all parameters that are summed with the same peers; a larger
+            one is scaled down to it.
         weight_decay: rejected unless it is 0, because it reads the private weights.
         privacy: differential privacy of every record, see `cgd.Privacy`.
     """
+
+    LATER_OPTIONS: ClassVar[dict[str, Any]] = {"amsgrad": False}
 
     def __init__(
         self,
@@ -39,13 +44,16 @@ class ConfinedAdam(ConfinedOptimizer):
         samples: int,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        amsgrad: bool = False,
         weight_decay: float = 0.0,
+        max_norm: float | None = None,
         privacy: Privacy | None = None,
     ) -> None:
         reject_weight_decay(weight_decay)
-        options = {"lr": lr, "betas": betas, "eps": eps}
-        super().__init__(params, options, peers=peers, samples=samples, privacy=privacy)
+        options = {"lr": lr, "betas": betas, "eps": eps, "amsgrad": amsgrad}
+        super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         first, second = group["betas"]
-        return AdamRule(float(group["lr"]), (float(first), float(second)), float(group["eps"]))
+        options = float(group["lr"]), (float(first), float(second)), float(group["eps"])
+        return AdamRule(*options, amsgrad=bool(group["amsgrad"]))

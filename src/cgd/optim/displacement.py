@@ -1,4 +1,4 @@
-"""Gradients as one vector, and the displacement that update rules move by their sum (paper, Alg. 1, last line).
+"""The displacement, and the update rules that move it by opened sums (paper, Alg. 1, last line).
 
 A confined model is `origin + displacement`. The origin is private. The displacement is the same at every member: an
 update rule computes it from opened sums alone, so that every model descends by the same α_k·Σg.
@@ -6,8 +6,7 @@ update rule computes it from opened sums alone, so that every model descends by 
 To compute the same *bits* on every processor, each operation here rounds once. For this reason no rule uses
 `add_(alpha=)`, `addcmul_` or `lerp_`: a processor may fuse their multiplication and addition into one rounding.
 
-The input of a secure sum is also made here: the gradients of all parameters as one vector, the context that members
-compare, and errors that name a parameter.
+The context that members compare before a sum, and errors that name a parameter, are also made here.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError, RangeError
+from cgd.optim.flat_vectors import working_dtype
+from cgd.optim.public_start import start_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
+    from collections.abc import Mapping, Sequence
 
     ParameterState = dict[str, Any]
     ParameterGroup = dict[str, Any]
@@ -32,36 +33,21 @@ if TYPE_CHECKING:
 
 # What an update rule may store for a parameter between steps, beside the origin and the displacement: tensors of the
 # displacement's shape and type, and "powers", two numbers in [0, 1]. A stored state with anything else is rejected.
-RULE_STATES = (frozenset[str](), frozenset({"momentum_buffer"}), frozenset({"mean", "square", "powers"}))
+RULE_STATES = (
+    frozenset[str](),
+    frozenset({"momentum_buffer"}),
+    frozenset({"mean", "square", "powers"}),
+    frozenset({"mean", "square", "largest", "powers"}),
+)
+PRIVATE_STATES = ("origin", "start")
+"""The keys of a parameter's state that members do not store: its value before the first step, and a digest."""
 # A context has at most 255 bytes, of which the digest takes 64.
-MAX_OPTIONS_CHARACTERS = 130
+MAX_OPTIONS_CHARACTERS = 115
 
 
 def trainable(*groups: ParameterGroup) -> list[torch.Tensor]:
     """Return the parameters of these groups that require a gradient."""
     return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
-
-
-def flatten_gradients(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the gradients of all parameters as one vector; a missing gradient is zero, because a peer may have one."""
-    dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
-    return torch.cat([_flatten(each, dtype) for each in parameters])
-
-
-def _flatten(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if parameter.grad is None:
-        return torch.zeros(parameter.numel(), dtype=dtype)
-    gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-    return gradient.detach().reshape(-1).to("cpu", dtype)
-
-
-def split_sum(total: torch.Tensor, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
-    """Return the part of each parameter in a sum of such vectors, of its shape and on its device."""
-    pieces = torch.split(total, [each.numel() for each in parameters])
-    return {
-        each: piece.reshape(each.shape).to(each.device, working_dtype(each))
-        for each, piece in zip(parameters, pieces, strict=True)
-    }
 
 
 def step_context(
@@ -82,40 +68,54 @@ def step_context(
     parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
     layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in parameters if each.requires_grad]
     model = hashlib.sha256(repr(layout).encode())
-    state = hashlib.sha256()
+    start, state = hashlib.sha256(), hashlib.sha256()
     for parameter in trainable(*groups):
-        for key, value in sorted(states[parameter].items() if parameter in states else ()):
-            if key != "origin":
+        own = states[parameter] if parameter in states else {"start": start_of(parameter)}
+        start.update(_to_bytes(own.get("start")))
+        for key, value in sorted(own.items()):
+            if key not in PRIVATE_STATES:
                 state.update(key.encode())
                 state.update(_to_bytes(value))
     text = f"{kind} with " + ", ".join(f"{key} {' '.join(each)}" for key, each in values.items())
     text += f", {total_samples} samples"
-    everything = hashlib.sha256(text.encode() + model.digest() + state.digest()).hexdigest()
+    parts = {"model": model, "start": start, "state": state}
+    everything = hashlib.sha256(text.encode() + b"".join(each.digest() for each in parts.values())).hexdigest()
     excerpt = text if len(text) <= MAX_OPTIONS_CHARACTERS else f"{text[:MAX_OPTIONS_CHARACTERS]}…"
     # The short digests show a reader which part differs; the comparison rests on the full digest at the end.
-    return f"{excerpt}, model {model.hexdigest()[:8]}, state {state.hexdigest()[:8]}, all {everything}"
+    shown = ", ".join(f"{name} {each.hexdigest()[:8]}" for name, each in parts.items())
+    return f"{excerpt}, {shown}, all {everything}"
 
 
-def locate_range_error(
-    error: RangeError, groups: Sequence[ParameterGroup], parameters: Sequence[torch.Tensor]
-) -> RangeError:
-    """Return the same error with the name of the parameter and the index in it, instead of the index in the vector."""
-    names = {
+def parameter_name(parameter: torch.Tensor, groups: Sequence[ParameterGroup], number: int) -> str:
+    """Return the name of a parameter in these groups; its number and shape if it has none."""
+    names: dict[torch.Tensor, str] = {
         parameter: name
         for group in groups
         for parameter, name in zip(group["params"], group.get("param_names", ()), strict=False)
     }
+    return names.get(parameter, f"number {number}, of shape {tuple(parameter.shape)},")
+
+
+def locate_range_error(
+    error: RangeError, groups: Sequence[ParameterGroup], parameters: Sequence[torch.Tensor], what: str = "gradient"
+) -> RangeError:
+    """Return the same error with the name of the parameter and the index in it, instead of the index in the vector.
+
+    `what` was summed: "gradient" or "update".
+    """
     ends = np.cumsum([parameter.numel() for parameter in parameters])
     number = int(np.searchsorted(ends, error.index[0], side="right"))
     parameter = parameters[number]
     offset = error.index[0] - int(ends[number]) + parameter.numel()
     index = tuple(int(i) for i in np.unravel_index(offset, parameter.shape)) if parameter.dim() else ()
-    name = names.get(parameter, f"number {number}, of shape {tuple(parameter.shape)},")
-    return RangeError(error.value, index, error.bound, f"the gradient of parameter {name}")
+    name = parameter_name(parameter, groups, number)
+    return RangeError(error.value, index, error.bound, f"the {what} of parameter {name}")
 
 
 def _canonical(value: Any) -> str:
     """Return an option as text that depends on its value only: 1, 1.0 and a tensor of 1 give the same text."""
+    if value is None or isinstance(value, str):
+        return repr(value)
     return "/".join(map(_canonical, value)) if isinstance(value, (tuple, list)) else repr(float(value))
 
 
@@ -141,18 +141,24 @@ class UpdateRule(Protocol):
 
 @dataclass(frozen=True)
 class SGDRule:
-    """Gradient descent, with optional momentum: v ← momentum·v + G, D ← D − lr·v."""
+    """Gradient descent, with optional momentum: v ← momentum·v + G, D ← D − lr·v.
+
+    With `nesterov`, D ← D − lr·(G + momentum·v), as in torch.
+    """
 
     scales_with_gradient: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     lr: float
     momentum: float = 0.0
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         _check_lr(self.lr)
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov is True and momentum is 0; give a momentum, such as 0.9, or leave nesterov out")
 
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: ParameterState) -> None:
         """Move `displacement` in place by one step; `state` holds the momentum buffer."""
@@ -161,12 +167,14 @@ class SGDRule:
             previous = state.get("momentum_buffer")
             velocity = gradient_sum.clone() if previous is None else previous * self.momentum + gradient_sum
             state["momentum_buffer"] = velocity
+        if self.nesterov:
+            velocity = gradient_sum + velocity * self.momentum
         displacement -= velocity * self.lr
 
 
 @dataclass(frozen=True)
 class AdamRule:
-    """Adam (Kingma and Ba, 2015) on the opened sums."""
+    """Adam (Kingma and Ba, 2015) on the opened sums; with `amsgrad`, AMSGrad (Reddi et al., 2018)."""
 
     scales_with_gradient: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
@@ -174,6 +182,7 @@ class AdamRule:
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    amsgrad: bool = False
 
     def __post_init__(self) -> None:
         _check_lr(self.lr)
@@ -181,7 +190,7 @@ class AdamRule:
             raise InputError(f"betas are {self.betas} and eps is {self.eps}; betas must be in [0, 1) and eps above 0")
 
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: ParameterState) -> None:
-        """Move `displacement` in place by one step; `state` holds the two moments."""
+        """Move `displacement` in place by one step; `state` holds the moments."""
         if "mean" not in state:
             state["mean"] = torch.zeros_like(displacement)
             state["square"] = torch.zeros_like(displacement)
@@ -192,66 +201,16 @@ class AdamRule:
         power_1, power_2 = state["powers"] = (power_1 * beta_1, power_2 * beta_2)
         mean = state["mean"] = state["mean"] * beta_1 + gradient_sum * (1.0 - beta_1)
         square = state["square"] = state["square"] * beta_2 + gradient_sum * gradient_sum * (1.0 - beta_2)
+        if self.amsgrad:
+            square = state["largest"] = torch.maximum(state.get("largest", square), square)
         denominator = torch.sqrt(square * (1.0 / (1.0 - power_2))) + self.eps
         displacement -= mean * (1.0 / (1.0 - power_1)) / denominator * self.lr
 
 
-def working_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return the type in which a parameter is moved: at least single precision, so that small steps are not lost."""
-    return torch.promote_types(parameter.dtype, torch.float32)
-
-
 def initial_state(parameter: torch.Tensor) -> ParameterState:
-    """Return the state of a parameter before its first step: its value becomes the origin."""
+    """Return the state of a parameter before its first step: its value becomes the origin, start included."""
     origin = parameter.detach().to(working_dtype(parameter), copy=True)
-    return {"origin": origin, "displacement": torch.zeros_like(origin)}
-
-
-def flatten_displacements(
-    parameters: Sequence[torch.Tensor], states: Mapping[torch.Tensor, ParameterState]
-) -> torch.Tensor:
-    """Return the displacements of all parameters as one vector; zeros for those that have not moved."""
-    parts = [
-        states[parameter]["displacement"].reshape(-1).cpu()
-        if parameter in states
-        else torch.zeros(parameter.numel(), dtype=working_dtype(parameter))
-        for parameter in parameters
-    ]
-    return torch.cat(parts)
-
-
-def check_options(group: ParameterGroup, needed: Set[str], kind: str) -> None:
-    """Check that a saved parameter group has all options of this kind of optimiser.
-
-    Raises:
-        InputError: an option is missing.
-    """
-    if missing := needed - group.keys():
-        raise InputError(
-            f"the state has no {', '.join(sorted(missing))}: it is not that of a {kind}; "
-            "load it into the kind of optimiser it was saved from"
-        )
-
-
-def check_state(state: Mapping[str, Any], parameter: torch.Tensor) -> None:
-    """Check that a saved state fits a parameter.
-
-    Raises:
-        InputError: it has no displacement of the parameter's shape.
-    """
-    if "displacement" not in state or state["displacement"].shape != parameter.shape:
-        raise InputError(
-            f"the state does not fit a parameter of shape {tuple(parameter.shape)}; "
-            "load the state of a confined optimiser over the same model"
-        )
-
-
-def copy_state(state: Mapping[str, Any], device: torch.device) -> ParameterState:
-    """Return a copy of a parameter's state whose tensors are on this device, of the same types as before."""
-    return {
-        key: value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
-        for key, value in state.items()
-    }
+    return {"origin": origin, "start": start_of(parameter), "displacement": torch.zeros_like(origin)}
 
 
 def place(parameter: torch.Tensor, origin: torch.Tensor, displacement: torch.Tensor) -> None:

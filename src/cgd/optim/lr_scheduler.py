@@ -1,14 +1,16 @@
-"""The learning rate α_k of the paper (Theorem 1 and section 7.2.2)."""
+"""The learning rate α_k of the paper (Theorem 1 and section 7.2.2), and schedulers in restarted programs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
 
@@ -63,3 +65,21 @@ class InverseSquareLR(LRScheduler):
     def get_lr(self) -> list[float | torch.Tensor]:
         """Return the learning rate of every parameter group."""
         return [base * self.factor(self.last_epoch) for base in self.base_lrs]
+
+
+def catch_up(schedulers: Iterable[LRScheduler], steps: int) -> None:
+    """Step schedulers that belong to a program which starts after this number of steps.
+
+    Raises:
+        InputError: a scheduler depends on losses, which are not stored.
+    """
+    for scheduler in schedulers:
+        if steps and isinstance(scheduler, ReduceLROnPlateau):
+            raise InputError(
+                "a ReduceLROnPlateau cannot continue without the losses of earlier steps, which are not stored; loop "
+                "over range(count), where past sums of losses are repeated, instead of optimizer.steps(count)"
+            )
+        scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]  # by an earlier process; else torch warns
+        counting = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
+        for _ in range(steps - counting.last_epoch):
+            scheduler.step()

@@ -10,34 +10,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
 
-from cgd.errors import InputError, MembersChangedError
-from cgd.optim import recovery, sample_count
+from cgd.errors import InputError, MembersChangedError, PeerLeftError, SettingsError
+from cgd.optim import program_checks, recovery, sample_count, saved_state
+from cgd.optim.clipping import check_max_norm, clip_to_norm
 from cgd.optim.displacement import (
-    check_options,
-    check_state,
-    copy_state,
-    flatten_displacements,
-    flatten_gradients,
     initial_state,
     place,
     reject_weight_decay,
-    split_sum,
     step_context,
     trainable,
 )
+from cgd.optim.flat_vectors import common_states_on_cpu, flatten_displacements, split_sum
+from cgd.optim.local_steps import LocalSteps
+from cgd.optim.lr_scheduler import catch_up
 from cgd.optim.origin import warn_if_unconfined
 from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
+from cgd.optim.step_input import StepInput
 from cgd.optim.weighted_sum import WeightedSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import ParamsT
 
     from cgd.optim.displacement import UpdateRule
@@ -50,10 +49,11 @@ if TYPE_CHECKING:
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     """Base class of confined optimisers; a subclass chooses the rule that moves the displacement.
 
-    The origin of a parameter is its value at its first step. After that its value is origin + displacement; what a
-    program writes into it is overwritten. Parameters that do not require a gradient are left out; a parameter without
-    a gradient contributes zero, because a peer may have one. All members need the same parameters in the same order
-    and the same options. Members compare these, and a digest of the displacement, before they share anything.
+    The origin of a parameter is its value at its first step. After that its value is origin + displacement, and a
+    program that writes another value into it is stopped at the next step. Parameters that do not require a gradient are
+    left out; a parameter without a gradient contributes zero, because a peer may have one. All members need the same
+    parameters in the same order and the same options. Members compare these, and a digest of the displacement, before
+    they share anything. A `torch.amp.GradScaler` can be used: with an infinite gradient, a member enters zeros.
 
     A parameter group may have its own `peers` (in a grid, those of the first layer are its column group). Groups with
     fewer members are summed first, and nothing moves before the last sum is open: if one member fails, none moves.
@@ -62,25 +62,40 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     first step restores the displacement, and earlier steps are skipped without a sum. Or it loops over `steps(count)`.
 
     Attributes:
+        peers: the members of the sum.
         samples: n_l, the number of this participant's samples.
         privacy: differential privacy, if wanted: clipping, noise and the budget.
         records_digest: a digest of the samples. If it is set before the first step, a restarted participant is stopped
             also if it has the same number of other samples. It is not sent; see `sample_count.py`.
         replayed: True if an earlier process of this participant took the latest step, so that nothing was sent for it.
+        step_input: what is summed: gradients, or updates of local steps.
+        max_norm: the largest norm of an opened sum; None to clip nothing.
     """
 
+    _step_supports_amp_scaling = True  # torch's GradScaler then calls `step` also if a gradient is infinite
+    LATER_OPTIONS: ClassVar[dict[str, Any]] = {}
+    """Options that earlier versions did not have, with their defaults. Only other values are part of the context."""
+
     def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], *, peers: Peers, samples: int, privacy: Privacy | None = None
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        peers: Peers,
+        samples: int,
+        privacy: Privacy | None = None,
+        max_norm: float | None = None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
             raise InputError(f"samples is {samples!r}; it is the number of this participant's samples, at least 1")
-        self.samples, self.privacy = int(samples), privacy
+        self.samples, self.privacy, self.max_norm = int(samples), privacy, check_max_norm(max_norm)
         self.records_digest, self.replayed = b"", False
-        self._default_peers = peers
+        self.peers = peers
         self._group_peers: list[Peers] = []
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
-        self._options = sorted(defaults)  # torch adds some of its own to self.defaults
+        self.step_input = StepInput()
+        self._options = sorted(defaults.keys() - self.LATER_OPTIONS)  # torch adds some of its own to self.defaults
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})
         if privacy is not None:
             privacy.attach(self)
@@ -88,16 +103,14 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, which may have its own options and its own `peers`."""
         group = dict(param_group)
-        peers = group.pop("peers", self._default_peers)
-        reject_weight_decay(group.pop("weight_decay", 0.0))
-        self._rule({**self.defaults, **group})  # rejects invalid options
+        peers = group.pop("peers", self.peers)
+        if "weight_decay" not in self.defaults:
+            reject_weight_decay(group.pop("weight_decay", 0.0))
+        program_checks.check_rule(self._rule({**self.defaults, **group}))  # rejects invalid options
         params = group["params"]
         group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
-        for each in group["params"]:
-            parameter = each[1] if isinstance(each, tuple) else each
-            if isinstance(parameter, torch.Tensor) and not parameter.is_floating_point():
-                raise InputError(f"a parameter is of type {parameter.dtype}; only floats can be summed and moved")
-        if self.privacy is not None and peers is not self._default_peers:
+        program_checks.check_parameters(group["params"])
+        if self.privacy is not None and peers is not self.peers:
             raise InputError(
                 "a group has peers of its own, as in a grid, and privacy= is for one sum of all members; train without "
                 "a grid, or without privacy"
@@ -115,18 +128,22 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             RangeError: a gradient is NaN, infinite or beyond the bound of the peers.
-            InputError: the members, or this participant's samples, are not those that n was counted with.
+            InputError: the members, or this participant's samples, are not those that n was counted with; or the
+                program has written into a parameter.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
         loss, self.replayed = None, True
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         pending = self.groups_by_peers()
-        with abort_on_error(peers for peers, _ in pending):  # evaluated on an error: the sums that have not started
+        unfinished = (peers for peers, _ in pending)  # evaluated on an error: the sums that have not started
+        with program_checks.discard_scaling_on_error(self), abort_on_error(unfinished):
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
+            self.step_input.check_outside_local_steps()
             rules = [self._rule(group) for group in self.param_groups]
             self._load_states()
+            program_checks.check_unwritten(self.param_groups, self.state)
             while pending:
                 gradient_sums |= self._sum_unless_taken(*pending.pop(0))
         for group, rule in zip(self.param_groups, rules, strict=True):
@@ -143,17 +160,28 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             self._recovery.save(peers, groups, self.state)
         return loss
 
+    def local_steps(self) -> LocalSteps:
+        """Return the context of one round: train in it with a local optimiser, and at its end the updates are summed.
+
+        See `cgd.optim.local_steps` for what it means, an example, and what the program must do.
+
+        Raises:
+            InputError: with `privacy=` or a `JointFirstLayer`, which need gradients; or inside another such context.
+        """
+        return LocalSteps(self)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, and with `privacy=` also those of single records."""
         if self.privacy is not None:
             self.privacy.reset()
         super().zero_grad(set_to_none)
 
-    def steps(self, count: int) -> Iterator[int]:
+    def steps(self, count: int, *schedulers: LRScheduler) -> Iterator[int]:
         """Iterate over the numbers of the remaining steps, of `count` in total.
 
         In a restarted participant the first of them is the last step that was taken. `step()` changes nothing in it,
-        but sums that the program's loop makes after it may be missing. For programs with one optimiser.
+        but sums that the program's loop makes after it may be missing. For programs with one optimiser. Schedulers that
+        the loop steps once after every step can be given here: they are set to the first step.
 
         Examples:
             >>> import cgd, torch
@@ -171,9 +199,10 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             first -= 1
         for group in self.param_groups:
             group["steps"] = first
-        self._default_peers.recovery.jump(first)
+        catch_up(schedulers, first)
+        self.peers.recovery.jump(first)
         for step in range(first, count):
-            self._default_peers.recovery.set_step(step)
+            self.peers.recovery.set_step(step)
             yield step
 
     def steps_taken(self) -> int:
@@ -206,24 +235,20 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         The state contains the private origin: keep it as secret as the model. Buffers, such as those of batch
         normalisation, are not parameters; save `model.state_dict()` too.
         """
-        for group in state_dict["param_groups"]:
-            check_options(group, {*self._options, *NOT_COUNTED, "steps"}, type(self).__name__)
-        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        ours = chain.from_iterable(group["params"] for group in self.param_groups)
-        states = state_dict["state"]
-        pairs = [(states[i], parameter) for i, parameter in zip(saved, ours, strict=False) if i in states]
-        for state, parameter in pairs:
-            check_state(state, parameter)
+        needed = {*self._options, *NOT_COUNTED, "steps"}
+        pairs = saved_state.match(state_dict, self.param_groups, needed, type(self).__name__)
         if self.privacy is not None:  # before anything changes: the steps of this state were charged, with their count
             for peers, _ in self.groups_by_peers():
                 steps = max(group.get("steps", 0) for group in state_dict["param_groups"])
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=steps + bool(steps))
             self.privacy.reset()
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.update({key: group.get(key, default) for key, default in self.LATER_OPTIONS.items()})
         self._opened.clear()
         with torch.no_grad():
             for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
-                own = self.state[parameter] = copy_state(state, parameter.device)
+                own = self.state[parameter] = saved_state.copy(state, parameter.device)
                 place(parameter, own["origin"], own["displacement"])
 
     def __getstate__(self) -> NoReturn:
@@ -232,6 +257,14 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         """Return the rule that moves the displacement of this group; raise InputError for an invalid option."""
+
+    def _describe(self) -> str:
+        """Return the kind of optimiser, which members compare."""
+        return type(self).__name__
+
+    def _layout(self, group: dict[str, Any], parameter: torch.Tensor) -> recovery.Layout | None:  # noqa: ARG002
+        """Return what the rule stores for a parameter; None if it is one of `RULE_STATES`."""
+        return None
 
     def groups_by_peers(self) -> list[tuple[Peers, list[dict[str, Any]]]]:
         """Return the parameter groups of each sum, those that have the same peers; sums with fewer members first."""
@@ -279,7 +312,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         self._warn_if_unconfined(parameters)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
-        counted = recovery.restore(stored.content, parameters, states)
+        layouts = [self._layout(group, parameter) for group in groups for parameter in trainable(group)]
+        counted = recovery.restore(stored.content, parameters, states, layouts)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
             private, pledges = self.privacy is not None, counted["pledges"]
             sample_count.check_commitment(peers, self.samples, pledges, epoch, self.records_digest, private=private)
@@ -314,48 +348,43 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
             if self.privacy is None:
-                vector = flatten_gradients(parameters)
+                vector = self.step_input.vector(parameters, self)
             else:
+                program_checks.reject_scaling(self)
                 self.privacy.begin(peers, step.slot)
                 vector = self.privacy.gradient(parameters, self.samples)
         if groups[0]["total_samples"] is None:
-            counted = sample_count.count(
-                peers,
-                self.samples,
-                step,
-                epoch,
-                addends,
-                self.records_digest,
-                took_part=took_part,
-                privacy=self.privacy,
-            )
-            if (current := peers.next_round()[0]) != epoch:  # no step was finished with this count
-                sample_count.keep_commitments(groups if was_counted else (), counted)
-                raise MembersChangedError(epoch, current, peers.members)
-            for group in groups:
-                group.update(counted)
+            count = partial(sample_count.count_for_groups, was_counted=was_counted, took_part=took_part)
+            count(peers, groups, self.samples, step, epoch, addends, self.records_digest, self.privacy)
             self._weighted_sums.forget_weight(peers)
             with abort_on_error([peers]):  # a replayed count may be that of an earlier process
                 check(took_part=took_part)
         context, total_samples = self._context(groups), groups[0]["total_samples"]
         self.replayed = self.replayed and peers.recovery.is_replay()
-        if self.privacy is not None:
-            total = self.privacy.open_gradients(peers, vector, total_samples, context, step, epoch, addends)
-        else:
-            weight = self.samples / total_samples if took_part else 1 / addends  # the latter is not sent
-            total = self._weighted_sums.open(
-                peers, groups, parameters, vector, self.samples, weight, context, step, epoch
-            )
-        return split_sum(total, parameters)
+        try:
+            if self.privacy is not None:
+                total = self.privacy.open_gradients(peers, vector, total_samples, context, step, epoch, addends)
+            else:
+                weight = self.samples / total_samples if took_part else 1 / addends  # the latter is not sent
+                total = self._weighted_sums.open(
+                    peers, groups, parameters, vector, self.samples, weight, context, step, epoch, self.step_input
+                )
+        except (SettingsError, PeerLeftError) as error:
+            raise program_checks.explain(error) from None
+        return split_sum(clip_to_norm(total, self.max_norm), parameters)
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
-        kind = type(self).__name__
+        kind = self._describe()
         if self.privacy is not None:
             kind += f" for {self.privacy.settings.describe()},"
-        return step_context(kind, self._options, groups, self.state, groups[0]["total_samples"])
+        kind += self.step_input.describe() + (f" clipped to {self.max_norm}" if self.max_norm else "")
+        later = [key for key, default in self.LATER_OPTIONS.items() if any(group[key] != default for group in groups)]
+        states = common_states_on_cpu(trainable(*groups), self.state)
+        return step_context(kind, self._options + later, groups, states, groups[0]["total_samples"])
 
     def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
-        warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
+        if self.step_input.local_steps is None:  # which has warned
+            warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -1,7 +1,8 @@
-"""The private origin of a confined model: its initial weights (paper, Alg. 1 and section 4.2).
+"""The private origin of a confined model (paper, Alg. 1 and section 4.2).
 
-Every participant draws w₁ˡ = δˡ·Rand from its own secret seed. The seed and δˡ suffice to draw the same origin again,
-bit for bit.
+Every participant draws δˡ·Rand from its own secret seed, and adds it to the public start that all members have in
+common. The seed and δˡ suffice to draw the same origin again, bit for bit. In the paper the start is zero, so that the
+origin is w₁ˡ, the initial weights.
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
 from cgd.optim import privacy_warnings
 from cgd.optim.normal import standard_normal
+from cgd.optim.public_start import CONFINED, ZEROS, check_start, digest_of, start_digest
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterator
 
+    from cgd.optim.public_start import Start
+
     Rand = Callable[[torch.Size, torch.Generator], torch.Tensor]
 
 SEED_BYTES = 32
 FORMAT = "cgd-origin-1"
-CONFINED = "_cgd_confined"
-"""The attribute that marks a parameter drawn from a private origin."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Origin:
         shapes: the shape of every trainable parameter, by name.
         seed: 32 secret bytes, not shown by `repr`.
         rand: the distribution Rand of the paper, if it is not N(0, 1).
+        start: digest of the public start that the origin is added to; "zeros" if that is zero, as in the paper.
     """
 
     delta: float
     shapes: dict[str, tuple[int, ...]]
     seed: bytes = field(repr=False)
     rand: Rand | None = field(default=None, repr=False)
+    start: str = field(default=ZEROS, repr=False)
 
     def key(self, name: str) -> bytes:
         """Return the key from which a parameter is drawn.
@@ -70,10 +75,13 @@ class Origin:
             yield name, numbers * self.delta
 
     def apply(self, model: torch.nn.Module) -> None:
-        """Set the model's parameters to this origin.
+        """Add this origin to the model's parameters, which must have the values of the start.
+
+        If the start is zero, set the parameters to the origin.
 
         Raises:
-            InputError: the trainable parameters of the model are not those of the origin.
+            InputError: the trainable parameters of the model are not those of the origin, or their values are not the
+                start.
         """
         parameters = _trainable(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -84,10 +92,20 @@ class Origin:
                 f"the model does not fit this origin: {wrong[0]} is {theirs} in the model and {ours} in the origin; "
                 "build the model the origin was drawn for"
             )
+        if self.start == ZEROS:
+            with torch.no_grad():
+                for parameter in parameters.values():
+                    parameter.zero_()
+        if self.start not in (ZEROS, start_digest(parameters)):
+            raise InputError(
+                "the model does not have the start that this origin was drawn for; build it in the same way, with the "
+                "same cgd.public_seed or the same pretrained weights, and do not train or confine it before"
+            )
         with torch.no_grad():
             for name, numbers in self.draw():
-                parameters[name].copy_(numbers)
-                setattr(parameters[name], CONFINED, True)
+                parameter = parameters[name]
+                setattr(parameter, CONFINED, digest_of(parameter))
+                parameter.copy_(parameter.double().cpu() + numbers)
         privacy_warnings.mark_first_layer(model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -102,6 +120,7 @@ class Origin:
             "delta": self.delta,
             "seed": self.seed.hex(),
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            **({} if self.start == ZEROS else {"start": self.start}),
         }
         try:
             write_file(Path(path), json.dumps(content, indent=1), mode=PRIVATE, new=True)
@@ -123,7 +142,8 @@ class Origin:
                 raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
             custom = content["rand"] != "normal"
             shapes = {str(name): tuple(int(size) for size in shape) for name, shape in content["shapes"].items()}
-            origin = cls(check_delta(content["delta"]), shapes, _check_seed(bytes.fromhex(content["seed"])), rand)
+            seed = _check_seed(bytes.fromhex(content["seed"]))
+            origin = cls(check_delta(content["delta"]), shapes, seed, rand, str(content.get("start", ZEROS)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is not an origin that cgd saved: {error}") from None
         if custom != (rand is not None):
@@ -144,45 +164,69 @@ class Origin:
 
 
 def confine(
-    model: torch.nn.Module, delta: float = 0.1, seed: bytes | None = None, *, rand: Rand | None = None
+    model: torch.nn.Module,
+    delta: float = 0.1,
+    seed: bytes | None = None,
+    *,
+    start: Start = "model",
+    rand: Rand | None = None,
 ) -> Origin:
-    """Give the model a private origin: draw every trainable parameter from N(0, δ²).
+    """Give the model a private origin: add numbers drawn from N(0, δ²) to every trainable parameter.
 
-    Frozen parameters (`requires_grad=False`) and buffers do not change. Call it before the first step, because an
-    optimiser uses the values of the parameters at its first step as the origin.
+    The values that the model has are the public start, and must be the same at all members: build it inside
+    `cgd.public_seed`, or load the same pretrained weights. Frozen parameters (`requires_grad=False`) and buffers do not
+    change. Call it before the first step, because an optimiser uses the values of the parameters at its first step as
+    start + origin.
 
     Args:
         model: any module.
         delta: the standard deviation of the origin; each participant chooses its own and may keep it secret.
         seed: 32 secret bytes; by default a new seed from the operating system. Store it with `Origin.save`.
+        start: "model", or "zeros" to set all trainable parameters to zero first, as in the paper.
         rand: a distribution other than N(0, 1), as a function `rand(shape, generator)`; also scaled by `delta`.
 
     Returns:
         The origin, which can be saved and drawn again.
 
+    Raises:
+        InputError: the model is confined already, or has no trainable parameter.
+
     Examples:
         >>> import cgd, torch
-        >>> model = torch.nn.Linear(2, 1)
+        >>> with cgd.public_seed(7):
+        ...     model = torch.nn.Linear(2, 1)
         >>> origin = cgd.confine(model, delta=0.1)
         >>> origin
         Origin(delta=0.1, shapes={'weight': (1, 2), 'bias': (1,)})
-        >>> copy = torch.nn.Linear(2, 1)
+        >>> with cgd.public_seed(7):
+        ...     copy = torch.nn.Linear(2, 1)
         >>> origin.apply(copy)
         >>> torch.equal(model.weight, copy.weight)
         True
     """
-    shapes = {name: tuple(parameter.shape) for name, parameter in _trainable(model).items()}
-    if not shapes:
+    check_start(start)
+    parameters = _trainable(model)
+    if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad on the parameters to train")
+    for name, parameter in parameters.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError(
+                f"{name} of a lazy module has no shape yet; run the model on a batch once, then confine it"
+            )
+        if hasattr(parameter, CONFINED):
+            raise InputError(f"{name} has a private origin already; confine a model once, or build it again")
+        if start == "model" and not bool(torch.isfinite(parameter).all()):
+            raise InputError(f"{name} has values that are not finite, and they would be the public start; load others")
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     seed = secrets.token_bytes(SEED_BYTES) if seed is None else _check_seed(seed)
-    origin = Origin(check_delta(delta), shapes, seed, rand)
+    origin = Origin(check_delta(delta), shapes, seed, rand, ZEROS if start == ZEROS else start_digest(parameters))
     origin.apply(model)
     return origin
 
 
 def warn_if_unconfined(parameters: Collection[torch.Tensor], stacklevel: int) -> None:
     """Warn if any of these parameters was not drawn from a private origin."""
-    if not all(getattr(parameter, CONFINED, False) for parameter in parameters):
+    if not all(hasattr(parameter, CONFINED) for parameter in parameters):
         warnings.warn(
             "the model has no private origin: anyone who can guess its initial weights, which depend on the torch seed "
             "only, knows the trained model; call cgd.confine(model) before the first step",

@@ -67,7 +67,8 @@ class Privacy:
     Examples:
         >>> import cgd, torch
         >>> def train(peers, x, y):
-        ...     model = torch.nn.Linear(2, 1)
+        ...     with cgd.public_seed(7):
+        ...         model = torch.nn.Linear(2, 1)
         ...     cgd.confine(model, delta=0.1, seed=peers.seed)
         ...     privacy = cgd.Privacy(model, epsilon=8.0, delta=1e-5, steps=20)
         ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x), privacy=privacy)

@@ -135,7 +135,12 @@ def mark_first_layer(model: nn.Module) -> None:
 
 
 def find_warnings(
-    own_records: int, layer: FirstLayer | None, *, members: int = 0, total_records: int | None = None
+    own_records: int,
+    layer: FirstLayer | None,
+    *,
+    members: int = 0,
+    total_records: int | None = None,
+    batches: int = 1,
 ) -> tuple[PrivacyWarning, ...]:
     """Return the privacy warnings for a training.
 
@@ -144,6 +149,7 @@ def find_warnings(
         layer: the first layer if it is fully connected; for other networks there are no warnings.
         members: the number of members, including this one; 0 if unknown.
         total_records: the number of records of all members, if they have been counted.
+        batches: the number of batches in an epoch: a sum is about the records of one of them.
 
     Examples:
         >>> tanh, relu = FirstLayer(30, 8, relu=False), FirstLayer(30, 8)
@@ -153,15 +159,18 @@ def find_warnings(
         ['span']
         >>> [each.kind for each in find_warnings(50, relu, members=5, total_records=2000)]
         ['relu units', 'leverage']
+        >>> [each.kind for each in find_warnings(500, tanh, members=5, total_records=2000, batches=20)]
+        ['span']
     """
     if layer is None:
         return ()
     found = [
         _relu_units_warning(layer),
-        _few_records_warning(own_records, layer, members),
-        _membership_warning(own_records, layer, members, total_records),
+        _few_records_warning(own_records, layer, members, batches),
+        _membership_warning(own_records, layer, members, total_records, batches),
         _second_moments_warning(layer),
     ]
+    total_records = None if total_records is None else total_records // batches
     kinds = {each.kind for each in found if each is not None}
     # Recovery of records implies membership inference, except that too few records in total concern every member.
     implied = "few records" in kinds and (total_records is None or total_records >= layer.rank)
@@ -185,38 +194,42 @@ def _relu_units_warning(layer: FirstLayer) -> PrivacyWarning | None:
     )
 
 
-def _few_records_warning(own_records: int, layer: FirstLayer, members: int) -> PrivacyWarning | None:
+def _few_records_warning(own_records: int, layer: FirstLayer, members: int, batches: int) -> PrivacyWarning | None:
+    own_records = _batch_size(own_records, batches)
     if own_records > MAX_RECOVERABLE_RECORDS or not layer.relu or not layer.bias:
         return None
     return PrivacyWarning(
         "few records",
-        f"this participant has {_count_text(own_records)}; {_colluders(members)} can compute whole records from the "
-        "sums of a layer of ReLU units, if the remaining member has as few",
+        f"this participant has {_count_text(own_records)}{_in_a_batch(batches)}; {_colluders(members)} can compute "
+        "whole records from the sums of a layer of ReLU units, if the remaining member has as few",
         RECORDS_FIGURE,
-        f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own, {MIN_RECORDS_PER_INPUT} for each "
-        "input and the bias, or merge them with another participant's before joining",
+        f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own{_in_a_batch(batches)}, "
+        f"{MIN_RECORDS_PER_INPUT} for each input and the bias, or merge them with another participant's before joining",
     )
 
 
 def _membership_warning(
-    own_records: int, layer: FirstLayer, members: int, total_records: int | None
+    own_records: int, layer: FirstLayer, members: int, total_records: int | None, batches: int
 ) -> PrivacyWarning | None:
+    own_records, in_a_batch = _batch_size(own_records, batches), _in_a_batch(batches)
+    total_records = None if total_records is None else total_records // batches
     inputs = f"{layer.inputs} inputs{' and a bias' if layer.bias else ''}"
     figure = LINEAR_SPAN_FIGURE if layer.only_layer else SPAN_FIGURE
     if total_records is not None and total_records < layer.rank:
         return PrivacyWarning(
             "span",
-            f"all members together have {_count_text(total_records)} for a first layer with {inputs}; each member can "
-            "tell whether a record that it knows is among those of the other members",
+            f"all members together have {_count_text(total_records)}{in_a_batch} for a first layer with {inputs}; "
+            "each member can tell whether a record that it knows is among those of the other members",
             figure,
-            f"Train on at least {2 * MIN_RECORDS_PER_INPUT * layer.rank} records in total: add records or "
+            f"Train on at least {2 * MIN_RECORDS_PER_INPUT * layer.rank} records in total{in_a_batch}: add records or "
             "participants, or remove columns",
         )
-    cause = f"this participant has {_count_text(own_records)} for a first layer with {inputs}; {_colluders(members)}"
+    cause = f"this participant has {_count_text(own_records)}{in_a_batch} for a first layer with {inputs}; "
+    cause += _colluders(members)
     attack = "whether a record that they know is among those of this participant and the remaining member"
     remedy = (
-        f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own, merge them with another "
-        "participant's before joining, or remove columns"
+        f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own{in_a_batch}, merge them with "
+        "another participant's before joining, or remove columns"
     )
     if own_records < layer.rank:
         fact = f"{cause} can tell {attack}, if these are fewer than {layer.rank} together"
@@ -270,6 +283,15 @@ def _count_text(count: int, what: str = "record") -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def _batch_size(records: int, batches: int) -> int:
+    """Return the number of records in the smallest batch."""
+    return max(1, records // batches)
+
+
+def _in_a_batch(batches: int) -> str:
+    return " in a batch" if batches > 1 else ""
+
+
 def _colluders(members: int) -> str:
     """Return the smallest coalition that the attacks need: all members but this one and one other."""
     if members == MIN_MEMBERS:
@@ -293,15 +315,18 @@ class RiskMonitor:
         self._records: dict[Any, int] = {}
         self._largest: dict[Any, float] = {}  # the largest first-layer gradient of this participant, by peers
 
-    def before_sum(self, peers: Any, group: dict[str, Any], own_records: int, parameters: Sequence[Any]) -> None:
+    def before_sum(
+        self, peers: Any, group: dict[str, Any], own_records: int, parameters: Sequence[Any], batches: int = 1
+    ) -> None:
         """Check the setting before a sum with these peers; `group` contains the count of their records."""
         before, members = self._members.get(peers), frozenset(group["members"])
         if not group["epoch"] or before == members:
             return
-        self._members[peers], self._records[peers] = members, own_records
+        self._members[peers], self._records[peers] = members, _batch_size(own_records, batches)
         marks = [getattr(each, FIRST_LAYER) for each in parameters if hasattr(each, FIRST_LAYER)]
         layer = FirstLayer(*marks[0]) if marks else None
-        self._add(*find_warnings(own_records, layer, members=len(members), total_records=group["total_samples"]))
+        total = group["total_samples"]
+        self._add(*find_warnings(own_records, layer, members=len(members), total_records=total, batches=batches))
         if before is not None and before - members and group["steps"]:
             self._add(departure_warning(before - members))
 

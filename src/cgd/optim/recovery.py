@@ -22,7 +22,9 @@ import safetensors.torch
 import torch
 
 from cgd.errors import InputError
-from cgd.optim.displacement import RULE_STATES, place, trainable, working_dtype
+from cgd.optim.displacement import PRIVATE_STATES, RULE_STATES, place, trainable
+from cgd.optim.flat_vectors import common_states_on_cpu, working_dtype
+from cgd.optim.saved_state import to_device
 from cgd.secagg.journal_entry import Step
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from cgd.optim.optimizer import ConfinedOptimizer
     from cgd.peers import Peers
     from cgd.secagg.journal import OptimizerState
+
+    Layout = Mapping[str, tuple[torch.dtype, torch.Size]]
 
 
 _COUNTS = "counts"
@@ -91,7 +95,7 @@ class OptimizerRecovery:
             return
         parameters = trainable(*groups)
         counted = [groups[0]["total_samples"], groups[0]["epoch"], *groups[0]["pledges"]]
-        tensors = common_state(parameters, state, counted)
+        tensors = common_state(parameters, common_states_on_cpu(parameters, state), counted)
         peers.recovery.save(self._slots[peers], steps, self._writers[peers].to_bytes(tensors))
 
 
@@ -140,16 +144,22 @@ def common_state(
     tensors = {_COUNTS: torch.tensor(counted, dtype=torch.int64)}
     for index, parameter in enumerate(parameters):
         for key, value in state[parameter].items():
-            if key != "origin":
+            if key not in PRIVATE_STATES:
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
                 tensors[f"{index}.{key}"] = tensor
     return tensors
 
 
 def restore(
-    content: bytes, parameters: Sequence[torch.Tensor], state: Mapping[torch.Tensor, dict[str, Any]]
+    content: bytes,
+    parameters: Sequence[torch.Tensor],
+    state: Mapping[torch.Tensor, dict[str, Any]],
+    layouts: Sequence[Layout | None] = (),
 ) -> dict[str, Any]:
     """Write a stored state into `state`, beside the origins; return how the samples were counted.
+
+    `layouts` has the types and shapes of what the update rule of each parameter stores; None, also for all parameters,
+    if it is one of `RULE_STATES`.
 
     Raises:
         InputError: it is not the state of an optimiser over these parameters.
@@ -174,17 +184,24 @@ def restore(
             f"the members train parameters of shapes {shapes} and this model has {ours}; build the model that was "
             "trained before"
         )
-    for parameter, each in zip(parameters, found, strict=True):
-        _check_layout(parameter, each)
-    for parameter, each in zip(parameters, found, strict=True):
+    layouts = layouts or [None] * len(parameters)
+    for parameter, each, layout in zip(parameters, found, layouts, strict=True):
+        _check_layout(parameter, each, layout)
+    for parameter, each, layout in zip(parameters, found, layouts, strict=True):
         for key, tensor in each.items():
-            state[parameter][key] = tuple(tensor.tolist()) if key == "powers" else tensor.to(parameter.device)
+            is_powers = key == "powers" and layout is None
+            state[parameter][key] = tuple(tensor.tolist()) if is_powers else to_device(key, tensor, parameter.device)
     total_samples, epoch, *commitments = counts.tolist()
     return {"total_samples": total_samples, "epoch": epoch, "pledges": commitments}
 
 
-def _check_layout(parameter: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> None:
+def _check_layout(parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], layout: Layout | None) -> None:
     """Check the names, shapes and types of one parameter's stored tensors."""
+    if layout is not None:
+        expected = {"displacement": (working_dtype(parameter), parameter.shape), **layout}
+        if {key: (tensor.dtype, tensor.shape) for key, tensor in stored.items()} != expected:
+            raise _not_a_state(f"it stores {', '.join(sorted(map(repr, stored)))} of other names, types or shapes")
+        return
     if stored.keys() - {"displacement"} not in RULE_STATES:  # an origin, above all, is not accepted
         raise _not_a_state(f"no update rule stores {', '.join(sorted(map(repr, stored)))}")
     for key, tensor in stored.items():
@@ -222,7 +239,8 @@ class BestCheckpoint:
         >>> import cgd, torch
         >>> from cgd.optim.recovery import BestCheckpoint
         >>> def train(peers):
-        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     with cgd.public_seed(7):
+        ...         model = torch.nn.Linear(1, 1, bias=False)
         ...     cgd.confine(model)
         ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=1.0, peers=peers, samples=1)
         ...     best = BestCheckpoint(optimizer)

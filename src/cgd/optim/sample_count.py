@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import CGDError, InputError, WeightError
+from cgd.errors import CGDError, InputError, MembersChangedError, WeightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,10 +48,15 @@ def abort_on_error(all_peers: Iterable[Peers]) -> Iterator[None]:
     except SampleCountMismatchError:  # the members wait: this participant may restart with the right samples
         raise
     except BaseException:
-        for peers in all_peers:
-            with suppress(CGDError):  # a closed connection: the members know
-                peers.abort_sum()
+        abort_sums(all_peers)
         raise
+
+
+def abort_sums(all_peers: Iterable[Peers]) -> None:
+    """Abort the next sum with each of these peers, so that no peer waits for this member."""
+    for peers in all_peers:
+        with suppress(CGDError):  # a closed connection: the members know
+            peers.abort_sum()
 
 
 def discard(group: dict[str, Any]) -> None:
@@ -63,6 +68,35 @@ def keep_commitments(groups: Iterable[dict[str, Any]], counted: dict[str, Any]) 
     """Keep the commitments of a count of an earlier epoch: the next step may have been revealed after it."""
     for group in groups:
         group.update(epoch=counted["epoch"], pledges=counted["pledges"])
+
+
+def count_for_groups(
+    peers: Peers,
+    groups: Sequence[dict[str, Any]],
+    samples: int,
+    step: Step,
+    epoch: int,
+    addends: int,
+    records_digest: bytes,
+    privacy: Privacy | None,
+    *,
+    was_counted: bool,
+    took_part: bool,
+) -> None:
+    """Count the samples of all members as `count` does, and store the count in these groups.
+
+    If the epoch ends meanwhile, the commitments are kept if this member `was_counted`.
+
+    Raises:
+        MembersChangedError: the epoch is over.
+        WeightError: a member entered a value that is not a number of samples.
+    """
+    counted = count(peers, samples, step, epoch, addends, records_digest, privacy, took_part=took_part)
+    if (current := peers.next_round()[0]) != epoch:  # no step was finished with this count
+        keep_commitments(groups if was_counted else (), counted)
+        raise MembersChangedError(epoch, current, peers.members)
+    for group in groups:
+        group.update(counted)
 
 
 def count(

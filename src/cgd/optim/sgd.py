@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cgd.optim.displacement import SGDRule, reject_weight_decay
 from cgd.optim.optimizer import ConfinedOptimizer
@@ -24,13 +24,17 @@ class ConfinedSGD(ConfinedOptimizer):
         peers: the members of the sum.
         samples: n_l, the number of this participant's samples; the other members learn only the total.
         momentum: the momentum factor.
+        nesterov: True for Nesterov's momentum.
+        max_norm: the largest norm of an opened sum, over all parameters that are summed with the same peers; a larger
+            one is scaled down to it.
         weight_decay: rejected unless it is 0, because it reads the private weights.
         privacy: differential privacy of every record, see `cgd.Privacy`.
 
     Examples:
         >>> import cgd, torch
         >>> def train(peers, x, y):
-        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     with cgd.public_seed(7):
+        ...         model = torch.nn.Linear(1, 1, bias=False)
         ...     cgd.confine(model, delta=0.1)
         ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=len(x))
         ...     for _ in range(30):
@@ -45,6 +49,8 @@ class ConfinedSGD(ConfinedOptimizer):
         True
     """
 
+    LATER_OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": False}
+
     def __init__(
         self,
         params: ParamsT,
@@ -53,11 +59,14 @@ class ConfinedSGD(ConfinedOptimizer):
         peers: Peers,
         samples: int,
         momentum: float = 0.0,
+        nesterov: bool = False,
         weight_decay: float = 0.0,
+        max_norm: float | None = None,
         privacy: Privacy | None = None,
     ) -> None:
         reject_weight_decay(weight_decay)
-        super().__init__(params, {"lr": lr, "momentum": momentum}, peers=peers, samples=samples, privacy=privacy)
+        options = {"lr": lr, "momentum": momentum, "nesterov": nesterov}
+        super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        return SGDRule(float(group["lr"]), float(group["momentum"]))
+        return SGDRule(float(group["lr"]), float(group["momentum"]), bool(group["nesterov"]))

@@ -30,6 +30,14 @@ JOINT_FIGURE = "60 of 60 records of a row from 8 steps"
 """The result of the attack on `joint` columns (`cgd.audit.attacks.joint`); a test compares the two."""
 
 
+_JOINT = "_cgd_joint"  # the attribute that marks the parameters of a joint layer
+
+
+def is_joint(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter belongs to a `JointFirstLayer`."""
+    return getattr(parameter, _JOINT, False)
+
+
 def check_joint_accepted(mode: str, accept: str) -> None:
     """Check that `joint` is used only with the sentence that accepts its risk.
 
@@ -71,6 +79,8 @@ def first_layer_names(model: nn.Module) -> tuple[str, ...]:
 def build_tower(model: nn.Module, features: int) -> nn.Sequential:
     """Return a copy of the network with a new first layer for a participant's own features: its tower.
 
+    All members build it inside `cgd.public_seed` with the same seed, from the same network.
+
     Examples:
         >>> build_tower(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), 7)[0]
         Linear(in_features=7, out_features=256, bias=True)
@@ -82,6 +92,18 @@ def build_tower(model: nn.Module, features: int) -> nn.Sequential:
     bias = first.bias is not None
     tower[0] = nn.Linear(features, first.out_features, bias, device=first.weight.device, dtype=first.weight.dtype)
     return tower
+
+
+@torch.no_grad()
+def copy_columns(first: nn.Linear, features: slice, tower: nn.Module) -> None:
+    """Start a `joint` row from one first layer for all features: copy the part for some features into a tower.
+
+    The biases of the tower become zero, because the row adds those of all its columns.
+    """
+    own, _ = split_first_layer(tower)
+    own.weight.copy_(first.weight[:, features])
+    if own.bias is not None:
+        own.bias.zero_()
 
 
 class JointFirstLayer(nn.Module):
@@ -112,6 +134,8 @@ class JointFirstLayer(nn.Module):
         super().__init__()
         self.first, self.bound, self.gradient_bound = first, bound, gradient_bound
         self._row = row
+        for parameter in first.parameters():
+            setattr(parameter, _JOINT, True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all members' pre-activations."""

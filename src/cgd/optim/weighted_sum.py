@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cgd.optim.step_input import StepInput
     from cgd.peers import Peers
     from cgd.secagg.journal_entry import Step
 
@@ -43,19 +44,20 @@ class WeightedSums:
         context: str,
         step: Step,
         epoch: int,
+        step_input: StepInput,
     ) -> torch.Tensor:
-        """Return the weighted sum of all members' gradients as one vector.
+        """Return the weighted sum of all members' gradients or updates as one vector.
 
         Raises:
             RangeError: a gradient is NaN, infinite or beyond the bound; the error names the parameter.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
-        self.risk_monitor.before_sum(peers, groups[0], samples, parameters)
+        self.risk_monitor.before_sum(peers, groups[0], samples, parameters, step_input.parts)
         new = self._used_weights.get(peers, weight) != weight  # a weight of our own `state_dict` was used before
         try:
             total = peers.sum(gradient, weight=weight, new_weight=new, context=context, step=step, epoch=epoch)
         except RangeError as error:
-            raise locate_range_error(error, groups, parameters) from None
+            raise locate_range_error(error, groups, parameters, step_input.what) from None
         self._used_weights[peers] = weight
         self.risk_monitor.after_sum(peers, groups[0], parameters, gradient, total)
         return total

@@ -12,6 +12,7 @@ from cgd.reporting.run_scores import (
     Coefficient,
     ColumnImportance,
     Comparison,
+    Kept,
     RegressionScores,
     SubgroupColumn,
 )
@@ -224,6 +225,7 @@ class Run(Struct, Generic[ScoresT], kw_only=True):
     outcome: Outcome | None = None
     validation: ScoresT | None = None
     comparison: Comparison | None = None
+    kept: Kept | None = None
     subgroups: list[SubgroupColumn] | None = None
     importance: list[ColumnImportance] | None = None
     coefficients: list[Coefficient] | None = None

@@ -103,8 +103,8 @@ class ComparedModel(Struct):
     """A model in a comparison; see `cgd.tabular.comparison`.
 
     Attributes:
-        name: "alone" or "together".
-        scores: accuracy and auc, or r2 and rmse.
+        name: "alone", "together", and "scaled" or "personalised", the model that is kept.
+        scores: accuracy, auc and log_loss, or r2 and rmse.
         gains: how much better the scores are than those of the first model; None for that one.
     """
 
@@ -114,18 +114,54 @@ class ComparedModel(Struct):
 
 
 class Comparison(Struct):
-    """The model beside one of our own records alone; see `cgd.tabular.alone`.
+    """Our models beside one of our own records alone; see `cgd.tabular.alone`.
 
     Attributes:
         records: number of validation records, on which all models are scored.
         training: number of records that we train on alone.
         models: the models; none if there is no comparison.
-        unavailable: the reason in that case.
+        unavailable: the reason why there is no model alone.
     """
 
     records: int
     training: int
     models: list[ComparedModel]
+    unavailable: str | None = None
+
+
+class KeptStage(Struct):
+    """A model on the way to the one that is kept, on all validation records, which chose it.
+
+    Attributes:
+        name: "trained", "scaled" (with another part of the origin), or "adapted".
+        loss: the mean loss, as in training.
+        score: accuracy or R².
+    """
+
+    name: str
+    loss: float
+    score: float | None = None
+
+
+class Kept(Struct):
+    """The model that is kept; see `cgd.tabular.kept_model`.
+
+    Attributes:
+        keep: what was wanted, "scaled" or "personalised".
+        records: number of validation records, on which the model was chosen.
+        models: the models from the trained to the kept one; none if there was no choice.
+        part: c, the part of the origin.
+        method: "intercept" or "weights"; None if it was not adapted.
+        steps: the number of steps of the adaptation.
+        unavailable: the reason if there was no choice.
+    """
+
+    keep: str
+    records: int
+    models: list[KeptStage]
+    part: float = 1.0
+    method: str | None = None
+    steps: int = 0
     unavailable: str | None = None
 
 

@@ -40,6 +40,7 @@ class Metric:
 METRICS = {
     "accuracy": Metric("Accuracy", limits=UNIT),
     "auc": Metric("AUC", limits=UNIT),
+    "log_loss": Metric("Log loss"),
     "r2": Metric("R²"),
     "rmse": Metric("Root mean square error", figure),
     "mae": Metric("Mean absolute error", figure),
@@ -94,24 +95,35 @@ class Table:
 
 # Alone and together.
 
+LOWER_IS_BETTER = ("log_loss", "rmse")
 
-def describe_comparison(run: AnyRun) -> list[str]:
-    """Return a sentence for each score of the comparison with a model of our own records alone."""
+
+def describe_comparison(run: AnyRun, *, kept_only: bool = False) -> list[str]:
+    """Return a sentence for each score of the comparison with a model of our own records alone.
+
+    Args:
+        run: the run.
+        kept_only: leave out the other models than the one that is kept, which is the last.
+    """
     comparison = run.comparison
     if comparison is None:
         return []
+    missing = []
     if comparison.unavailable or not comparison.models:
-        return [f"There is no model of our own records alone to compare with: {comparison.unavailable or 'unknown'}."]
+        reason = comparison.unavailable or "unknown"
+        missing = [f"There is no model of our own records alone to compare with: {reason}."]
+    if not comparison.models:
+        return missing
     first, *others = comparison.models
     found = [
         f"{_named(metric)} is {METRICS[metric].write(model.scores[metric].value)} {model.name} and "
         f"{METRICS[metric].write(first.scores[metric].value)} {first.name}: {_describe_gain(metric, gain, run)}."
-        for model in others
+        for model in (others[-1:] if kept_only else others)
         for metric, gain in (model.gains or {}).items()
         if metric in METRICS and metric in model.scores and metric in first.scores
     ]
     on = f"On our {comparison.records:,} validation record{'' if comparison.records == 1 else 's'}, the "
-    return [f"{'The ' if place else on}{text}" for place, text in enumerate(found)]
+    return [*missing, *(f"{'The ' if place else on}{text}" for place, text in enumerate(found))]
 
 
 def comparison_tables(run: AnyRun) -> list[Table]:
@@ -129,7 +141,7 @@ def _comparison_table(metric: str, models: Sequence[ComparedModel]) -> Table:
     first = models[0].name
     for each in models:
         if metric in (each.gains or {}):
-            order = f"{first} − {each.name}" if metric == "rmse" else f"{each.name} − {first}"
+            order = f"{first} − {each.name}" if metric in LOWER_IS_BETTER else f"{each.name} − {first}"
             gain = (each.gains or {})[metric]
             rows.append(Row(order, None, _plus(gain.value, shape.write), _interval(gain, shape), kind="gain"))
     return Table(shape.name, rows, _ends(axis))
@@ -144,12 +156,12 @@ def _describe_gain(metric: str, gain: Estimate, run: AnyRun) -> str:
     if gain.low is None or gain.high is None:
         return f"{change}; no interval"
     verdict = "no clear difference" if gain.low <= 0 <= gain.high else "a clear difference"
-    if not _judgeable(run):
+    if not is_judgeable(run):
         verdict = "too few records to judge"
     return f"{change} (95 % interval {_interval(gain, METRICS[metric])}), {verdict}"
 
 
-def _judgeable(run: AnyRun) -> bool:
+def is_judgeable(run: AnyRun) -> bool:
     """Return whether there are enough validation records to call a difference clear."""
     scores = run.validation
     if scores is None or scores.records < MIN_CLASS_RECORDS:

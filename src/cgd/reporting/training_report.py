@@ -19,6 +19,7 @@ from cgd.files import write_private, write_rows
 from cgd.reporting import charts, class_scores, score_tables
 from cgd.reporting.html import compact, decimals, figure, templates
 from cgd.reporting.intervals import wilson_interval
+from cgd.reporting.kept_text import describe_benefit, describe_kept
 from cgd.reporting.privacy_text import describe_guarantee
 from cgd.reporting.run_file import load_run
 from cgd.reporting.run_scores import ClassificationScores, RegressionScores
@@ -42,6 +43,9 @@ _SETTINGS = {
     "mu": "Learning rate decay μ",
     "optimizer": "Optimiser",
     "momentum": "Momentum",
+    "batches": "Batches of an epoch",
+    "local_epochs": "Local epochs between two sums",
+    "local_lr": "Learning rate of local steps",
     "validate_every": "Steps between evaluations",
     "patience": "Evaluations without improvement before early stopping",
     "delta": "Standard deviation of the origin δ",
@@ -118,7 +122,9 @@ def describe_result(run: AnyRun) -> list[str]:
     """Return the lines that a command prints about a run: its result, alone and together, and remarks."""
     scores = run.validation
     rare = class_scores.describe_rare_classes(scores) if isinstance(scores, ClassificationScores) else ""
-    return [summarize(run), *score_tables.describe_comparison(run), *([rare] if rare else [])]
+    kept = describe_kept(run)[:1]  # the report has the rest
+    compared = [*describe_benefit(run), *score_tables.describe_comparison(run, kept_only=True)]
+    return [summarize(run), *kept, *compared, *([rare] if rare else [])]
 
 
 def summarize(run: AnyRun) -> str:
@@ -173,7 +179,8 @@ def render(run: AnyRun, threshold: float = class_scores.DEFAULT_THRESHOLD) -> st
         threshold=hundredth / 100,
         remarks=remarks(run),
         compared=score_tables.comparison_tables(run),
-        comparison=score_tables.describe_comparison(run),
+        comparison=[*describe_benefit(run), *score_tables.describe_comparison(run)],
+        kept=describe_kept(run),
         alone=alone(run),
         subgroups=score_tables.subgroup_tables(run),
         importance=score_tables.importance_rows(run),
@@ -226,9 +233,8 @@ def lead(run: AnyRun) -> list[str]:
 
 
 def alone(run: AnyRun) -> str:
-    """Return a sentence about the model of our own records alone; empty without one."""
-    models = run.comparison.models if run.comparison else []
-    return score_tables.describe_comparison(run)[0] if len(models) > 1 else ""
+    """Return whether joining helped us; empty without a model of our own records alone."""
+    return " ".join(describe_benefit(run))
 
 
 def remarks(run: AnyRun) -> list[str]:

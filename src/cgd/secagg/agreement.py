@@ -135,7 +135,8 @@ def check_settings(me: PeerId, specs: Mapping[PeerId, SumSpec]) -> None:
             deviating[0],
             f"{whose} settings differ from those of most members: "
             f"{'; '.join(expected.differences(specs[deviating[0]]))}{more}; "
-            "every member needs the same model, training settings, bound, ring_bits, masking and opening",
+            "every member needs the same model with the same public start, and the same training settings, bound, "
+            "ring_bits, masking and opening",
         )
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT = "cgd-checkpoint-1"
+FIXED = repr("fixed")
+"""Describes a fixed step size in the setting `schedule`."""
 
 
 @contextmanager
@@ -52,8 +54,14 @@ def save(path: Path, settings: dict[str, str], state: dict[str, Any]) -> None:
     write_file(path, buffer.getvalue())
 
 
-def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
+def load(path: Path, settings: dict[str, str], fixed_steps: int = 0) -> dict[str, Any] | None:
     """Return the state in a checkpoint file, or None if the file does not exist.
+
+    Args:
+        path: the checkpoint file.
+        settings: settings of the run that is to continue.
+        fixed_steps: number of its first steps that have a fixed step size. It may continue a run in which all steps
+            have, from one of these.
 
     Raises:
         InputError: the file is not a checkpoint, or was written with other settings.
@@ -65,6 +73,8 @@ def load(path: Path, settings: dict[str, str]) -> dict[str, Any] | None:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
         before = dict(content["settings"])
+        if before.get("schedule") == FIXED and len(content["history"]["training_loss"]) <= fixed_steps:
+            before["schedule"] = settings["schedule"]
     except Exception as error:
         raise invalid(path, error) from None
     changed = sorted(key for key in before.keys() | settings if before.get(key) != settings.get(key))

@@ -139,7 +139,8 @@ class FusedEngine:
         shards = [self._shards(chunk) for chunk in self._chunks]
         self._samples = SparseRows.of(x) if self._towers else BlockedSamples.of(x, shards, network.widths[0])
         self._origin_z = np.zeros((0, 0) if self._towers else (len(x), network.widths[0]), np.float32)
-        for chunk in self._chunks:
+        self._step = 0
+        for chunk in () if participants.fresh_origins else self._chunks:
             origins = self._draw_origins(chunk.rows, all_layers=True)
             limit = memory if len(self._chunks) == 1 else memory * 3 / 4  # leaves a quarter for a chunk that is drawn
             if self._cached_bytes + sum(each.nbytes for each in origins) <= limit:
@@ -163,9 +164,9 @@ class FusedEngine:
         first, first_bias, head = self._unpack(displacement.numpy())
         kernel = kernels.towers_gradient if self._towers else kernels.joint_gradient
         totals, loss = [np.zeros_like(each, dtype=np.float64) for each in (first, first_bias, head)], 0.0
-        with _kernel_threads() as pool:
+        with kernel_threads() as pool:
             for chunk in self._chunks:
-                firsts, heads = chunk.origins or self._draw_origins(chunk.rows, all_layers=self._towers)
+                firsts, heads = self._origins_of(chunk)
                 shared = (
                     self._row_offsets,
                     self._column_offsets,
@@ -186,15 +187,23 @@ class FusedEngine:
         samples, columns = self._participants.total_samples, self._participants.grid.columns
         # In `joint` the losses of all columns depend on layer 1, and the objective is their mean.
         first_weight = samples if self._towers else samples * columns
+        self._step += 1
         gradient = self._pack(totals[0] / first_weight, totals[1] / first_weight, totals[2] / (samples * columns))
         return torch.from_numpy(gradient), loss / (samples * columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: a step changes the displacement only."""
-        return {}
+        """Return the number of steps if it decides the origins; otherwise a step changes the displacement only."""
+        return {"step": self._step} if self._participants.fresh_origins else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state to restore."""
+        """Restore the state that `state_dict` returned."""
+        self._step = state.get("step", 0)
+
+    def _origins_of(self, chunk: _Chunk) -> tuple[Floats, Floats]:
+        """Return the origins of a chunk in this step, stored or drawn."""
+        if self._participants.fresh_origins:
+            return self._draw_origins(chunk.rows, all_layers=True)
+        return chunk.origins or self._draw_origins(chunk.rows, all_layers=self._towers)
 
     def _split_rows(self, memory: float) -> Iterator[_Chunk]:
         """Split the rows into chunks; if not all origins fit in memory, a chunk's origins take a quarter of it."""
@@ -233,22 +242,27 @@ class FusedEngine:
                 weights = first[: self._features]
                 add_products_of_samples(start, end, self._samples, weights, self._origin_z[start:end])
 
-        with _kernel_threads() as pool:
+        with kernel_threads() as pool:
             list(pool.map(draw_row, range(len(rows))))
         return firsts, heads
 
     def _draw_origin(self, cell: Cell, first: Floats | None, head: Floats) -> None:
-        """Draw one participant's origin into `head` and, if given, into its part of the row's `first` layer."""
-        origin = self._participants.origin(cell)
+        """Draw a participant's start + origin into `head` and, if given, into its part of the row's `first` layer."""
+        origin, start = self._participants.training_origin(cell, self._step), self._participants.starts[cell.column]
         offset = 0
         for name, shape in origin.shapes.items():
             count = math.prod(shape)
             if name not in self._participants.first_layer:
-                draw_normals(origin.key(name), origin.delta, head[offset : offset + count])
+                numbers = head[offset : offset + count]
                 offset += count
             elif first is not None:
                 numbers = np.empty(count, np.float32)
-                draw_normals(origin.key(name), origin.delta, numbers)
+            else:
+                continue
+            draw_normals(origin.key(name), origin.delta, numbers)
+            if start:
+                numbers += start[name].numpy().reshape(-1)
+            if first is not None and name in self._participants.first_layer:
                 if name == self._weight:
                     first[self._column_slice(cell.column)] = numbers.reshape(shape).T
                 else:
@@ -284,7 +298,7 @@ class FusedEngine:
 
 
 @contextmanager
-def _kernel_threads() -> Iterator[ThreadPoolExecutor]:
+def kernel_threads() -> Iterator[ThreadPoolExecutor]:
     """Yield a pool whose threads run kernels in parallel; each matrix product uses one thread, for the same bits."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool, threadpool_limits(1, "blas"):
         yield pool

@@ -86,13 +86,13 @@ def joint_gradient(
             add(origin_z[s], bias, hidden[s - begin])
         add_products_of_samples(begin, stop, samples, first, hidden)
         if len(widths) > 1:
-            loss += _row_heads(
+            loss += row_heads(
                 begin, stop, row_offsets, columns, targets, hidden, back, heads, first_row, head, net, sums[2]
             )
         else:
             # There is no layer 2: all columns have the same outputs.
             block_targets = targets[begin:stop]
-            loss += columns * _output_delta(
+            loss += columns * output_delta(
                 hidden, back, block_targets, 1, unit_counts, no_squares, stop - begin, net[3]
             )
             back[: stop - begin] *= np.float32(columns)
@@ -104,7 +104,7 @@ def joint_gradient(
 
 
 @compiled
-def _row_heads(start, end, row_offsets, columns, targets, hidden, back, heads, first_row, head, net, sums):
+def row_heads(start, end, row_offsets, columns, targets, hidden, back, heads, first_row, head, net, sums):
     """Run layers 2…N of all members of the rows forward and backward; return the sum of the losses.
 
     Reads the rows' pre-activations in `hidden`, writes the gradients with respect to them to `back`, and adds the
@@ -157,7 +157,7 @@ def _row_heads(start, end, row_offsets, columns, targets, hidden, back, heads, f
                 add_to_rows(bias[: members * second_width], second_out, count)
             if len(widths) == 2:
                 flat_out = second_out.reshape(count * members, second_width)
-                loss += _output_delta(
+                loss += output_delta(
                     flat_out, flat_out, tile_targets, members, unit_counts, no_squares, count * members, loss_kind
                 )
             else:
@@ -312,7 +312,7 @@ def _later_layers(weights, net, buffer, deltas, targets, counts, squared_targets
         w += (inputs + biased[layer - 1]) * outputs
     out = buffer[b : b + TILE_SAMPLES * widths[last]].reshape(TILE_SAMPLES, widths[last])
     delta = deltas[b : b + TILE_SAMPLES * widths[last]].reshape(TILE_SAMPLES, widths[last])
-    loss = _output_delta(out, delta, targets, 1, counts, squared_targets, count, loss_kind)
+    loss = output_delta(out, delta, targets, 1, counts, squared_targets, count, loss_kind)
     for layer in range(last, 1, -1):
         inputs, outputs = widths[layer - 1], widths[layer]
         delta = deltas[b : b + TILE_SAMPLES * outputs].reshape(TILE_SAMPLES, outputs)
@@ -332,7 +332,7 @@ def _later_layers(weights, net, buffer, deltas, targets, counts, squared_targets
 
 
 @compiled
-def _output_delta(out, delta, targets, outputs_per_target, counts, squared_targets, count, kind):
+def output_delta(out, delta, targets, outputs_per_target, counts, squared_targets, count, kind):
     """Set the outputs' deltas and return the sum of the losses; `delta` may be `out` itself.
 
     A row of `out` may stand for several samples with equal inputs: `counts` is their number, its targets are the sum of

@@ -92,6 +92,7 @@ def run_loop(
     checkpoint: Path | None,
     settings: dict[str, str],
     on_step: OnStep,
+    fixed_steps: int = 0,
 ) -> None:
     """Run all steps, or those that remain after the checkpoint; `history` is filled in place.
 
@@ -104,13 +105,14 @@ def run_loop(
         checkpoint: file to resume from and to write every `CHECKPOINT_INTERVAL_SECONDS` and at the end; None for none.
         settings: settings that a checkpoint must have been written with.
         on_step: callback after each step, with its number (from 1) and the history.
+        fixed_steps: number of first steps with a fixed step size, see `checkpoint.load`.
 
     Raises:
         InputError: the checkpoint cannot be written, or was written with other settings.
         DivergenceError: a loss is not finite; the last checkpoint holds an earlier, finite state.
     """
     with nullcontext() if checkpoint is None else checkpoints.lock(checkpoint):
-        saved = None if checkpoint is None else checkpoints.load(checkpoint, settings)
+        saved = None if checkpoint is None else checkpoints.load(checkpoint, settings, fixed_steps)
         if saved is not None and checkpoint is not None:
             try:
                 before = History.from_json(saved["history"])

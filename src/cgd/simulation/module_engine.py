@@ -18,8 +18,10 @@ from cgd.errors import InputError
 from cgd.optim.grid import Cell
 from cgd.optim.vertical import split_first_layer
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
+from cgd.simulation.local_training import Work
 
 if TYPE_CHECKING:
+    from cgd.simulation.local_training import Indices, LocalTraining
     from cgd.simulation.population import Loss, Participants
 
 
@@ -41,24 +43,31 @@ class ModuleEngine:
         loss: loss function of outputs and labels, a mean over the samples.
         ring: fixed-point settings of the sums; None for plain floats.
         memory: most bytes for origins in memory; the others are drawn again in every step.
+        work: the records that are used in each step, and the local training; by default gradients of all records.
     """
 
     name = "modules"
     summation_order = "ModuleEngine"
 
-    def __init__(self, participants: Participants, loss: Loss, ring: Ring | None, memory: float) -> None:
-        self._participants, self._loss, self._ring = participants, loss, ring
+    def __init__(
+        self, participants: Participants, loss: Loss, ring: Ring | None, memory: float, work: Work | None = None
+    ) -> None:
+        self._participants, self._loss, self._ring, self._work = participants, loss, ring, work or Work()
         self._joint = participants.mode == "joint" and participants.grid.columns > 1
         self._models = participants.models
         size = max(sum(math.prod(shape) for _, shape in column.values()) for column in participants.layout.columns)
         cached = int(memory / (size * 8))
-        self._origins = {cell: participants.draw_origin(cell) for cell in participants.grid.cells[:cached]}
+        kept = () if participants.fresh_origins else participants.grid.cells[:cached]
+        self._origins = {cell: participants.draw_origin(cell, 0) for cell in kept}
         # Copied for every participant before the first use: all participants of a column use the same module in turn.
         participants.buffers |= {cell: _copy_buffers(self._models[cell.column]) for cell in participants.grid.cells}
         self._step = 0
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Return the weighted sum of all participants' gradients, and of their losses with the same weights."""
+        """Return the weighted sum of all participants' gradients or updates, and of their losses.
+
+        With a local training, the loss of a participant is the mean over its steps, each before the step.
+        """
         participants, layout = self._participants, self._participants.layout
         grid, samples = participants.grid, participants.total_samples
         own = [self._new_sum(layout.column(c), grid.rows, displacement.dtype) for c in range(len(layout.offsets) - 1)]
@@ -98,8 +107,11 @@ class ModuleEngine:
         return _WeightedSum(np.zeros(size, dtype=WORD_TYPES[fixed_point.ring_bits]), fixed_point, dtype)
 
     def _row_gradients(self, row: int, displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
-        """Return the flat local gradient and the loss of every participant of a row."""
+        """Return the flat local gradient, or the update, and the loss of every participant of a row."""
         cells = self._participants.grid.row_peers(Cell(row, 0))
+        local = self._work.local
+        if local is not None:
+            return [self._local_update(cell, displacement, local) for cell in cells]
         if not self._joint:
             return [self._local_gradient(cell, displacement) for cell in cells]
         return self._joint_gradients(cells, displacement)
@@ -111,15 +123,46 @@ class ModuleEngine:
     def _backward(self, cell: Cell, displacement: torch.Tensor) -> tuple[torch.nn.Module, float]:
         """Return the participant's model with the gradients of its loss, and the loss."""
         model = self._prepare_model(cell, displacement)
+        value = self._compute_loss(model, *self._data(cell))
+        value.backward()
+        self._participants.buffers[cell] = _copy_buffers(model)
+        return model, float(value.detach())
+
+    def _local_update(self, cell: Cell, displacement: torch.Tensor, local: LocalTraining) -> tuple[torch.Tensor, float]:
+        """Train the participant's model for a round; return the flat difference of its weights, and the mean loss."""
+        model = self._prepare_model(cell, displacement)
         x, y = self._participants.data(cell)
+        before = {name: values.detach().clone() for name, values in model.named_parameters()}
+        optimizer = torch.optim.SGD(model.parameters(), local.lr, local.momentum)
+        losses = 0.0
+        for batch in self._batches(cell):
+            optimizer.zero_grad()
+            value = self._compute_loss(model, x[batch], y[batch])
+            value.backward()
+            optimizer.step()
+            losses += len(batch) * float(value.detach())
+        self._participants.buffers[cell] = _copy_buffers(model)
+        update = self._flat(cell, {name: before[name] - values for name, values in model.named_parameters()})
+        return update, losses / (len(x) * local.epochs)
+
+    def _compute_loss(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         outputs = model(x)
         if (self._loss is functional.mse_loss or isinstance(self._loss, torch.nn.MSELoss)) and outputs.shape != y.shape:
             shapes = f"{tuple(y.shape)} and the outputs {tuple(outputs.shape)}"
             raise InputError(f"the labels have shape {shapes}; reshape the labels")
-        value = self._loss(outputs, y)
-        value.backward()
-        self._participants.buffers[cell] = _copy_buffers(model)
-        return model, float(value.detach())
+        return self._loss(outputs, y)
+
+    def _data(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the participant's samples and labels of this step."""
+        x, y = self._participants.data(cell)
+        if self._work.batches == 1:
+            return x, y
+        (batch,) = self._batches(cell)
+        return x[batch], y[batch]
+
+    def _batches(self, cell: Cell) -> list[torch.Tensor]:
+        drawn: list[Indices] = self._work.batches_of_row(self._participants, cell.row, self._step)
+        return [torch.from_numpy(batch) for batch in drawn]
 
     def _joint_gradients(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
         """Return gradient and loss of each member of a `joint` row.
@@ -131,14 +174,14 @@ class ModuleEngine:
         parts = []
         for cell in cells:
             first, _ = split_first_layer(self._prepare_model(cell, displacement))
-            parts.append(first(self._participants.data(cell)[0]).detach())
+            parts.append(first(self._data(cell)[0]).detach())
         pre_activations = self._row_sum(parts, ring.joint_bound)
         losses, backward, flat_gradients = [], [], []
         for cell in cells:
             model = self._prepare_model(cell, displacement)
             _, rest = split_first_layer(model)
             joint = pre_activations.clone().requires_grad_()
-            value = self._loss(rest(joint), self._participants.data(cell)[1])
+            value = self._loss(rest(joint), self._data(cell)[1])
             value.backward()
             self._participants.buffers[cell] = _copy_buffers(model)
             losses.append(float(value.detach()))
@@ -148,7 +191,7 @@ class ModuleEngine:
         for cell, flat in zip(cells, flat_gradients, strict=True):
             model = self._prepare_model(cell, displacement)
             first, _ = split_first_layer(model)
-            first(self._participants.data(cell)[0]).backward(mean)
+            first(self._data(cell)[0]).backward(mean)
             flat += self._flat_gradient(model, cell)
         return list(zip(flat_gradients, losses, strict=True))
 
@@ -166,7 +209,7 @@ class ModuleEngine:
         """Load the participant's parameters and buffers into the module of its column, and return that module."""
         model = self._models[cell.column]
         displaced = self._participants.layout.views(displacement, cell.column)
-        origin = self._origins.get(cell) or self._participants.draw_origin(cell)
+        origin = self._origins.get(cell) or self._participants.draw_origin(cell, self._step)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in displaced:
@@ -179,12 +222,16 @@ class ModuleEngine:
         return model
 
     def _flat_gradient(self, model: torch.nn.Module, cell: Cell) -> torch.Tensor:
+        gradients = ((name, parameter.grad) for name, parameter in model.named_parameters())
+        return self._flat(cell, {name: gradient for name, gradient in gradients if gradient is not None})
+
+    def _flat(self, cell: Cell, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the values of parameters as one vector in the layout of the displacement; missing ones are zero."""
         layout = self._participants.layout
         flat = torch.zeros(layout.size, dtype=self._participants.dtype)
-        views = layout.views(flat, cell.column)
-        for name, parameter in model.named_parameters():
-            if name in views and parameter.grad is not None:
-                views[name].copy_(parameter.grad)
+        for name, view in layout.views(flat, cell.column).items():
+            if name in parts:
+                view.copy_(parts[name].detach())
         return flat
 
 

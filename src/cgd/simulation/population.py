@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,12 +14,14 @@ import torch
 from cgd.errors import InputError
 from cgd.optim.grid import Cell, Grid
 from cgd.optim.origin import Origin, check_delta
-from cgd.optim.vertical import build_tower, first_layer_names, split_first_layer
+from cgd.optim.public_start import check_start, public_seed, start_digest
+from cgd.optim.vertical import build_tower, copy_columns, first_layer_names, split_first_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from cgd.optim.grid import Block
+    from cgd.optim.public_start import Start
 
     Delta = float | Callable[[Cell], float]
     Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -30,7 +32,8 @@ Mode = Literal["towers", "joint"]
 def participant_seed(seed: int, cell: Cell) -> bytes:
     """Return the 32 bytes from which the participant's origin is drawn in a simulation with this seed.
 
-    `cgd.confine(model, delta, seed=participant_seed(seed, cell))` gives the same origin to a real participant.
+    `cgd.confine(model, delta, seed=participant_seed(seed, cell))` gives the same origin to a real participant, and the
+    same start to a model that was built inside `cgd.public_seed(seed)`.
     """
     # The text "cgd colony" decides the origins of all stored results and must not change.
     return hmac.digest(f"cgd colony {seed}".encode(), str(cell).encode(), "sha256")
@@ -118,11 +121,13 @@ class Participants:
         blocks: data of each participant.
         mode: "towers" or "joint", see `cgd.optim.vertical`; has no effect with one column.
         models: one model for each column, as built.
+        starts: values of the public start for each column, by name; none if the start is zero.
         first_layer: names of the parameters of layer 1 if the model begins with a `torch.nn.Linear`, else empty.
         layout: positions of the parameters in the flat displacement.
         samples: number of samples of each row.
         dtype: dtype of the trained parameters.
         buffers: module buffers of each participant, such as running means, once they have changed.
+        fresh_origins: True if every participant draws another origin for each step.
 
     With a common origin all participants start from the same weights: that is federated SGD, not CGD.
     """
@@ -135,35 +140,61 @@ class Participants:
         delta: Delta = 0.1,
         seed: int = 0,
         *,
+        start: Start = "model",
         common_origin: bool = False,
+        fresh_origins: bool = False,
     ) -> None:
+        check_start(start)
+        if common_origin and fresh_origins:
+            raise InputError("common_origin and fresh_origins are both True; there is no origin to draw again")
         if mode not in ("towers", "joint"):
             raise InputError(f"the mode is {mode!r}; choose towers or joint")
         if not blocks or not hasattr(blocks, "items"):
             raise InputError("there are no blocks by cell; cgd.Grid(rows, columns).split(x, y) makes them")
         self.grid = _grid_from_blocks(blocks)
         self.blocks, self.mode, self.seed = blocks, mode, seed
-        self._common_origin = common_origin
+        self._common_origin, self.fresh_origins = common_origin, fresh_origins
         self._deltas = {cell: check_delta(delta(cell) if callable(delta) else delta) for cell in blocks}
         self.samples = [blocks[Cell(row, 0)].samples for row in range(self.grid.rows)]
-        full_model = build_model()
+        with public_seed(seed):
+            full_model = build_model()
         self.dtype = _trained_dtype(full_model)
-        if self.grid.columns > 1:
-            widths = [blocks[Cell(0, column)].x.shape[1] for column in range(self.grid.columns)]
-            first, _ = split_first_layer(full_model)
-            if first.in_features != sum(widths):
-                raise InputError(
-                    f"the model takes {first.in_features} features and the columns hold {sum(widths)}; "
-                    "build the model for all of them, its first layer is split by columns"
-                )
-            self.models: list[torch.nn.Module] = [build_tower(full_model, width) for width in widths]
-        else:
-            self.models = [full_model]
+        self.models = self._models_of_columns(full_model, build_model)
         self.first_layer = first_layer_names(full_model)
         self._split_layer = self.first_layer if self.grid.columns > 1 else ()
         self.layout = Layout.for_models(self.models, self._split_layer)
         self.buffers: dict[Cell, dict[str, torch.Tensor]] = {}
         self._shapes = [{name: shape for name, (_, shape) in own.items()} for own in self.layout.columns]
+        self.starts = [
+            {name: model.get_parameter(name).detach().clone() for name in own} if start == "model" else {}
+            for model, own in zip(self.models, self._shapes, strict=True)
+        ]
+        self._start_digests = [start_digest(own) for own in self.starts]
+
+    def _models_of_columns(
+        self, model: torch.nn.Module, build_model: Callable[[], torch.nn.Module]
+    ) -> list[torch.nn.Module]:
+        """Return the model of each column, given that for all features.
+
+        In `towers`, every member builds its tower from the same seed. In `joint`, the columns divide the first layer.
+        """
+        if self.grid.columns == 1:
+            return [model]
+        widths = [self.blocks[Cell(0, column)].x.shape[1] for column in range(self.grid.columns)]
+        first, _ = split_first_layer(model)
+        if first.in_features != sum(widths):
+            raise InputError(
+                f"the model takes {first.in_features} features and the columns hold {sum(widths)}; "
+                "build the model for all of them, its first layer is split by columns"
+            )
+        towers: list[torch.nn.Module] = []
+        for width, end in zip(widths, np.cumsum(widths).tolist(), strict=True):
+            with public_seed(self.seed):
+                tower = build_tower(build_model(), width)
+            if self.mode == "joint":
+                copy_columns(first, slice(end - width, end), tower)
+            towers.append(tower)
+        return towers
 
     @property
     def total_samples(self) -> int:
@@ -178,31 +209,61 @@ class Participants:
             # One model for all: each column draws its part of layer 1 from its own stream, the other layers are equal.
             common = Cell(0, 0)
             seed, delta = participant_seed(self.seed, common), self._deltas[common]
-            return _CommonOrigin(delta, self._shapes[cell.column], seed, None, cell.column, self._split_layer)
-        return Origin(self._deltas[cell], self._shapes[cell.column], participant_seed(self.seed, cell))
+            return _CommonOrigin(
+                delta,
+                self._shapes[cell.column],
+                seed,
+                start=self._start_digests[cell.column],
+                column=cell.column,
+                first_layer=self._split_layer,
+            )
+        seed, start = participant_seed(self.seed, cell), self._start_digests[cell.column]
+        return Origin(self._deltas[cell], self._shapes[cell.column], seed, start=start)
 
-    def draw_origin(self, cell: Cell) -> dict[str, torch.Tensor]:
-        """Draw the participant's origin in the dtype of the model."""
-        return {name: numbers.to(self.dtype) for name, numbers in self.origin(cell).draw()}
+    def training_origin(self, cell: Cell, step: int) -> Origin:
+        """Return the origin at which the participant computes in a step: always the same, unless they are fresh."""
+        origin = self.origin(cell)
+        if not self.fresh_origins:
+            return origin
+        seed = hmac.digest(participant_seed(self.seed, cell), f"cgd origin of step {step}".encode(), "sha256")
+        return replace(origin, seed=seed)
+
+    def draw_origin(self, cell: Cell, step: int) -> dict[str, torch.Tensor]:
+        """Draw the participant's origin in a step, added to the start, in the dtype of the model."""
+        drawn = self.training_origin(cell, step).draw()
+        return {name: self._above_start(name, numbers, cell.column) for name, numbers in drawn}
 
     def parameters(
         self, cell: Cell, displacement: torch.Tensor, only: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return the participant's origin plus the displacement, by name; `only` selects some parameters."""
+        """Return start + origin + displacement of the participant, by name; `only` selects some parameters."""
         displaced = self.layout.views(displacement, cell.column)
         drawn = self.origin(cell).draw(only)
-        return {name: numbers.to(self.dtype) + displaced[name] for name, numbers in drawn}
+        return {name: self._above_start(name, numbers, cell.column) + displaced[name] for name, numbers in drawn}
+
+    def _above_start(self, name: str, numbers: torch.Tensor, column: int) -> torch.Tensor:
+        start = self.starts[column]
+        return (start[name] + numbers if start else numbers).to(self.dtype)
 
     def model(self, cell: Cell, displacement: torch.Tensor) -> torch.nn.Module:
         """Return a copy of the participant's confined model."""
-        model = copy.deepcopy(self.models[cell.column])
-        parameters = dict(model.named_parameters())
-        with torch.no_grad():
-            for name, values in self.parameters(cell, displacement).items():
-                parameters[name].copy_(values)
+        return next(self.models_of(cell, displacement, (1.0,)))
+
+    @torch.no_grad()
+    def models_of(
+        self, cell: Cell, displacement: torch.Tensor, origin_scales: Sequence[float]
+    ) -> Iterator[torch.nn.Module]:
+        """Yield a copy of the participant's model for each factor of its origin; the origin is drawn once at most."""
+        displaced = self.layout.views(displacement, cell.column)
+        origin = dict(self.origin(cell).draw()) if any(origin_scales) else {}
+        for scale in origin_scales:
+            model = copy.deepcopy(self.models[cell.column])
+            for name, moved in displaced.items():
+                numbers = origin[name] * scale if origin else torch.zeros_like(moved)
+                model.get_parameter(name).copy_(self._above_start(name, numbers, cell.column) + moved)
             for name, values in self.buffers.get(cell, {}).items():
                 model.get_buffer(name).copy_(values)
-        return model
+            yield model
 
     def data(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the participant's samples in the dtype of the model, and their labels."""
@@ -227,6 +288,8 @@ class Participants:
             "model": f"{model} in {self.dtype}, {sorted(self.layout.columns[0])}, {fixed.hexdigest()[:8]}",
             "delta": deltas.hexdigest()[:16] if several else repr(next(iter(self._deltas.values()))),
             "seed": f"{self.seed}, common origin" if self._common_origin else repr(self.seed),
+            **({"origins": "fresh"} if self.fresh_origins else {}),
+            **({"start": " ".join(each[:16] for each in self._start_digests)} if self.starts[0] else {}),
         }
 
 
@@ -274,7 +337,9 @@ def _grid_from_blocks(blocks: Mapping[Cell, Block]) -> Grid:
         missing = next((cell for cell in grid.cells if cell not in blocks), None)
         raise InputError(f"the blocks do not fill a grid of {grid.rows} × {grid.columns}: {missing} is missing")
     for cell, block in blocks.items():
-        if len(block.x) != block.samples or block.samples == 0:
+        if block.samples == 0:
+            raise InputError(f"{cell} has no samples; leave this row out, and number the others from 0 without gaps")
+        if len(block.x) != block.samples:
             raise InputError(f"{cell} has {len(block.x)} samples and {block.samples} labels; give each sample a label")
         row_first, column_first = blocks[Cell(cell.row, 0)], blocks[Cell(0, cell.column)]
         if block.y is not row_first.y and not np.array_equal(block.y, row_first.y):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cgd.dp.accountant import Spent
     from cgd.dp.mechanism import NoisyEncoding
     from cgd.dp.settings import PrivacySettings
+    from cgd.simulation.local_training import Work
     from cgd.simulation.population import Loss, Participants
 
     Floats = npt.NDArray[np.float64]
@@ -40,17 +41,23 @@ def noise_key(seed: int, opening: int, member: int) -> bytes:
     return hmac.digest(f"cgd simulated noise {seed}".encode(), f"opening {opening} of {member}".encode(), "sha256")
 
 
-def check_private(participants: Participants, steps: int, privacy: PrivacySettings) -> None:
+def check_private(participants: Participants, steps: int, privacy: PrivacySettings, work: Work) -> None:
     """Check that these settings cover a simulation.
 
     Raises:
-        InputError: there are several columns, too few participants, too many steps, or δ is too large.
+        InputError: there are several columns, batches, a local training, too few participants or too many steps, or δ
+            is too large.
     """
     if participants.grid.columns > 1 or participants.mode == "joint":
         raise InputError(
             f"privacy is given, and the grid has {participants.grid.columns} columns in the mode "
             f"{participants.mode!r}; a record is private only if one participant has all of it: use one column and the "
             "mode towers, or no privacy"
+        )
+    if not work.is_full_gradient:
+        raise InputError(
+            f"privacy is given with {'a local training' if work.local else f'{work.batches} batches'}; the guarantee "
+            "is for the gradients of all records in every step: leave local and batches out, or privacy"
         )
     privacy.check_members(participants.grid.rows)
     if steps > privacy.steps:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError
+from cgd.json_files import convert
 from cgd.optim.grid import Cell
 from cgd.optim.vertical import fuse, log_probabilities, split_first_layer
+from cgd.simulation.kept_model import KeptModels
 from cgd.simulation.population import as_input, as_labels, loss_and_accuracy, sample_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cgd.dp.accountant import Spent
+    from cgd.optim.grid import Block
     from cgd.optim.origin import Origin
     from cgd.simulation.population import Loss, Participants
 
@@ -32,6 +35,11 @@ class Evaluation:
         accuracy: accuracy of each sampled participant; empty if the labels are not classes.
         fused_loss: loss of each sampled row in `towers`, by late fusion.
         fused_accuracy: accuracy of each sampled row in `towers`, by late fusion.
+        kept_loss: loss of the model that each sampled participant keeps, see `cgd.simulation.kept_model`.
+        kept_accuracy: accuracy of the model that each sampled participant keeps.
+        origin_scale: factor of the origin, c, that each sampled participant chose.
+        common_loss: loss of the common model, start + displacement, as a list of one number.
+        common_accuracy: accuracy of the common model, as a list of one number.
     """
 
     step: int
@@ -39,6 +47,11 @@ class Evaluation:
     accuracy: list[float] = field(default_factory=list)
     fused_loss: list[float] = field(default_factory=list)
     fused_accuracy: list[float] = field(default_factory=list)
+    kept_loss: list[float] = field(default_factory=list)
+    kept_accuracy: list[float] = field(default_factory=list)
+    origin_scale: list[float] = field(default_factory=list)
+    common_loss: list[float] = field(default_factory=list)
+    common_accuracy: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -84,9 +97,31 @@ class History:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> History:
-        """Build a history from the output of `as_json`."""
-        evaluations = [Evaluation(**each) for each in content["evaluations"]]
-        return cls(list(content["participants"]), list(content["training_loss"]), evaluations)
+        """Build a history from the output of `as_json`.
+
+        Raises:
+            InputError: it has other content.
+        """
+        return convert(content, cls)
+
+    def check_complete(self, steps: int) -> None:
+        """Check that it is the history of a finished run.
+
+        Raises:
+            InputError: losses or evaluations are missing, or impossible.
+        """
+        if not self.evaluations or self.evaluations[-1].step != steps or len(self.training_loss) != steps:
+            raise InputError(f"its losses or evaluations are not those of {steps} steps")
+        first = self.evaluations[0]
+        for each in self.evaluations:
+            accuracies = (*each.accuracy, *each.fused_accuracy)
+            lengths = [len(values) for values in (each.loss, each.accuracy, each.fused_loss, each.fused_accuracy)]
+            expected = [len(values) for values in (first.loss, first.accuracy, first.fused_loss, first.fused_accuracy)]
+            if not each.loss or lengths != expected or any(not 0 <= value <= 1 for value in accuracies):
+                raise InputError(
+                    f"its evaluation after {each.step} steps has not a loss, and an accuracy from 0 to 1, for each of "
+                    "the same participants"
+                )
 
 
 class SimulationResult:
@@ -99,8 +134,16 @@ class SimulationResult:
         spent: what the openings of a run with `privacy` used: epsilon, delta, mu, openings; None without `privacy`.
     """
 
-    def __init__(self, participants: Participants, engine: str, history: History, loss: Loss) -> None:
+    def __init__(
+        self,
+        participants: Participants,
+        engine: str,
+        history: History,
+        loss: Loss,
+        validation: Mapping[Cell, Block] | None = None,
+    ) -> None:
         self._participants, self.engine, self.history, self._loss = participants, engine, history, loss
+        self._kept = None if validation is None else KeptModels(participants, validation, loss)
         self.flat_displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
         self.spent: Spent | None = None
 
@@ -148,9 +191,25 @@ class SimulationResult:
         """Return a participant's private origin."""
         return self._participants.origin(cell)
 
-    def model(self, cell: Cell) -> torch.nn.Module:
-        """Return a participant's confined model. In a grid it takes the features of the participant's column."""
-        return self._participants.model(cell, self.flat_displacement)
+    def model(self, cell: Cell, origin_scale: float = 1.0) -> torch.nn.Module:
+        """Return a participant's model: start + displacement + origin_scale·origin.
+
+        Args:
+            cell: the participant. In a grid its model takes the features of its column.
+            origin_scale: 1 for the confined model, as trained; 0 for the common model, which all participants can
+                compute; `choose_origin_scale` returns what suits the participant.
+        """
+        return next(self._participants.models_of(cell, self.flat_displacement, (origin_scale,)))
+
+    def choose_origin_scale(self, cell: Cell) -> float:
+        """Return the factor of the origin that the participant chooses by the losses of the records it held out.
+
+        Raises:
+            InputError: the simulation was run without `keep`.
+        """
+        if self._kept is None:
+            raise InputError("no records were held out to choose by; run the simulation with keep=0.1, a tenth of them")
+        return self._kept.choose(cell, self.flat_displacement)
 
     @torch.no_grad()
     def outputs(self, cell: Cell, x: Any) -> torch.Tensor:
@@ -190,12 +249,12 @@ class SimulationResult:
         own = [loss_and_accuracy(self._loss, self.outputs(cell, x), labels) for cell in cells]
         fused_rows = () if labels.is_floating_point() or labels.ndim != 1 else rows
         fused = [loss_and_accuracy(self._loss, self.fused_outputs(row, x), labels) for row in fused_rows]
+        kept: list[list[float]] = []
+        if self._kept is not None:
+            scales, scores, common = self._kept.evaluate(self.flat_displacement, cells, (x, y), own)
+            kept = [*_losses_and_accuracies(scores), scales, *_losses_and_accuracies([common])]
         return Evaluation(
-            self.steps if step is None else step,
-            [loss for loss, _ in own],
-            [accuracy for _, accuracy in own if accuracy is not None],
-            [loss for loss, _ in fused],
-            [accuracy for _, accuracy in fused if accuracy is not None],
+            self.steps if step is None else step, *_losses_and_accuracies(own), *_losses_and_accuracies(fused), *kept
         )
 
     def sample(self, count: int, seed: int = 0) -> list[Cell]:
@@ -217,3 +276,7 @@ class SimulationResult:
         ]
         z = x @ torch.cat([layer[weight] for layer in layers], dim=1).T
         return z + torch.stack([layer[bias[0]] for layer in layers]).sum(dim=0) if bias else z
+
+
+def _losses_and_accuracies(scores: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float]]:
+    return [loss for loss, _ in scores], [accuracy for _, accuracy in scores if accuracy is not None]

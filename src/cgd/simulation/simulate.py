@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn import functional
@@ -16,8 +17,12 @@ from cgd.errors import InputError
 from cgd.optim.displacement import SGDRule
 from cgd.optim.lr_scheduler import inverse_square_factor
 from cgd.optim.vertical import check_joint_accepted
+from cgd.simulation.checkpoint import FIXED
+from cgd.simulation.engines import choose_engine
+from cgd.simulation.kept_model import hold_out
+from cgd.simulation.local_training import Work
 from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval, run_loop
-from cgd.simulation.module_engine import ModuleEngine, Ring
+from cgd.simulation.module_engine import Ring
 from cgd.simulation.population import Participants
 from cgd.simulation.private_engine import PrivateEngine, check_private
 from cgd.simulation.result import History, SimulationResult
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 
     from cgd.optim.displacement import UpdateRule
     from cgd.optim.grid import Block, Cell
+    from cgd.optim.public_start import Start
+    from cgd.simulation.engines import Engine
+    from cgd.simulation.local_training import LocalTraining
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
     from cgd.simulation.result import Evaluation
@@ -36,25 +44,6 @@ if TYPE_CHECKING:
 
 MAX_FUSED_ROWS = 4
 """Most rows that are evaluated by late fusion: each takes the models of all its columns."""
-
-
-class Engine(Protocol):
-    """Computes the gradient sums of all participants."""
-
-    name: str
-
-    @property
-    def summation_order(self) -> str:
-        """The order in which gradients are added; the last bits depend on it, so a checkpoint records it."""
-
-    def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Return the gradient of Σ_l (n_l/n)·F_l(origin_l + D) with respect to D, and the value of that sum."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a step changes besides the displacement."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
 
 
 def simulate(
@@ -69,11 +58,17 @@ def simulate(
     accept: str = "",
     shared: Literal["mean", "sum"] | None = None,
     rule: Callable[[float], UpdateRule] = SGDRule,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    batches: int = 1,
+    local: LocalTraining | None = None,
     mu: float = 0.0,
     hold: int = 0,
     schedule: Schedule | None = None,
     seed: int = 0,
+    start: Start = "model",
     common_origin: bool = False,
+    fresh_origins: bool = False,
     arithmetic: Literal["float", "ring"] = "float",
     ring: Ring | None = None,
     privacy: PrivacySettings | None = None,
@@ -81,6 +76,7 @@ def simulate(
     test: tuple[Any, Any] | None = None,
     evaluate_every: int | None = None,
     sample: int = 8,
+    keep: float = 0.0,
     checkpoint: str | os.PathLike[str] | None = None,
     memory: float = 4e9,
     progress: bool = True,
@@ -92,8 +88,8 @@ def simulate(
         build_model: function that builds the model for all features; with several columns, a `torch.nn.Sequential`
             that begins with a `torch.nn.Linear`, which is split by columns.
         blocks: data of all participants, from `Grid.split`.
-        steps: number of steps, the paper's T; every step uses all samples.
-        lr: step size, the paper's α.
+        steps: number of steps, the paper's T. Each has one sum of all participants, a round.
+        lr: step size, the paper's α; with `local`, the factor of the mean update, 1 for federated averaging.
         delta: standard deviation of the origins, the paper's δ; a function of the cell for a value per participant.
         loss: loss function of outputs and labels, a mean over the samples.
         mode: "towers" or "joint" for grids with several columns, see `cgd.optim.vertical`.
@@ -103,11 +99,19 @@ def simulate(
             gradients, so it makes no difference there. `GradientNormRule` needs the mean.
         rule: update rule, as a function of the step size: `SGDRule`, `AdamRule`, `GradientNormRule`, or a partial of
             these.
+        momentum: momentum of the displacement, for the rule `SGDRule`.
+        nesterov: use Nesterov's momentum.
+        batches: number of batches of an epoch, of which each step uses one; 1 to use all samples in every step.
+        local: local training of every participant between two sums; None to sum gradients.
         mu: the paper's μ of the step size, see `InverseSquareLR`; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
         schedule: factor of the step size in each step, counted from 0, instead of `mu` and `hold`.
-        seed: seed of all origins, see `participant_seed`, and of the noise of `privacy`.
+        seed: seed of the public start, of all origins, see `participant_seed`, and of the noise of `privacy`.
+        start: "model" for a public start with the values of the built model, to which every participant adds its
+            origin; "zeros" for origins around zero, as in the paper.
         common_origin: start all participants from the same weights, as in federated SGD, without confinement.
+        fresh_origins: draw another origin for each participant and step, so that the displacement cannot adapt to the
+            origins of training; a participant's own origin is then not used before the end.
         arithmetic: "float", or "ring" for the bits of the real protocol.
         ring: fixed-point settings of the arithmetic "ring".
         privacy: clip the gradient of every record and add noise, as real participants with `cgd.Privacy` do, with their
@@ -117,7 +121,10 @@ def simulate(
         test: held-out samples and labels; without them no participant is evaluated.
         evaluate_every: steps between evaluations; by default a hundredth of all steps.
         sample: number of participants to evaluate, drawn at random.
-        checkpoint: file that is written every 20 seconds and at the end; if it exists, the run resumes from it.
+        keep: part of each participant's records that it does not train on, but chooses by which model it keeps, see
+            `cgd.simulation.kept_model`; evaluations then have the kept models, too. 0 for none.
+        checkpoint: file that is written every 20 seconds and at the end; if it exists, the run resumes from it. With
+            `mu`, it may be that of a run with a fixed step size, after at most `hold` steps.
         memory: most bytes for origins in memory; origins that do not fit are drawn again in every step.
         progress: show a progress bar.
         on_step: callback after each step, with its number and the history.
@@ -156,11 +163,30 @@ def simulate(
     evaluate_every = evaluation_interval(steps, evaluate_every)
     if sample < 1:
         raise InputError(f"sample is {sample}; it must be at least 1")
-    participants = Participants(build_model, blocks, mode, delta, seed, common_origin=common_origin)
+    work = Work(batches, local)
+    if keep and common_origin:
+        raise InputError(f"keep is {keep} and all participants have a common origin; there is no model to choose")
+    training, validation = hold_out(blocks, keep, seed) if keep else (blocks, None)
+    participants = Participants(
+        build_model,
+        training,
+        mode,
+        delta,
+        seed,
+        start=start,
+        common_origin=common_origin,
+        fresh_origins=fresh_origins,
+    )
     if privacy is not None:
         if not isinstance(privacy, PrivacySettings):
             raise InputError(f"privacy is {type(privacy).__name__}; pass PrivacySettings(epsilon=…, delta=…, steps=…)")
-        check_private(participants, steps, privacy)
+        check_private(participants, steps, privacy, work)
+    if local is not None and mode == "joint" and participants.grid.columns > 1:
+        raise InputError(
+            "there is a local training and the mode is joint, in which a row sums in every step; use the mode towers, "
+            "or batches"
+        )
+    rule = _with_momentum(rule, momentum, nesterov=nesterov)
     shared = shared or ("sum" if mode == "towers" else "mean")
     factor, described_schedule = step_factor(steps, mu, hold, schedule)
     example_rule = rule(lr)
@@ -170,7 +196,15 @@ def simulate(
             f"{participants.grid.columns} columns; this rule is defined for the mean, set shared='mean'"
         )
     shared_lr = lr * (participants.grid.columns if shared == "sum" and example_rule.scales_with_gradient else 1)
-    chosen_engine = _choose_engine(participants, loss, arithmetic, ring or Ring(), engine, memory, privacy)
+    chosen_engine = choose_engine(
+        participants,
+        loss,
+        (ring or Ring()) if arithmetic == "ring" else None,
+        memory,
+        work=work,
+        privacy=privacy,
+        kernels=engine == "auto",
+    )
     settings = {
         **participants.checkpoint_settings(),
         "lr": repr((lr, shared_lr)),
@@ -180,9 +214,11 @@ def simulate(
         "arithmetic": repr(ring or Ring()) if arithmetic == "ring" else chosen_engine.summation_order,
         "evaluation": f"{sample} participants, test data {data_digest(test)}",
         **({} if privacy is None else {"privacy": privacy.describe()}),
+        **work.describe(),
+        **({"keep": repr(keep)} if keep else {}),
     }
     history = History()
-    result = SimulationResult(participants, chosen_engine.name, history, loss)
+    result = SimulationResult(participants, chosen_engine.name, history, loss, validation)
     cells = result.sample(sample, seed)
     history.participants[:] = map(str, cells)
 
@@ -211,6 +247,7 @@ def simulate(
             checkpoint=None if checkpoint is None else Path(checkpoint),
             settings=settings,
             on_step=after_step,
+            fixed_steps=hold,
         )
     if isinstance(chosen_engine, PrivateEngine):
         result.spent = chosen_engine.spent()
@@ -264,6 +301,16 @@ class _SimulationLoop:
         self._engine.load_state_dict(state["engine"])
 
 
+def _with_momentum(
+    rule: Callable[[float], UpdateRule], momentum: float, *, nesterov: bool
+) -> Callable[[float], UpdateRule]:
+    if not momentum and not nesterov:
+        return rule
+    if rule is not SGDRule:
+        raise InputError(f"momentum is {momentum} and the rule is {rule}; set it in the rule, or leave the rule out")
+    return partial(SGDRule, momentum=momentum, nesterov=nesterov)
+
+
 def step_factor(steps: int, mu: float, hold: int, schedule: Schedule | None) -> tuple[Schedule, str]:
     """Return the factor of the step size as a function of the step, and a text that identifies it.
 
@@ -281,28 +328,8 @@ def step_factor(steps: int, mu: float, hold: int, schedule: Schedule | None) -> 
         return factors.__getitem__, hashlib.sha256(repr(factors).encode()).hexdigest()[:16]
     shrinking_steps = max(1, steps - hold)
     inverse_square_factor(0, mu, shrinking_steps, hold)  # raises InputError for invalid values
-    described = repr((mu, hold, shrinking_steps) if mu else "fixed")
+    described = repr((mu, hold, shrinking_steps)) if mu else FIXED
     return (lambda step: inverse_square_factor(step, mu, shrinking_steps, hold)), described
-
-
-def _choose_engine(
-    participants: Participants,
-    loss: Loss,
-    arithmetic: str,
-    ring: Ring,
-    engine: str,
-    memory: float,
-    privacy: PrivacySettings | None,
-) -> Engine:
-    if privacy is not None:
-        return PrivateEngine(participants, loss, ring if arithmetic == "ring" else None, memory, privacy)
-    if arithmetic == "float" and engine == "auto":
-        from cgd.simulation.fused_engine import FusedEngine, Network, kernel_loss
-
-        network, loss_kind = Network.from_model(participants.models[0]), kernel_loss(loss)
-        if network is not None and loss_kind is not None and next(iter(participants.blocks.values())).x.ndim == 2:
-            return FusedEngine(participants, network, loss_kind, memory)
-    return ModuleEngine(participants, loss, ring if arithmetic == "ring" else None, memory)
 
 
 @contextmanager

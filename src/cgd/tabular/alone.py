@@ -1,4 +1,4 @@
-"""Train the same model on our own records only, and compare it with that of all: what would we have had alone?
+"""Train the same model on our own records only, and compare it with ours: what would we have had alone?
 
 Alone means: without anything that comes from the others. The model, the optimiser, the learning rate and the largest
 number of steps are those of the federation file. Means, deviations and categories are those of our own training
@@ -12,7 +12,6 @@ All of it happens on this machine, after the last sum: nothing is sent, and nobo
 from __future__ import annotations
 
 import hmac
-import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,23 +20,22 @@ import numpy as np
 
 from cgd.errors import DivergenceError
 from cgd.local import solo_peers
-from cgd.reporting.run_scores import RegressionScores
 from cgd.tabular.columns import Categorical
 from cgd.tabular.comparison import compare_classifiers, compare_regressions
-from cgd.tabular.model import ConfinedModel, load_model
-from cgd.tabular.rare_values import fold_rare_values, value_counts
-from cgd.tabular.training import train, validation_mask
+from cgd.tabular.model import ConfinedModel
+from cgd.tabular.rare_values import value_counts
+from cgd.tabular.training import train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
-    from cgd.reporting.run_scores import ClassificationScores
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.settings import TabularSettings
-    from cgd.tabular.training import EvalRecord, TrainingResult
+    from cgd.tabular.training import EvalRecord, SplitRecords
+
+    Floats = npt.NDArray[np.float64]
 
 MIN_SECONDS = 600.0
 """Training alone takes this long at most, or as long as the training together, which takes as many gradients."""
@@ -49,18 +47,18 @@ class _TooLongError(Exception):
 
 def compare_alone(
     settings: TabularSettings,
-    trained: TrainingResult,
-    outputs: npt.NDArray[np.float64],
+    trained: SplitRecords,
+    outputs: Mapping[str, Floats],
     seed: bytes,
     *,
     delta: float | None = None,
 ) -> dict[str, Any]:
-    """Train alone, and compare the result with the training together on our validation records.
+    """Train alone, and compare the result with our models of the training together on our validation records.
 
     Args:
         settings: those of the training together.
-        trained: its result.
-        outputs: the outputs of its model for our validation records.
+        trained: our records in it.
+        outputs: the outputs of its models for our validation records, by their names.
         seed: our seed, from which another one is derived.
         delta: our own δ, if not that of the federation file.
 
@@ -68,96 +66,55 @@ def compare_alone(
         The comparison for run.json: records, training (the number of records that we train on alone), models; or
         unavailable, with the reason. No failure here is an error, because the run is finished.
     """
-    parts = trained.records, trained.held_out, trained.preprocessing.classes
-    return _compare(settings, *parts, outputs, seed, delta, trained.seconds)
+    if reason := _nothing_to_learn(trained.own):
+        return compare_together(settings, trained, outputs, reason)
+    try:
+        model = train_alone(settings, trained, seed, delta=delta)
+        models = _compare(settings, trained, {"alone": model.outputs(trained.validation), **outputs})
+    except _TooLongError:
+        reason = "training alone took much longer than training together, and was stopped"
+    except Exception as error:  # whatever it is, for example in a network of the user's own
+        reason = f"training alone failed: {error}"
+    else:
+        return {"records": trained.validation.rows, "training": trained.own.rows, "models": models}
+    return compare_together(settings, trained, outputs, reason)
 
 
-def compare_finished(
-    settings: TabularSettings,
-    records: TabularDataset,
-    folder: Path,
-    scores: ClassificationScores | RegressionScores,
-    seed: bytes,
-    *,
-    delta: float | None = None,
-) -> dict[str, Any] | None:
-    """Compare the saved model of a finished run as `compare_alone` does, without the other members.
+def train_alone(
+    settings: TabularSettings, trained: SplitRecords, seed: bytes, *, delta: float | None = None
+) -> ConfinedModel:
+    """Return a model of our own training records alone; the arguments are those of `compare_alone`."""
+    config = settings.training
+    peers = solo_peers(hmac.digest(seed, b"cgd alone", "sha256"), bound=config.bound, ring_bits=config.ring_bits)
+    alone = settings_alone(settings, trained.preprocessing.classes, trained.own)
+    limit = time.monotonic() + max(MIN_SECONDS, trained.seconds)
+    result = train(peers, alone, trained.own, delta=delta, progress=_stop_at(limit))
+    return ConfinedModel.from_training(result, alone, {})
 
-    Not for a grid with several columns, whose models predict together.
+
+def compare_together(
+    settings: TabularSettings, trained: SplitRecords, outputs: Mapping[str, Floats], reason: str
+) -> dict[str, Any]:
+    """Compare our models of the training together with each other, without one of our own records alone.
 
     Args:
         settings: those of the training together.
-        records: our records.
-        folder: the folder of the run.
-        scores: its scores.
-        seed: our seed.
-        delta: our own δ.
-
-    Returns:
-        The comparison; None if the saved model cannot be read, or has other scores on these records: then they are not
-        those of the run. It is no error either, because the others may wait for us.
+        trained: our records in it.
+        outputs: the outputs of its models for our validation records, by their names.
+        reason: why there is no model of our own records alone.
     """
-    try:
-        return _compare_saved(settings, records, folder, scores, seed, delta)
-    except Exception:  # not logged: a message may contain values of records
-        return None
+    models = _compare(settings, trained, outputs) if len(outputs) > 1 else []
+    parts = {"records": trained.validation.rows, "training": trained.own.rows}
+    return {**parts, "models": models, "unavailable": reason}
 
 
-def _compare_saved(
-    settings: TabularSettings,
-    records: TabularDataset,
-    folder: Path,
-    scores: ClassificationScores | RegressionScores,
-    seed: bytes,
-    delta: float | None,
-) -> dict[str, Any] | None:
-    if settings.privacy is None:
-        records = fold_rare_values(records, settings.data, settings.own_columns)
-    model = load_model(folder, function=settings.model.function or None)
-    held_out = validation_mask(settings, records, seed)
-    validation = records.take(held_out)
-    if validation.rows != scores.records:
-        return None
-    outputs = model.outputs(validation)
-    name = "rmse" if isinstance(scores, RegressionScores) else "accuracy"
-    if not math.isclose(model.scores(outputs, validation)[name], getattr(scores, name), rel_tol=1e-6):
-        return None
-    return _compare(settings, records, held_out, model.preprocessing.classes, outputs, seed, delta, 0.0)
-
-
-def _compare(
-    settings: TabularSettings,
-    records: TabularDataset,
-    held_out: npt.NDArray[np.bool_],
-    classes: tuple[str, ...],
-    outputs: npt.NDArray[np.float64],
-    seed: bytes,
-    delta: float | None,
-    seconds: float,
-) -> dict[str, Any]:
-    own, validation = records.take(~held_out), records.take(held_out)
-    parts: dict[str, Any] = {"records": validation.rows, "training": own.rows, "models": []}
-    if reason := _nothing_to_learn(own):
-        return parts | {"unavailable": reason}
-    peers = solo_peers(
-        hmac.digest(seed, b"cgd alone", "sha256"), bound=settings.training.bound, ring_bits=settings.training.ring_bits
-    )
-    try:
-        alone = settings_alone(settings, classes, own)
-        limit = time.monotonic() + max(MIN_SECONDS, seconds)
-        model = ConfinedModel.from_training(train(peers, alone, own, delta=delta, progress=_stop_at(limit)), alone, {})
-        both = {"alone": model.outputs(validation), "together": outputs}
-        if not all(np.isfinite(each).all() for each in both.values()):
-            raise DivergenceError("a model predicts values that are not finite")
-        if settings.data.task == "regression":
-            models = compare_regressions(both, np.asarray(validation.target, dtype=np.float64))
-        else:
-            models = compare_classifiers(both, np.asarray(model.preprocessing.encode_target(validation)))
-    except _TooLongError:
-        return parts | {"unavailable": "training alone took much longer than training together, and was stopped"}
-    except Exception as error:  # whatever it is, for example in a network of the user's own
-        return parts | {"unavailable": f"training alone failed: {error}"}
-    return parts | {"models": models}
+def _compare(settings: TabularSettings, trained: SplitRecords, outputs: Mapping[str, Floats]) -> list[dict[str, Any]]:
+    if not all(np.isfinite(each).all() for each in outputs.values()):
+        raise DivergenceError("a model predicts values that are not finite")
+    if settings.data.task == "regression":
+        return compare_regressions(outputs, np.asarray(trained.validation.target, dtype=np.float64))
+    target = np.asarray(trained.preprocessing.encode_target(trained.validation), dtype=np.int64)
+    return compare_classifiers(outputs, target, probabilities=settings.data.class_weights != "balanced")
 
 
 def settings_alone(settings: TabularSettings, classes: tuple[str, ...], own: TabularDataset) -> TabularSettings:

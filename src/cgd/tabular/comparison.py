@@ -3,7 +3,8 @@
 A gain is the difference of two models' scores on the same records, so what makes these records easy or hard affects
 both. Gains of accuracy have the interval of Agresti and Min. Those of the AUC come from a paired bootstrap: records are
 drawn with replacement, always with the same seed, and all models are scored on the drawn ones. The AUC of more than two
-classes has an interval from the same bootstrap, of its logit: percentiles near 1 are too high.
+classes has an interval from the same bootstrap, of its logit: percentiles near 1 are too high. A log loss is a
+mean over records, with Student's interval.
 
 In a regression, a bootstrap of few records is too narrow. Gains have Student's interval of the differences of squared
 errors, so R² and the error agree on whether a difference is clear. The scores themselves have an interval from a
@@ -40,16 +41,21 @@ Estimate = dict[str, float | None]
 """A score, or a difference of two, under `value`; its interval is `low` to `high`, or None without one."""
 
 
-def compare_classifiers(outputs: Mapping[str, Floats], target: Integers) -> list[dict[str, Any]]:
-    """Return accuracy and AUC of each model, and its gains over the first.
+def compare_classifiers(
+    outputs: Mapping[str, Floats], target: Integers, *, probabilities: bool = True
+) -> list[dict[str, Any]]:
+    """Return accuracy, AUC and log loss of each model, and its gains over the first.
 
     Args:
         outputs: for each model, by its name, the probability of every class for every record.
         target: the class of every record.
+        probabilities: false if the outputs are not meant as probabilities, as with class weights: then there is no log
+            loss.
 
     Returns:
         For each model a dictionary for JSON: name, scores, gains (None for the first model). A score that these records
-        do not define is left out.
+        do not define is left out. A gain is positive if a model is better, so that of the log loss is the first model's
+        log loss minus its own.
     """
     correct = {name: each.argmax(axis=1) == target for name, each in outputs.items()}
     first = next(iter(correct.values()))
@@ -72,6 +78,12 @@ def compare_classifiers(outputs: Mapping[str, Floats], target: Integers) -> list
                 interval = auc_interval(value, positives, len(target) - positives)
             each["scores"]["auc"] = _estimate(value, interval)
         _add_gains(found, drawn, "auc")
+    if probabilities:
+        losses = {name: _log_losses(each, target) for name, each in outputs.items()}
+        for each in found:
+            own = losses[each["name"]]
+            each["scores"]["log_loss"] = _mean(own)
+            each["gains"]["log_loss"] = _mean(next(iter(losses.values())) - own)
     return _without_own_gains(found)
 
 
@@ -118,15 +130,25 @@ def weighted_auc(outputs: Floats, target: Integers) -> WeightedScore:
 
 
 def _squares_gain(first: Floats, own: Floats, scale: float) -> Estimate:
-    """Return the mean of the first model's squared errors minus our own, times a scale, with Student's interval.
+    """Return the mean of the first model's squared errors minus our own, times a scale, with Student's interval."""
+    return _mean((first - own) * scale)
 
-    There is none of too few records, or if all differences are equal: it would look like certainty.
+
+def _log_losses(probabilities: Floats, target: Integers) -> Floats:
+    """Return the log loss of each record; a probability of 0 counts as the smallest step from 1, as in scikit-learn."""
+    own: Floats = probabilities[np.arange(len(target)), target]
+    return -np.log(np.maximum(own, np.finfo(np.float64).eps))
+
+
+def _mean(values: Floats) -> Estimate:
+    """Return the mean of some records' values with Student's interval.
+
+    There is none of too few records, or if all values are equal: it would look like certainty.
     """
-    differences = (first - own) * scale
-    value = float(differences.mean())
-    if len(own) < MIN_RECORDS or not np.isfinite(differences).all() or not np.ptp(differences):
+    value = float(values.mean())
+    if len(values) < MIN_RECORDS or not np.isfinite(values).all() or not np.ptp(values):
         return _estimate(value, None)
-    return _estimate(value, mean_interval(value, float(differences.std(ddof=1)), len(own)))
+    return _estimate(value, mean_interval(value, float(values.std(ddof=1)), len(values)))
 
 
 def _jackknife(value: float, others: Floats, scale: Floats | float = 1.0) -> tuple[float, float] | None:

@@ -38,7 +38,7 @@ def early_privacy_warnings(
     units = model.layers[0] if model.layers else outputs
     relu = bool(model.layers) and model.activation == "relu"
     layer = FirstLayer(inputs, units, relu=relu, only_layer=not model.layers)
-    return find_warnings(records.rows, layer, members=_members(federation, settings))
+    return find_warnings(records.rows, layer, members=_members(federation, settings), batches=_parts(settings))
 
 
 def foreseen_privacy_warnings(
@@ -54,12 +54,17 @@ def foreseen_privacy_warnings(
     if settings.privacy is not None:
         return ()
     layer = FirstLayer.from_model(foreseen.network)
-    return find_warnings(foreseen.samples, layer, members=_members(federation, settings))
+    return find_warnings(foreseen.samples, layer, members=_members(federation, settings), batches=_parts(settings))
 
 
 def _members(federation: Federation, settings: TabularSettings) -> int:
     """Return the number of members that sum gradients of the first layer."""
     return federation.grid.rows if settings.vertical and federation.grid else len(federation.names)
+
+
+def _parts(settings: TabularSettings) -> int:
+    """Return the number of parts of our records of which each sum is about one."""
+    return 1 if settings.training.local_epochs else settings.training.batches
 
 
 def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[DisclosedSum]:
@@ -72,7 +77,8 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
     numbers = [each for each in settings.own_columns if each.type == "number"]
     learned = [each.name for each in settings.own_columns if each.is_learned]
     counts = [len(each.categories) for each in trained.preprocessing.columns if isinstance(each, CategoryStats)]
-    what = "the sum of all gradients, weighted by the participants' numbers of records"
+    summed = "updates of local steps" if settings.training.local_epochs else "gradients"
+    what = f"the sum of all {summed}, weighted by the participants' numbers of records"
     sums = [
         DisclosedSum(what, gradients, trained.steps, parameters),
         DisclosedSum("the total number of training records, again if the members change", EVERYONE, 1, 1),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.tabular.columns import Categorical
     from cgd.tabular.model import ConfinedModel
-    from cgd.tabular.training import TrainingResult
+    from cgd.tabular.training import SplitRecords
 
     Floats = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ MAX_CELLS = 4 * 10**8
 SEED = 20210427
 
 
-def validation_outputs(model: ConfinedModel, trained: TrainingResult, peers: Peers) -> Floats | None:
+def validation_outputs(model: ConfinedModel, trained: SplitRecords, peers: Peers) -> Floats | None:
     """Return the model's outputs for the validation split; in a grid with several columns, together with the row.
 
     None without validation records, and if an output is not finite. That is no error: whether outputs overflow depends
@@ -51,13 +51,13 @@ def validation_outputs(model: ConfinedModel, trained: TrainingResult, peers: Pee
     return outputs if np.isfinite(outputs).all() else None
 
 
-def evaluate(model: ConfinedModel, trained: TrainingResult, outputs: Floats | None) -> dict[str, Any]:
+def evaluate(model: ConfinedModel, trained: SplitRecords, outputs: Floats | None) -> dict[str, Any]:
     """Return the parts of run.json about the model's quality: validation, subgroups, importance, coefficients.
 
     Args:
         model: the model.
         trained: its training.
-        outputs: its outputs for the validation split; None if there are no finite ones.
+        outputs: the outputs to score, for the validation split; None if there are no finite ones.
     """
     found: dict[str, Any] = {"validation": None, "coefficients": _coefficients(model)}
     if outputs is not None:
@@ -67,7 +67,7 @@ def evaluate(model: ConfinedModel, trained: TrainingResult, outputs: Floats | No
     return found
 
 
-def _subgroups(model: ConfinedModel, trained: TrainingResult, outputs: Floats) -> list[dict[str, Any]]:
+def _subgroups(model: ConfinedModel, trained: SplitRecords, outputs: Floats) -> list[dict[str, Any]]:
     """Return the scores of the groups of each category column that has two or more groups of enough records."""
     measure = _GroupScores(model, trained, outputs)
     found = []
@@ -103,7 +103,7 @@ def _groups(values: Categorical) -> Iterator[tuple[str | None, npt.NDArray[np.in
 class _GroupScores:
     """The scores of a model on some of the validation records."""
 
-    def __init__(self, model: ConfinedModel, trained: TrainingResult, outputs: Floats) -> None:
+    def __init__(self, model: ConfinedModel, trained: SplitRecords, outputs: Floats) -> None:
         self._outputs, self._regression = outputs, model.data.task == "regression"
         records = trained.validation
         if self._regression:
@@ -136,7 +136,7 @@ def _estimate(value: float, interval: tuple[float, float]) -> dict[str, float]:
     return {"value": value, "low": interval[0], "high": interval[1]}
 
 
-def _importance(model: ConfinedModel, trained: TrainingResult) -> list[dict[str, Any]] | None:
+def _importance(model: ConfinedModel, trained: SplitRecords) -> list[dict[str, Any]] | None:
     """Return the permutation importance of each column: how much the loss rises if its values are exchanged.
 
     The loss is the log loss, or the root mean squared error in the unit of the target. None in a grid with several

@@ -11,6 +11,10 @@ hidden layer. So no feature may divide the training records of a participant int
   `rare`. If fewer than `rare` are missing, these get that number, too, if all others have it; else the mean, without
   the feature that says that they are missing. If fewer than `rare` are present, all are missing.
 
+With batches, the sum of a step is about the records of a batch, so the same is done again in every batch: a feature
+that five training records have is otherwise that of one record in a small batch. (An update of local epochs is about
+all training records.)
+
 Features are merged, not values, because a category that nobody else has is "other" in features only. It is done for
 training records alone: the validation split divides records at random, so a value that `rare` records have may be that
 of one training record. Validation records keep their features, because only the sum of their losses is opened.
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from cgd.federation.data_schema import Column, Data
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.preprocessing import Preprocessing
+    from cgd.tabular.settings import TabularSettings
 
     Matrix = npt.NDArray[np.float32]
 
@@ -75,6 +80,20 @@ def few_states(records: TabularDataset, data: Data, columns: Sequence[Column]) -
             counts = [int(np.count_nonzero(np.isnan(records.numbers[column.name])))]
         found[column.name] = sum(count for count in counts if count < min(data.rare_of(column), records.rows))
     return {name: count for name, count in found.items() if count}
+
+
+def batch_notes(settings: TabularSettings, samples: int) -> tuple[str, ...]:
+    """Return the note about batches with so few of our training records that all of their features are merged."""
+    training = settings.training
+    records, rare = samples // training.batches, max(settings.data.rare_of(each) for each in settings.own_columns)
+    if training.local_epochs or training.batches == 1 or records >= rare:
+        return ()
+    note = (
+        f"batches is {training.batches}, so a batch has {records or 1} of our {samples:,} training records; features "
+        f"that fewer than {rare} records of a batch have are merged, so that nearly nothing is learned from ours: use "
+        "fewer batches"
+    )
+    return (note,)
 
 
 def merge_notes(changed: Mapping[str, int]) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ import torch
 
 import cgd
 from cgd.errors import InputError
-from cgd.federation.data_schema import OPTIONAL, Column, Data, Model
+from cgd.federation.data_schema import OPTIONAL, Column, Data
+from cgd.federation.model_section import Model
 from cgd.files import write_private
 from cgd.json_files import convert_complete, damaged_file, read_json
 from cgd.optim.vertical import fuse, log_probabilities
@@ -143,7 +144,10 @@ class ConfinedModel:
         """Return probabilities of all classes, or the predicted number in one column, in the order of the records."""
         if self.towers > 1:
             return self._joint_outputs(records, row)
-        raw = self._raw_outputs(records)
+        return self.decode(self._raw_outputs(records))
+
+    def decode(self, raw: torch.Tensor) -> npt.NDArray[np.float64]:
+        """Return the outputs of a network as probabilities, or as numbers in the unit of the target."""
         if self.data.task == "regression":
             return self.preprocessing.decode(raw.numpy()).reshape(-1, 1)
         return raw.double().softmax(dim=1).numpy()
@@ -282,7 +286,7 @@ def _check_document(document: _Document, folder: Path) -> tuple[Data, Model, Pre
     """Return the parts of the document, after checking that they are consistent."""
     try:
         data = convert_complete({**OPTIONAL, **document.data}, Data, "data")
-        model = convert_complete(document.model, Model, "model")
+        model = convert_complete({"start": "zeros", **document.model}, Model, "model")  # older files have no start
         preprocessing = Preprocessing.from_dict(document.preparation)
         columns = tuple(each for each in data.columns if each.name in document.columns)
         types = ["number" if isinstance(each, NumberStats) else "category" for each in preprocessing.columns]

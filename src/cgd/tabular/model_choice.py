@@ -13,7 +13,7 @@ accuracy, and each of them was attacked at all sizes.
 
 from __future__ import annotations
 
-from cgd.federation.data_schema import Model
+from cgd.federation.model_section import Model
 
 MIN_RECORDS_FOR_GELU = 300
 """Where the participant with the most records has so many, GELU units were better than tanh units; with fewer, tanh."""

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from cgd.errors import InputError
+from cgd.optim.public_start import public_seed
+from cgd.optim.vertical import first_layer_names
 from cgd.user_functions import load_function
 
 if TYPE_CHECKING:
-    from cgd.federation.data_schema import Model
+    from cgd.federation.model_section import Model
 
 FUNCTION_ARGUMENTS = ("the number of features", "the number of outputs")
 """The arguments of a user's own function, in words for messages."""
@@ -26,7 +28,7 @@ def build(model: Model, features: int, outputs: int) -> nn.Module:
         InputError: a user's own function does not return a suitable network.
 
     Examples:
-        >>> from cgd.federation.data_schema import Model
+        >>> from cgd.federation.model_section import Model
         >>> build(Model("mlp", (8,)), features=5, outputs=2)
         Sequential(
           (0): Linear(in_features=5, out_features=8, bias=True)
@@ -41,6 +43,30 @@ def build(model: Model, features: int, outputs: int) -> nn.Module:
         layers += [nn.Linear(features, width), ACTIVATIONS[model.activation]()]
         features = width
     return nn.Sequential(*layers, nn.Linear(features, outputs))
+
+
+def build_start(model: Model, features: int, outputs: int, *, vertical: bool = False) -> nn.Module:
+    """Return the network with the public start, which has the same values at every member.
+
+    Args:
+        model: the `[model]` section.
+        features: number of our features.
+        outputs: number of outputs.
+        vertical: other members have other features, and so another first layer; the later layers must be the same.
+
+    Raises:
+        InputError: a user's own function does not return a suitable network.
+    """
+    if not isinstance(model.start, int):  # zeros
+        return build(model, features, outputs)  # `confine` sets all parameters to zero
+    with public_seed(model.start):
+        network = build(model, features, outputs)
+    if vertical:
+        with public_seed(model.start):
+            common = build(model, 1, outputs).state_dict()
+        names = [name for name, _ in network.named_parameters() if name not in first_layer_names(network)]
+        network.load_state_dict({name: common[name] for name in names}, strict=False)
+    return network
 
 
 def count_parameters(model: Model, features: int, outputs: int) -> int:

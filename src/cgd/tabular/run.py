@@ -1,6 +1,7 @@
 """A complete run: from a participant's file to a folder with its model, metrics and report.
 
-    model.safetensors, model.json   the confined model, for `cgd predict` and `cgd.load_model`
+    model.safetensors, model.json   the model that we keep, for `cgd predict` and `cgd.load_model`
+    confined/                       the confined model, if we keep another one
     run.json                        everything about the run, for programs
     history.jsonl                   the evaluations, written during the training
     metrics.csv                     the evaluations as a table
@@ -26,12 +27,12 @@ from cgd.files import write_private
 from cgd.json_files import parse_json
 from cgd.reporting.run_file import FILE, FORMAT, load_run
 from cgd.reporting.training_report import write_report
-from cgd.tabular.alone import compare_alone, compare_finished
 from cgd.tabular.disclosure import disclosed_sums
 from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.learned_values import learned_messages
 from cgd.tabular.model import ConfinedModel
+from cgd.tabular.own_results import CONFINED, FinishedTraining, load_finished, own_results
 from cgd.tabular.private_run import open_ledger, privacy_summary
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.run_inputs import RunOptions, read_inputs
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
     from cgd.reporting.run_file import AnyRun
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.kept_model import Keep
     from cgd.tabular.preprocessing import Preprocessing
     from cgd.tabular.settings import TabularSettings
     from cgd.tabular.training import TrainingResult
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
 
 RETRY_SECONDS = 10.0
-COMPARING = "comparing with a model of our own records alone, for the report; nobody waits for it"
+COMPUTING = "computing what is for us alone, the model that we keep and its comparison; nobody waits for it"
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class TabularRun:
         trace_writer: records our messages for privacy attacks, if wanted.
         ledger: with [privacy], charges the budget of our records.
         alone: whether the report compares the model with one of our own records alone; see `cgd.tabular.alone`.
+        keep: which model we keep; see `cgd.tabular.kept_model`.
     """
 
     federation: Federation
@@ -88,6 +91,7 @@ class TabularRun:
     trace_writer: TraceWriter | None = None
     ledger: PrivacyLedger | None = None
     alone: bool = True
+    keep: Keep = "confined"
 
     @classmethod
     def prepare(
@@ -103,6 +107,7 @@ class TabularRun:
         function: str | None = None,
         budget: Path | None = None,
         alone: bool = True,
+        keep: str | None = None,
         decimal: str = ".",
     ) -> TabularRun:
         """Check all settings and read the records.
@@ -119,12 +124,13 @@ class TabularRun:
             budget: with [privacy], the file with the budget of our records.
             decimal: the decimal sign of our file.
             alone: compare with a model of our own records alone.
+            keep: see `RunOptions`.
 
         Raises:
             InputError: a setting, the file or a folder cannot be used, the file names another function, or the privacy
                 budget is spent.
         """
-        options = RunOptions(label, delta, record, function, budget, decimal)
+        options = RunOptions(label, delta, record, function, budget, decimal, keep)
         inputs = read_inputs(federation, participant, data, options)
         settings, notes = inputs.settings, inputs.notes
         run_folder = RunFolder(folder, federation, participant)
@@ -146,6 +152,7 @@ class TabularRun:
             trace_writer,
             ledger,
             alone,
+            inputs.keep,
         )
 
     def run(
@@ -158,21 +165,21 @@ class TabularRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
 
         If an earlier process has finished the run, take part for members that must catch up, and change no file; only
-        a comparison that is missing is added.
+        the results that are computed after the last sum are added if they are missing.
 
         Args:
             peers: the members.
             show_message: called with progress messages.
             show_note: called with notes about our records, which nobody else may see.
-            after_sums: called when we take part in no further sum and all files are written; then the model is compared
-                with one of our own records alone, for which nobody has to wait.
+            after_sums: called when we take part in no further sum and all files are written; then the model that we
+                keep is chosen and compared with one of our own records alone, for which nobody has to wait.
 
         Raises:
             CGDError: see `train`.
         """
         finished, steps = self.folder.finished_run(), self.settings.training.steps
-        if finished is not None:  # an earlier process may have been interrupted in its comparison
-            finished = self._compare_finished(finished, peers.seed, show_message)
+        if finished is not None:  # an earlier process may have been interrupted after the last sum
+            finished = self._complete(finished, peers.seed, show_message)
         history: list[EvalRecord] = []
         replaying = True
 
@@ -218,26 +225,37 @@ class TabularRun:
             quality = evaluate(model, trained, outputs)
             self._write(self._content(trained, history, quality, notes, peers), show_message)
         after_sums()
-        if self.alone and outputs is not None and (finished is None or finished.comparison is None):
-            show_message(COMPARING)
-            self._add(compare_alone(self.settings, trained, outputs, peers.seed, delta=self.delta), show_message)
+        if outputs is not None and self._lacks_results(finished):
+            self._add_results(FinishedTraining(model, trained, outputs), peers.seed, show_message)
         return load_run(self.folder.path)
 
-    def _compare_finished(self, finished: AnyRun, seed: bytes, show_message: ShowMessage) -> AnyRun:
-        """Add a comparison that is missing in a finished run, if that is possible without the other members."""
-        if not self.alone or finished.comparison or finished.validation is None or self.settings.vertical:
-            return finished
-        show_message(COMPARING)
-        settings, folder = self.settings, self.folder.path
-        found = compare_finished(settings, self.records, folder, finished.validation, seed, delta=self.delta)
-        if found is None:
-            return finished
-        self._add(found, show_message)
-        return load_run(folder)
+    def _lacks_results(self, finished: AnyRun | None) -> bool:
+        """Return whether a run lacks what is computed after the last sum; None is one that was just trained."""
+        if finished is None:
+            return self.alone or self.keep != "confined"
+        wanted = self.alone or (self.keep != "confined" and finished.kept is None)
+        return finished.comparison is None and wanted
 
-    def _add(self, comparison: dict[str, Any], show_message: ShowMessage) -> None:
-        content = parse_json((self.folder.path / FILE).read_bytes())
-        self._write({**content, "comparison": comparison}, show_message)
+    def _complete(self, finished: AnyRun, seed: bytes, show_message: ShowMessage) -> AnyRun:
+        """Add the results that a finished run lacks, if that is possible without the other members."""
+        if not self._lacks_results(finished) or finished.validation is None or self.settings.vertical:
+            return finished
+        training = load_finished(self.settings, self.records, self.folder.path, finished, seed)
+        if training is None:
+            return finished
+        self._add_results(training, seed, show_message)
+        return load_run(self.folder.path)
+
+    def _add_results(self, training: FinishedTraining, seed: bytes, show_message: ShowMessage) -> None:
+        """Compute what follows the last sum, save the model that we keep, and write the report again."""
+        show_message(COMPUTING)
+        found = own_results(self.settings, training, seed, keep=self.keep, alone=self.alone, delta=self.delta)
+        folder, kept = self.folder.path, found.kept
+        if kept is not None:
+            _retry(lambda: training.model.save(folder / CONFINED), show_message)
+            _retry(lambda: kept.save(folder), show_message)
+        content = parse_json((folder / FILE).read_bytes())
+        self._write({**content, **found.content}, show_message)
 
     def _write(self, content: dict[str, Any], show_message: ShowMessage) -> None:
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()

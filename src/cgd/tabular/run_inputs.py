@@ -10,6 +10,7 @@ from cgd.optim.origin import check_delta
 from cgd.tabular.data_checks import find_notes
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.few_records import few_states, merge_notes
+from cgd.tabular.kept_model import check_keep
 from cgd.tabular.models import FUNCTION_ARGUMENTS
 from cgd.tabular.private_run import check_private
 from cgd.tabular.rare_values import check_rare_values
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from cgd.federation.config import Federation
     from cgd.tabular.dataset import TabularDataset
+    from cgd.tabular.kept_model import Keep
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class RunOptions:
             here.
         budget: with [privacy], the file with the budget of our records; by default beside them.
         decimal: the decimal sign of numbers in our file, a point or a comma.
+        keep: which model to keep: "confined", "scaled", which is the default with [privacy], or "personalised".
     """
 
     label: str | None = None
@@ -44,6 +47,7 @@ class RunOptions:
     function: str | None = None
     budget: Path | None = None
     decimal: str = "."
+    keep: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,13 @@ class RunInputs:
         settings: data, model and training settings.
         records: our records.
         notes: notes about them.
+        keep: which model to keep.
     """
 
     settings: TabularSettings
     records: TabularDataset
     notes: tuple[str, ...]
+    keep: Keep
 
 
 def read_inputs(federation: Federation, participant: str, data: Path, options: RunOptions) -> RunInputs:
@@ -76,6 +82,8 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
     settings = TabularSettings.from_federation(federation, participant)
     if options.delta is not None:
         check_delta(options.delta)
+    private = settings.privacy is not None
+    keep = check_keep(options.keep, private=private, vertical=settings.vertical)
     if options.record is not None:
         check_recordable(settings)
     if options.budget is not None and settings.privacy is None:
@@ -92,13 +100,12 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         unit=settings.unit,
         decimal=options.decimal,
     )
-    if settings.privacy is not None:
+    if private:
         check_private(settings, records)
-    private = settings.privacy is not None
     rare = check_rare_values(records, settings.data, settings.own_columns, private=private)
     if not private:
         rare += merge_notes(few_states(records, settings.data, settings.own_columns))
     schema = settings.data
     chosen = {each.name: {*each.values.values()} for each in settings.own_columns}
     found = find_notes(records, schema.target, {**chosen, schema.target: {*schema.values.values()}})
-    return RunInputs(settings, records, (*notes, *rare, *found))
+    return RunInputs(settings, records, (*notes, *rare, *found), keep)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
-from cgd.federation.data_schema import MISSING, Column, Data, Model, parse_schema
+from cgd.federation.data_schema import MISSING, Column, Data, parse_schema
+from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import QUESTIONS, REVIEW_MARK, PrivacySection
 from cgd.federation.toml_lines import COLUMNS
 from cgd.federation.toml_text import toml_key, toml_list, toml_text, toml_value

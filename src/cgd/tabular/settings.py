@@ -12,7 +12,8 @@ from cgd.secagg.reduction import MIN_MEMBERS
 if TYPE_CHECKING:
     from cgd.dp.settings import PrivacySettings
     from cgd.federation.config import Federation, Training
-    from cgd.federation.data_schema import Column, Data, Model
+    from cgd.federation.data_schema import Column, Data
+    from cgd.federation.model_section import Model
     from cgd.federation.privacy_section import PrivacySection
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from cgd.federation.data_schema import Data, Model
+    from cgd.federation.data_schema import Data
+    from cgd.federation.model_section import Model
     from cgd.federation.privacy_section import PrivacySection
 
 

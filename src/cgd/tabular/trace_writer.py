@@ -43,6 +43,7 @@ import cgd
 from cgd.errors import InputError
 from cgd.files import check_writable, write_private
 from cgd.json_files import parse_json
+from cgd.optim.displacement import PRIVATE_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -186,7 +187,7 @@ class TraceWriter:
         powers = np.zeros(0)
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             for key, value in optimizer.state[parameter].items():
-                if isinstance(value, torch.Tensor) and key != "origin":
+                if isinstance(value, torch.Tensor) and key not in PRIVATE_STATES:
                     parts.setdefault(key, []).append(value.detach().reshape(-1))
                 elif key == "powers":
                     powers = np.array(value, dtype=np.float64)
@@ -328,8 +329,10 @@ def check_recordable(settings: TabularSettings) -> None:
     """Raise InputError for a run of which no trace can be recorded.
 
     Raises:
-        InputError: the table is partitioned by columns.
+        InputError: the table is partitioned by columns, or sums are not about gradients of all records.
     """
+    if settings.training.batches > 1 or settings.training.local_epochs:
+        raise InputError("traces of batches and local epochs are not supported yet; join without --record")
     if settings.vertical:
         raise InputError(
             f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "

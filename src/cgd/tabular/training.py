@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from cgd.optim.origin import confine
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split
-from cgd.tabular.few_records import few_states, merge_few_records, merge_notes
+from cgd.tabular.few_records import batch_notes, few_states, merge_few_records, merge_notes
 from cgd.tabular.learned_values import other_notes
-from cgd.tabular.models import build
+from cgd.tabular.models import build_start
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
 from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split, split_name
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import nn
 
+    from cgd.optim.origin import Origin
+    from cgd.optim.public_start import Start
     from cgd.peers import Peers
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.settings import TabularSettings
@@ -43,43 +45,57 @@ WARNING_PREFIX = "privacy warning: "
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """The result of a training.
+class SplitRecords:
+    """Our records in a training.
 
     Attributes:
-        network: the confined model, at the best step.
-        preprocessing: the encoding of tables and of the target.
-        evaluations: the history.
-        best_step: the step with the lowest validation loss over all members.
-        steps: number of steps taken.
         records: our records; in a grid, in the order of the row.
         held_out: the mask of the validation split.
-        samples: number of our training records.
-        everyone_samples: number of all members' training records, or of their units of privacy.
-        clipped: number of steps in which our gradient was clipped to the bound.
-        notes: notes for the user.
-        seconds: duration.
-        ledger: what was charged to the privacy budget; None without differential privacy.
+        preprocessing: the encoding of tables and of the target.
+        seconds: duration of the training; 0 if it is unknown.
     """
 
-    network: nn.Module
-    preprocessing: Preprocessing
-    evaluations: tuple[EvalRecord, ...]
-    best_step: int
-    steps: int
     records: TabularDataset
     held_out: npt.NDArray[np.bool_]
-    samples: int
-    everyone_samples: int
-    clipped: int
-    notes: tuple[str, ...]
+    preprocessing: Preprocessing
     seconds: float
-    ledger: PrivacyLedger | None = None
+
+    @cached_property
+    def own(self) -> TabularDataset:
+        """Our training records."""
+        return self.records.take(~self.held_out)
 
     @cached_property
     def validation(self) -> TabularDataset:
         """The validation split, in the order of the records."""
         return self.records.take(self.held_out)
+
+
+@dataclass(frozen=True)
+class TrainingResult(SplitRecords):
+    """The result of a training.
+
+    Attributes:
+        network: the confined model, at the best step.
+        evaluations: the history.
+        best_step: the step with the lowest validation loss over all members.
+        steps: number of steps taken.
+        samples: number of our training records.
+        everyone_samples: number of all members' training records, or of their units of privacy.
+        clipped: number of steps in which our gradient was clipped to the bound.
+        notes: notes for the user.
+        ledger: what was charged to the privacy budget; None without differential privacy.
+    """
+
+    network: nn.Module
+    evaluations: tuple[EvalRecord, ...]
+    best_step: int
+    steps: int
+    samples: int
+    everyone_samples: int
+    clipped: int
+    notes: tuple[str, ...]
+    ledger: PrivacyLedger | None = None
 
 
 def train(
@@ -139,15 +155,16 @@ def train(
     if ledger is None:
         merged = merge_few_records(training.x.numpy(), preprocessing, settings.data)
         notes += merge_notes({name: count for name, count in merged.items() if name not in told})
+        notes += batch_notes(settings, len(training))
     for note in notes:  # not logged: they contain figures of our records
         show_note(note)
-    network = build(settings.model, len(preprocessing.features), preprocessing.outputs)
-    origin = confine(network, delta=settings.model.delta if delta is None else delta, seed=peers.seed)
+    network, origin = build_confined(settings, preprocessing, peers.seed, delta)
     if trace_writer is not None:
         rows = records.take(~held_out).places
         trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation, rows)
     if ledger is None:
-        loop = TrainingLoop(peers, settings, network, training, validation, origin.delta)
+        merge = partial(merge_few_records, preprocessing=preprocessing, data=settings.data)
+        loop = TrainingLoop(peers, settings, network, training, validation, origin.delta, merge=merge)
     else:
         shares = Shares.of(records, held_out)
         loop = PrivateTrainingLoop(
@@ -178,6 +195,23 @@ def train(
     if trace_writer is not None:
         trace_writer.finish(trained)
     return trained
+
+
+def build_confined(
+    settings: TabularSettings, preprocessing: Preprocessing, seed: bytes, delta: float | None
+) -> tuple[nn.Module, Origin]:
+    """Return the network with its start and our origin, as before the first step, and the origin.
+
+    Args:
+        settings: data, model and training settings.
+        preprocessing: the encoding of tables and of the target.
+        seed: our seed.
+        delta: our own δ, if not that of the federation file.
+    """
+    model = settings.model
+    network = build_start(model, len(preprocessing.features), preprocessing.outputs, vertical=settings.vertical)
+    kind: Start = "zeros" if model.start == "zeros" else "model"
+    return network, confine(network, delta=model.delta if delta is None else delta, seed=seed, start=kind)
 
 
 def validation_mask(settings: TabularSettings, records: TabularDataset, seed: bytes) -> npt.NDArray[np.bool_]:

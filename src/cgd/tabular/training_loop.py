@@ -17,6 +17,7 @@ from torch.nn import functional
 from cgd.errors import DivergenceError, InputError
 from cgd.optim.adam import ConfinedAdam
 from cgd.optim.lr_scheduler import InverseSquareLR
+from cgd.optim.minibatches import BatchSampler, draw_batches
 from cgd.optim.recovery import BestCheckpoint
 from cgd.optim.sgd import ConfinedSGD
 from cgd.optim.vertical import first_layer_names
@@ -25,9 +26,11 @@ from cgd.tabular.opened_counts import check_counts, is_included
 from cgd.tabular.wide_sums import wide_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from cgd.federation.data_schema import Model
+    import numpy.typing as npt
+
+    from cgd.federation.model_section import Model
     from cgd.optim.optimizer import ConfinedOptimizer
     from cgd.optim.privacy import Privacy
     from cgd.peers import Peers
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from cgd.tabular.settings import TabularSettings
 
 CHUNK_RECORDS = 1 << 16  # records in one forward pass, to limit the memory of activations
+LOCAL_MOMENTUM = 0.9  # of local steps, within one step of all
 MIN_IMPROVEMENT = 1e-4  # relative decrease of the validation loss that counts as an improvement
 
 
@@ -44,6 +48,17 @@ def forward(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         chunks = [network(chunk) for chunk in x.split(CHUNK_RECORDS)]
     return torch.cat(chunks) if chunks else torch.zeros(0, 1)
+
+
+def add_gradient(network: nn.Module, data: EncodedDataset) -> float:
+    """Add the gradient of the mean loss to that of the parameters, computed in chunks; return the loss."""
+    total, count = 0.0, len(data)
+    for start in range(0, count, CHUNK_RECORDS):
+        part = slice(start, start + CHUNK_RECORDS)
+        loss = data.losses(network(data.x[part]), part).sum() / count
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,11 @@ class EncodedDataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def take(self, places: Sequence[int]) -> EncodedDataset:
+        """Return some of the records."""
+        chosen = torch.tensor(places)
+        return EncodedDataset(self.x[chosen], self.y[chosen], self.weight[chosen])
 
     def digest(self) -> bytes:
         """Return a digest of features and targets."""
@@ -110,13 +130,17 @@ class TrainingLoop:
         delta: float,
         privacy: Privacy | None = None,
         samples: int | None = None,
+        merge: Callable[[npt.NDArray[np.float32]], object] | None = None,
     ) -> None:
+        self._merge = merge  # changes the features of a batch in place, see `cgd.tabular.few_records`
         self.peers, self.settings, self.network = peers, settings, network
         self.training, self.validation = training, validation
         count = len(training) if samples is None else samples
         self.optimizer = _build_optimizer(peers, settings, network, count, privacy)
         digests = training.digest(), validation.digest(), _network_digest(settings.model, delta)
         self.optimizer.records_digest = b"".join(digests)
+        if settings.training.batches > 1 and not settings.training.local_epochs:
+            BatchSampler(self.optimizer, settings.training.batches)  # members compare it, and warnings depend on it
         self.best = BestCheckpoint(self.optimizer)
         self.evaluations: list[EvalRecord] = []
         self.step = 0
@@ -132,8 +156,7 @@ class TrainingLoop:
         for self.step in range(1, config.steps + 1):
             self.peers.recovery.set_step(self.step - 1)
             new = self.step > steps_taken
-            loss = self._compute_gradient() if new else None
-            self.optimizer.step()
+            loss = self._take_step() if new else self.optimizer.step()
             if replaying and not self.optimizer.replayed:
                 replaying = False
                 caught_up(self.step - 1)
@@ -155,25 +178,65 @@ class TrainingLoop:
         if not self.clipped:
             return ()
         bound = self.settings.training.bound
-        return (f"in {self.clipped} steps our gradient exceeded the bound {bound:g} and was clipped to it",)
+        what = "update" if self.settings.training.local_epochs else "gradient"
+        return (f"in {self.clipped} steps our {what} exceeded the bound {bound:g} and was clipped to it",)
+
+    def _take_step(self) -> float | None:
+        """Take one step with our records, or with local steps on them; return our loss."""
+        if self.settings.training.local_epochs:
+            return self._take_local_steps()
+        loss = self._compute_gradient()
+        self.optimizer.step()
+        return loss
 
     def _compute_gradient(self) -> float | None:
-        """Compute the gradient of the mean loss over our records, in chunks; return the loss."""
+        """Compute the gradient of the mean loss over our records, or over those of a batch; return the loss."""
         self.network.train()
         self.optimizer.zero_grad()
-        total, count = 0.0, len(self.training)
+        data, batches = self.training, self.settings.training.batches
+        if batches > 1:
+            epoch, number = divmod(self.step - 1, batches)
+            data = data.take(draw_batches(self.peers.seed, epoch, len(data), batches)[number])
+            if self._merge is not None:
+                self._merge(data.x.numpy())
         with self._own_random_numbers():
-            for start in range(0, count, CHUNK_RECORDS):
-                part = slice(start, start + CHUNK_RECORDS)
-                loss = self.training.losses(self.network(self.training.x[part]), part).sum() / count
-                loss.backward()
-                total += loss.item()
-        if not np.isfinite(total):
-            raise DivergenceError(
-                f"our loss is {total} in step {self.step}; lower lr in [training] (it is {self.settings.training.lr:g})"
-            )
+            total = add_gradient(self.network, data)
+        self._check_finite(total, "lr")
         self.clipped += self._clip()
         return total
+
+    def _take_local_steps(self) -> float:
+        """Train on our records for some epochs, and sum the update; return the mean loss of the last epoch."""
+        config, parameters = self.settings.training, list(self.network.parameters())
+        self.network.train()
+        with self.optimizer.local_steps(), self._own_random_numbers():
+            before = [each.detach().clone() for each in parameters]
+            local = torch.optim.SGD(parameters, lr=config.local_lr, momentum=LOCAL_MOMENTUM)
+            for epoch in range((self.step - 1) * config.local_epochs, self.step * config.local_epochs):
+                total = 0.0
+                for places in draw_batches(self.peers.seed, epoch, len(self.training), config.batches):
+                    local.zero_grad()
+                    total += add_gradient(self.network, self.training.take(places)) / config.batches
+                    local.step()
+                self._check_finite(total, "local_lr")
+            self.clipped += self._clip_update(parameters, before)
+        return total
+
+    def _check_finite(self, loss: float, name: str) -> None:
+        if not np.isfinite(loss):
+            value = getattr(self.settings.training, name)
+            raise DivergenceError(
+                f"our loss is {loss} in step {self.step}; lower {name} in [training] (it is {value:g})"
+            )
+
+    @torch.no_grad()
+    def _clip_update(self, parameters: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+        """Clip the update of local steps to the bound."""
+        bound, clipped = self.settings.training.bound, False
+        for each, earlier in zip(parameters, before, strict=True):
+            clipped |= bool((each - earlier).abs().max() > bound)
+            each.copy_(earlier + (each - earlier).clamp(-bound, bound))
+        return clipped
 
     def _clip(self) -> bool:
         """Clip gradients to the bound, so that a single extreme record does not stop the federation."""

@@ -137,7 +137,7 @@ def observe_columns(
     def train(peers: Peers, cell: Cell, row: Peers, column: Peers) -> list[_LocalRound]:
         block: Block = blocks[cell]
         tower = build_tower(network(), block.x.shape[1])
-        confine(tower, 0.1, (seed * 100_003 + GRID.cells.index(cell)).to_bytes(32, "little"))
+        confine(tower, 0.1, (seed * 100_003 + GRID.cells.index(cell)).to_bytes(32, "little"), start="zeros")
         layer: Any = tower[0]
         first = JointFirstLayer(layer, row, accept=JOINT_REVEALS_RECORDS) if mode == "joint" else layer
         rest = tower[1:]

@@ -1,7 +1,7 @@
-"""Baselines for CGD, with the same data, models and metrics: centralised, local, federated and private SGD."""
+"""Baselines for CGD, with the same data, models and metrics: centralised, local, federated and private training."""
 
 from cgd.simulation.baselines.dp_sgd import DPSGDResult, dp_sgd
-from cgd.simulation.baselines.plain import centralised, federated_sgd, local
+from cgd.simulation.baselines.plain import centralised, federated_averaging, federated_sgd, local
 from cgd.simulation.baselines.private import private_centralised
 from cgd.simulation.baselines.settings import BaselineResult, BaselineSettings
 
@@ -11,6 +11,7 @@ __all__ = [
     "DPSGDResult",
     "centralised",
     "dp_sgd",
+    "federated_averaging",
     "federated_sgd",
     "local",
     "private_centralised",

@@ -1,7 +1,7 @@
-"""Baselines by plain gradient descent: centralised (on pooled data), local (on one participant's), and federated SGD.
+"""Baselines by plain gradient descent: centralised (on pooled data), local (on one participant's), and federated.
 
-In federated SGD all participants hold the same model, which moves by the weighted sum of all gradients. That is CGD
-with one common origin, so it is simulated by the same code.
+In federated SGD and federated averaging all participants hold the same model, which moves by the weighted
+sum of all gradients, or of all updates. That is CGD with one common origin, so it is simulated by the same code.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from cgd.optim.displacement import UpdateRule
     from cgd.simulation.baselines.settings import BaselineSettings
+    from cgd.simulation.local_training import LocalTraining
     from cgd.simulation.loop import TrainingLoop
     from cgd.simulation.population import Loss, Mode
     from cgd.simulation.result import SimulationResult
@@ -36,14 +37,19 @@ if TYPE_CHECKING:
     Rule = Callable[[float], UpdateRule]
 
 
-def centralised(settings: BaselineSettings, *, rule: Rule = SGDRule) -> BaselineResult:
+def centralised(settings: BaselineSettings, *, rule: Rule = SGDRule) -> SimulationResult:
     """Train one model on all samples with all features, the reference of every comparison.
+
+    It is the simulation of one participant that has all samples, so the same kernels compute it.
 
     Args:
         settings: data, model and training settings.
         rule: update rule, as a function of the step size.
+
+    Returns:
+        The result with one participant, r0c0.
     """
-    return _train(settings, {"centralised": TrainingTask(settings.initial_model(), *settings.pooled())}, rule)
+    return settings.for_one_participant().simulate(mode="towers", sample=1, rule=rule)
 
 
 def local(settings: BaselineSettings, sample: int | None = None, *, rule: Rule = SGDRule) -> BaselineResult:
@@ -235,7 +241,13 @@ def _digests(tasks: dict[str, TrainingTask]) -> dict[str, str]:
 
 
 def federated_sgd(
-    settings: BaselineSettings, *, secure: bool = False, mode: Mode = "towers", accept: str = ""
+    settings: BaselineSettings,
+    *,
+    secure: bool = False,
+    mode: Mode = "towers",
+    accept: str = "",
+    rule: Rule = SGDRule,
+    batches: int = 1,
 ) -> SimulationResult:
     """Train one common model on the data of all participants without moving the data.
 
@@ -245,10 +257,28 @@ def federated_sgd(
             otherwise the server sees each participant's gradient.
         mode: "towers" or "joint" for grids with several columns, see `cgd.optim.vertical`.
         accept: `cgd.JOINT_REVEALS_RECORDS` if the mode is "joint", see `cgd.simulate`.
+        rule: update rule, as a function of the step size.
+        batches: number of batches of an epoch, of which each step uses one.
 
     Returns:
         The result of the simulation; all participants have the same model.
     """
     arithmetic: Literal["float", "ring"] = "ring" if secure else "float"
     # All participants have the same model, so evaluating one is enough.
-    return settings.simulate(mode=mode, accept=accept, sample=1, arithmetic=arithmetic, common_origin=True)
+    return settings.simulate(
+        mode=mode, accept=accept, sample=1, arithmetic=arithmetic, rule=rule, batches=batches, common_origin=True
+    )
+
+
+def federated_averaging(settings: BaselineSettings, local: LocalTraining, *, rule: Rule = SGDRule) -> SimulationResult:
+    """Train one common model by federated averaging (McMahan et al. 2017): CGD with local training, from one origin.
+
+    Args:
+        settings: data, model and training settings; with `lr` 1 the common model moves by the mean update.
+        local: local training of every participant in each round.
+        rule: update rule, as a function of the step size; with momentum or Adam, the server's optimiser.
+
+    Returns:
+        The result of the simulation; all participants have the same model.
+    """
+    return settings.simulate(mode="towers", sample=1, rule=rule, local=local, common_origin=True)

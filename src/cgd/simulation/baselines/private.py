@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from cgd.optim.displacement import SGDRule
-from cgd.optim.grid import Block, Cell
-from cgd.simulation.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,22 +48,11 @@ def private_centralised(
         InputError: a value is invalid, or the model's gradients cannot be separated by records.
         DivergenceError: the loss is not finite.
     """
-    cell = Cell(0, 0)
-    return simulate(
-        settings.build_model,
-        {cell: Block(cell, *settings.pooled())},
-        steps=settings.steps,
-        lr=settings.lr,
-        delta=settings.delta,
-        loss=settings.loss,
+    return settings.for_one_participant().simulate(
+        mode="towers",
+        sample=1,
         rule=rule,
         schedule=schedule,
-        seed=settings.seed,
         arithmetic=arithmetic,
         privacy=replace(privacy, colluders=0),
-        test=settings.test,
-        evaluate_every=settings.evaluate_every,
-        checkpoint=settings.checkpoint,
-        progress=False,
-        on_step=settings.on_step,
     )

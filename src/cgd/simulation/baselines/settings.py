@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn import functional
 
 from cgd.optim.displacement import SGDRule
-from cgd.optim.grid import Cell
+from cgd.optim.grid import Block, Cell
 from cgd.optim.origin import confine
+from cgd.optim.public_start import public_seed
 from cgd.simulation.population import Participants, as_input, as_labels, participant_seed
 from cgd.simulation.simulate import simulate
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
     from cgd.dp.settings import PrivacySettings
     from cgd.optim.displacement import UpdateRule
-    from cgd.optim.grid import Block
+    from cgd.optim.public_start import Start
+    from cgd.simulation.local_training import LocalTraining
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
     from cgd.simulation.result import History, SimulationResult
@@ -39,6 +42,7 @@ class BaselineSettings:
         delta: standard deviation of the origins, one for all or a function of the cell.
         loss: loss function of outputs and labels, a mean over the samples.
         seed: seed of all origins and of all other random numbers.
+        start: "model" or "zeros".
         test: held-out samples and labels.
         evaluate_every: steps between evaluations.
         checkpoint: file to write to, and to resume from if it exists.
@@ -52,6 +56,7 @@ class BaselineSettings:
     delta: Delta = 0.1
     loss: Loss = functional.cross_entropy
     seed: int = 0
+    start: Start = "model"
     test: tuple[Any, Any] | None = None
     evaluate_every: int | None = None
     checkpoint: str | os.PathLike[str] | None = None
@@ -59,14 +64,15 @@ class BaselineSettings:
 
     def initial_model(self) -> torch.nn.Module:
         """Return the initial model for training on pooled data: the origin of r0c0 in a grid with one column."""
-        model = self.build_model()
+        with public_seed(self.seed):
+            model = copy.deepcopy(self.build_model())  # a function that returns one module must not get it confined
         delta = self.delta(Cell(0, 0)) if callable(self.delta) else self.delta
-        confine(model, delta, participant_seed(self.seed, Cell(0, 0)))
+        confine(model, delta, participant_seed(self.seed, Cell(0, 0)), start=self.start)
         return model
 
     def participants(self) -> Participants:
         """Return the participants, with the origins they have in CGD."""
-        return Participants(self.build_model, self.blocks, "towers", self.delta, self.seed)
+        return Participants(self.build_model, self.blocks, "towers", self.delta, self.seed, start=self.start)
 
     def simulate(
         self,
@@ -79,7 +85,11 @@ class BaselineSettings:
         hold: int = 0,
         rule: Callable[[float], UpdateRule] = SGDRule,
         schedule: Schedule | None = None,
+        batches: int = 1,
+        local: LocalTraining | None = None,
+        keep: float = 0.0,
         common_origin: bool = False,
+        fresh_origins: bool = False,
         privacy: PrivacySettings | None = None,
     ) -> SimulationResult:
         """Run `cgd.simulate` with these settings; the arguments are those of `cgd.simulate`."""
@@ -96,8 +106,13 @@ class BaselineSettings:
             hold=hold,
             rule=rule,
             schedule=schedule,
+            batches=batches,
+            local=local,
+            keep=keep,
             seed=self.seed,
+            start=self.start,
             common_origin=common_origin,
+            fresh_origins=fresh_origins,
             arithmetic=arithmetic,
             privacy=privacy,
             test=self.test,
@@ -107,6 +122,10 @@ class BaselineSettings:
             progress=False,
             on_step=self.on_step,
         )
+
+    def for_one_participant(self) -> BaselineSettings:
+        """Return the same settings for one participant, r0c0, that has the samples of all."""
+        return replace(self, blocks={Cell(0, 0): Block(Cell(0, 0), *self.pooled())})
 
     def pooled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples of all participants with all features, and their labels."""

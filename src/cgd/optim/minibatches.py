@@ -1,0 +1,153 @@
+"""Batches of a member's records: the same number at every member, from its secret seed, repeatable after a restart.
+
+All members must take the same number of steps, and they have different numbers of records. So the number of batches of
+an epoch is common, and the size of a batch is each member's own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch.utils.data
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+    import numpy.typing as npt
+
+    from cgd.optim.optimizer import ConfinedOptimizer
+
+
+class BatchSampler(torch.utils.data.Sampler[list[int]]):
+    """The batches of an optimiser's steps, for `torch.utils.data.DataLoader(dataset, batch_sampler=...)`.
+
+    In each epoch, a fresh permutation of this member's records is divided into `batches` parts whose sizes differ by at
+    most one. A member with fewer records than batches uses one record in each step: permutations follow each other, so
+    that it uses no record a second time before all others.
+
+    **The expectation of a step is the full gradient.** The places of a batch in the permutation are fixed, and each
+    record is at each place with the same probability. So the expected mean gradient of a batch of any size is the mean
+    over all of the member's records. The sum weights it by n_l/n, which gives the gradient of the mean loss over all
+    samples. (The mean over the steps of one epoch is that of all records exactly if its batches have the same size;
+    otherwise records in smaller batches count a little more, and chance decides which.) With `privacy=` the sum of a
+    batch is divided by the number of all records: there a step is 1/batches as large in expectation, so multiply `lr`
+    by `batches`.
+
+    The permutation depends on `peers.seed` and the epoch only. A restarted member repeats its batches, and no other
+    member can predict them. Nothing is counted while the sampler is iterated, so a `DataLoader` may prefetch batches in
+    other processes. Random augmentation is not part of this: seed it yourself, with a generator for the `DataLoader`.
+
+    A step then reveals a sum over fewer records. The optimiser's privacy warnings take the size of a batch into
+    account, and its members compare the number of batches.
+
+    Args:
+        optimizer: the optimiser whose steps use the batches; `samples` is the number of this member's records.
+        batches: the number of batches in an epoch; the same at every member.
+
+    Raises:
+        InputError: there is no batch.
+
+    Examples:
+        >>> import cgd, torch
+        >>> def train(peers, x, y):
+        ...     with cgd.public_seed(7):
+        ...         model = torch.nn.Linear(1, 1)
+        ...     cgd.confine(model, delta=0.1, seed=peers.seed)
+        ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.1, peers=peers, samples=len(x))
+        ...     sampler = cgd.BatchSampler(optimizer, batches=4)
+        ...     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_sampler=sampler)
+        ...     sizes = []
+        ...     for step, (own_x, own_y) in sampler.steps(loader, epochs=2):
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.mse_loss(model(own_x), own_y).backward()
+        ...         optimizer.step()
+        ...         sizes.append(len(own_x))
+        ...     return sizes
+        >>> records = [torch.ones(8, 1), torch.ones(10, 1), torch.ones(3, 1)]
+        >>> with cgd.local_peers(3) as members:
+        ...     members.run(train, records, records)
+        [[2, 2, 2, 2, 2, 2, 2, 2], [3, 3, 2, 2, 3, 3, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1]]
+    """
+
+    def __init__(self, optimizer: ConfinedOptimizer, batches: int) -> None:
+        if isinstance(batches, bool) or not isinstance(batches, (int, np.integer)) or batches < 1:
+            raise InputError(f"batches is {batches!r}; it is the number of batches in an epoch, at least 1")
+        self.batches = int(batches)
+        self._optimizer = optimizer
+        self._epoch: int | None = None
+        self._first = 0
+        optimizer.step_input.batches = self.batches
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Draw the batches of this epoch, from batch `first` on, when the sampler is iterated the next time.
+
+        A loop over epochs calls it at the beginning of each, as with torch's `DistributedSampler`. After a restart such
+        a loop begins with the first epoch, and its finished steps are skipped; `steps` begins where the members are.
+        """
+        if epoch < 0 or not 0 <= first < self.batches:
+            raise InputError(f"epoch is {epoch} and first is {first} of {self.batches} batches; both count from 0")
+        self._epoch, self._first = epoch, first
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._epoch is None:
+            raise InputError(
+                "the epoch is not known; call set_epoch(epoch) at the beginning of each epoch, or loop over "
+                "sampler.steps(loader, epochs)"
+            )
+        seed, samples = self._optimizer.peers.seed, self._optimizer.samples
+        return iter(draw_batches(seed, self._epoch, samples, self.batches)[self._first :])
+
+    def __len__(self) -> int:
+        return self.batches - self._first
+
+    def steps(self, loader: torch.utils.data.DataLoader[Any], epochs: int) -> Iterator[tuple[int, Any]]:
+        """Iterate over the remaining steps of all epochs, with their batches; see `ConfinedOptimizer.steps`.
+
+        Raises:
+            InputError: the loader does not use this sampler, or its data set has another number of records than the
+                optimiser's `samples`.
+        """
+        if loader.batch_sampler is not self:
+            raise InputError("the loader has another sampler; create it with batch_sampler= this one")
+        records, samples = len(cast("Sized", loader.dataset)), self._optimizer.samples
+        if records != samples:
+            raise InputError(
+                f"the data set has {records:,} records and the optimiser has samples={samples:,}, from which batches "
+                "are drawn; pass the number of records"
+            )
+        batches: Iterator[Any] | None = None
+        for step in self._optimizer.steps(epochs * self.batches):
+            epoch, number = divmod(step, self.batches)
+            if batches is None or number == 0:
+                self.set_epoch(epoch, number)
+                batches = iter(loader)
+            yield step, next(batches)
+
+
+def draw_batches(seed: bytes, epoch: int, samples: int, batches: int) -> list[list[int]]:
+    """Return the numbers of the records of each batch in an epoch, which depend on the arguments only.
+
+    Examples:
+        >>> draw_batches(bytes(32), 0, 5, 2), draw_batches(bytes(32), 1, 5, 2)
+        ([[4, 2, 0], [3, 1]], [[3, 1, 0], [2, 4]])
+        >>> draw_batches(bytes(32), 0, 2, 5)
+        [[0], [1], [0], [1], [1]]
+    """
+    permutations = [
+        _permutation(hmac.digest(seed, f"cgd batches of epoch {epoch}, {number}".encode(), "sha256"), samples)
+        for number in range(math.ceil(batches / samples))
+    ]
+    order = np.concatenate(permutations)[: max(samples, batches)]
+    return [part.tolist() for part in np.array_split(order, batches)]
+
+
+def _permutation(key: bytes, count: int) -> npt.NDArray[np.int64]:
+    """Return the order of random words of 64 bits: two equal ones are less likely than count²/2⁶⁵."""
+    words = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count))
+    return np.argsort(np.frombuffer(words, dtype="<u8"), kind="stable")

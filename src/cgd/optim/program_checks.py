@@ -1,0 +1,181 @@
+"""Checks of what a program does with a confined optimiser, and errors that name the likely cause and the remedy."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from cgd.errors import InputError, PeerLeftError, RemoteProtocolError, SettingsError
+from cgd.optim.displacement import parameter_name, trainable
+from cgd.optim.flat_vectors import join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    Remote = TypeVar("Remote", bound=RemoteProtocolError)
+
+_SCALING = ("grad_scale", "found_inf")  # what torch's GradScaler sets during a step
+_CONTEXTS = re.compile(r"context '(.*?)' instead of '(.*?)'(?:;|$| \(so)")
+_RATES = re.compile(r"\blr ([^,]*)")
+_STEP = re.compile(r", model ([0-9a-f]{8}), start ([0-9a-f]{8}), state ")
+
+
+def check_parameters(parameters: Iterable[Any]) -> None:
+    """Check that an optimiser can move these parameters, which may have names.
+
+    Raises:
+        InputError: a parameter has no shape yet, or does not consist of floats.
+    """
+    for each in parameters:
+        parameter = each[1] if isinstance(each, tuple) else each
+        if torch.nn.parameter.is_lazy(parameter):
+            raise InputError(
+                "a parameter of a lazy module has no shape yet; run one batch through the model, then call cgd.confine "
+                "and create the optimiser"
+            )
+        if isinstance(parameter, torch.Tensor) and not parameter.is_floating_point():
+            raise InputError(f"a parameter is of type {parameter.dtype}; only floats can be summed and moved")
+
+
+def check_rule(rule: Any) -> None:
+    """Check that an update rule has all that `UpdateRule` requires.
+
+    Raises:
+        InputError: something is missing.
+    """
+    missing = [name for name in ("move", "scales_with_gradient", "elementwise") if not hasattr(rule, name)]
+    if missing:
+        raise InputError(
+            f"the update rule {type(rule).__name__} has no {', '.join(missing)}; a rule needs the method move and the "
+            "attributes scales_with_gradient and elementwise, as in cgd.optim.displacement.UpdateRule"
+        )
+
+
+def check_unwritten(groups: Sequence[dict[str, Any]], states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+    """Check that the weights are those of the last step: origin + displacement.
+
+    Raises:
+        InputError: the program has written into a parameter since then.
+    """
+    parameters = [parameter for parameter in trainable(*groups) if parameter in states]
+    if not parameters:
+        return
+    changed = join([(each != _placed(each, states[each])).any() for each in parameters]).tolist()
+    for number, parameter in enumerate(parameters):
+        if not changed[number]:
+            continue
+        placed = _placed(parameter, states[parameter])
+        written = (parameter != placed) & ~(parameter.isnan() & placed.isnan())  # a diverging model may have NaN
+        if count := int(written.sum()):
+            raise _written_error(parameter_name(parameter, groups, number), count, parameter.numel())
+
+
+def _placed(parameter: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return what the last step wrote into a parameter."""
+    return (state["origin"] + state["displacement"]).to(parameter.dtype)
+
+
+def _written_error(name: str, count: int, total: int) -> InputError:
+    return InputError(
+        f"the program has written into parameter {name} since the last step ({count} of {total} values): a confined "
+        "model is its origin plus the common displacement, so the values would be lost. Clamp or normalise in "
+        "forward(), or with torch.nn.utils.parametrize; average weights in a copy of the model, or put the weights "
+        "back before step(); load weights before the first step, or with optimizer.load_state_dict"
+    )
+
+
+# Mixed precision.
+
+
+@contextmanager
+def discard_scaling_on_error(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Delete what torch's GradScaler has set if the block raises: the scaler deletes it only after a step."""
+    try:
+        yield
+    except BaseException:
+        for name in _SCALING:
+            optimizer.__dict__.pop(name, None)
+        raise
+
+
+def unscale(optimizer: torch.optim.Optimizer, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that torch's GradScaler has scaled, without the scale; without a scaler, return it as it is.
+
+    If the scaled gradient is infinite, torch would skip the step, and the other members would wait. Here the member
+    takes part with a zero gradient, and the scaler lowers its scale as usual. A gradient that is infinite without a
+    scale is not replaced: it is an error of the sum.
+    """
+    scale, found = (getattr(optimizer, name, None) for name in _SCALING)
+    factor = 1.0 if scale is None else float(scale)
+    if found is not None and float(found) and (scale is None or factor > 1):
+        warnings.warn(
+            "the gradient is infinite with the scale of the GradScaler: this member takes part in this step with a "
+            "zero gradient, and the next scale is lower",
+            stacklevel=2,
+        )
+        return torch.zeros_like(gradient)
+    return gradient if factor == 1.0 else gradient * (1.0 / factor)
+
+
+def reject_scaling(optimizer: torch.optim.Optimizer) -> None:
+    """Reject a GradScaler.
+
+    Raises:
+        InputError: a GradScaler makes this step.
+    """
+    if getattr(optimizer, "found_inf", None) is not None:
+        raise InputError(
+            "a GradScaler makes a step of an optimiser with privacy=, which clips the gradient of each record before "
+            "it could be unscaled; train without a GradScaler"
+        )
+
+
+# Errors about other members.
+
+
+def explain(error: Remote) -> Remote:
+    """Return an error of a step's sum with the likely reason, if there is one, and a remedy."""
+    hint = _hint(error)
+    if not hint:
+        return error
+    return type(error)(error.peer, f"{str(error).removeprefix(f'{error.peer}: ')}. {hint}")
+
+
+def _hint(error: RemoteProtocolError) -> str:
+    if isinstance(error, PeerLeftError):
+        return (
+            "All members must take the same number of steps; if epochs have different numbers of batches, divide them "
+            "with cgd.BatchSampler"
+        )
+    contexts = _CONTEXTS.search(str(error)) if isinstance(error, SettingsError) else None
+    if contexts is None:
+        return ""
+    its, usual = contexts.groups()
+    if not all(_STEP.search(each) for each in (its, usual)):
+        return (
+            "A member takes a step while another makes another sum: all programs must make the same sums in the same "
+            "order. If epochs have different numbers of batches, divide them with cgd.BatchSampler"
+        )
+    if _STEP.findall(its) != _STEP.findall(usual):
+        return (
+            "Build the same model at all members, inside cgd.public_seed with the same number, or load the same "
+            "pretrained weights, before cgd.confine"
+        )
+    if (" of updates" in its) != (" of updates" in usual):
+        return "Use local_steps() at all members in the same rounds, or at none"
+    if _RATES.findall(its) != _RATES.findall(usual):
+        return (
+            "A scheduler must set the same lr at all members: step it equally often everywhere, give it to "
+            "optimizer.steps(count, scheduler) for restarts, and give ReduceLROnPlateau a loss that all members have, "
+            "such as peers.sum(loss)"
+        )
+    if "ConfinedTorchOptimizer" in its and its.partition(", model ")[0] == usual.partition(", model ")[0]:
+        return (
+            "If its state differs after steps that all have taken, torch computed other bits there: use the same "
+            "processor and version of torch everywhere, or ConfinedSGD or ConfinedAdam, which round alike everywhere"
+        )
+    return ""

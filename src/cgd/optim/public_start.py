@@ -1,0 +1,123 @@
+"""The public start of a confined model: weights that all members have in common, below each member's private origin.
+
+A confined model is start + origin + displacement. All members build the same start: inside `public_seed`, with the
+same seed and the same program, or from the same pretrained weights. Before they share anything, they compare a digest
+of it, so a member that has another start, for example a model that it trained alone, is stopped at its first step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cgd.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    Start = Literal["model", "zeros"]
+
+ZEROS = "zeros"
+STARTS = ("model", ZEROS)
+CONFINED = "_cgd_confined"
+"""The attribute of a parameter with a private origin: the digest of its start."""
+
+
+@contextmanager
+def public_seed(seed: int) -> Iterator[None]:
+    """Draw all random numbers of torch from a public seed, so that every member builds the same model.
+
+    Modules initialise their parameters as usual. Only the present thread is affected, and torch's global generator does
+    not change. Build the model on the CPU, then move it.
+
+    Args:
+        seed: any whole number; it is public, every member uses the same.
+
+    Raises:
+        InputError: the model is not built on the CPU, or by an operation that cannot be seeded.
+
+    Examples:
+        >>> import cgd, torch
+        >>> with cgd.public_seed(7):
+        ...     model = torch.nn.Linear(2, 1)
+        >>> with cgd.public_seed(7):
+        ...     other = torch.nn.Linear(2, 1)
+        >>> torch.equal(model.weight, other.weight)
+        True
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"the seed is {seed!r}; it must be a whole number that all members use")
+    with _SeededOperations(seed):
+        yield
+
+
+class _SeededOperations(TorchDispatchMode):
+    """Passes one generator to every random operation of this thread."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed % 2**63)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Collection[Any], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        devices = {each.device.type for each in tensors} | {torch.device(kwargs.get("device") or "cpu").type}
+        if devices != {"cpu"}:
+            raise InputError(
+                f"a model is built on {', '.join(sorted(devices - {'cpu'}))} inside public_seed, where members may "
+                "draw other numbers; build it on the CPU, then move it with model.to(device)"
+            )
+        return _with_generator(func)(*args, **kwargs, generator=self._generator)
+
+
+def _with_generator(func: Any) -> Any:
+    """Return the form of a random operation that takes a generator."""
+    if any(each.name == "generator" for each in func._schema.arguments):
+        return func
+    name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+    if name not in func.overloadpacket.overloads():
+        raise InputError(
+            f"{func} cannot be seeded; inside public_seed, use torch.rand, torch.randn, or the functions of "
+            "torch.nn.init"
+        )
+    return getattr(func.overloadpacket, name)
+
+
+def check_start(start: Any) -> None:
+    """Check the name of a start.
+
+    Raises:
+        InputError: it is none of STARTS.
+    """
+    if start not in STARTS:
+        raise InputError(
+            f"start is {start!r}; choose 'model' for the values that the model has, or 'zeros' for the paper's way"
+        )
+
+
+def digest_of(parameter: torch.Tensor) -> bytes:
+    """Return a digest of the values of a parameter."""
+    digest = hashlib.sha256(f"{tuple(parameter.shape)} {parameter.dtype}".encode())
+    digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def start_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the digest of the start of a parameter with a private origin, as a tensor; empty without an origin."""
+    return torch.tensor(list(getattr(parameter, CONFINED, b"")), dtype=torch.uint8)
+
+
+def start_digest(parameters: Mapping[str, torch.Tensor]) -> str:
+    """Return a digest of the values of several parameters; ZEROS if there are none."""
+    if not parameters:
+        return ZEROS
+    text = "".join(f"{name} {digest_of(each).hex()}\n" for name, each in sorted(parameters.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,68 @@
+"""The input of the sums of a step: a member's gradient, or the update of its local steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cgd.errors import InputError
+from cgd.optim.flat_vectors import flatten_gradients, join
+from cgd.optim.program_checks import unscale
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from cgd.optim.local_steps import LocalSteps
+
+
+class StepInput:
+    """The input of an optimiser's steps.
+
+    Attributes:
+        batches: the number of batches into which a member divides its records in an epoch; 1 if each step uses all.
+            `BatchSampler` sets it. It does not concern local steps.
+        local_steps: the block of local steps that the program is in, or whose updates are being summed.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 1
+        self.local_steps: LocalSteps | None = None
+
+    @property
+    def updates(self) -> dict[torch.Tensor, torch.Tensor] | None:
+        """The updates of this round; None if gradients are summed."""
+        return None if self.local_steps is None else self.local_steps.updates
+
+    @property
+    def what(self) -> str:
+        """The kind of the summed vectors."""
+        return "gradient" if self.updates is None else "update"
+
+    def describe(self) -> str:
+        """Return what members must have in common, for the context of a sum; empty for gradients of all records."""
+        if self.updates is not None:
+            return " of updates"
+        return f" in {self.parts} batches" if self.parts > 1 else ""
+
+    @property
+    def parts(self) -> int:
+        """The number of parts into which a member's records are divided, if a sum is about one of them."""
+        return self.batches if self.updates is None else 1
+
+    def check_outside_local_steps(self) -> None:
+        """Check that the program is not inside a block of local steps.
+
+        Raises:
+            InputError: it is.
+        """
+        if self.local_steps is not None and self.updates is None:
+            raise InputError(
+                "a step of the confined optimiser was requested inside local_steps(); step the local optimiser there"
+            )
+
+    def vector(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """Return this member's gradients, without the scale of a GradScaler, or updates as one vector."""
+        if self.updates is None:
+            return unscale(optimizer, flatten_gradients(parameters))
+        return join([self.updates[parameter] for parameter in parameters])

@@ -1,0 +1,291 @@
+"""Optimisers of torch over the displacement."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from cgd import (
+    ConfinedTorchOptimizer,
+    InputError,
+    Peers,
+    RemoteProtocolError,
+    confine,
+    local_peers,
+)
+from cgd.optim.recovery import TensorWriter, common_state, restore
+from cgd.optim.torch_optimizer import TorchRule
+from support.training import Network, data, descend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.25}),
+    (torch.optim.SGD, {"lr": 0.25, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.125}),
+    (torch.optim.Adam, {"lr": 0.125, "amsgrad": True}),
+    (torch.optim.AdamW, {"lr": 0.125, "weight_decay": 0.5}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.RAdam, {"lr": 0.5}),
+    (torch.optim.Adadelta, {}),
+    (torch.optim.Adagrad, {"initial_accumulator_value": 0.5}),
+    (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}),
+    (torch.optim.Rprop, {}),
+    (torch.optim.ASGD, {"t0": 2}),
+    (torch.optim.Adafactor, {"lr": 0.5}),
+    (torch.optim.Muon, {"lr": 0.5}),
+]
+IDS = [f"{kind.__name__} {number}" for number, (kind, _) in enumerate(KINDS)]
+every_kind = pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
+
+
+def gradients(step: int) -> torch.Tensor:
+    """Return multiples of 2⁻⁸, so that their weighted sums are exact."""
+    numbers = torch.randint(-512, 512, (3, 2), generator=torch.Generator().manual_seed(step))
+    return numbers * 2.0**-8
+
+
+@every_kind
+def test_displacement_has_the_bits_of_torchs_own_optimiser(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    """On the opened sums, from zero: whatever the origin is, the optimiser reads the displacement only."""
+
+    def work(peers: Peers, samples: int) -> list[torch.Tensor]:
+        parameter = nn.Parameter(torch.full((3, 2), float(samples)))
+        optimizer = ConfinedTorchOptimizer([parameter], kind, peers=peers, samples=samples, **options)
+        ends = []
+        for step in range(6):
+            parameter.grad = gradients(step)
+            optimizer.step()
+            ends.append(optimizer.displacement().reshape(3, 2))
+        return ends
+
+    with local_peers(3) as members:
+        results = members.run(work, [1, 1, 2])  # weights of 1/4 and 1/2 are exact
+    reference = torch.zeros(3, 2)
+    plain = kind([reference], **options)
+    for step in range(6):
+        reference.grad = gradients(step)
+        plain.step()
+        for ends in results:
+            assert torch.equal(ends[step], reference)
+    assert reference.abs().max() > 0.001
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_kind
+def test_state_dict_resumes_bit_for_bit(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    def work(peers: Peers) -> None:
+        one, other = (nn.Parameter(torch.ones(3, 2, dtype=dtype)) for _ in range(2))
+        optimizer, resumed = (
+            ConfinedTorchOptimizer([each], kind, peers=peers, samples=1, **options) for each in (one, other)
+        )
+        for step in range(3):
+            one.grad = gradients(step).to(dtype)
+            optimizer.step()
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for step in range(3, 6):
+            for parameter, each in ((one, optimizer), (other, resumed)):
+                parameter.grad = gradients(step).to(dtype)
+                each.step()
+        assert torch.equal(optimizer.displacement(), resumed.displacement())
+
+    with local_peers(3) as members:
+        members.run(work)
+
+
+def test_weight_decay_pulls_the_displacement_and_not_the_weights() -> None:
+    def work(peers: Peers, origin: float) -> tuple[float, float]:
+        parameter = nn.Parameter(torch.tensor([origin]))
+        groups: list[dict[str, Any]] = [{"params": [parameter], "weight_decay": 0.5}]
+        optimizer = ConfinedTorchOptimizer(groups, torch.optim.SGD, peers=peers, samples=1, lr=1.0)
+        for gradient in (-1.0, 0.0):
+            parameter.grad = torch.tensor([gradient])
+            optimizer.step()
+        return float(optimizer.displacement()), float(parameter.detach())
+
+    with local_peers(3) as members:
+        results = members.run(work, [0.0, 10.0, -3.0])
+    for (displacement, weight), origin in zip(results, [0.0, 10.0, -3.0], strict=True):
+        assert displacement == pytest.approx(0.5, abs=1e-6)
+        assert weight == pytest.approx(origin + 0.5, abs=1e-6)
+
+
+# Agreement.
+
+
+def errors_of(build: Callable[[Peers, nn.Parameter], ConfinedTorchOptimizer], steps: int = 1) -> list[str]:
+    def work(peers: Peers) -> str:
+        parameter = nn.Parameter(torch.zeros(2, 2))
+        optimizer = build(peers, parameter)
+        for step in range(steps):
+            parameter.grad = torch.ones(2, 2)
+            before = optimizer.displacement()
+            try:
+                optimizer.step()
+            except RemoteProtocolError as error:
+                assert torch.equal(optimizer.displacement(), before)
+                return str(error)
+            if step == 0 and peers.me == "participant-3":
+                optimizer.state[parameter]["exp_avg"][0, 0] += 2.0**-20
+        return "no error"
+
+    with local_peers(3) as members:
+        return members.run(work)
+
+
+def test_different_optimisers_of_torch_are_reported() -> None:
+    def build(peers: Peers, parameter: nn.Parameter) -> ConfinedTorchOptimizer:
+        kind = torch.optim.RAdam if peers.me == "participant-2" else torch.optim.NAdam
+        return ConfinedTorchOptimizer([parameter], kind, peers=peers, samples=1, lr=0.1)
+
+    errors = errors_of(build)
+    assert all("participant-2: " in error and "ConfinedTorchOptimizer(RAdam) with" in error for error in errors)
+
+
+def test_different_options_are_reported() -> None:
+    def build(peers: Peers, parameter: nn.Parameter) -> ConfinedTorchOptimizer:
+        adjust = "original" if peers.me == "participant-2" else None
+        return ConfinedTorchOptimizer([parameter], torch.optim.Muon, peers=peers, samples=1, adjust_lr_fn=adjust)
+
+    errors = errors_of(build)
+    assert all("adjust_lr_fn 'original'" in error and "adjust_lr_fn None" in error for error in errors)
+
+
+def test_state_that_drifted_is_reported_before_anything_is_shared() -> None:
+    def build(peers: Peers, parameter: nn.Parameter) -> ConfinedTorchOptimizer:
+        return ConfinedTorchOptimizer([parameter], torch.optim.AdamW, peers=peers, samples=1, lr=0.1)
+
+    errors = errors_of(build, steps=2)
+    for error in errors:
+        assert error.startswith("participant-3: ")
+        assert "torch computed other bits there: use the same processor and version of torch everywhere" in error
+
+
+# Restored states.
+
+
+def stored(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return the tensors that are stored after a step, and the layout."""
+    rule, parameter = TorchRule(kind, options), nn.Parameter(torch.zeros(3, 2))
+    displacement, state = torch.zeros(3, 2), dict[str, Any]()
+    rule.move(displacement, torch.ones(3, 2), state)
+    states: dict[torch.Tensor, dict[str, Any]] = {
+        parameter: state | {"displacement": displacement, "origin": torch.ones(3, 2)}
+    }
+    return common_state([parameter], states, [9, 1, 5, 6, 7]), rule.layout(parameter)
+
+
+@every_kind
+def test_stored_state_is_restored(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
+    tensors, layout = stored(kind, options)
+    parameter = nn.Parameter(torch.zeros(3, 2))
+    states: dict[torch.Tensor, dict[str, Any]] = {parameter: {"origin": torch.full((3, 2), 4.0)}}
+    restore(TensorWriter().to_bytes(tensors), [parameter], states, [layout])
+    assert torch.equal(states[parameter]["origin"], torch.full((3, 2), 4.0))
+    for name, tensor in tensors.items():
+        if name != "counts":
+            assert torch.equal(states[parameter][name.partition(".")[2]], tensor)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"0.origin": torch.zeros(3, 2)},
+        {"0.momentum_buffer": torch.zeros(3, 2)},
+        {"0.exp_avg": torch.zeros(2, 3)},
+        {"0.exp_avg": torch.zeros(3, 2, dtype=torch.float64)},
+        {"0.step": torch.zeros(1)},
+        {"0.exp_avg": None},
+    ],
+)
+def test_forged_state_is_rejected(changed: dict[str, torch.Tensor | None]) -> None:
+    tensors, layout = stored(torch.optim.Adam, {})
+    forged = {name: tensor for name, tensor in (tensors | changed).items() if tensor is not None}
+    parameter = nn.Parameter(torch.zeros(3, 2))
+    states: dict[torch.Tensor, dict[str, Any]] = {parameter: {"origin": torch.ones(3, 2)}}
+    with pytest.raises(InputError, match="of other names, types or shapes; restore a state folder"):
+        restore(safetensors.torch.save(forged), [parameter], states, [layout])
+    assert states[parameter].keys() == {"origin"}
+    assert torch.equal(states[parameter]["origin"], torch.ones(3, 2))
+
+
+# Refusals.
+
+
+class CountsInItsGroup(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["k"] = self.param_groups[0].get("k", 0) + 1
+        return super().step(closure)
+
+
+class CountsInANumber(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.state[self.param_groups[0]["params"][0]]["count"] = 1
+        return super().step(closure)
+
+
+class NeedsSteps(torch.optim.SGD):
+    def __init__(self, params: Any, steps: int = 3) -> None:
+        super().__init__(params, lr=0.1)
+        self.defaults["steps"] = steps
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (torch.optim.LBFGS, {}, "LBFGS needs a closure"),
+        (torch.optim.SparseAdam, {}, "SparseAdam does not support dense gradients.* Use an optimiser for dense"),
+        (torch.optim.Adam, {"fused": True}, "fused is True; it changes how torch computes"),
+        (torch.optim.Adam, {"foreach": True}, "foreach is True"),
+        (torch.optim.Adam, {"capturable": True}, "capturable is True"),
+        (torch.optim.SGD, {"differentiable": True}, "differentiable is True"),
+        (torch.optim.Adam, {"lr": -1.0}, "Invalid learning rate"),
+        (torch.optim.Adam, {"nonsense": 1}, "unexpected keyword argument 'nonsense'"),
+        (torch.optim.Muon, {}, r"Muon cannot be used for a parameter of shape \(4,\)"),
+        ("AdamW", {}, "the optimiser is 'AdamW'; it must be a class"),
+        (ConfinedTorchOptimizer, {}, "it must be a class such as torch.optim.AdamW"),
+        (CountsInItsGroup, {}, "changes the options of its parameter group in a step"),
+        (CountsInANumber, {}, "'count' of type int; only tensors"),
+        (NeedsSteps, {}, "has an option 'steps', a name that cgd uses"),
+    ],
+)
+def test_optimisers_that_cannot_be_used_are_rejected(kind: Any, options: dict[str, Any], message: str) -> None:
+    with local_peers(3) as members, pytest.raises(InputError, match=message):
+        ConfinedTorchOptimizer([nn.Parameter(torch.zeros(4))], kind, peers=members[0], samples=1, **options)
+
+
+def test_group_with_an_invalid_option_is_rejected_and_not_added() -> None:
+    with local_peers(3) as members:
+        optimizer = ConfinedTorchOptimizer(
+            [nn.Parameter(torch.zeros(4))], torch.optim.Adam, peers=members[0], samples=1
+        )
+        for option in ({"lr": -1.0}, {"fused": True}):
+            with pytest.raises(InputError):
+                optimizer.add_param_group({"params": nn.Parameter(torch.zeros(2)), **option})
+        assert len(optimizer.param_groups) == 1
+
+
+def test_option_that_becomes_invalid_stops_the_step_before_its_sum() -> None:
+    def work(peers: Peers) -> None:
+        model = Network()
+        confine(model, start="zeros")
+        optimizer = ConfinedTorchOptimizer(model.parameters(), torch.optim.AdamW, peers=peers, samples=8)
+        descend(optimizer, model, *data(0), steps=1)
+        before = optimizer.displacement()
+        optimizer.param_groups[0]["betas"] = (0.9, 1.5)
+        with pytest.raises((InputError, RemoteProtocolError), match=r"Invalid beta|aborted"):
+            descend(optimizer, model, *data(0), steps=1)
+        assert torch.equal(optimizer.displacement(), before)
+
+    with local_peers(3) as members:
+        members.run(work)
