@@ -172,8 +172,10 @@ def read_tanh(errors: Floats, parameters: Floats, preprocessing: Preprocessing, 
         fit_errors = (error[:, None] * slopes * (1 - hidden**2) - errors) / np.abs(errors).max()
         return np.concatenate([fit_errors.ravel(), 1e-4 * unknown[:free], 0.02 * unknown[free:]])
 
-    starts = np.zeros(free + 2 * units + 1)
-    found = [least_squares(residuals, starts, args=(label,), max_nfev=100) for label in (0, 1)]
+    # From one guess, about 1 search in 40 ends in a local minimum, whose cost is a hundred times higher.
+    guesses = np.zeros((6, free + 2 * units + 1))
+    guesses[1:, :free] = np.random.default_rng(0).normal(size=(5, free))
+    found = [least_squares(residuals, guess, args=(label,), max_nfev=100) for guess in guesses for label in (0, 1)]
     return numbers_of(preprocessing, min(found, key=lambda each: float(each.cost)).x)
 
 
@@ -190,7 +192,7 @@ def test_record_of_its_own_feature_is_not_read_from_the_suggested_model(
         assert np.abs(errors).max() < 1e-3
         return
     found = read_tanh(errors, parameters, preprocessing, names.index("ward=other"))
-    assert np.abs(found - truth(frames[0])[1]).max() < 2  # the deviation is 9
+    assert np.abs(found - truth(frames[0])[1]).max() < 0.5  # the deviation is 9
 
 
 @pytest.mark.parametrize("rare", [1, 5])
