@@ -5,7 +5,7 @@ Runs are stored in `results/rounds` one by one, and a program that was stopped c
 `docs/rounds.md` show what is stored. The settings of the improved runs were chosen on a part of the training samples:
 the runs of `tried.toml`, which the page lists, too.
 
-MNIST and CIFAR-10 are read from the folder in CGD_DATA.
+The data sets are read from the folder in CGD_DATA.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ SPECS, RESULTS = ROOT / "benchmarks" / "rounds", ROOT / "results" / "rounds"
 PAGE, PLOT = ROOT / "docs" / "rounds.md", ROOT / "docs" / "images" / "rounds.png"
 BEGIN, END = "<!-- figures: make rounds -->", "<!-- end of figures -->"
 TRIED, SCALE = "tried", "paper"
-TARGETS = {"mnist": (0.90, 0.95, 0.97), "cifar10-features": (0.70, 0.74, 0.75)}
-WIDTHS = {"mnist": (784, 10), "cifar10-features": (64, 10)}
+TARGETS = {
+    "mnist": (0.90, 0.95, 0.97),
+    "cifar10-features": (0.70, 0.74, 0.75),
+    "adult": (0.84, 0.85, 0.855),
+    "credit-default": (0.80, 0.81, 0.815),
+}
+WIDTHS = {"mnist": (784, 10), "cifar10-features": (64, 10), "adult": (108, 2), "credit-default": (33, 2)}
 """Features and classes of the data sets, which give the number of parameters."""
 WORD_BYTES, VECTORS = 4, 2
 """A member of a secure sum sends about two vectors of words: its values to those that add, and the part it adds."""
@@ -70,8 +75,8 @@ def megabytes(spec: RunSpec, rounds: int | None) -> str:
 def table(result: ExperimentResult) -> ResultTable:
     """Return rounds to each accuracy, of kept models if there are any, the bytes, and the accuracies at the end."""
     targets = TARGETS[result.found[0].entry.run.data]
-    names = [f"rounds to {100 * target:.0f} %" for target in targets]
-    header = ("", "method", *names, f"MB to {100 * targets[1]:.0f} %", "rounds", "confined in %", "kept in %")
+    names = [f"rounds to {100 * target:g} %" for target in targets]
+    header = ("", "method", *names, f"MB to {100 * targets[1]:g} %", "rounds", "confined in %", "kept in %")
     rows = []
     for each in result.found:
         entry = each.entry

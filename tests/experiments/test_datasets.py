@@ -44,7 +44,7 @@ def columns(*values: list[float]) -> torch.Tensor:
 
 def test_names_include_the_data_sets_bundled_with_scikit_learn() -> None:
     assert set(datasets.BUNDLED) == set(SHAPES)
-    assert set(datasets.NAMES) == {*SHAPES, "mnist", "fashion-mnist", "cifar10-features"}
+    assert set(datasets.NAMES) == {*SHAPES, "mnist", "fashion-mnist", "cifar10-features", "adult", "credit-default"}
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cgd.errors import InputError
+from cgd.experiments import datasets
 from cgd.experiments.organisations import split
 from cgd.experiments.trades import TRADES, split_by_trade
 from cgd.tabular.dataset import read_dataset
@@ -17,6 +18,9 @@ needs_uci_files = pytest.mark.skipif(
     not (Path(os.environ.get("CGD_DATA", "none")) / "adult").exists(),
     reason="adult and credit-default are not in CGD_DATA",
 )
+
+ONE_HOT = {"adult": 8, "credit-default": 3}
+"""The number of columns that are categories."""
 
 
 @pytest.mark.slow
@@ -62,13 +66,30 @@ def test_split_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         split("titanic")
     monkeypatch.delenv("CGD_DATA", raising=False)
-    with pytest.raises(InputError, match=r"adult/adult.data.gz is not in CGD_DATA \(which is not set\)"):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(InputError, match="adult.data.gz of the data set adult is not on this machine; put it into"):
         split("adult")
-    monkeypatch.setenv("CGD_DATA", str(tmp_path))
-    with pytest.raises(
-        InputError, match="UCI_Credit_Card.csv.gz is not in CGD_DATA .*; set it to a folder that has the file"
-    ):
-        split("credit-default")
+    with pytest.raises(InputError, match="UCI_Credit_Card.csv.gz .*, or set CGD_DATA to the parent of a folder"):
+        datasets.load("credit-default")
+
+
+def test_damaged_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data.gz").write_bytes(b"no archive")
+    with pytest.raises(InputError, match="adult.data.gz is damaged"):
+        datasets.load("adult", data_dir=tmp_path)
+
+
+@needs_uci_files
+@pytest.mark.parametrize(
+    ("name", "records", "features", "positive"), [("adult", 32561, 108, 7841), ("credit-default", 24000, 33, 5283)]
+)
+def test_large_tables_are_data_sets(name: str, records: int, features: int, positive: int) -> None:
+    data = datasets.load(name)
+    assert (data.x.shape, data.classes, int(data.y.sum())) == ((records, features), 2, positive)
+    assert len(data.held_out_x) == len(data.held_out_y) > 5000
+    one_hot = data.x[:, (data.x * (1 - data.x)).abs().sum(dim=0) == 0]
+    assert one_hot.sum(dim=1).unique().tolist() == [float(ONE_HOT[name])]
 
 
 def test_written_tables_are_never_overwritten(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets by name: those bundled with scikit-learn, those in MNIST's file format, and features of CIFAR-10."""
+"""Data sets by name: bundled with scikit-learn, in MNIST's file format, features of CIFAR-10, and two large tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
-from cgd.experiments import cifar, idx
+from cgd.experiments import cifar, idx, organisations
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELD_OUT_FRACTION = 0.25
 VALIDATION_FRACTION = 1 / 6
 BUNDLED = ("breast-cancer", "diabetes", "digits", "iris", "wine")
-NAMES = (*BUNDLED, *idx.SOURCES, cifar.NAME)
+NAMES = (*BUNDLED, *idx.SOURCES, cifar.NAME, *organisations.LARGE)
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
         return Dataset(name, x.flatten(1), y.long(), held_out_x.flatten(1), held_out_y.long())
     if name == cifar.NAME:
         return Dataset(name, *cifar.load(data_dir))
+    if name in organisations.LARGE:
+        return Dataset(name, *(torch.from_numpy(each) for each in organisations.encode(name, data_dir)))
     if name not in BUNDLED:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
     if seed < 0:

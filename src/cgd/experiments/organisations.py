@@ -2,30 +2,34 @@
 
 The organisations have very different sizes, some have missing values or a missing column, and the small ones lack some
 categories. `breast-cancer` and `diabetes` come with scikit-learn; `adult` and `credit-default` (UCI) are read from the
-folder in `CGD_DATA`. `cgd.experiments.trades` has organisations whose records are of different kinds.
+folder in `CGD_DATA`, and `encode` returns them undivided. `cgd.experiments.trades` has organisations whose records are
+of different kinds.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
-import os
+import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cgd.errors import InputError
+from cgd.experiments import data_files
 from cgd.federation.data_schema import Column, Data
 from cgd.files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
     Cells = npt.NDArray[np.str_]
+    Floats = npt.NDArray[np.float64]
+    Integers = npt.NDArray[np.int64]
 
 # Fractions of the records per organisation, for tables with hundreds and with many thousands of records.
 SMALL_TABLE_PARTS, LARGE_TABLE_PARTS = (0.50, 0.30, 0.14, 0.045, 0.015), (0.50, 0.33, 0.13, 0.036, 0.004)
@@ -190,9 +194,9 @@ def _hold_out(cells: Cells) -> tuple[Cells, Cells]:
     return cells[order[count:]], cells[order[:count]]
 
 
-def _adult() -> SourceTable:
+def _adult(data_dir: Path | None = None) -> SourceTable:
     def read(name: str) -> Cells:
-        rows = (line.rstrip(".\n").split(", ") for line in _read_lines(f"adult/{name}.gz"))
+        rows = (line.rstrip(".\n").split(", ") for line in _read_lines("adult", f"{name}.gz", data_dir))
         return np.array([row for row in rows if len(row) == len(ADULT)])
 
     columns = tuple(Column(each, "number" if each in ADULT_NUMBERS else "category") for each in ADULT[:-1])
@@ -200,24 +204,54 @@ def _adult() -> SourceTable:
     return SourceTable("office", data, read("adult.data"), read("adult.test"), "native-country")
 
 
-def _credit_default() -> SourceTable:
-    rows = list(csv.reader(_read_lines("credit-default/UCI_Credit_Card.csv.gz")))
+def _credit_default(data_dir: Path | None = None) -> SourceTable:
+    rows = list(csv.reader(_read_lines("credit-default", "UCI_Credit_Card.csv.gz", data_dir)))
     names = rows[0][1:-1]  # without the ID and the target
     columns = tuple(Column(each, "category" if each in CREDIT_CATEGORIES else "number") for each in names)
     training, held_out = _hold_out(np.array([row[1:] for row in rows[1:]]))
     return SourceTable("bank", Data("default", columns, classes=("0", "1")), training, held_out, "EDUCATION")
 
 
-def _read_lines(file: str) -> list[str]:
-    folder = os.environ.get("CGD_DATA", "")
-    path = Path(folder) / file
-    if not folder or not path.exists():
+def _read_lines(folder: str, file: str, data_dir: Path | None) -> list[str]:
+    path = data_files.find(file, (folder,), data_dir)
+    if path is None:
         raise InputError(
-            f"{file} is not in CGD_DATA ({folder or 'which is not set'}); set it to a folder that has the file"
+            f"{file} of the data set {folder} is not on this machine; put it into "
+            f"{data_files.suggested_folder(folder, data_dir)}, or set CGD_DATA to the parent of a folder {folder}"
         )
-    return gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+    try:
+        return gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is damaged ({error}); replace it") from None
 
 
+def encode(name: str, data_dir: Path | None = None) -> tuple[Floats, Integers, Floats, Integers]:
+    """Return the features and classes of the training and of the held-out records of a large table.
+
+    A category has one feature for each of its values; as the data are public, so are these values.
+
+    Args:
+        name: one of LARGE.
+        data_dir: folder to search first.
+
+    Raises:
+        InputError: the files are not found, or damaged.
+    """
+    source = LARGE[name](data_dir)
+    cells = np.concatenate([source.training, source.held_out])
+    features: list[Floats] = []
+    for column, values in zip(source.data.columns, cells.T, strict=False):
+        if column.type == "number":
+            features.append(values.astype(np.float64).reshape(-1, 1))
+        else:
+            features.append((values[:, None] == np.unique(values)).astype(np.float64))
+    labels = np.searchsorted(source.data.classes, cells[:, -1])
+    count = len(source.training)
+    x = np.concatenate(features, axis=1)
+    return x[:count], labels[:count], x[count:], labels[count:]
+
+
+LARGE: dict[str, Callable[[Path | None], SourceTable]] = {"adult": _adult, "credit-default": _credit_default}
 SOURCES: dict[str, Callable[[], SourceTable]] = {
     "breast-cancer": lambda: _bundled(
         "breast_cancer", "hospital", "diagnosis", "classification", ("malignant", "benign")
