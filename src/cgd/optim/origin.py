@@ -21,7 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
-from cgd.optim import privacy_warnings
+from cgd.optim import privacy_warnings, running_statistics
 from cgd.optim.normal import standard_normal
 from cgd.optim.public_start import CONFINED, ZEROS, check_start, digest_of, start_digest
 
@@ -80,9 +80,10 @@ class Origin:
         If the start is zero, set the parameters to the origin.
 
         Raises:
-            InputError: the trainable parameters of the model are not those of the origin, or their values are not the
-                start.
+            InputError: the trainable parameters of the model are not those of the origin, their values are not the
+                start, or a layer changes running statistics (`cgd.optim.running_statistics`).
         """
+        running_statistics.check_model(model)
         parameters = _trainable(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if shapes != self.shapes:
@@ -107,6 +108,7 @@ class Origin:
                 setattr(parameter, CONFINED, digest_of(parameter))
                 parameter.copy_(parameter.double().cpu() + numbers)
         privacy_warnings.mark_first_layer(model)
+        running_statistics.watch(model, parameters.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. Keep it as secret as the model.
@@ -189,7 +191,8 @@ def confine(
         The origin, which can be saved and drawn again.
 
     Raises:
-        InputError: the model is confined already, or has no trainable parameter.
+        InputError: the model is confined already, has no trainable parameter, or has a layer that changes running
+            statistics, such as `nn.BatchNorm2d` in training mode; see `cgd.optim.running_statistics`.
 
     Examples:
         >>> import cgd, torch
