@@ -22,7 +22,7 @@ import torch
 
 from cgd.errors import InputError, RangeError
 from cgd.optim.flat_vectors import working_dtype
-from cgd.optim.public_start import start_of
+from cgd.optim.public_start import DIGEST_BYTES, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +43,7 @@ PRIVATE_STATES = ("origin", "start")
 """The keys of a parameter's state that members do not store: its value before the first step, and a digest."""
 # A context has at most 255 bytes, of which the digest takes 64.
 MAX_OPTIONS_CHARACTERS = 115
+FROZEN_CHARACTERS = len(", frozen 01234567")
 
 
 def trainable(*groups: ParameterGroup) -> list[torch.Tensor]:
@@ -68,19 +69,24 @@ def step_context(
     parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
     layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in parameters if each.requires_grad]
     model = hashlib.sha256(repr(layout).encode())
-    start, state = hashlib.sha256(), hashlib.sha256()
+    start, state, frozen = hashlib.sha256(), hashlib.sha256(), b""
     for parameter in trainable(*groups):
         own = states[parameter] if parameter in states else {"start": start_of(parameter)}
-        start.update(_to_bytes(own.get("start")))
+        digests = bytes(_to_bytes(own.get("start")))
+        start.update(digests[:DIGEST_BYTES])
+        frozen += digests[DIGEST_BYTES:]
         for key, value in sorted(own.items()):
             if key not in PRIVATE_STATES:
                 state.update(key.encode())
                 state.update(_to_bytes(value))
     text = f"{kind} with " + ", ".join(f"{key} {' '.join(each)}" for key, each in values.items())
     text += f", {total_samples} samples"
-    parts = {"model": model, "start": start, "state": state}
+    parts = {"model": model, "start": start, "frozen": hashlib.sha256(frozen), "state": state}
+    if not frozen:
+        del parts["frozen"]
     everything = hashlib.sha256(text.encode() + b"".join(each.digest() for each in parts.values())).hexdigest()
-    excerpt = text if len(text) <= MAX_OPTIONS_CHARACTERS else f"{text[:MAX_OPTIONS_CHARACTERS]}…"
+    most = MAX_OPTIONS_CHARACTERS - (FROZEN_CHARACTERS if frozen else 0)
+    excerpt = text if len(text) <= most else f"{text[:most]}…"
     # The short digests show a reader which part differs; the comparison rests on the full digest at the end.
     shown = ", ".join(f"{name} {each.hexdigest()[:8]}" for name, each in parts.items())
     return f"{excerpt}, {shown}, all {everything}"
