@@ -15,6 +15,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -160,7 +161,7 @@ class SGDRule:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        check_lr(self.lr)
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
         if self.nesterov and not self.momentum:
@@ -191,7 +192,7 @@ class AdamRule:
     amsgrad: bool = False
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        check_lr(self.lr)
         if not all(0 <= beta < 1 for beta in self.betas) or not 0 < self.eps < math.inf:
             raise InputError(f"betas are {self.betas} and eps is {self.eps}; betas must be in [0, 1) and eps above 0")
 
@@ -237,6 +238,13 @@ def reject_weight_decay(weight_decay: float) -> None:
         )
 
 
-def _check_lr(lr: float) -> None:
-    if not 0 <= lr < math.inf:
-        raise InputError(f"lr is {lr}; it must be a finite number, at least 0")
+def check_lr(lr: Any) -> float:
+    """Return a learning rate, which may be a tensor, as a float.
+
+    Raises:
+        InputError: it is not a finite number, at least 0.
+    """
+    number = lr.item() if isinstance(lr, torch.Tensor) and lr.numel() == 1 else lr
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
+        raise InputError(f"lr is {lr!r}; it must be a finite number, at least 0")
+    return float(number)
