@@ -232,6 +232,17 @@ def test_sampler_without_an_epoch_and_foreign_loaders_are_rejected() -> None:
                 sampler.set_epoch(epoch, first)
 
 
+@pytest.mark.parametrize("records", [9, 11, 1])
+def test_data_set_with_another_number_of_records_is_rejected(records: int) -> None:
+    """Records that are not counted would never be used, or batches would have records that do not exist."""
+    with local_peers(3) as members:
+        optimizer = ConfinedSGD([nn.Parameter(torch.zeros(1))], lr=0.1, peers=members[0], samples=10)
+        sampler = BatchSampler(optimizer, batches=4)
+        loader = DataLoader(TensorDataset(torch.arange(records)), batch_sampler=sampler)
+        with pytest.raises(InputError, match=f"the data set has {records} records and the optimiser has samples=10"):
+            next(sampler.steps(loader, epochs=1))
+
+
 # Rows of a grid, whose members hold different features of the same records.
 
 
