@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from cgd import (
     JOINT_REVEALS_RECORDS,
     BatchSampler,
+    Cell,
     ConfinedSGD,
     InputError,
     Peers,
@@ -29,7 +30,7 @@ from cgd.optim import minibatches
 from cgd.optim.minibatches import draw_batches
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.optim.vertical import JointFirstLayer
-from support.in_process import new_federation, uninterrupted_results
+from support.in_process import InProcessFederation, new_federation, uninterrupted_results
 from support.training import Network, data, mse
 
 if TYPE_CHECKING:
@@ -319,6 +320,35 @@ def test_members_of_a_row_with_other_records_or_batches_are_reported(odd: dict[s
         return ""
 
     assert all("r0c2: " in error and "records in" in error for error in in_rows(work))
+
+
+@pytest.mark.parametrize("lose_state", [False, True])
+def test_restarted_member_of_a_row_has_the_batches_of_its_row(tmp_path: Path, lose_state: bool) -> None:
+    def program(process: MemberProcess) -> list[list[int]]:
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = ConfinedSGD([parameter], lr=0.1, peers=process.peers, samples=8)
+        sampler = BatchSampler(optimizer, batches=4, row=process.peers.groups["row"])
+        sampler.set_epoch(0)
+        batches = list(sampler)
+        for step in range(len(batches)):
+            process.at_step(step)
+            parameter.grad = torch.ones(1)
+            optimizer.step()
+        return batches
+
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    path = new_federation(tmp_path, list(map(str, cells)), cells)
+    with InProcessFederation(path, tmp_path / "state") as federation:
+        federation.start_all(program, pause_at=2)
+        for process in federation:
+            process.wait_for_step(2)
+        federation.kill("r1c2", lose_state=lose_state)
+        federation.start("r1c2", program)
+        for process in federation:
+            process.resume()
+        results = federation.results()
+    assert results["r1c2"] == results["r1c0"] == results["r1c1"]
+    assert results["r1c2"] != results["r0c2"]
 
 
 # Privacy warnings.
