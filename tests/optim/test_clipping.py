@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,9 @@ def test_different_max_norm_is_reported_before_anything_is_shared() -> None:
     assert all("participant-3: " in error and "'ConfinedAdam clipped to 1.0 with" in error for error in errors)
 
 
-@pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan"), float("inf")])
-def test_invalid_max_norm_is_rejected(max_norm: float) -> None:
-    with local_peers(3) as members, pytest.raises(InputError, match=f"max_norm is {max_norm}"):
+@pytest.mark.parametrize(
+    "max_norm", [0.0, -1.0, float("nan"), float("inf"), "1", True, False, (1.0,), torch.tensor(1.0)], ids=repr
+)
+def test_invalid_max_norm_is_rejected(max_norm: Any) -> None:
+    with local_peers(3) as members, pytest.raises(InputError, match=re.escape(f"max_norm is {max_norm!r}; ")):
         ConfinedSGD(parameters(1), 1.0, peers=members[0], samples=1, max_norm=max_norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from fractions import Fraction
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,26 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from cgd import BatchSampler, ConfinedSGD, InputError, Peers, SettingsError, confine, local_peers
+from cgd import (
+    JOINT_REVEALS_RECORDS,
+    BatchSampler,
+    Cell,
+    ConfinedSGD,
+    InputError,
+    Peers,
+    SettingsError,
+    confine,
+    local_peers,
+)
 from cgd.optim import minibatches
 from cgd.optim.minibatches import draw_batches
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
-from support.in_process import new_federation, uninterrupted_results
+from cgd.optim.vertical import JointFirstLayer
+from support.in_process import InProcessFederation, new_federation, uninterrupted_results
 from support.training import Network, data, mse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from support.in_process import MemberProcess
@@ -219,6 +231,124 @@ def test_sampler_without_an_epoch_and_foreign_loaders_are_rejected() -> None:
         for epoch, first in ((-1, 0), (0, 4), (0, -1)):
             with pytest.raises(InputError, match=f"epoch is {epoch} and first is {first} of 4 batches"):
                 sampler.set_epoch(epoch, first)
+
+
+@pytest.mark.parametrize("records", [9, 11, 1])
+def test_data_set_with_another_number_of_records_is_rejected(records: int) -> None:
+    """Records that are not counted would never be used, or batches would have records that do not exist."""
+    with local_peers(3) as members:
+        optimizer = ConfinedSGD([nn.Parameter(torch.zeros(1))], lr=0.1, peers=members[0], samples=10)
+        sampler = BatchSampler(optimizer, batches=4)
+        loader = DataLoader(TensorDataset(torch.arange(records)), batch_sampler=sampler)
+        with pytest.raises(InputError, match=f"the data set has {records} records and the optimiser has samples=10"):
+            next(sampler.steps(loader, epochs=1))
+
+
+# Rows of a grid, whose members hold different features of the same records.
+
+
+def in_rows(work: Callable[[Peers, Peers], Any], rows: int = 1) -> list[Any]:
+    """Run members with their peers in everyone, and in their row of three."""
+    with ExitStack() as stack:
+        names = [[f"r{row}c{column}" for column in range(3)] for row in range(rows)]
+        everyone = stack.enter_context(local_peers([each for row in names for each in row]))
+        own = [peers for row in names for peers in stack.enter_context(local_peers(row))]
+        return everyone.run(work, own)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_joint_row_adds_pre_activations_of_the_same_records(shared: bool) -> None:
+    """Feature and weight of each member are such that the sum is three times the number of the record."""
+
+    def work(peers: Peers, row: Peers) -> str:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        joint = JointFirstLayer(layer, row, accept=JOINT_REVEALS_RECORDS)
+        optimizer = ConfinedSGD(joint.parameters(), lr=0.0, peers=peers, samples=10)
+        sampler = BatchSampler(optimizer, batches=3, row=row if shared else None)
+        loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_sampler=sampler)
+        try:
+            for _, (records,) in sampler.steps(loader, epochs=2):
+                optimizer.zero_grad()
+                outputs = joint(records[:, None])
+                torch.testing.assert_close(outputs.detach()[:, 0], 3 * records, rtol=0, atol=1e-4)
+                outputs.mean().backward()
+                optimizer.step()
+        except InputError as error:
+            return str(error)
+        return ""
+
+    if shared:
+        assert in_rows(work) == [""] * 3
+    else:
+        assert all("JointFirstLayer" in error and "pass row=" in error for error in in_rows(work))
+
+
+def test_rows_have_different_batches_that_depend_on_the_seed_of_each_member() -> None:
+    def work(peers: Peers, row: Peers) -> list[list[int]]:
+        optimizer = ConfinedSGD([nn.Parameter(torch.zeros(1))], lr=0.1, peers=peers, samples=20)
+        sampler = BatchSampler(optimizer, batches=4, row=row)
+        sampler.set_epoch(0)
+        return list(sampler)
+
+    def with_seeds(*seeds: int) -> list[list[list[int]]]:
+        def seeded(peers: Peers, row: Peers) -> list[list[int]]:
+            peers.seed = bytes([seeds[int(peers.me[-1])]]) * 32
+            return work(peers, row)
+
+        return in_rows(seeded)
+
+    found = in_rows(work, rows=2)
+    first, second = found[:3], found[3:]
+    for row in (first, second):
+        assert row[0] == row[1] == row[2]
+        assert sorted(record for batch in row[0] for record in batch) == list(range(20))
+    assert first != second
+    assert with_seeds(1, 2, 3) == with_seeds(1, 2, 3)  # after a restart
+    assert with_seeds(1, 2, 3)[0] != with_seeds(1, 2, 4)[0]
+
+
+@pytest.mark.parametrize("odd", [{"samples": 21}, {"batches": 5}])
+def test_members_of_a_row_with_other_records_or_batches_are_reported(odd: dict[str, int]) -> None:
+    def work(peers: Peers, row: Peers) -> str:
+        own = {"samples": 20, "batches": 4, **(odd if peers.me == "r0c2" else {})}
+        optimizer = ConfinedSGD([nn.Parameter(torch.zeros(1))], lr=0.1, peers=peers, samples=own["samples"])
+        try:
+            BatchSampler(optimizer, own["batches"], row=row)
+        except SettingsError as error:
+            return str(error)
+        return ""
+
+    assert all("r0c2: " in error and "records in" in error for error in in_rows(work))
+
+
+@pytest.mark.parametrize("lose_state", [False, True])
+def test_restarted_member_of_a_row_has_the_batches_of_its_row(tmp_path: Path, lose_state: bool) -> None:
+    def program(process: MemberProcess) -> list[list[int]]:
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = ConfinedSGD([parameter], lr=0.1, peers=process.peers, samples=8)
+        sampler = BatchSampler(optimizer, batches=4, row=process.peers.groups["row"])
+        sampler.set_epoch(0)
+        batches = list(sampler)
+        for step in range(len(batches)):
+            process.at_step(step)
+            parameter.grad = torch.ones(1)
+            optimizer.step()
+        return batches
+
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    path = new_federation(tmp_path, list(map(str, cells)), cells)
+    with InProcessFederation(path, tmp_path / "state") as federation:
+        federation.start_all(program, pause_at=2)
+        for process in federation:
+            process.wait_for_step(2)
+        federation.kill("r1c2", lose_state=lose_state)
+        federation.start("r1c2", program)
+        for process in federation:
+            process.resume()
+        results = federation.results()
+    assert results["r1c2"] == results["r1c0"] == results["r1c1"]
+    assert results["r1c2"] != results["r0c2"]
 
 
 # Privacy warnings.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ from torch import nn
 
 import cgd
 from cgd import InputError, Origin, SettingsError, confine, public_seed
+from cgd.optim.displacement import initial_state, step_context
+from cgd.optim.public_start import start_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,6 +174,152 @@ def test_start_is_compared_after_a_state_was_loaded() -> None:
     for any_differs in (False, True):
         with cgd.local_peers(3) as members:
             members.run(train, [False, False, any_differs])
+
+
+# What is not trained: frozen parameters and buffers.
+
+
+class Pretrained(nn.Module):
+    """A network with a frozen layer, a stored and a temporary buffer, and a trained layer."""
+
+    def __init__(self, layer: float = 1.0, stored: float = 2.0, temporary: float = 3.0) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(3, 4).requires_grad_(False)
+        nn.init.constant_(self.frozen.weight, layer)
+        nn.init.zeros_(self.frozen.bias)
+        self.register_buffer("stored", torch.tensor(stored))
+        self.register_buffer("temporary", torch.tensor(temporary), persistent=False)
+        with public_seed(7):
+            self.trained = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.trained(self.frozen(x))
+        return hidden
+
+
+def first_step(build_model: Callable[[Any], nn.Module], odd: Any, usual: Any = None) -> list[str]:
+    """Return the error of each member in its first step, of which the third one has an odd model."""
+
+    def train(peers: cgd.Peers, own: Any) -> str:
+        model = build_model(own)
+        confine(model, seed=peers.seed)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        optimizer = cgd.ConfinedSGD(trained, lr=0.1, peers=peers, samples=4)
+        model(torch.ones(4, 3)).mean().backward()
+        try:
+            optimizer.step()
+        except SettingsError as error:
+            assert not optimizer.displacement().any()
+            return str(error)
+        return ""
+
+    with cgd.local_peers(3) as members:
+        return members.run(train, [usual, usual, odd])
+
+
+@pytest.mark.parametrize("odd", [{"layer": 1.5}, {"stored": 2.5}])
+def test_members_with_other_frozen_layers_or_buffers_share_nothing(odd: dict[str, float]) -> None:
+    for error in first_step(lambda own: Pretrained(**own), odd, {}):
+        assert "participant-3: " in error
+        assert error.endswith("persistent=False of register_buffer for values of a member alone")
+        assert re.search(r"start ([0-9a-f]{8}), frozen [0-9a-f]{8}, .* start \1, frozen [0-9a-f]{8}, ", error)
+
+
+def test_member_without_the_frozen_layer_shares_nothing() -> None:
+    def build_model(whole: bool) -> nn.Module:
+        model = Pretrained()
+        return model if whole else nn.Sequential(nn.Flatten(), nn.ReplicationPad1d((0, 1)), model.trained)
+
+    for error in first_step(build_model, odd=False, usual=True):
+        assert "participant-3: " in error
+        assert "frozen layers" in error
+
+
+def test_temporary_buffers_and_names_of_modules_may_differ() -> None:
+    def build_model(own: bool) -> nn.Module:
+        return nn.Sequential(Pretrained(temporary=4.0)) if own else Pretrained()
+
+    assert first_step(build_model, odd=True, usual=False) == [""] * 3
+
+
+def test_context_without_frozen_layers_and_buffers_has_no_digest_of_them() -> None:
+    """Golden digests of contexts, and members of trainings that have begun, depend on it."""
+    model = build("linear")
+    confine(model, seed=SEED)
+    context = step_context("ConfinedSGD", (), [{"params": list(model.parameters())}], {}, 3)
+    assert "frozen" not in context
+    assert len(start_of(model.get_parameter("weight"))) == 32
+
+
+def test_frozen_layers_are_compared_after_a_state_was_loaded() -> None:
+    def train(peers: cgd.Peers, layer: float) -> None:
+        model = Pretrained(layer)
+        confine(model, seed=peers.seed)
+        optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.0, peers=peers, samples=4)
+        state = optimizer.state_dict()
+        state["state"] = {
+            index: initial_state(parameter)
+            for index, parameter in enumerate(model.parameters())
+            if parameter.requires_grad
+        }
+        resumed_model = Pretrained(layer)
+        resumed = cgd.ConfinedSGD(resumed_model.parameters(), lr=0.0, peers=peers, samples=4)
+        resumed.load_state_dict(state)
+        resumed_model(torch.ones(4, 3)).mean().backward()
+        with pytest.raises(SettingsError, match="frozen"):
+            resumed.step()
+
+    with cgd.local_peers(3) as members:
+        members.run(train, [1.0, 1.0, 1.5])
+
+
+def test_columns_of_a_grid_may_have_other_frozen_layers() -> None:
+    """The first trained layer is summed within its column, and so the frozen layers are compared there."""
+    columns = [cgd.local_peers([f"r{row}c{column}" for row in range(3)]) for column in range(2)]
+    everyone = cgd.local_peers([f"r{row}c{column}" for column in range(2) for row in range(3)])
+
+    def train(peers: cgd.Peers, own: cgd.Peers, layer: float) -> str:
+        model = nn.Sequential(Pretrained(layer), nn.Linear(2, 1))
+        nn.init.ones_(model.get_parameter("1.weight"))
+        nn.init.ones_(model.get_parameter("1.bias"))
+        confine(model, seed=peers.seed)
+        groups: list[dict[str, Any]] = [
+            {"params": list(model[0].parameters()), "peers": own},
+            {"params": list(model[1].parameters())},
+        ]
+        optimizer = cgd.ConfinedSGD(groups, lr=0.1, peers=peers, samples=4)
+        model(torch.ones(4, 3)).mean().backward()
+        try:
+            optimizer.step()
+        except cgd.RemoteProtocolError as error:
+            return str(error)
+        return ""
+
+    with everyone, columns[0], columns[1]:
+        members = [*columns[0], *columns[1]]
+        assert everyone.run(train, members, [1.0] * 3 + [2.0] * 3) == [""] * 6
+    columns = [cgd.local_peers([f"r{row}c{column}" for row in range(3)]) for column in range(2)]
+    everyone = cgd.local_peers([f"r{row}c{column}" for column in range(2) for row in range(3)])
+    with everyone, columns[0], columns[1]:
+        errors = everyone.run(train, [*columns[0], *columns[1]], [1.0] * 3 + [2.0, 2.0, 3.0])
+    assert all("r2c1: " in error and "frozen" in error for error in errors[3:])
+    assert all("aborted" in error for error in errors[:3])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.eye(3).to_sparse(), torch.tensor(True), torch.empty(0), torch.ones(2).bfloat16()],
+    ids=["sparse", "bool", "empty", "bfloat16"],
+)
+def test_buffers_of_all_kinds_have_a_digest(values: torch.Tensor) -> None:
+    digests = []
+    for _ in range(2):
+        model = build("linear")
+        model.register_buffer("extra", values)
+        confine(model)
+        digests.append(start_of(next(model.parameters())).tolist())
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 64
 
 
 def test_start_of_a_simulation_is_that_of_the_seed() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
 from cgd import (
+    ConfinedAdam,
+    ConfinedOptimizer,
+    ConfinedSGD,
     ConfinedTorchOptimizer,
     InputError,
     Peers,
@@ -249,7 +255,7 @@ class NeedsSteps(torch.optim.SGD):
         (torch.optim.Adam, {"foreach": True}, "foreach is True"),
         (torch.optim.Adam, {"capturable": True}, "capturable is True"),
         (torch.optim.SGD, {"differentiable": True}, "differentiable is True"),
-        (torch.optim.Adam, {"lr": -1.0}, "Invalid learning rate"),
+        (torch.optim.Adam, {"lr": -1.0}, "lr is -1.0; it must be a finite number, at least 0"),
         (torch.optim.Adam, {"nonsense": 1}, "unexpected keyword argument 'nonsense'"),
         (torch.optim.Muon, {}, r"Muon cannot be used for a parameter of shape \(4,\)"),
         ("AdamW", {}, "the optimiser is 'AdamW'; it must be a class"),
@@ -273,6 +279,53 @@ def test_group_with_an_invalid_option_is_rejected_and_not_added() -> None:
             with pytest.raises(InputError):
                 optimizer.add_param_group({"params": nn.Parameter(torch.zeros(2)), **option})
         assert len(optimizer.param_groups) == 1
+
+
+WRONG_RATES = [math.inf, -math.inf, math.nan, -0.1, True, "0.1", torch.tensor(math.inf), torch.tensor([0.1, 0.2])]
+
+
+@pytest.mark.parametrize("lr", WRONG_RATES, ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Rprop, ConfinedSGD, ConfinedAdam])
+def test_wrong_lr_is_rejected_at_construction(kind: Any, lr: Any) -> None:
+    def build(peers: Peers, lr: Any) -> Any:
+        parameter = nn.Parameter(torch.zeros(2))
+        if issubclass(kind, ConfinedOptimizer):
+            return kind([parameter], lr=lr, peers=peers, samples=1)
+        return ConfinedTorchOptimizer([parameter], kind, peers=peers, samples=1, lr=lr)
+
+    with local_peers(3) as members:
+        with pytest.raises(InputError, match=re.escape(f"lr is {lr!r}; it must be a finite number, at least 0")):
+            build(members[0], lr)
+        for right in (0, 1, 0.5, np.float64(0.5), np.float32(0.5), torch.tensor(0.5)):
+            build(members[0], right)
+
+
+@pytest.mark.parametrize("lr", WRONG_RATES, ids=str)
+def test_wrong_lr_of_a_scheduler_stops_the_step_before_its_sum(lr: Any) -> None:
+    def work(peers: Peers) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = ConfinedTorchOptimizer([parameter], torch.optim.AdamW, peers=peers, samples=1, lr=1.0)
+        factors = {1: lr} if isinstance(lr, float) else {}
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factors.get(step, 1.0))
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+        schedule.step()
+        if not factors:
+            optimizer.param_groups[0]["lr"] = lr
+        before, state = optimizer.displacement(), copy.deepcopy(dict(optimizer.state[parameter]))
+        sums, sent = peers.traffic.sums, peers.traffic.bytes_sent
+        with pytest.raises(InputError, match="lr is .*; it must be a finite number, at least 0"):
+            optimizer.step()
+        assert torch.equal(optimizer.displacement(), before)
+        assert all(torch.equal(value, state[key]) for key, value in optimizer.state[parameter].items())
+        assert peers.traffic.sums == sums
+        assert peers.traffic.bytes_sent - sent < 1000  # the messages that end the sum
+        optimizer.param_groups[0]["lr"] = 1.0
+        optimizer.step()
+        assert float(optimizer.displacement()[0]) < float(before[0])
+
+    with local_peers(3) as members:
+        members.run(work)
 
 
 def test_option_that_becomes_invalid_stops_the_step_before_its_sum() -> None:

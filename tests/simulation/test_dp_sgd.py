@@ -502,8 +502,9 @@ class UnusedLayer(SharedLayer):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: network(nn.BatchNorm1d(32)), "layer 1 is BatchNorm1d.*; replace it by GroupNorm"),
-        (lambda: network(nn.BatchNorm1d(32, affine=False)), "layer 1 is BatchNorm1d"),
+        (lambda: network(nn.BatchNorm1d(32)), r"module 1 \(BatchNorm1d\).*Use nn.GroupNorm"),
+        (lambda: network(nn.BatchNorm1d(32).eval()), "layer 1 is BatchNorm1d.*; replace it by GroupNorm"),
+        (lambda: network(nn.BatchNorm1d(32, affine=False).eval()), "layer 1 is BatchNorm1d"),
         (lambda: network(nn.BatchNorm1d(32, track_running_stats=False)), "layer 1 is BatchNorm1d"),
         (lambda: nn.LSTM(64, 10), "Opacus cannot handle a layer .*LSTM.*; replace it"),
         (SharedLayer, "cannot clip .*tying.*; use each parameter"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cgd.optim.displacement import AdamRule, reject_weight_decay
+from cgd.optim.displacement import AdamRule, check_lr, reject_weight_decay
 from cgd.optim.optimizer import ConfinedOptimizer
 
 if TYPE_CHECKING:
@@ -55,5 +55,5 @@ class ConfinedAdam(ConfinedOptimizer):
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         first, second = group["betas"]
-        options = float(group["lr"]), (float(first), float(second)), float(group["eps"])
+        options = check_lr(group["lr"]), (float(first), float(second)), float(group["eps"])
         return AdamRule(*options, amsgrad=bool(group["amsgrad"]))

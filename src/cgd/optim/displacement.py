@@ -15,6 +15,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 
 from cgd.errors import InputError, RangeError
 from cgd.optim.flat_vectors import working_dtype
-from cgd.optim.public_start import start_of
+from cgd.optim.public_start import DIGEST_BYTES, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ PRIVATE_STATES = ("origin", "start")
 """The keys of a parameter's state that members do not store: its value before the first step, and a digest."""
 # A context has at most 255 bytes, of which the digest takes 64.
 MAX_OPTIONS_CHARACTERS = 115
+FROZEN_CHARACTERS = len(", frozen 01234567")
 
 
 def trainable(*groups: ParameterGroup) -> list[torch.Tensor]:
@@ -68,19 +70,24 @@ def step_context(
     parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
     layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in parameters if each.requires_grad]
     model = hashlib.sha256(repr(layout).encode())
-    start, state = hashlib.sha256(), hashlib.sha256()
+    start, state, frozen = hashlib.sha256(), hashlib.sha256(), b""
     for parameter in trainable(*groups):
         own = states[parameter] if parameter in states else {"start": start_of(parameter)}
-        start.update(_to_bytes(own.get("start")))
+        digests = bytes(_to_bytes(own.get("start")))
+        start.update(digests[:DIGEST_BYTES])
+        frozen += digests[DIGEST_BYTES:]
         for key, value in sorted(own.items()):
             if key not in PRIVATE_STATES:
                 state.update(key.encode())
                 state.update(_to_bytes(value))
     text = f"{kind} with " + ", ".join(f"{key} {' '.join(each)}" for key, each in values.items())
     text += f", {total_samples} samples"
-    parts = {"model": model, "start": start, "state": state}
+    parts = {"model": model, "start": start, "frozen": hashlib.sha256(frozen), "state": state}
+    if not frozen:
+        del parts["frozen"]
     everything = hashlib.sha256(text.encode() + b"".join(each.digest() for each in parts.values())).hexdigest()
-    excerpt = text if len(text) <= MAX_OPTIONS_CHARACTERS else f"{text[:MAX_OPTIONS_CHARACTERS]}…"
+    most = MAX_OPTIONS_CHARACTERS - (FROZEN_CHARACTERS if frozen else 0)
+    excerpt = text if len(text) <= most else f"{text[:most]}…"
     # The short digests show a reader which part differs; the comparison rests on the full digest at the end.
     shown = ", ".join(f"{name} {each.hexdigest()[:8]}" for name, each in parts.items())
     return f"{excerpt}, {shown}, all {everything}"
@@ -154,7 +161,7 @@ class SGDRule:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        check_lr(self.lr)
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
         if self.nesterov and not self.momentum:
@@ -185,7 +192,7 @@ class AdamRule:
     amsgrad: bool = False
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        check_lr(self.lr)
         if not all(0 <= beta < 1 for beta in self.betas) or not 0 < self.eps < math.inf:
             raise InputError(f"betas are {self.betas} and eps is {self.eps}; betas must be in [0, 1) and eps above 0")
 
@@ -231,6 +238,13 @@ def reject_weight_decay(weight_decay: float) -> None:
         )
 
 
-def _check_lr(lr: float) -> None:
-    if not 0 <= lr < math.inf:
-        raise InputError(f"lr is {lr}; it must be a finite number, at least 0")
+def check_lr(lr: Any) -> float:
+    """Return a learning rate, which may be a tensor, as a float.
+
+    Raises:
+        InputError: it is not a finite number, at least 0.
+    """
+    number = lr.item() if isinstance(lr, torch.Tensor) and lr.numel() == 1 else lr
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
+        raise InputError(f"lr is {lr!r}; it must be a finite number, at least 0")
+    return float(number)

@@ -20,9 +20,9 @@ What a program must do:
   local steps, their batches and their step size are each member's own choice.
 
 A member that changes no weight enters a zero update, with a warning: with nothing left to learn this can be right, and
-an error would stop all members. Buffers, such as the running means of batch normalisation, are not put back. `privacy=`
-is an error, because no bound per record is known for updates; so is a `JointFirstLayer`, whose row sums in every
-forward pass. The towers of a grid work: each column sums the updates of its first layer.
+an error would stop all members. Buffers are not put back. `privacy=` is an error, because no bound per record is known
+for updates; so is a `JointFirstLayer`, whose row sums in every forward pass. The towers of a grid work: each column
+sums the updates of its first layer.
 
 Examples:
     >>> import cgd, torch

@@ -6,6 +6,7 @@ an epoch is common, and the size of a batch is each member's own.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import math
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,8 @@ import torch.utils.data
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from cgd.errors import InputError
+from cgd.optim.displacement import trainable
+from cgd.optim.vertical import is_joint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.optim.optimizer import ConfinedOptimizer
+    from cgd.peers import Peers
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -40,8 +44,11 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     by `batches`.
 
     The permutation depends on `peers.seed` and the epoch only. A restarted member repeats its batches, and no other
-    member can predict them. Nothing is counted while the sampler is iterated, so a `DataLoader` may prefetch batches in
-    other processes. Random augmentation is not part of this: seed it yourself, with a generator for the `DataLoader`.
+    member can predict them. In a row of a grid, all members can: with `row=`, they take the same records in the same
+    order, from a seed to which each of them adds a part. A `JointFirstLayer` needs this.
+
+    Nothing is counted while the sampler is iterated, so a `DataLoader` may prefetch batches in other processes. Random
+    augmentation is not part of this: seed it yourself, with a generator for the `DataLoader`.
 
     A step then reveals a sum over fewer records. The optimiser's privacy warnings take the size of a batch into
     account, and its members compare the number of batches.
@@ -49,9 +56,14 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     Args:
         optimizer: the optimiser whose steps use the batches; `samples` is the number of this member's records.
         batches: the number of batches in an epoch; the same at every member.
+        row: in a grid, the members that hold other features of the same records, in the same order. They make one sum,
+            in which they also compare the numbers of records and batches. All of them create the sampler at the same
+            place of the program.
 
     Raises:
-        InputError: there is no batch.
+        InputError: there is no batch; or, when batches are drawn, the model has a `JointFirstLayer` and there is no
+            `row`.
+        SettingsError: a member of the row has another number of records or batches.
 
     Examples:
         >>> import cgd, torch
@@ -75,13 +87,14 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         [[2, 2, 2, 2, 2, 2, 2, 2], [3, 3, 2, 2, 3, 3, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1]]
     """
 
-    def __init__(self, optimizer: ConfinedOptimizer, batches: int) -> None:
+    def __init__(self, optimizer: ConfinedOptimizer, batches: int, *, row: Peers | None = None) -> None:
         if isinstance(batches, bool) or not isinstance(batches, (int, np.integer)) or batches < 1:
             raise InputError(f"batches is {batches!r}; it is the number of batches in an epoch, at least 1")
         self.batches = int(batches)
         self._optimizer = optimizer
         self._epoch: int | None = None
         self._first = 0
+        self._row_seed = b"" if row is None else _row_seed(row, optimizer, self.batches)
         optimizer.step_input.batches = self.batches
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
@@ -100,7 +113,12 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
                 "the epoch is not known; call set_epoch(epoch) at the beginning of each epoch, or loop over "
                 "sampler.steps(loader, epochs)"
             )
-        seed, samples = self._optimizer.peers.seed, self._optimizer.samples
+        if not self._row_seed and any(map(is_joint, trainable(*self._optimizer.param_groups))):
+            raise InputError(
+                "the model has a JointFirstLayer, which adds the pre-activations of a row, and each member of the row "
+                "would take other records; pass row=, the peers of the layer, to BatchSampler at all members"
+            )
+        seed, samples = self._row_seed or self._optimizer.peers.seed, self._optimizer.samples
         return iter(draw_batches(seed, self._epoch, samples, self.batches)[self._first :])
 
     def __len__(self) -> int:
@@ -128,6 +146,17 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
                 self.set_epoch(epoch, number)
                 batches = iter(loader)
             yield step, next(batches)
+
+
+def _row_seed(row: Peers, optimizer: ConfinedOptimizer, batches: int) -> bytes:
+    """Return 32 bytes that the members of a row have in common, the same again after a restart.
+
+    Each member adds a secret part, so that nobody outside of the row can compute them.
+    """
+    own = hmac.digest(optimizer.peers.seed, b"cgd batches of a row", "sha256")
+    words = np.frombuffer(own, dtype="<u4").astype(np.int64)  # their sum is exact
+    total = row.sum(words, context=f"seed of a row with {optimizer.samples} records in {batches} batches")
+    return hashlib.sha256(total.astype("<i8").tobytes()).digest()
 
 
 def draw_batches(seed: bytes, epoch: int, samples: int, batches: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError, MembersChangedError, PeerLeftError, SettingsError
-from cgd.optim import program_checks, recovery, sample_count, saved_state
+from cgd.optim import program_checks, recovery, running_statistics, sample_count, saved_state
 from cgd.optim.clipping import check_max_norm, clip_to_norm
 from cgd.optim.displacement import (
     initial_state,
@@ -128,8 +128,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             RangeError: a gradient is NaN, infinite or beyond the bound of the peers.
-            InputError: the members, or this participant's samples, are not those that n was counted with; or the
-                program has written into a parameter.
+            InputError: the members, or this participant's samples, are not those that n was counted with; the
+                program has written into a parameter; or a layer changes running statistics.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
         loss, self.replayed = None, True
@@ -144,6 +144,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             rules = [self._rule(group) for group in self.param_groups]
             self._load_states()
             program_checks.check_unwritten(self.param_groups, self.state)
+            running_statistics.check_layers(trainable(*self.param_groups))
             while pending:
                 gradient_sums |= self._sum_unless_taken(*pending.pop(0))
         for group, rule in zip(self.param_groups, rules, strict=True):
@@ -232,8 +233,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned: the parameters become its origin + displacement.
 
-        The state contains the private origin: keep it as secret as the model. Buffers, such as those of batch
-        normalisation, are not parameters; save `model.state_dict()` too.
+        The state contains the private origin: keep it as secret as the model. Frozen parameters and buffers are not
+        part of it; save `model.state_dict()` too.
         """
         needed = {*self._options, *NOT_COUNTED, "steps"}
         pairs = saved_state.match(state_dict, self.param_groups, needed, type(self).__name__)

@@ -13,17 +13,18 @@ import math
 import secrets
 import warnings
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
-from cgd.optim import privacy_warnings
+from cgd.optim import privacy_warnings, running_statistics
 from cgd.optim.normal import standard_normal
-from cgd.optim.public_start import CONFINED, ZEROS, check_start, digest_of, start_digest
+from cgd.optim.public_start import CONFINED, ZEROS, check_start, mark_confined, start_digest
 
 if TYPE_CHECKING:
     import os
@@ -80,9 +81,10 @@ class Origin:
         If the start is zero, set the parameters to the origin.
 
         Raises:
-            InputError: the trainable parameters of the model are not those of the origin, or their values are not the
-                start.
+            InputError: the trainable parameters of the model are not those of the origin, their values are not the
+                start, or a layer changes running statistics (`cgd.optim.running_statistics`).
         """
+        running_statistics.check_model(model)
         parameters = _trainable(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if shapes != self.shapes:
@@ -101,12 +103,13 @@ class Origin:
                 "the model does not have the start that this origin was drawn for; build it in the same way, with the "
                 "same cgd.public_seed or the same pretrained weights, and do not train or confine it before"
             )
+        mark_confined(model, parameters.values())
         with torch.no_grad():
             for name, numbers in self.draw():
                 parameter = parameters[name]
-                setattr(parameter, CONFINED, digest_of(parameter))
                 parameter.copy_(parameter.double().cpu() + numbers)
         privacy_warnings.mark_first_layer(model)
+        running_statistics.watch(model, parameters.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. Keep it as secret as the model.
@@ -175,8 +178,8 @@ def confine(
 
     The values that the model has are the public start, and must be the same at all members: build it inside
     `cgd.public_seed`, or load the same pretrained weights. Frozen parameters (`requires_grad=False`) and buffers do not
-    change. Call it before the first step, because an optimiser uses the values of the parameters at its first step as
-    start + origin.
+    change, and must be the same at all members, too, except buffers with `persistent=False`. Call it before the first
+    step, because an optimiser uses the values of the parameters at its first step as start + origin.
 
     Args:
         model: any module.
@@ -189,7 +192,8 @@ def confine(
         The origin, which can be saved and drawn again.
 
     Raises:
-        InputError: the model is confined already, or has no trainable parameter.
+        InputError: the model is confined already, has no trainable parameter, or has a layer that changes running
+            statistics, such as `nn.BatchNorm2d` in training mode; see `cgd.optim.running_statistics`.
 
     Examples:
         >>> import cgd, torch
@@ -208,11 +212,12 @@ def confine(
     parameters = _trainable(model)
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad on the parameters to train")
-    for name, parameter in parameters.items():
-        if isinstance(parameter, UninitializedParameter):
+    for name, values in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(values):
             raise InputError(
                 f"{name} of a lazy module has no shape yet; run the model on a batch once, then confine it"
             )
+    for name, parameter in parameters.items():
         if hasattr(parameter, CONFINED):
             raise InputError(f"{name} has a private origin already; confine a model once, or build it again")
         if start == "model" and not bool(torch.isfinite(parameter).all()):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SCALING = ("grad_scale", "found_inf")  # what torch's GradScaler sets during a step
 _CONTEXTS = re.compile(r"context '(.*?)' instead of '(.*?)'(?:;|$| \(so)")
 _RATES = re.compile(r"\blr ([^,]*)")
-_STEP = re.compile(r", model ([0-9a-f]{8}), start ([0-9a-f]{8}), state ")
+_STEP = re.compile(r", (model [0-9a-f]{8}, start [0-9a-f]{8})(?:, frozen ([0-9a-f]{8}))?, state ")
 
 
 def check_parameters(parameters: Iterable[Any]) -> None:
@@ -155,12 +155,18 @@ def _hint(error: RemoteProtocolError) -> str:
     if contexts is None:
         return ""
     its, usual = contexts.groups()
-    if not all(_STEP.search(each) for each in (its, usual)):
+    models = [_STEP.findall(each) for each in (its, usual)]
+    if not all(models):
         return (
             "A member takes a step while another makes another sum: all programs must make the same sums in the same "
             "order. If epochs have different numbers of batches, divide them with cgd.BatchSampler"
         )
-    if _STEP.findall(its) != _STEP.findall(usual):
+    if models[0] != models[1] and models[0][0][0] == models[1][0][0]:
+        return (
+            "The frozen layers or buffers are not the same: load the same weights at all members before cgd.confine or "
+            "build them inside cgd.public_seed; use persistent=False of register_buffer for values of a member alone"
+        )
+    if models[0] != models[1]:
         return (
             "Build the same model at all members, inside cgd.public_seed with the same number, or load the same "
             "pretrained weights, before cgd.confine"

@@ -2,7 +2,8 @@
 
 A confined model is start + origin + displacement. All members build the same start: inside `public_seed`, with the
 same seed and the same program, or from the same pretrained weights. Before they share anything, they compare a digest
-of it, so a member that has another start, for example a model that it trained alone, is stopped at its first step.
+of it, so a member that has another start, for example a model that it trained alone, is stopped at its first step. They
+also compare a digest of what is not trained: frozen parameters, and buffers that a saved model contains.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     Start = Literal["model", "zeros"]
 
 ZEROS = "zeros"
 STARTS = ("model", ZEROS)
 CONFINED = "_cgd_confined"
-"""The attribute of a parameter with a private origin: the digest of its start."""
+"""The attribute of a parameter with a private origin: the digest of its start; see `mark_confined`."""
+DIGEST_BYTES = 32
 
 
 @contextmanager
@@ -106,12 +108,38 @@ def check_start(start: Any) -> None:
 def digest_of(parameter: torch.Tensor) -> bytes:
     """Return a digest of the values of a parameter."""
     digest = hashlib.sha256(f"{tuple(parameter.shape)} {parameter.dtype}".encode())
-    digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    values = parameter.detach().cpu()
+    values = values if values.layout == torch.strided else values.to_dense()
+    digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()
 
 
+def mark_confined(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> None:
+    """Mark the trained parameters of a model, which have the values of the start, with the digests that are compared.
+
+    Only the first one has the digest of what is not trained. In a grid it belongs to the first layer, which is summed
+    within its column: members of a column have the same layers, and those of different columns need not.
+    """
+    frozen = frozen_digest(model)
+    for parameter in parameters:
+        setattr(parameter, CONFINED, digest_of(parameter) + frozen)
+        frozen = b""
+
+
+def frozen_digest(model: torch.nn.Module) -> bytes:
+    """Return a digest of the frozen parameters and the persistent buffers of a model; empty if it has none.
+
+    It does not depend on names: a member may use its model inside another module.
+    """
+    values = [digest_of(each) for each in model.parameters() if not each.requires_grad]
+    for module in model.modules():
+        temporary = module._non_persistent_buffers_set
+        values += [digest_of(each) for name, each in module.named_buffers(recurse=False) if name not in temporary]
+    return hashlib.sha256(b"".join(values)).digest() if values else b""
+
+
 def start_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the digest of the start of a parameter with a private origin, as a tensor; empty without an origin."""
+    """Return the digests of a parameter with a private origin, as a tensor; empty without an origin."""
     return torch.tensor(list(getattr(parameter, CONFINED, b"")), dtype=torch.uint8)
 
 

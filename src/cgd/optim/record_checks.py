@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules import batchnorm, dropout, instancenorm
+from torch.nn.modules import batchnorm, dropout
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from cgd.errors import InputError
+from cgd.optim import running_statistics
 from cgd.optim.record_norms import Unit, has_records
 from cgd.optim.structures import leaves, map_leaves
 
@@ -89,7 +90,7 @@ def _check_parameter(parameter: Parameter, name: str) -> None:
 
 
 def _check_module(module: nn.Module, name: str) -> None:
-    title = f"module {name or 'the model itself'} ({type(module).__name__})"
+    title = running_statistics.title(module, name)
     if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
         raise InputError(f"{title} has no shapes yet; pass one batch through the model first")
     if isinstance(module, batchnorm._BatchNorm):
@@ -97,8 +98,8 @@ def _check_module(module: nn.Module, name: str) -> None:
             f"{title} normalises each record by the others of its batch, so no gradient belongs to one record; use "
             "nn.GroupNorm or nn.LayerNorm"
         )
-    if isinstance(module, instancenorm._InstanceNorm) and module.track_running_stats:
-        raise InputError(f"{title} keeps statistics of the records in buffers; set track_running_stats=False")
+    if running_statistics.has_statistics(module):
+        raise InputError(f"{title} stores statistics of records in buffers; create it with track_running_stats=False")
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and not module.batch_first:
         raise InputError(f"{title} expects records in the second dimension; create it with batch_first=True")
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cgd.optim.displacement import SGDRule, reject_weight_decay
+from cgd.optim.displacement import SGDRule, check_lr, reject_weight_decay
 from cgd.optim.optimizer import ConfinedOptimizer
 
 if TYPE_CHECKING:
@@ -69,4 +69,4 @@ class ConfinedSGD(ConfinedOptimizer):
         super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        return SGDRule(float(group["lr"]), float(group["momentum"]), bool(group["nesterov"]))
+        return SGDRule(check_lr(group["lr"]), float(group["momentum"]), bool(group["nesterov"]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from cgd.errors import InputError
-from cgd.optim.displacement import PRIVATE_STATES
+from cgd.optim.displacement import PRIVATE_STATES, check_lr
 from cgd.optim.flat_vectors import working_dtype
 from cgd.optim.optimizer import ConfinedOptimizer
 from cgd.optim.sample_count import NOT_COUNTED
@@ -51,6 +51,10 @@ class TorchRule:
 
     kind: type[torch.optim.Optimizer]
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.options.get("lr") is not None:  # torch accepts inf and NaN
+            check_lr(self.options["lr"])
 
     def build(self, displacement: torch.Tensor) -> torch.optim.Optimizer:
         """Return a new optimiser of this tensor.
@@ -160,7 +164,8 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
 
     def _rule(self, group: dict[str, Any]) -> TorchRule:
         own = {key: group[key] for key in self._names}
-        options = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in own.items()}
+        numbers = {key for key, value in own.items() if isinstance(value, torch.Tensor) and value.numel() == 1}
+        options = {key: value.item() if key in numbers else value for key, value in own.items()}
         rule = TorchRule(self._kind, options | self._switched_off)
         rule.build(torch.zeros(2, 2))  # rejects options that a scheduler or the program has set
         return rule
