@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cgd import BatchSampler, ConfinedSGD, InputError, Peers, SettingsError, confine, local_peers
 from cgd.optim import minibatches
-from cgd.optim.minibatches import draw_batches
+from cgd.optim.minibatches import draw_batches, round_batches
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from support.in_process import new_federation, uninterrupted_results
 from support.training import Network, data, mse
@@ -51,6 +51,18 @@ def test_batches_depend_on_the_seed_and_the_epoch() -> None:
     assert first == again
     assert first != draw_batches(bytes(32), 4, 50, 5)
     assert first != draw_batches(b"1" * 32, 3, 50, 5)
+
+
+@given(seeds, st.integers(0, 5), st.integers(1, 20), st.integers(1, 6), st.integers(1, 3))
+def test_a_round_uses_one_batch_or_all_of_its_local_epochs(
+    seed: bytes, number: int, samples: int, batches: int, epochs: int
+) -> None:
+    (batch,) = round_batches(seed, number, samples, batches)
+    assert batch == draw_batches(seed, number // batches, samples, batches)[number % batches]
+    local = round_batches(seed, number, samples, batches, epochs)
+    first = number * epochs
+    drawn = [draw_batches(seed, epoch, samples, batches) for epoch in range(first, first + epochs)]
+    assert local == [batch for epoch in drawn for batch in epoch]
 
 
 def test_all_permutations_are_equally_likely() -> None:

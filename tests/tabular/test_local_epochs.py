@@ -13,6 +13,7 @@ import cgd
 from cgd.errors import InputError
 from cgd.federation.config import Federation, Training
 from cgd.federation.model_section import Model
+from cgd.optim import minibatches
 from cgd.optim.minibatches import draw_batches
 from cgd.tabular import training_loop
 from cgd.tabular.disclosure import disclosed_sums, early_privacy_warnings
@@ -105,7 +106,7 @@ def test_batches_depend_on_our_seed_and_the_step_only(mode: dict[str, Any], monk
         return found
 
     draw = draw_batches
-    monkeypatch.setattr(training_loop, "draw_batches", spy)
+    monkeypatch.setattr(minibatches, "draw_batches", spy)
     first, second = train_all(settings)[0], train_all(settings)[0]
     weights = [[each.detach().numpy() for each in run.network.parameters()] for run in (first, second)]
     assert all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
