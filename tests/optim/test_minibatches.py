@@ -245,10 +245,12 @@ def test_warnings_count_the_records_of_a_batch() -> None:
     assert whole == ()
     assert in_ten == ()  # 28 records: four for each input and the bias
     assert [each.kind for each in in_hundred] == ["span"]
-    assert in_hundred[0].fact.startswith("this participant has 2 records in a batch for a first layer with 6 inputs")
+    assert in_hundred[0].fact.startswith(
+        "this participant trains on 2 records in a batch for a first layer with 6 inputs"
+    )
     assert "at least 28 records of your own in a batch" in in_hundred[0].remedy
     assert [each.kind for each in in_thousand] == ["relu units", "few records", "span"]
-    assert "this participant has 1 record in a batch; " in in_thousand[1].fact
+    assert "this participant trains on 1 record in a batch; " in in_thousand[1].fact
     assert "all members together have 1 record in a batch" in in_thousand[2].fact
 
 
