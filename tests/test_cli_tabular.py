@@ -158,7 +158,7 @@ def test_privacy_warning_is_printed_before_connecting(command: Any, federation: 
         assert code == 2
         assert "nowhere.key" in err  # without a key, no connection was made
         assert f"{start}the first layer has 8 ReLU units; " in err
-        assert (f"{start}this participant has 2 records; each of the other two" in err) == (rows == 2)
+        assert (f"{start}this participant trains on 2 records; each of the other two" in err) == (rows == 2)
         assert err.count(start) == err.count("privacy warning") == warnings
 
 

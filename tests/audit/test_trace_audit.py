@@ -19,7 +19,7 @@ from cgd.federation.data_schema import Column, Data
 from cgd.federation.model_section import Model
 from support.audits import Progress, assemble
 from support.tabular import table, tabular_settings
-from support.traces import SETTINGS, run
+from support.traces import BATCHED, SETTINGS, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +58,27 @@ def test_plan_has_a_part_for_each_attack_on_views(traces: Path) -> None:
     assert plan.parts == tuple(TracePart((str(traces / "bob"),), (), each.id) for each in attacks_on_views())
     assert all(part.run(0) for part in plan.parts)
     assert "the worst case for bob: all others collude" in plan.source.about
+
+
+SUMMED = {
+    "batches": (
+        "A round sums gradients of one of 2 batches of each participant's records. With no other honest participant, "
+        "the gradient of bob is open in every step"
+    ),
+    "local epochs": (
+        "A round sums updates of local steps, which the attackers divide by their size. With no other honest "
+        "participant, the update of bob is open in every step"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_recorded_batches_and_local_epochs_are_attacked(name: str, tmp_path: Path) -> None:
+    run(BATCHED[name], tmp_path, names=NAMES, tables=[table(60, 1), table(40, 2), table(30, 3)])
+    for folders, coalition in (([tmp_path / "bob"], ()), ([tmp_path / each for each in NAMES], ("ada", "cleo"))):
+        plan = plan_for(folders, coalition)
+        assert SUMMED[name] in plan.source.about
+        assert all(part.run(0) for part in plan.parts)
 
 
 def numbers(rows: int, seed: int) -> dict[str, list[Any]]:

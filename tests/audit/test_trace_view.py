@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,14 +15,19 @@ from torch.nn import functional
 
 from cgd.audit.registry import get
 from cgd.audit.results import AttackResult
+from cgd.audit.schemes import LocalSteps, Scenario, observe
+from cgd.audit.trace_replay import update_rule
 from cgd.audit.trace_view import OTHERS, load, view_of
 from cgd.audit.view import flat, unflat
 from cgd.errors import InputError
 from cgd.federation.model_section import Model
+from cgd.optim.minibatches import round_batches
 from cgd.secagg.fixed_point import FixedPoint
+from cgd.tabular.few_records import merge_few_records
 from cgd.tabular.trace_writer import STEPS, TraceWriter
+from cgd.tabular.training_loop import LOCAL_MOMENTUM
 from support.tabular import REGRESSION, tabular_settings
-from support.traces import COALITION, NAMES, SETTINGS, load_all, run
+from support.traces import BATCHED, COALITION, NAMES, SETTINGS, load_all, run, seed_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 
     from cgd.audit.trace_view import Trace
     from cgd.audit.view import Truth, View
+    from cgd.tabular.settings import TabularSettings
 
 EPSILON = float(torch.finfo(torch.float32).eps)
 
@@ -91,6 +98,66 @@ def test_view_has_the_sums_of_the_run_and_the_displacement_bit_for_bit(name: str
         other = replace(view, loss=functional.cross_entropy)
         assert not torch.allclose(view.honest_sum(0).double(), true_sum(other, truth, 0), rtol=0, atol=100 * EPSILON)
     pickle.dumps((view, truth, fresh))  # attacks run in other processes
+
+
+def simulated(settings: TabularSettings, traces: list[Trace]) -> tuple[View, Truth]:
+    """Simulate the recorded run from the records and seeds of all, as an audit of a table does."""
+    training, preprocessing = settings.training, traces[0].preprocessing
+    assert preprocessing is not None
+
+    def draws(name: str, number: int, count: int) -> list[torch.Tensor]:
+        drawn = round_batches(seed_of(name), number, count, training.batches, training.local_epochs)
+        return [torch.tensor(batch) for batch in drawn]
+
+    def prepare(x: torch.Tensor) -> torch.Tensor:
+        merged = x.clone()
+        merge_few_records(merged.numpy(), preprocessing, settings.data)
+        return merged
+
+    scenario = Scenario(
+        {each.participant: each.records for each in traces},
+        traces[0].build_model,
+        COALITION,
+        functional.cross_entropy,
+        rounds=training.steps,
+        origins={name: (settings.model.delta, seed_of(name)) for name in NAMES},
+        rule=partial(update_rule, training),
+        start=traces[0].start(),
+        draws=draws,
+        local=LocalSteps(training.local_lr, LOCAL_MOMENTUM) if training.local_epochs else None,
+        prepare=None if training.local_epochs else prepare,
+        clamp=True,
+    )
+    return observe(scenario, "cgd")
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_recorded_batches_and_updates_are_those_of_a_simulation(name: str, tmp_path: Path) -> None:
+    settings = BATCHED[name]
+    plain, _ = run(settings)
+    results, _ = run(settings, tmp_path)
+    traces = load_all(tmp_path)
+    for before, after, each in zip(plain, results, traces, strict=True):
+        saved = flat(list(after.network.parameters()))
+        assert torch.equal(saved, flat(list(before.network.parameters())))  # recording does not change the run
+        assert torch.equal(each.origin + each.displacements()[after.best_step], saved)
+        assert each.training == settings.training
+    view, truth, _ = view_of(traces, COALITION)
+    expected, expected_truth = simulated(settings, traces)
+    assert len(view.rounds) == len(expected.rounds) == settings.training.steps
+    assert view.noise == pytest.approx(expected.noise)
+    for step, (opened, simulation) in enumerate(zip(view.rounds, expected.rounds, strict=True)):
+        assert opened.samples == simulation.samples
+        assert torch.allclose(opened.displacement, simulation.displacement, rtol=0, atol=1e-5)
+        assert torch.allclose(view.honest_sum(step), expected.honest_sum(step), rtol=0, atol=1e-5)
+        assert view.honest_sum(step).abs().max() > 1e-3
+    assert torch.allclose(view.final_displacement, expected.final_displacement, rtol=0, atol=1e-5)
+    for honest in view.honest:
+        assert torch.allclose(truth.models[honest], expected_truth.models[honest], rtol=0, atol=1e-5)
+    alone, _, _ = view_of(traces[1:2])
+    whole = view.coalition["ada"].addends[0].norm() + view.honest_sum(0).norm()
+    assert 0 < alone.honest_sum(0).norm() < whole
+    assert torch.allclose(alone.rounds[0].gradient_sum, view.rounds[0].gradient_sum)
 
 
 def test_single_trace_gives_the_worst_case_for_its_owner(rehearsal: Path) -> None:

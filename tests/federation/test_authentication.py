@@ -301,6 +301,20 @@ def test_second_process_is_rejected_until_the_first_is_killed(federation: Joinab
     assert "Traceback" not in "".join(federation.output(name) for name in NAMES)
 
 
+def test_killed_and_restarted_participant_is_no_second_process(federation: JoinableFederation) -> None:
+    for name in NAMES:
+        federation.start(name, run="summing:many")
+    eventually(lambda: "the total is 3" in federation.output("ada"), lambda: federation.output("ada"))
+    federation.processes["ada"].kill()
+    federation.processes["ada"].wait()
+    before = federation.output("bob").count("the total is 3")
+    federation.start("ada", run="summing:many")
+    eventually(lambda: federation.output("bob").count("the total is 3") > before + 3, lambda: federation.output("ada"))
+    for name in NAMES:
+        assert "second process" not in federation.output(name)
+        assert "another process" not in federation.output(name)
+
+
 # Bad input.
 
 

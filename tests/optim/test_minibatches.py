@@ -27,7 +27,7 @@ from cgd import (
     local_peers,
 )
 from cgd.optim import minibatches
-from cgd.optim.minibatches import draw_batches
+from cgd.optim.minibatches import draw_batches, round_batches
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.optim.vertical import JointFirstLayer
 from support.in_process import InProcessFederation, new_federation, uninterrupted_results
@@ -63,6 +63,18 @@ def test_batches_depend_on_the_seed_and_the_epoch() -> None:
     assert first == again
     assert first != draw_batches(bytes(32), 4, 50, 5)
     assert first != draw_batches(b"1" * 32, 3, 50, 5)
+
+
+@given(seeds, st.integers(0, 5), st.integers(1, 20), st.integers(1, 6), st.integers(1, 3))
+def test_a_round_uses_one_batch_or_all_of_its_local_epochs(
+    seed: bytes, number: int, samples: int, batches: int, epochs: int
+) -> None:
+    (batch,) = round_batches(seed, number, samples, batches)
+    assert batch == draw_batches(seed, number // batches, samples, batches)[number % batches]
+    local = round_batches(seed, number, samples, batches, epochs)
+    first = number * epochs
+    drawn = [draw_batches(seed, epoch, samples, batches) for epoch in range(first, first + epochs)]
+    assert local == [batch for epoch in drawn for batch in epoch]
 
 
 def test_all_permutations_are_equally_likely() -> None:
@@ -363,10 +375,12 @@ def test_warnings_count_the_records_of_a_batch() -> None:
     assert whole == ()
     assert in_ten == ()  # 28 records: four for each input and the bias
     assert [each.kind for each in in_hundred] == ["span"]
-    assert in_hundred[0].fact.startswith("this participant has 2 records in a batch for a first layer with 6 inputs")
+    assert in_hundred[0].fact.startswith(
+        "this participant trains on 2 records in a batch for a first layer with 6 inputs"
+    )
     assert "at least 28 records of your own in a batch" in in_hundred[0].remedy
     assert [each.kind for each in in_thousand] == ["relu units", "few records", "span"]
-    assert "this participant has 1 record in a batch; " in in_thousand[1].fact
+    assert "this participant trains on 1 record in a batch; " in in_thousand[1].fact
     assert "all members together have 1 record in a batch" in in_thousand[2].fact
 
 

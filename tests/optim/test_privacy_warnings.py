@@ -93,7 +93,7 @@ def test_four_records_for_each_input_get_no_warning_about_membership(
 def test_warning_states_numbers_coalition_and_remedy() -> None:
     three, five, unknown = (str(find_warnings(12, WIDE, members=members)[0]) for members in (3, 5, 0))
     assert three.startswith(
-        "this participant has 12 records for a first layer with 30 inputs and a bias; each of the other two members"
+        "this participant trains on 12 records for a first layer with 30 inputs and a bias; each of the other two"
     )
     assert "3 of the 4 other members together can tell" in five
     assert "all but one of the other members together can tell" in unknown
@@ -102,7 +102,7 @@ def test_warning_states_numbers_coalition_and_remedy() -> None:
     )
     assert five.endswith(f"{remedy} columns")
     assert str(find_warnings(1, RELU, members=5)[1]).startswith(
-        "this participant has 1 record; 3 of the 4 other members together can compute"
+        "this participant trains on 1 record; 3 of the 4 other members together can compute"
     )
     together = str(find_warnings(12, WIDE, members=5, total_records=29)[0])
     assert together.startswith("all members together have 29 records for a first layer with 30 inputs and a bias; each")
@@ -209,7 +209,7 @@ def test_warning_is_logged_once_and_stored(federation: InProcessFederation, capl
     layer = FirstLayer(6, 3, relu=False)
     expected = [str(each) for each in find_warnings(5, layer, members=4, total_records=89)]
     assert expected[0].startswith(
-        "this participant has 5 records for a first layer with 6 inputs and a bias; 2 of the 3 other"
+        "this participant trains on 5 records for a first layer with 6 inputs and a bias; 2 of the 3 other"
     )
     assert results == {"ada": expected, "bob": [], "cleo": [], "dan": []}
     assert logged(caplog) == [f"privacy warning: {each}" for each in expected]

@@ -51,8 +51,55 @@ def test_report_says_plainly_whether_joining_helped(interval: tuple[float, float
     assert differ.format("clearly worse") in report(run, tmp_path).text
     models[1]["gains"]["log_loss"] |= {"high": 0.1}
     assert differ.format("worse, if not clearly,") in report(run, tmp_path).text
-    run["validation"]["confusion"] = [[900, 0], [3, 4]]
-    assert "Whether joining helped cannot be said: there are too few validation records." in report(run, tmp_path).text
+
+
+UNDECIDED = {
+    "few of a class": ([[90, 0], [3, 4]], "there are 90 of <=50K and 7 of >50K; at least 10 of each class are needed"),
+    "one class": ([[0, 0], [300, 903]], "there are 0 of <=50K and 1,203 of >50K; records of two classes are needed"),
+    "few of one class": ([[0, 0], [1, 2]], "there are 0 of <=50K and 3 of >50K; records of two classes are needed"),
+}
+
+
+@pytest.mark.parametrize(("confusion", "reason"), UNDECIDED.values(), ids=UNDECIDED)
+def test_records_that_cannot_decide_whether_joining_helped(
+    confusion: list[list[int]], reason: str, tmp_path: Path
+) -> None:
+    run = runs.classification()
+    run["validation"] |= {"confusion": confusion, "auc": None, "records": sum(map(sum, confusion))}
+    models = run["comparison"]["models"]
+    models[1]["gains"]["log_loss"] |= {"value": -0.05, "low": -0.09, "high": -0.02}
+    sentence = f"Our validation records cannot decide whether joining helped: {reason}."
+    page = report(run, tmp_path)
+    assert page.text.count(sentence) == 2  # at the top, and in its section
+    assert sentence in training_report.describe_result(load_run(tmp_path))
+    for verdict in ("Joining", "a clear difference", "no clear difference", "As it was trained, the model"):
+        assert verdict not in page.text
+    assert "these records cannot decide" in page.text
+
+
+def test_few_records_of_many_classes_or_numbers_cannot_decide_whether_joining_helped(tmp_path: Path) -> None:
+    run, compared = runs.many_classes(), runs.classification()["comparison"]
+    run["comparison"] = compared
+    size = len(run["validation"]["classes"])
+    confusion = [[100 if row == column == 0 else 0 for column in range(size)] for row in range(size)]
+    run["validation"] |= {"confusion": confusion, "auc": None}
+    only = "there are 100 of Adenocarcinoma of the a… and 0 of 9 others; records of two classes are needed."
+    assert only in report(run, tmp_path).text
+    for place in range(1, 6):
+        confusion[place][place] = place
+    few = "1 of Carcinoid, 2 of Clear cell renal cell c…, 3 of Diffuse large B-cell ly… and few of 2 others; at least"
+    assert few in report(run, tmp_path).text
+    for place in range(1, 6):
+        confusion[place][place] = 10
+    assert "cannot decide" not in report(run, tmp_path).text
+    numbers = runs.regression()
+    numbers["validation"] |= {"records": 9}
+    few = "cannot decide whether joining helped: there are 9; at least 10 are needed."
+    assert few in report(numbers, tmp_path).text
+    numbers = runs.regression()
+    numbers["comparison"]["models"][1]["gains"]["rmse"] |= {"low": None, "high": None}
+    reason = "the difference between the two models has no interval on them"
+    assert f"cannot decide whether joining helped: {reason}." in report(numbers, tmp_path).text
 
 
 def test_report_describes_the_model_that_is_kept(tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def test_clear_differences_are_called_clear_only_with_enough_records(tmp_path: P
     gain |= {"value": -0.2, "low": -0.3, "high": -0.1}
     assert "worse by 0.200 (95 % interval −0.300 to −0.100), a clear difference." in report(run, tmp_path).text
     run["validation"]["confusion"] = [[900, 0], [3, 4]]
-    assert "(95 % interval −0.300 to −0.100), too few records to judge." in report(run, tmp_path).text
+    assert "(95 % interval −0.300 to −0.100), these records cannot decide." in report(run, tmp_path).text
     gain |= {"low": None, "high": None}
     assert "worse by 0.200; no interval." in report(run, tmp_path).text
     gain |= {"value": 0.0}

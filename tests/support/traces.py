@@ -34,6 +34,19 @@ SETTINGS: dict[str, TabularSettings] = {
     "regression": tabular_settings(REGRESSION, Model("linear"), optimizer="sgd", lr=0.1, steps=12, validate_every=4),
 }
 
+BATCHED: dict[str, TabularSettings] = {
+    "batches": tabular_settings(optimizer="sgd", lr=0.5, steps=6, validate_every=3, batches=2),
+    "local epochs": tabular_settings(
+        optimizer="sgd", lr=1.0, steps=6, validate_every=3, batches=2, local_epochs=2, local_lr=0.02
+    ),
+}
+"""Settings whose sums are not about the gradients of all records."""
+
+
+def seed_of(name: str) -> bytes:
+    """Return the seed of a participant."""
+    return name.encode().ljust(32, b".")
+
 
 def run(
     settings: TabularSettings,
@@ -48,7 +61,7 @@ def run(
     trace_writers: dict[str, TraceWriter] = {}
 
     def one(peers: cgd.Peers, content: dict[str, list[Any]]) -> TrainingResult:
-        peers.seed = peers.me.encode().ljust(32, b".")
+        peers.seed = seed_of(peers.me)
         return train(peers, settings, records(content, settings.data), trace_writer=trace_writers.get(peers.me))
 
     with ExitStack() as open_files:

@@ -96,7 +96,10 @@ def test_dry_run_shows_what_would_happen_and_writes_nothing(tmp_path: Path) -> N
 def test_dry_run_shows_privacy_warnings_of_our_own_table(tmp_path: Path) -> None:
     write_csv(tmp_path / "ada.csv", table(5, 0))
     output = dry_run(write_federation(tmp_path, NAMES))[1]
-    assert "which are more if others have more categories or missing values: this participant has 4 records" in output
+    assert (
+        "which are more if others have more categories or missing values: this participant trains on 4 records"
+        in output
+    )
 
 
 def test_notes_are_shown_before_a_folder_is_refused(tmp_path: Path) -> None:
@@ -351,7 +354,7 @@ def test_dry_run_foresees_privacy_warnings_of_the_network_for_our_categories(tmp
         schema = f'{SCHEMA}activation = "{activation}"\n'
         outputs.append(dry_run(write_federation(folder, NAMES, schema=schema))[1])
     tanh, relu = outputs
-    foreseen = "missing values: this participant has 48 records for a first layer with 13 inputs and a bias"
+    foreseen = "missing values: this participant trains on 48 records for a first layer with 13 inputs and a bias"
     assert foreseen in tanh
     assert foreseen in relu
     assert relu.count("the first layer has 8 ReLU units") == 1  # it holds in any case, and is not repeated

@@ -13,12 +13,12 @@ import cgd
 from cgd.errors import InputError
 from cgd.federation.config import Federation, Training
 from cgd.federation.model_section import Model
+from cgd.optim import minibatches
 from cgd.optim.minibatches import draw_batches
 from cgd.tabular import training_loop
 from cgd.tabular.disclosure import disclosed_sums, early_privacy_warnings
 from cgd.tabular.few_records import batch_notes
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.trace_writer import check_recordable
 from cgd.tabular.training import TrainingResult, train
 from support.private_tables import private_settings
 from support.tabular import DATA, VERTICAL_SCHEMA, records, run_members, table, tabular_settings, write_federation
@@ -105,7 +105,7 @@ def test_batches_depend_on_our_seed_and_the_step_only(mode: dict[str, Any], monk
         return found
 
     draw = draw_batches
-    monkeypatch.setattr(training_loop, "draw_batches", spy)
+    monkeypatch.setattr(minibatches, "draw_batches", spy)
     first, second = train_all(settings)[0], train_all(settings)[0]
     weights = [[each.detach().numpy() for each in run.network.parameters()] for run in (first, second)]
     assert all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
@@ -128,9 +128,6 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         Training(batches=0)
     with pytest.raises(InputError, match=r"local_lr is 0\.0; it must be a positive, finite number"):
         Training(local_lr=0.0)
-    for settings in (tabular_settings(batches=2), tabular_settings(local_epochs=1)):
-        with pytest.raises(InputError, match="traces of batches and local epochs are not supported yet"):
-            check_recordable(settings)
     private = private_settings()
     for name, changed in (
         ("batches", replace(private.training, batches=3)),

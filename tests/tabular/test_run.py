@@ -209,7 +209,7 @@ def test_privacy_warnings_are_printed_logged_and_reported(tmp_path: Path) -> Non
     assert warnings["ada"] == warnings["bob"] == [relu]
     assert relu.startswith("privacy warning: the first layer has 8 ReLU units; ")
     assert text.startswith(
-        "privacy warning: this participant has 4 records; each of the other two members, alone, can "
+        "privacy warning: this participant trains on 4 records; each of the other two members, alone, can "
     )
     assert output["cleo"].index("cgd: privacy warning, from our own table alone: ") < output["cleo"].index(
         "step 5 of 5"
@@ -221,7 +221,7 @@ def test_privacy_warnings_are_printed_logged_and_reported(tmp_path: Path) -> Non
         assert output[name].index(early) < output[name].index("step 5 of 5")
     events = [json.loads(line) for line in (tmp_path / "state" / "cleo" / "events.jsonl").read_text().splitlines()]
     assert [each["text"] for each in events if each.get("event") == "privacy warning"] == [relu, text]
-    assert "this participant has 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()
+    assert "this participant trains on 4 records" in (tmp_path / "runs" / "cleo" / "report.html").read_text()
 
 
 def test_row_federation_needs_several_columns(tmp_path: Path) -> None:

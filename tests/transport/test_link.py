@@ -159,7 +159,8 @@ def test_second_process_is_accepted_only_when_the_first_is_silent() -> None:
     assert welcome.kind is DatagramKind.WELCOME
     second = inbound.on_hello(hello(b"x" * 8), b"2", 1.0)
     assert second.kind is DatagramKind.REJECTED
-    assert b"another process with this key" in bytes(second.body)
+    assert bytes(second.body) == b"asking whether an earlier process with this key still runs"
+    assert inbound.refused == 0
     assert inbound.next_probe() is not None
     first = OutboundLink(ME, b"a")
     first.receive(inbound.on_hello(hello(ME), b"1", 1.0), 1.0)
@@ -168,11 +169,42 @@ def test_second_process_is_accepted_only_when_the_first_is_silent() -> None:
         frame, ack = inbound.receive(Datagram(DatagramKind.PING, ME, welcome.sender), b"1", 1.2)
         assert frame is None
         assert ack is not None
-    assert inbound.on_hello(hello(b"x" * 8), b"2", 1.3).kind is DatagramKind.REJECTED
+    assert inbound.refused == 1
+    again = inbound.on_hello(hello(b"x" * 8), b"2", 1.3)
+    assert again.kind is DatagramKind.REJECTED
+    assert bytes(again.body) == b"another process with this key is connected; stop it first"
     assert inbound.on_hello(hello(b"x" * 8), b"2", 1.2 + link.SILENT_SECONDS).kind is DatagramKind.WELCOME
     frame, _ = inbound.receive(Datagram(DatagramKind.DATA, ME, THEM, 0, b"old"), b"1", 9.0)
     assert frame is None
     assert inbound.dropped == 1
+
+
+def test_restarted_process_is_not_counted_as_refused() -> None:
+    """The killed process does not answer, so there was no second one; data that it sent before may still arrive."""
+    inbound = InboundLink(THEM)
+    welcome = inbound.on_hello(hello(ME), b"1", 0.0)
+    restarted = hello(b"x" * 8)
+    answers = [inbound.on_hello(restarted, b"2", 1 + i / 4) for i in range(3)]
+    assert inbound.receive(Datagram(DatagramKind.DATA, ME, welcome.sender, 0, b"old"), b"1", 1.6)[0] is not None
+    answers += [inbound.on_hello(restarted, b"2", 1.75 + i / 4) for i in range(7)]
+    assert {bytes(each.body) for each in answers} == {b"asking whether an earlier process with this key still runs"}
+    assert inbound.on_hello(restarted, b"2", 1.6 + link.SILENT_SECONDS).kind is DatagramKind.WELCOME
+    assert inbound.receive(Datagram(DatagramKind.PING, ME, welcome.sender), b"1", 6.0)[0] is None
+    assert inbound.refused == 0
+
+
+def test_every_refused_hello_is_counted_when_the_first_process_answers() -> None:
+    inbound = InboundLink(THEM)
+    welcome = inbound.on_hello(hello(ME), b"1", 0.0)
+    for number in range(5):
+        inbound.on_hello(hello(bytes([number]) * 8), b"2", 1.0)
+    ping = Datagram(DatagramKind.PING, ME, welcome.sender)
+    for now in (1.1, 2.5):
+        inbound.receive(ping, b"1", now)
+        assert inbound.refused == 5
+    inbound.on_hello(hello(b"y" * 8), b"2", 3.0)
+    assert bytes(inbound.on_hello(hello(b"z" * 8), b"3", 3.1).body).startswith(b"asking whether")
+    assert inbound.refused == 5
 
 
 def test_second_process_is_accepted_at_once_when_the_connection_of_the_first_is_lost() -> None:

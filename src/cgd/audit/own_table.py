@@ -28,7 +28,7 @@ from cgd.audit.trace_view import WeightedCrossEntropy
 from cgd.errors import InputError
 from cgd.federation.config import Federation
 from cgd.local import solo_peers
-from cgd.optim.minibatches import draw_batches
+from cgd.optim.minibatches import round_batches
 from cgd.tabular.columns import MISSING_CODE, Categorical
 from cgd.tabular.dataset import TabularDataset, locate_records, read_dataset
 from cgd.tabular.few_records import merge_few_records
@@ -298,12 +298,7 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
 def _draw(training: Training, seed: int, name: str, number: int, count: int) -> list[torch.Tensor]:
     """Return the batches of a member in a step, as `cgd.tabular.training_loop` draws them from a member's seed."""
     key = f"cgd audit {seed} {name}".encode()
-    if training.local_epochs:
-        epochs = range(number * training.local_epochs, (number + 1) * training.local_epochs)
-        drawn = [batch for epoch in epochs for batch in draw_batches(key, epoch, count, training.batches)]
-    else:
-        epoch, place = divmod(number, training.batches)
-        drawn = [draw_batches(key, epoch, count, training.batches)[place]]
+    drawn = round_batches(key, number, count, training.batches, training.local_epochs)
     return [torch.tensor(batch) for batch in drawn]
 
 

@@ -148,17 +148,20 @@ def observe(scenario: Scenario, scheme: Scheme) -> tuple[View, Truth]:
     return _Run(scenario, scheme).run()
 
 
-def describe_sums(batches: int, *, local: bool) -> str:
+def describe_sums(batches: int, *, local: bool, noise: bool = True) -> str:
     """Return what a round without differential privacy sums, in a sentence.
 
     Args:
         batches: the number of batches of an epoch.
         local: there are local steps.
+        noise: rounds with differential privacy are audited, too.
     """
     if local:
         summed = "updates of local steps, which the attackers divide by their size"
     else:
         summed = f"gradients of one of {batches} batches of each participant's records"
+    if not noise:
+        return f" A round sums {summed}."
     return f" Without noise, a round sums {summed}; with noise, gradients of all records."
 
 

@@ -81,7 +81,8 @@ class TraceStep:
         members: the members of the sum.
         epoch: the epoch of the federation.
         samples: n, the number of all members' samples, by which they divide; with differential privacy, as opened.
-        addend: its addend: its gradient, flat, times n_l/n; with differential privacy, with its noise.
+        addend: its addend: its gradient or its update by local steps, flat, times n_l/n; with differential privacy,
+            with its noise.
     """
 
     members: tuple[str, ...]

@@ -10,6 +10,7 @@ from cgd.audit.private_sums import describe_privacy
 from cgd.audit.registry import attacks_on_views, get
 from cgd.audit.results import Source
 from cgd.audit.runner import Plan
+from cgd.audit.schemes import describe_sums
 from cgd.audit.view import SCHEMES
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: 
     named = {"--coalition": ",".join(coalition), "--function": function}
     arguments = (*map(str, folders), *(each for option, value in named.items() if value for each in (option, value)))
     about = f"A recorded run; {who}. {view.describe()}."
-    schemes = SCHEMES
+    schemes, training = SCHEMES, first.training
+    if training.batches > 1 or training.local_epochs:
+        about += describe_sums(training.batches, local=training.local_epochs > 0, noise=False)
     if first.privacy is not None:
         members = len(first.members)
         honest = len(view.honest)
@@ -50,7 +53,8 @@ def from_recording(folders: Sequence[Path], coalition: Sequence[str], function: 
         about += f" Only {len(view.rounds)} of {steps} steps can be used: parts of the others are missing."
     if len(view.honest) == 1:
         noise = ", with its own noise" if view.is_private else ""
-        about += f" With no other honest participant, the gradient of {view.honest[0]} is open in every step{noise}."
+        summed = "update" if training.local_epochs else "gradient"
+        about += f" With no other honest participant, the {summed} of {view.honest[0]} is open in every step{noise}."
     attacks = attacks_on_views()
     parts = [TracePart(tuple(map(str, folders)), tuple(coalition), each.id, function, view.scheme) for each in attacks]
     source = Source("recording", f"a run of {first.federation}", about)

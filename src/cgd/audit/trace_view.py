@@ -6,7 +6,9 @@
 - or of one trace, the worst case for its owner: all others collude, so that the sum without their addends is the
   owner's own gradient.
 
-The displacement is replayed from the opened sums by the rule of the optimiser, bit for bit.
+The displacement is replayed from the opened sums by the rule of the optimiser, bit for bit. With local epochs, the sums
+are about updates. The coalition knows their settings, and divides addends and sums by the size of an update, as in a
+simulated training (`cgd.audit.schemes`), to get numbers of the size of gradients.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch.nn import functional
 
 from cgd.audit.private_sums import honest_noise, remaining_mu
 from cgd.audit.record_table import RecordTable
+from cgd.audit.schemes import LocalSteps
 from cgd.audit.trace_reader import Trace, load
 from cgd.audit.trace_replay import replay
 from cgd.audit.view import Colluder, Round, Truth, View, flat
@@ -29,6 +32,7 @@ from cgd.federation.toml_validation import at
 from cgd.optim.origin import Origin
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.tabular.models import build
+from cgd.tabular.training_loop import LOCAL_MOMENTUM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from cgd.audit.schemes import Sample
     from cgd.audit.trace_reader import TraceStep
     from cgd.audit.trace_replay import Replay
+    from cgd.federation.config import Training
 
 __all__ = ["OTHERS", "Frames", "Trace", "WeightedCrossEntropy", "load", "view_of"]
 
@@ -110,7 +115,7 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
     with at(f"{', '.join(str(each.folder) for each in traces)}: "):
         known = replay(first.training, len(first.origin), totals, _merge_states(traces)).from_start(first.start())
     totals = {**known.inferred, **totals}
-    by_name = {each.participant: each for each in traces}
+    by_name, size = {each.participant: each for each in traces}, _update_size(first.training)
     colluding = {name: by_name[name] for name in coalition}
     found = {step: _find_step(step, traces, colluding) for step in sorted(totals) if step in known.displacements}
     used = {number: step for number, step in found.items() if step is not None}
@@ -118,7 +123,7 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
         Round(
             step.members,
             known.displacements[number],
-            totals[number],
+            totals[number] / size,
             samples=step.samples,
             honest_samples=None if first.privacy is None else _honest_samples(by_name, step.members, coalition),
         )
@@ -127,7 +132,7 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
     colluders = {
         name: Colluder(
             *each.records,
-            tuple(_addend(each, number, step) for number, step in used.items()),
+            tuple(_addend(each, number, step) / size for number, step in used.items()),
             each.origin - each.start(),
         )
         for name, each in colluding.items()
@@ -146,6 +151,13 @@ def view_of(traces: Sequence[Trace], coalition: Sequence[str] = ()) -> tuple[Vie
         Frames(tuple(colluding.values())),
     )
     return view, _truth(honest, known), (torch.cat([x for x, _ in fresh]), torch.cat([y for _, y in fresh]))
+
+
+def _update_size(training: Training) -> float:
+    """Return the size of an update by local steps, as a multiple of the gradient; 1 if gradients are summed."""
+    if not training.local_epochs:
+        return 1.0
+    return LocalSteps(training.local_lr, LOCAL_MOMENTUM).update_size(training.local_epochs * training.batches)
 
 
 def _honest_samples(traces: Mapping[str, Trace], members: Sequence[str], coalition: Sequence[str]) -> int:
@@ -178,12 +190,13 @@ def _worst_case(owner: Trace) -> tuple[View, Truth, Sample]:
         )
     known = replay(owner.training, len(owner.origin), owner.totals, owner.states).from_start(owner.start())
     totals = {**known.inferred, **owner.totals}
+    size = _update_size(owner.training)
     steps = [step for step in sorted(totals) if step in owner.steps and step in known.displacements]
     rounds = [
         Round(
             (owner.participant, OTHERS),
             known.displacements[step],
-            totals[step],
+            totals[step] / size,
             samples=owner.steps[step].samples,
             honest_samples=None if owner.privacy is None else len(owner.records[1]),
         )
@@ -194,7 +207,7 @@ def _worst_case(owner: Trace) -> tuple[View, Truth, Sample]:
     others = Colluder(
         x[::2],
         y[::2],
-        tuple(totals[step] - owner.steps[step].addend for step in steps),
+        tuple((totals[step] - owner.steps[step].addend) / size for step in steps),
         flat(dict(drawn)).to(owner.origin.dtype),
         # With noise, the number of all may be below ours.
         samples=max(0, owner.steps[steps[0]].samples - len(owner.records[1])) if steps else None,
@@ -223,7 +236,7 @@ def _view(
     else:
         fixed_point = FixedPoint.for_weighted_sum(addends=addends, bound=first.bound, ring_bits=first.ring_bits)
         # The rounding error of every addend is uniform, up to half a step of the ring.
-        noise = fixed_point.resolution * (addends / 12) ** 0.5
+        noise = fixed_point.resolution * (addends / 12) ** 0.5 / _update_size(first.training)
     return View(
         "cgd" if first.privacy is None else "dp",
         partial(build, first.model, first.features, first.outputs),

@@ -176,6 +176,31 @@ def draw_batches(seed: bytes, epoch: int, samples: int, batches: int) -> list[li
     return [part.tolist() for part in np.array_split(order, batches)]
 
 
+def round_batches(seed: bytes, number: int, samples: int, batches: int, local_epochs: int = 0) -> list[list[int]]:
+    """Return the batches that a member uses in a round: the next one of its epoch, or those of its local epochs.
+
+    They depend on the arguments only, so a restarted member repeats them.
+
+    Args:
+        seed: the member's seed.
+        number: the number of the round, counted from 0.
+        samples: the number of the member's records.
+        batches: the number of batches in an epoch.
+        local_epochs: the number of epochs of local steps in a round; 0 to sum gradients.
+
+    Examples:
+        >>> round_batches(bytes(32), 3, 5, 2)
+        [[2, 4]]
+        >>> round_batches(bytes(32), 0, 5, 2, local_epochs=2)
+        [[4, 2, 0], [3, 1], [3, 1, 0], [2, 4]]
+    """
+    if not local_epochs:
+        epoch, place = divmod(number, batches)
+        return [draw_batches(seed, epoch, samples, batches)[place]]
+    epochs = range(number * local_epochs, (number + 1) * local_epochs)
+    return [batch for epoch in epochs for batch in draw_batches(seed, epoch, samples, batches)]
+
+
 def _permutation(key: bytes, count: int) -> npt.NDArray[np.int64]:
     """Return the order of random words of 64 bits: two equal ones are less likely than count²/2⁶⁵."""
     words = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count))

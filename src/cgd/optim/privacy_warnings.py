@@ -200,8 +200,8 @@ def _few_records_warning(own_records: int, layer: FirstLayer, members: int, batc
         return None
     return PrivacyWarning(
         "few records",
-        f"this participant has {_count_text(own_records)}{_in_a_batch(batches)}; {_colluders(members)} can compute "
-        "whole records from the sums of a layer of ReLU units, if the remaining member has as few",
+        f"this participant trains on {_count_text(own_records)}{_in_a_batch(batches)}; {_colluders(members)} can "
+        "compute whole records from the sums of a layer of ReLU units, if the remaining member has as few",
         RECORDS_FIGURE,
         f"Train on at least {MIN_RECORDS_PER_INPUT * layer.rank} records of your own{_in_a_batch(batches)}, "
         f"{MIN_RECORDS_PER_INPUT} for each input and the bias, or merge them with another participant's before joining",
@@ -224,7 +224,7 @@ def _membership_warning(
             f"Train on at least {2 * MIN_RECORDS_PER_INPUT * layer.rank} records in total{in_a_batch}: add records or "
             "participants, or remove columns",
         )
-    cause = f"this participant has {_count_text(own_records)}{in_a_batch} for a first layer with {inputs}; "
+    cause = f"this participant trains on {_count_text(own_records)}{in_a_batch} for a first layer with {inputs}; "
     cause += _colluders(members)
     attack = "whether a record that they know is among those of this participant and the remaining member"
     remedy = (

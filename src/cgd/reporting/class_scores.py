@@ -35,8 +35,33 @@ class ThresholdRow:
 
 def rare_classes(scores: ClassificationScores) -> list[tuple[str, int]]:
     """Return the classes with a few validation records, but at least one, and their numbers."""
-    counts = [(name, sum(row)) for name, row in zip(scores.classes, scores.confusion, strict=True)]
-    return [(name, count) for name, count in counts if 0 < count < MIN_CLASS_RECORDS]
+    return [(name, count) for name, count in _class_counts(scores) if 0 < count < MIN_CLASS_RECORDS]
+
+
+def describe_lack(scores: ClassificationScores) -> str:
+    """Return why the validation records cannot decide which model is better; empty if they can.
+
+    Records of one class only do not show whether a model tells it from another one: the AUC is undefined, and a model
+    that always predicts this class has the lowest loss.
+    """
+    counts, rare = _class_counts(scores), rare_classes(scores)
+    present = [(name, count) for name, count in counts if count]
+    if len(present) > 1 and not rare:
+        return ""
+    shown = counts if len(counts) == 2 else present if len(present) < 2 else rare[:3]
+    texts = [f"{count:,} of {shorten(name)}" for name, count in shown]
+    if len(present) > 1:
+        texts += [f"few of {len(rare) - 3} others"] if len(shown) < len(rare) else []
+        needed = f"at least {MIN_CLASS_RECORDS} of each class are needed"
+    else:
+        texts += [f"0 of {len(counts) - len(shown)} others"] if len(shown) < len(counts) else []
+        needed = "records of two classes are needed"
+    listed = f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
+    return f"there are {listed}; {needed}"
+
+
+def _class_counts(scores: ClassificationScores) -> list[tuple[str, int]]:
+    return [(name, sum(row)) for name, row in zip(scores.classes, scores.confusion, strict=True)]
 
 
 def describe_rare_classes(scores: ClassificationScores) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cgd.reporting.html import decimals, figure
-from cgd.reporting.score_tables import is_judgeable
+from cgd.reporting.score_tables import lack_of_records
 
 if TYPE_CHECKING:
     from cgd.reporting.run_file import AnyRun
@@ -24,8 +24,10 @@ def describe_benefit(run: AnyRun) -> list[str]:
         return []
     kept = models[-1]
     gain = _decisive_gain(kept)
-    if not is_judgeable(run) or gain is None:
-        return ["Whether joining helped cannot be said: there are too few validation records."]
+    lack = lack_of_records(run)
+    if lack or gain is None:
+        reason = lack or "the difference between the two models has no interval on them"
+        return [f"Our validation records cannot decide whether joining helped: {reason}."]
     verdicts = {
         1: "Joining helped: on our own records, the model that we keep is clearly better than one of our own alone.",
         0: "Our own records do not show whether joining helped: there is no clear difference between the model that we "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cgd.reporting.charts import interval_axis
-from cgd.reporting.class_scores import MIN_CLASS_RECORDS, rare_classes
+from cgd.reporting.class_scores import MIN_CLASS_RECORDS, describe_lack
 from cgd.reporting.html import decimals, figure
 from cgd.reporting.run_scores import ClassificationScores
 
@@ -156,17 +156,22 @@ def _describe_gain(metric: str, gain: Estimate, run: AnyRun) -> str:
     if gain.low is None or gain.high is None:
         return f"{change}; no interval"
     verdict = "no clear difference" if gain.low <= 0 <= gain.high else "a clear difference"
-    if not is_judgeable(run):
-        verdict = "too few records to judge"
+    if lack_of_records(run):
+        verdict = "these records cannot decide"
     return f"{change} (95 % interval {_interval(gain, METRICS[metric])}), {verdict}"
 
 
-def is_judgeable(run: AnyRun) -> bool:
-    """Return whether there are enough validation records to call a difference clear."""
+def lack_of_records(run: AnyRun) -> str:
+    """Return why the validation records cannot decide whether a difference is clear; empty if they can."""
     scores = run.validation
-    if scores is None or scores.records < MIN_CLASS_RECORDS:
-        return False
-    return not isinstance(scores, ClassificationScores) or not rare_classes(scores)
+    if scores is None:
+        return "there are none"
+    if isinstance(scores, ClassificationScores) and (lack := describe_lack(scores)):
+        return lack
+    if scores.records < MIN_CLASS_RECORDS:
+        count = f"there {'is' if scores.records == 1 else 'are'} {scores.records}"
+        return f"{count}; at least {MIN_CLASS_RECORDS} are needed"
+    return ""
 
 
 def _named(metric: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cgd.errors import InputError
 from cgd.optim.grid import Cell
-from cgd.optim.minibatches import draw_batches
+from cgd.optim.minibatches import round_batches
 from cgd.simulation.population import participant_seed
 
 if TYPE_CHECKING:
@@ -107,14 +107,6 @@ class Work:
         )
 
     def batches_of(self, seed: bytes, samples: int, round_number: int) -> list[Indices]:
-        """Return the batches of a participant in a round: one, or one for each step of its local training.
-
-        They depend on the seed and the round, counted from 0, so that a run can resume.
-        """
-        if self.local is None:
-            epoch, number = divmod(round_number, self.batches)
-            return [np.array(draw_batches(seed, epoch, samples, self.batches)[number])]
-        count, epochs = self.local.batches(samples), self.local.epochs
-        first = round_number * epochs
-        drawn = (draw_batches(seed, epoch, samples, count) for epoch in range(first, first + epochs))
-        return [np.array(batch) for epoch in drawn for batch in epoch]
+        """Return the batches of a participant in a round, counted from 0; see `cgd.optim.minibatches.round_batches`."""
+        count, epochs = (self.batches, 0) if self.local is None else (self.local.batches(samples), self.local.epochs)
+        return [np.array(batch) for batch in round_batches(seed, round_number, samples, count, epochs)]

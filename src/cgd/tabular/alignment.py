@@ -70,8 +70,16 @@ def validation_split(rows: int, part: float, seed: bytes) -> npt.NDArray[np.bool
     key = hmac.digest(seed, b"cgd validation", "sha256")
     mask: npt.NDArray[Any] = np.zeros(rows, dtype=np.bool_)
     shuffled = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little"))).permutation(rows)
-    mask[shuffled[: min(int(part * rows), rows - 1)]] = True
+    mask[shuffled[: validation_count(rows, part)]] = True
     return mask
+
+
+def validation_count(rows: int, part: float) -> int:
+    """Return how many of a participant's records are for validation: at least one is left to train on.
+
+    In a grid with several columns, and with differential privacy, it is about this number.
+    """
+    return min(int(part * rows), rows - 1)
 
 
 def _ids(records: TabularDataset) -> Sequence[str]:

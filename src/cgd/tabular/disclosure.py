@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cgd.optim.privacy_warnings import FirstLayer, find_warnings
 from cgd.reporting.run_file import DisclosedSum
+from cgd.tabular.alignment import validation_count
 from cgd.tabular.federated_stats import CategoryStats
 from cgd.tabular.private_run import private_sums
 
@@ -25,6 +26,9 @@ def early_privacy_warnings(
 ) -> tuple[PrivacyWarning, ...]:
     """Return the privacy warnings that a participant's own records imply, before anything is sent.
 
+    Validation records do not count, because no gradient is about them. In a grid with several columns, the row draws
+    the split later, and the expected number of training records is used.
+
     The number of the network's inputs depends on the categories and missing values of all members, which are not known
     yet. The minimum is used here, so every warning holds. The optimiser repeats them with all numbers after the records
     are counted. There are no early warnings for a network of the user's own, and none if the sums have noise.
@@ -38,7 +42,8 @@ def early_privacy_warnings(
     units = model.layers[0] if model.layers else outputs
     relu = bool(model.layers) and model.activation == "relu"
     layer = FirstLayer(inputs, units, relu=relu, only_layer=not model.layers)
-    return find_warnings(records.rows, layer, members=_members(federation, settings), batches=_parts(settings))
+    trained = records.rows - validation_count(records.rows, settings.data.validation)
+    return find_warnings(trained, layer, members=_members(federation, settings), batches=_parts(settings))
 
 
 def foreseen_privacy_warnings(

@@ -15,6 +15,7 @@ import numpy as np
 
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
+from cgd.tabular.alignment import validation_count
 from cgd.tabular.columns import Categorical
 from cgd.tabular.disclosure import disclosed_sums, foreseen_privacy_warnings
 from cgd.tabular.dry_run_notes import foreseen_notes, unforeseen
@@ -106,7 +107,7 @@ def foresee(settings: TabularSettings, records: TabularDataset) -> TrainingResul
         target = TargetStats(classes, (1,) * len(classes))
     preprocessing = Preprocessing(columns, target)
     training = settings.training
-    validation = min(int(settings.data.validation * records.rows), records.rows - 1)
+    validation = validation_count(records.rows, settings.data.validation)
     steps = [*range(training.validate_every, training.steps, training.validate_every), training.steps]
     looks = (steps if training.patience or not private else steps[-1:]) if settings.data.validation else []
     return TrainingResult(

@@ -7,8 +7,9 @@ files 0600), and nothing of it is ever sent.
     recording.json                    participant, federation and training settings, encoding of the records
     data.safetensors                  our encoded training and validation records, rows of the former in our table; our
                                       origin
-    steps/000007.own.safetensors      our addend to the gradient sum of step 7, written before anything is sent; with
-                                      differential privacy with its noise, written when the sum is open
+    steps/000007.own.safetensors      our addend to the sum of step 7: our gradient of all our records or of a batch, or
+                                      our update by local steps, written before anything is sent; with differential
+                                      privacy our gradient with its noise, written when the sum is open
     steps/000007.total.safetensors    the opened sum
     steps/000007.state.safetensors    the displacement after 7 steps, as the members sent it after a restart
     frames                            every received frame with its sender, if it is well-formed
@@ -329,10 +330,8 @@ def check_recordable(settings: TabularSettings) -> None:
     """Raise InputError for a run of which no trace can be recorded.
 
     Raises:
-        InputError: the table is partitioned by columns, or sums are not about gradients of all records.
+        InputError: the table is partitioned by columns.
     """
-    if settings.training.batches > 1 or settings.training.local_epochs:
-        raise InputError("traces of batches and local epochs are not supported yet; join without --record")
     if settings.vertical:
         raise InputError(
             f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "

@@ -17,7 +17,7 @@ from torch.nn import functional
 from cgd.errors import DivergenceError, InputError
 from cgd.optim.adam import ConfinedAdam
 from cgd.optim.lr_scheduler import InverseSquareLR
-from cgd.optim.minibatches import BatchSampler, draw_batches
+from cgd.optim.minibatches import BatchSampler, round_batches
 from cgd.optim.recovery import BestCheckpoint
 from cgd.optim.sgd import ConfinedSGD
 from cgd.optim.vertical import first_layer_names
@@ -193,10 +193,10 @@ class TrainingLoop:
         """Compute the gradient of the mean loss over our records, or over those of a batch; return the loss."""
         self.network.train()
         self.optimizer.zero_grad()
-        data, batches = self.training, self.settings.training.batches
-        if batches > 1:
-            epoch, number = divmod(self.step - 1, batches)
-            data = data.take(draw_batches(self.peers.seed, epoch, len(data), batches)[number])
+        data = self.training
+        if self.settings.training.batches > 1:
+            (places,) = self._places()
+            data = data.take(places)
             if self._merge is not None:
                 self._merge(data.x.numpy())
         with self._own_random_numbers():
@@ -212,15 +212,20 @@ class TrainingLoop:
         with self.optimizer.local_steps(), self._own_random_numbers():
             before = [each.detach().clone() for each in parameters]
             local = torch.optim.SGD(parameters, lr=config.local_lr, momentum=LOCAL_MOMENTUM)
-            for epoch in range((self.step - 1) * config.local_epochs, self.step * config.local_epochs):
-                total = 0.0
-                for places in draw_batches(self.peers.seed, epoch, len(self.training), config.batches):
-                    local.zero_grad()
-                    total += add_gradient(self.network, self.training.take(places)) / config.batches
-                    local.step()
+            total = 0.0
+            for number, places in enumerate(self._places()):
+                local.zero_grad()
+                loss = add_gradient(self.network, self.training.take(places)) / config.batches
+                total = loss if number % config.batches == 0 else total + loss  # of this epoch
+                local.step()
                 self._check_finite(total, "local_lr")
             self.clipped += self._clip_update(parameters, before)
         return total
+
+    def _places(self) -> list[list[int]]:
+        """Return the places of the records of each batch of this step."""
+        config = self.settings.training
+        return round_batches(self.peers.seed, self.step - 1, len(self.training), config.batches, config.local_epochs)
 
     def _check_finite(self, loss: float, name: str) -> None:
         if not np.isfinite(loss):

@@ -53,8 +53,9 @@ class RejectionLog:
         level: int = logging.WARNING,
         error: Exception | None = None,
         event: str = "refused",
+        count: int = 1,
     ) -> None:
-        """Record a rejection. There are few senders and kinds, so the memory stays small.
+        """Record a rejection, or several of a kind. There are few senders and kinds, so the memory stays small.
 
         Args:
             sender: the sender.
@@ -63,9 +64,10 @@ class RejectionLog:
             level: the level of the line in the log.
             error: the exception that cgd raised; the line gets its traceback.
             event: "refused", or "missed" for messages that did not arrive.
+            count: the number of rejections.
         """
         key = sender, kind
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self.counts[key] = self.counts.get(key, 0) + count
         logged_at, logged_count = self._logged.get(key, (-SECONDS_BETWEEN_LINES, 0))
         now = self._clock()
         if now - logged_at < SECONDS_BETWEEN_LINES:

@@ -54,6 +54,8 @@ HELLO_SECONDS = 0.25
 BUSY_PING_SECONDS = 0.25
 IDLE_PING_SECONDS = 1.0
 SILENT_SECONDS = 4.0
+ASKING = b"asking whether an earlier process with this key still runs"
+SECOND_PROCESS = b"another process with this key is connected; stop it first"
 _MAGIC = b"CGDL"
 _HEADER = struct.Struct("<4sBB2x8s8sQ")
 _COUNTS = struct.Struct("<QQ")
@@ -261,6 +263,9 @@ class InboundLink:
     One of them is accepted. Another one replaces it when the first stops responding: its connection is lost, or it does
     not answer a PROBE in time. So a process with a copied key cannot displace the participant by sending garbage.
 
+    A restarted participant looks like a second process until it is clear that the killed one does not answer. So a
+    process counts as refused only when the accepted one has answered with a PING; DATA may have been sent before.
+
     Args:
         incarnation: the incarnation of this process.
 
@@ -269,13 +274,14 @@ class InboundLink:
         reply_to: the return path to the accepted process; see `Route`.
         dropped: the number of datagrams dropped: stale, repeated, or beyond the window.
         generation: the number of incarnations of the peer that were accepted so far.
+        refused: the number of HELLOs of other processes that were rejected, and after which the accepted one answered.
     """
 
     def __init__(self, incarnation: bytes) -> None:
         self.last_received = -inf
         self.reply_to: bytes | None = None
         self.dropped = 0
-        self.generation = 0
+        self.generation = self.refused = 0
         self._incarnation = incarnation
         self._peer = NO_INCARNATION
         self._received = 0  # the number of the frame that is expected next
@@ -286,6 +292,8 @@ class InboundLink:
         self._reported_gap = -1
         self._lost = False  # the connection of the accepted process
         self._challenged = False  # another process has sent HELLO since the last datagram of the accepted one
+        self._rejected = 0  # HELLOs of other processes since the last PING of the accepted one
+        self._last_rejected = self._last_refused = NO_INCARNATION  # the last other process, before and after that PING
         self._last_probe = -inf
         self._probe_due = False
 
@@ -296,10 +304,10 @@ class InboundLink:
                 self._challenged = True
                 if now - self._last_probe >= HELLO_SECONDS:
                     self._last_probe, self._probe_due = now, True
-                return self._answer(
-                    DatagramKind.REJECTED, datagram, b"another process with this key is connected; stop it first"
-                )
-            self._peer = datagram.sender
+                self._rejected, self._last_rejected = self._rejected + 1, datagram.sender
+                reason = SECOND_PROCESS if datagram.sender == self._last_refused else ASKING
+                return self._answer(DatagramKind.REJECTED, datagram, reason)
+            self._peer, self._rejected, self._last_refused = datagram.sender, 0, NO_INCARNATION
             self._incarnation = os.urandom(INCARNATION_BYTES)  # tells the sender that the numbering restarts
             self.generation += 1
             self._received = self._consumed = self._unreported_bytes = 0
@@ -332,6 +340,9 @@ class InboundLink:
             return None, self._answer(DatagramKind.STALE, datagram) if datagram.kind is DatagramKind.PING else None
         self._mark_received(reply_to, now)
         if datagram.kind is DatagramKind.PING:
+            if self._rejected:
+                self.refused += self._rejected
+                self._rejected, self._last_refused = 0, self._last_rejected
             return None, self._ack(datagram.number)
         if datagram.number == self._received and self._has_room(len(datagram.body)):
             self._received += 1

@@ -104,10 +104,13 @@ class Route(ABC):
         if datagram.kind is DatagramKind.HELLO:
             answer = self._on_hello(datagram, reply_to, now)
         elif datagram.kind in (DatagramKind.DATA, DatagramKind.PING):
-            dropped = self.inbound.dropped
+            dropped, refused = self.inbound.dropped, self.inbound.refused
             frame, answer = self.inbound.receive(datagram, reply_to, now)
             if self.inbound.dropped > dropped:
                 self._rejections.add(self.peer, "a stale or repeated message", level=logging.INFO)
+            if self.inbound.refused > refused:
+                count = self.inbound.refused - refused
+                self._rejections.add(self.peer, "a second process with the same key", count=count)
         else:
             self._rejections.add(self.peer, "a malformed message", f"{datagram.kind.name} from a sender")
         if answer is not None:
@@ -131,9 +134,7 @@ class Route(ABC):
             reason = f"your key is that of {self.peer}, and you say that you are {claimed}"
             return Datagram(DatagramKind.REJECTED, self._incarnation, datagram.sender, 0, reason.encode())
         answer = self.inbound.on_hello(datagram, reply_to, now)
-        if answer.kind is DatagramKind.REJECTED:
-            self._rejections.add(self.peer, "a second process with the same key")
-        else:
+        if answer.kind is not DatagramKind.REJECTED:
             self.on_peer_address(address)
         return answer
 
