@@ -20,13 +20,14 @@ from rich.table import Table
 
 from cgd.audit.attacks import membership, records, traps
 from cgd.audit.embedded import samples, split
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.federation.config import FOR_PRIVATE_TABLES
 from cgd.federation.model_section import Model
 from cgd.tabular.models import build
 
 if TYPE_CHECKING:
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme
 
 FILE = Path(__file__).parent.parent / "results" / "four-organisations.json"

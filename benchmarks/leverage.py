@@ -29,7 +29,7 @@ from cgd.audit.view import Truth
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cgd.audit.schemes import Sample, Scenario
+    from cgd.audit.scenario import Sample, Scenario
 
 FILE = Path(__file__).parent.parent / "results" / "leverage.json"
 PER_INPUT = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)

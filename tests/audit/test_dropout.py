@@ -25,7 +25,7 @@ from support.wire import spec
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cgd.audit.schemes import Scenario
+    from cgd.audit.scenario import Scenario
     from cgd.audit.view import Scheme
 
 ALL, REST = ("a", "b", "c", "d"), ("a", "b", "c")

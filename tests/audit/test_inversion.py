@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from cgd.audit.attacks.inversion import MIN_PSNR_GAIN, demonstrate, inversion, invert
 from cgd.audit.embedded import digit_scenario
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.errors import InputError
 from support.audits import observe_with_weak_noise
 

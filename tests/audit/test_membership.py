@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from cgd.audit.attacks import membership
-from cgd.audit.schemes import DELTA, Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import DELTA, observe
 from cgd.audit.view import EPSILONS, Truth
 from cgd.dp.accountant import mu_of
 from cgd.errors import InputError

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from cgd.audit.private_sums import PrivateSums, max_steering
-from cgd.audit.schemes import DELTA, Scenario, max_probe, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import DELTA, max_probe, observe
 from cgd.audit.view import EPSILONS, View, sample_gradients
 from cgd.dp.accountant import mu_of
 from cgd.dp.settings import PrivacySettings

@@ -15,7 +15,8 @@ from cgd.audit.attacks import dropout, gram, membership
 from cgd.audit.embedded import samples
 from cgd.audit.registry import attacks_on_views, get
 from cgd.audit.results import AttackResult, Inapplicable
-from cgd.audit.schemes import Sample, Scenario, observe
+from cgd.audit.scenario import Sample, Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.view import Truth, View
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from cgd.audit.attacks import records
 from cgd.audit.own_table import OwnTable, TableRequest, divide, simulated_training
-from cgd.audit.schemes import LocalSteps
+from cgd.audit.scenario import LocalSteps
 from cgd.audit.trace_replay import replay
 from cgd.audit.view import sample_gradients
 from cgd.errors import InputError

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from cgd.audit.registry import get
 from cgd.audit.results import AttackResult
-from cgd.audit.schemes import LocalSteps, Scenario, observe
+from cgd.audit.scenario import LocalSteps, Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.trace_replay import update_rule
 from cgd.audit.trace_view import OTHERS, load, view_of
 from cgd.audit.view import flat, unflat

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.audit import runner
-    from cgd.audit.schemes import Scenario
+    from cgd.audit.scenario import Scenario
     from cgd.audit.view import Scheme, Truth, View
 
 WEAKER = 10**6

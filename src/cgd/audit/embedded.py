@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from cgd.audit.schemes import Scenario
+from cgd.audit.scenario import Scenario
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
 
 Name = Literal["breast-cancer", "diabetes", "digits"]
 

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from cgd.audit.private_sums import PrivateSums
 from cgd.audit.record_table import RecordTable
-from cgd.audit.schemes import LocalSteps, Scenario, observe
+from cgd.audit.scenario import LocalSteps, Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.trace_reader import public_start
 from cgd.audit.trace_replay import update_rule
 from cgd.audit.trace_view import WeightedCrossEntropy
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, Truth, View
     from cgd.federation.config import Training
     from cgd.tabular.preprocessing import Preprocessing

@@ -23,7 +23,7 @@ from cgd.audit.attacks import (
     traps,
 )
 from cgd.audit.results import AttackResult, Inapplicable
-from cgd.audit.schemes import Sample, Scenario
+from cgd.audit.scenario import Sample, Scenario
 from cgd.audit.view import EPSILONS, SCHEMES, Scheme, Truth, View
 from cgd.errors import InputError
 

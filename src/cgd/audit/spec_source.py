@@ -17,7 +17,8 @@ from cgd.audit.private_sums import describe_privacy
 from cgd.audit.registry import attacks_on_views, get
 from cgd.audit.results import Source
 from cgd.audit.runner import Plan
-from cgd.audit.schemes import DELTA, LocalSteps, Scenario, describe_sums, observe
+from cgd.audit.scenario import LocalSteps, Scenario
+from cgd.audit.schemes import DELTA, describe_sums, observe
 from cgd.audit.view import SCHEMES, flat
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.audit.results import AttackResult, Inapplicable
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, Truth, View
     from cgd.experiments.datasets import Dataset
     from cgd.experiments.spec import RunSpec

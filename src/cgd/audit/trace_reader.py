@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
 
 
 REMEDY = "record again"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.audit.results import AttackResult, Inapplicable
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, Truth, View
 
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from cgd.audit.private_sums import honest_noise, remaining_mu
 from cgd.audit.record_table import RecordTable
-from cgd.audit.schemes import LocalSteps
+from cgd.audit.scenario import LocalSteps
 from cgd.audit.trace_reader import Trace, load
 from cgd.audit.trace_replay import replay
 from cgd.audit.view import Colluder, Round, Truth, View, flat
@@ -37,7 +37,7 @@ from cgd.tabular.training_loop import LOCAL_MOMENTUM
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.trace_reader import TraceStep
     from cgd.audit.trace_replay import Replay
     from cgd.federation.config import Training

@@ -21,7 +21,8 @@ from torch import nn
 
 from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.view import EPSILONS, sample_gradients
 from cgd.errors import InputError
 from cgd.secagg.reduction import MIN_MEMBERS
@@ -29,7 +30,7 @@ from cgd.secagg.reduction import MIN_MEMBERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, Truth, View
 
     ObserveTruth = Callable[[Scenario], tuple[View, Truth]]

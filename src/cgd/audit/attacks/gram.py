@@ -30,12 +30,13 @@ from torch.nn import functional
 
 from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.view import EPSILONS, is_confined, sample_gradients
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, Truth, View
 
 Strategy = Literal["passive", "own batches", "probe"]

@@ -37,7 +37,7 @@ from cgd.audit.view import Truth, is_confined, unflat
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, View
 
 Models = Literal["known", "guessed", "unknown"]

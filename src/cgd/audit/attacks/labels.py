@@ -30,7 +30,8 @@ from torch.nn import functional
 
 from cgd.audit.embedded import participants, samples
 from cgd.audit.results import AttackResult
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.steering import Steering, speed
 from cgd.audit.view import EPSILONS, TINY, Truth, flat, is_confined, sample_gradients, unflat
 from cgd.errors import InputError
@@ -39,7 +40,7 @@ from cgd.optim.origin import Origin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Colluder, Scheme, View
 
     ObserveTruth = Callable[[Scenario], tuple[View, Truth]]

@@ -37,7 +37,8 @@ from torch.func import functional_call, vmap
 
 from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.view import Truth, gradient_rows, has_bias, is_confined, limit_rows, sample_gradients, unflat
 from cgd.errors import InputError
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.audit.embedded import Name
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, View
 
     Score = Callable[[View, Sample], torch.Tensor]

@@ -35,7 +35,7 @@ from cgd.audit.view import Truth, gradient_rows, has_bias, limit_rows
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from cgd.audit.schemes import Sample
+    from cgd.audit.scenario import Sample
     from cgd.audit.view import Scheme, View
 
 MAX_COMBINED = 10

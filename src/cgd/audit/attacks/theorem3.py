@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from cgd.audit.embedded import samples, split
 from cgd.audit.results import AttackResult
-from cgd.audit.schemes import Scenario, observe
+from cgd.audit.scenario import Scenario
+from cgd.audit.schemes import observe
 from cgd.audit.view import flat, is_confined, unflat
 from cgd.errors import InputError
 

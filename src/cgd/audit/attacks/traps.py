@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cgd.audit.results import AttackResult
-    from cgd.audit.schemes import Scenario
+    from cgd.audit.scenario import Scenario
     from cgd.audit.view import Scheme, View
 
     ObserveTruth = Callable[[Scenario], tuple[View, Truth]]
