@@ -408,7 +408,7 @@ def test_sample_writes_tables_and_never_overwrites(
     assert "exists and is never overwritten" in command("sample", "tables")[2]
     assert "there is no data set 'iris'" in command("sample", "more", "--dataset", "iris")[2]
     monkeypatch.delenv("CGD_DATA", raising=False)
-    assert "is not in CGD_DATA (which is not set)" in command("sample", "more", "--dataset", "adult")[2]
+    assert "or set CGD_DATA to the parent of a folder adult" in command("sample", "more", "--dataset", "adult")[2]
 
 
 def test_function_that_only_the_federation_file_names_is_not_imported(

@@ -66,7 +66,7 @@ def test_outputs_of_the_tutorial_are_those_of_the_commands(tmp_path: Path, monke
         "is done after",
         "done; waiting for peers that may need us to recover (Ctrl-C leaves immediately)",
         "nobody answers there",
-        "another process with this key is connected; stop it first",
+        "asking whether an earlier process with this key still runs",
         "the same command continues from here",
     ],
 )
