@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cgd.errors import LocalProtocolError
 from cgd.secagg.certificates import GENESIS, Certificate, PendingReveal, Terms, extend_chain, find_objections
 from cgd.secagg.codec import spec_bytes
 from cgd.secagg.journal import Journal
@@ -47,6 +48,19 @@ def test_certificate_matches_its_entry_total_and_signers_after_a_round_trip() ->
         decoded.verify_entry(journal.heads[index], entry.fields)
         decoded.verify_entry(None, entry.fields)
         decoded.verify_total(total(index).data)
+
+
+def test_step_is_not_repeated_with_other_settings() -> None:
+    """A program whose scheduler was not set after a restart would move the model by the total, with another lr."""
+    made = replace(spec(SIZE), context="SGD with lr 0.1")
+    journal = Journal()
+    append_certified(journal, made, total(0), MEMBERS, step=Step(0, 0))
+    append_certified(journal, made, total(1), MEMBERS)
+    other = replace(made, context="SGD with lr 0.2")
+    assert journal.total(0, made).tolist() == total(0).tolist()
+    with pytest.raises(LocalProtocolError, match=r"settings 'SGD with lr 0.1', but .* with 'SGD with lr 0.2'; a rest"):
+        journal.total(0, other)
+    assert journal.total(1, other).tolist() == total(1).tolist()  # a sum of the program, which the model does not need
 
 
 def test_certificate_rejects_another_total() -> None:

@@ -68,15 +68,15 @@ class ModeTraining:
     def _batches(
         self, optimizer: ConfinedOptimizer, x: torch.Tensor, y: torch.Tensor, schedulers: list[LRScheduler]
     ) -> Iterable[tuple[int, Batch]]:
-        """Return the numbers of the steps, with their records: in "batches", three batches in an epoch."""
-        if self.mode != "batches":
+        """Return the numbers of the steps, with their records: three batches in an epoch if the mode says so."""
+        if not self.mode.startswith("batches"):
             steps = range(self.steps) if self.loop == "plain" else optimizer.steps(self.steps, *schedulers)
             yield from ((step, (x, y)) for step in steps)
             return
         sampler = cgd.BatchSampler(optimizer, batches=3)
         loader = DataLoader(TensorDataset(x, y), batch_sampler=sampler)
         if self.loop == "steps":
-            yield from sampler.steps(loader, epochs=self.steps // 3)
+            yield from sampler.steps(loader, self.steps // 3, *schedulers)
             return
         for epoch in range(self.steps // 3):
             sampler.set_epoch(epoch)
@@ -109,6 +109,7 @@ def take_round(
 
 
 SCHEDULERS: dict[str, Callable[[ConfinedOptimizer], LRScheduler]] = {
+    "batches with StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
     "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
     "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=5),
     "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=6),

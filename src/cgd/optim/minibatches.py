@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
     import numpy.typing as npt
+    from torch.optim.lr_scheduler import LRScheduler
 
     from cgd.optim.optimizer import ConfinedOptimizer
     from cgd.peers import Peers
@@ -124,8 +125,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     def __len__(self) -> int:
         return self.batches - self._first
 
-    def steps(self, loader: torch.utils.data.DataLoader[Any], epochs: int) -> Iterator[tuple[int, Any]]:
+    def steps(
+        self, loader: torch.utils.data.DataLoader[Any], epochs: int, *schedulers: LRScheduler
+    ) -> Iterator[tuple[int, Any]]:
         """Iterate over the remaining steps of all epochs, with their batches; see `ConfinedOptimizer.steps`.
+
+        Schedulers that the loop steps once after every step must be given here: after a restart they are set to the
+        first of these steps.
 
         Raises:
             InputError: the loader does not use this sampler, or its data set has another number of records than the
@@ -140,7 +146,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
                 "are drawn; pass the number of records"
             )
         batches: Iterator[Any] | None = None
-        for step in self._optimizer.steps(epochs * self.batches):
+        for step in self._optimizer.steps(epochs * self.batches, *schedulers):
             epoch, number = divmod(step, self.batches)
             if batches is None or number == 0:
                 self.set_epoch(epoch, number)

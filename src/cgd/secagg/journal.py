@@ -40,6 +40,7 @@ from cgd.secagg.certificates import (
     describe_sum,
     extend_chain,
 )
+from cgd.secagg.codec import read_spec
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.secagg.journal_entry import JournalEntry, Step
 from cgd.secagg.positions import StateSummary
@@ -166,6 +167,16 @@ class Journal:
                 f"sum {index + 1} was of {entry.description} when it was made, but this program requests "
                 f"{describe_sum(spec)}; a restarted program must make the same sums in the same order as before"
             )
+        if entry.step is not None and entry.certificate is not None:
+            # Otherwise a step would be repeated with another learning rate, and the wrong state would be saved.
+            made = read_spec(entry.certificate.spec).context
+            if made != spec.context:
+                raise LocalProtocolError(
+                    f"sum {index + 1} was made with the settings {made!r}, but this program repeats the step with "
+                    f"{spec.context!r}; a restarted program must take its steps with the same settings as before: a "
+                    "scheduler is set to the first step by optimizer.steps(count, scheduler), or by sampler.steps("
+                    "loader, epochs, scheduler)"
+                )
         if entry.words is None:
             raise LocalProtocolError(
                 f"the total of sum {index + 1} is no longer kept; start at the step of the other members, with "
