@@ -180,6 +180,27 @@ def test_few_records_rarely_take_another_model_by_chance(monkeypatch: pytest.Mon
     assert np.mean(careful) < np.mean(losses())
 
 
+def test_choice_that_did_not_help_on_other_records_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tabular_settings(model=replace(LOGISTIC, delta=2.0), steps=150, lr=0.05)
+    results = train_all(settings, [records(table(300, seed)) for seed in (1, 2, 3)])
+    kept = [keep_of(settings, trained, place, "scaled") for place, trained in enumerate(results)]
+    place = next(number for number, each in enumerate(kept) if each.summary["part"] < 1)
+    trained, clearly_best = results[place], kept_model.clearly_best
+
+    def choose(base: Any, options: Any) -> int | None:
+        """Return the best option for all records, and the worst one for a part of them, as it may be by chance."""
+        if len(base) == trained.validation.rows:
+            return clearly_best(base, options)
+        return int(np.argmax([each.mean() for each in options]))
+
+    monkeypatch.setattr(kept_model, "clearly_best", choose)
+    rejected = keep_of(settings, trained, place, "scaled")
+    model = ConfinedModel.from_training(trained, settings, {})
+    assert (rejected.summary["part"], [each["name"] for each in rejected.summary["models"]]) == (1.0, ["trained"])
+    assert torch.equal(weights(rejected.model), weights(model))
+    assert np.array_equal(rejected.outputs, model.outputs(trained.validation))
+
+
 def test_too_few_validation_records_choose_nothing() -> None:
     settings = tabular_settings(steps=10)
     (trained, *_) = train_all(settings, [records(table(95, seed)) for seed in (1, 2, 3)])

@@ -14,7 +14,8 @@ do not show (`careful_losses`).
 the records that chose it than on new ones. The validation records are divided into five parts; for each, the same
 choice is made on the other four, and its predictions are scored on this one (cross-fitting). So all validation records
 take part in both, none of them in both at once, and no model is trained on any of them. The model that is kept is
-chosen on all of them, and so on more records than those that were scored.
+chosen on all of them, and so on more records than those that were scored. If its choice did not lower the loss on
+records that did not make it, the model is kept as it was trained.
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ def choose_model(
         return KeptModel(model, None, summary | {"unavailable": reason})
     try:
         candidates = _Candidates(settings, model, trained, seed, delta, adaptations=keep == "personalised")
-        chosen = candidates.choose(np.arange(count))
-        outputs = candidates.cross_fit()
+        chosen, outputs = candidates.choose(np.arange(count)), candidates.cross_fit()
+        if outputs is None:
+            chosen, outputs = AS_TRAINED, candidates.outputs(AS_TRAINED)
         found = [candidates.describe(name, each) for name, each in _stages(chosen)]
         kept = replace(model, network=candidates.network(chosen))
     except Exception as error:  # whatever it is, for example in a network of the user's own
@@ -180,14 +182,22 @@ class _Candidates:
         chosen = self._best(AS_TRAINED, [Choice(part) for part in PARTS], places)
         return self._best(chosen, self._adaptations_from(chosen.part), places) if self._adaptations else chosen
 
-    def cross_fit(self) -> Floats:
-        """Return the outputs for each part of the validation records of the model that the other parts choose."""
+    def cross_fit(self) -> Floats | None:
+        """Return the outputs for each part of the validation records of the model that the other parts choose.
+
+        None if these models together do not have a lower loss than the model as it was trained.
+        """
         choices = [self.choose(np.flatnonzero(self._folds != fold)) for fold in range(FOLDS)]
-        outputs = {each: self._model.decode(self.raw_outputs(each)) for each in set(choices)}
-        found = np.empty_like(next(iter(outputs.values())))
+        outputs = {each: self.outputs(each) for each in set(choices)}
+        losses, found = np.empty(len(self._folds)), np.empty_like(outputs[choices[0]])
         for fold, each in enumerate(choices):
-            found[self._folds == fold] = outputs[each][self._folds == fold]
-        return found
+            places = self._folds == fold
+            losses[places], found[places] = self._losses(each)[places], outputs[each][places]
+        return found if losses.mean() < self._losses(AS_TRAINED).mean() else None
+
+    def outputs(self, choice: Choice) -> Floats:
+        """Return the outputs for all validation records, decoded."""
+        return self._model.decode(self.raw_outputs(choice))
 
     def describe(self, name: str, choice: Choice) -> dict[str, Any]:
         """Return the loss, as in training, and accuracy or R² on all validation records, for run.json."""
