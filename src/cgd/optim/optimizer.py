@@ -312,6 +312,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             return int(groups[0]["steps"])
         parameters = trainable(*groups)
         self._warn_if_unconfined(parameters)
+        program_checks.check_unwritten(groups, self.state)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
         layouts = [self._layout(group, parameter) for group in groups for parameter in trainable(group)]
         counted = recovery.restore(stored.content, parameters, states, layouts)
