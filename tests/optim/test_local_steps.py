@@ -294,3 +294,28 @@ def test_unconfined_model_causes_one_warning_at_the_block() -> None:
         members.run(work)
     assert [each.category for each in caught] == [UnconfinedWarning] * 3
     assert all(each.filename == __file__ for each in caught)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_step_without_a_gradient_after_local_steps_is_warned_of_once(gradient: bool) -> None:
+    """Out of habit: the end of the block has taken the step, and another one only applies the momentum again."""
+
+    def work(peers: Peers) -> torch.Tensor:
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = ConfinedSGD([parameter], lr=1.0, peers=peers, samples=4)
+        optimizer.step()  # a member may have no gradient
+        for _ in range(2):
+            with optimizer.local_steps(), torch.no_grad():
+                parameter.sub_(0.125)
+            if gradient:
+                parameter.grad = torch.ones(2)
+            optimizer.step()
+            optimizer.zero_grad()
+        return optimizer.displacement()
+
+    with warnings.catch_warnings(record=True) as caught, local_peers(3) as members:
+        warnings.simplefilter("always")
+        members.run(work)
+    found = [str(each.message) for each in caught if "no parameter has a gradient" in str(each.message)]
+    assert len(found) == (0 if gradient else 3)  # one at each member
+    assert all("leave step() out" in each for each in found)

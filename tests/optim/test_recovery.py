@@ -142,6 +142,20 @@ def test_restore_rejects_a_state_that_does_not_fit(content: bytes, message: str)
     assert states[parameter].keys() == {"origin"}
 
 
+def test_error_names_layers_that_train_only_for_a_time_as_the_cause() -> None:
+    """A restarted program begins with the layers of its first step; those that train may have changed since."""
+    counts = {"counts": torch.tensor([9, 1, 5, 6, 7])}
+    one, two = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    both = {f"{number}.displacement": torch.zeros(2) for number in range(2)}
+    for stored, parameters in ((counts | both, [one]), (counts | {"0.displacement": torch.zeros(2)}, [one, two])):
+        states: dict[torch.Tensor, dict[str, Any]] = {each: {"origin": torch.ones(2)} for each in parameters}
+        with pytest.raises(
+            InputError, match="the layers that train have changed since .* all layers that train at any"
+        ):
+            restore(safetensors.torch.save(stored), parameters, states)
+        assert all(each.keys() == {"origin"} for each in states.values())
+
+
 # A state that a dishonest member has forged.
 
 VALID = {"counts": torch.tensor([9, 1, 5, 6, 7]), "0.displacement": torch.zeros(4)}
@@ -173,7 +187,8 @@ def test_stored_state_cannot_set_the_origin() -> None:
         ({"counts": torch.tensor([9, 1])}, "the count of the samples is missing or malformed"),
         ({"counts": torch.tensor([[9, 1, 5]])}, "the count of the samples is missing or malformed"),
         ({"counts": torch.tensor([9.5, 1.0, 5.0])}, "the count of the samples is missing or malformed"),
-        ({"1.displacement": torch.zeros(4)}, "'1.displacement' belongs to no parameter"),
+        ({"1.displacement": torch.zeros(4)}, "'1.displacement' belongs to no parameter of this optimiser"),
+        ({"9" * 5000 + ".displacement": torch.zeros(4)}, "of other layers: '9{200}' belongs to no parameter"),
         ({"-1.displacement": torch.zeros(4)}, "'-1.displacement' belongs to no parameter"),
         ({"9" * 5000: torch.zeros(4)}, "is not the state of an optimiser: '9{199}; restore a state folder"),
         ({"": torch.zeros(4)}, "'' belongs to no parameter"),

@@ -342,3 +342,144 @@ def test_option_that_becomes_invalid_stops_the_step_before_its_sum() -> None:
 
     with local_peers(3) as members:
         members.run(work)
+
+
+class PassesAll(torch.optim.SGD):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+
+
+class PassesAllToAdamW(torch.optim.AdamW):
+    def __init__(self, params: Any, *, weight_decay: float = 0.5, **options: Any) -> None:
+        super().__init__(params, weight_decay=weight_decay, **options)
+
+
+class OwnDefaults(torch.optim.Optimizer):
+    """A class as users write them; subclasses change the factor of a step."""
+
+    def __init__(self, params: Any, lr: float = 0.25, scale: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr})
+        self.scale = scale
+
+    def factor(self, group: dict[str, Any]) -> float:
+        return self.scale * float(group["lr"])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            factor = self.factor(group)
+            for parameter in group["params"]:
+                parameter -= parameter.grad * factor
+        return closure
+
+
+class ByKeyword(torch.optim.Optimizer):
+    """Its constructor names no option at all."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, {"lr": 0.25, **options})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= parameter.grad * group["lr"]
+        return closure
+
+
+class Doubled(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float = 0.25) -> None:
+        super().__init__(params, lr=2 * lr)
+
+
+class WarmsUp(OwnDefaults):
+    def factor(self, group: dict[str, Any]) -> float:
+        self.t: float = getattr(self, "t", 0) + 1
+        return super().factor(group) * min(1.0, self.t / 10)
+
+
+class CountsForLater(OwnDefaults):
+    def factor(self, group: dict[str, Any]) -> float:
+        self.t: float = getattr(self, "t", 0) + 1
+        return super().factor(group) * (1 if self.t < 1000 else 0.5)
+
+
+class CountsInGlobalState(OwnDefaults):
+    def factor(self, group: dict[str, Any]) -> float:
+        state: dict[Any, Any] = self.state
+        count = state["global"] = state.get("global", 0) + 1
+        return super().factor(group) * (1 if count < 1000 else 0.5)
+
+
+class Normalises(OwnDefaults):
+    def factor(self, group: dict[str, Any]) -> float:
+        squares = torch.stack([each.grad.square().sum() for each in group["params"]])
+        return super().factor(group) / float(squares.sum().sqrt())
+
+
+class Random(OwnDefaults):
+    def factor(self, group: dict[str, Any]) -> float:
+        return super().factor(group) * float(torch.rand(()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (PassesAll, {"lr": 0.25, "momentum": 0.5}),
+        (PassesAllToAdamW, {"lr": 0.25}),
+        (OwnDefaults, {"lr": 0.5}),
+        (ByKeyword, {"lr": 0.5}),
+    ],
+)
+def test_subclass_takes_its_own_steps_with_a_scheduler(kind: Any, options: dict[str, Any]) -> None:
+    def descend(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for step in range(4):
+            parameter.grad = gradients(step)
+            optimizer.step()
+            schedule.step()
+
+    def work(peers: Peers, samples: int) -> torch.Tensor:
+        parameter = nn.Parameter(torch.full((3, 2), float(samples)))
+        optimizer = ConfinedTorchOptimizer([parameter], kind, peers=peers, samples=samples, **options)
+        descend(parameter, optimizer)
+        return optimizer.displacement().reshape(3, 2)
+
+    reference = torch.zeros(3, 2)
+    descend(reference, kind([reference], **options))
+    with local_peers(3) as members:
+        assert all(torch.equal(each, reference) for each in members.run(work, [1, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Doubled, {"lr": 0.125}, "Doubled cannot be used: it takes another step 1 than"),
+        (Doubled, {"lr": 0.0}, "Doubled cannot be used: it takes another step 1 than"),
+        (WarmsUp, {}, "WarmsUp cannot be used: it takes another step 2 than"),
+        (CountsForLater, {}, "its attribute 't' changes in a step.* keeps its counters in state"),
+        (CountsInGlobalState, {}, "its state has 'global', which belongs to no parameter"),
+        (Normalises, {}, "it takes another step 1 than .* a norm; or cgd's max_norm="),
+        (Random, {}, "it takes another step 1 than .* draws no random numbers"),
+        (OwnDefaults, {"scale": 3.0}, "does not have its option 'scale' both in its constructor and in `defaults`"),
+        (ByKeyword, {}, "its option 'lr' both .*give it here if the constructor takes it by"),
+        (torch.optim.Adam, {"betas": {"a": 1}}, "the option betas of Adam is of type dict; .* must be a number"),
+        (torch.optim.Adam, {"betas": (0.5, [None, object()])}, "the option betas of Adam is of type tuple"),
+        (torch.optim.Adam, {"betas": ()}, r"Adam cannot be used for a parameter .* with \{'betas': \(\)\}"),
+        (torch.optim.SGD, {"lr": {}}, r"lr is \{\}; it must be a finite number"),
+    ],
+)
+def test_options_and_memory_that_would_be_lost_are_rejected(kind: Any, options: dict[str, Any], message: str) -> None:
+    with local_peers(3) as members, pytest.raises(InputError, match=message):
+        ConfinedTorchOptimizer([nn.Parameter(torch.zeros(2, 2))], kind, peers=members[0], samples=1, **options)
+
+
+def test_option_of_a_group_that_cannot_be_compared_is_rejected() -> None:
+    with local_peers(3) as members:
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = ConfinedTorchOptimizer([parameter], torch.optim.Adam, peers=members[0], samples=1)
+        with pytest.raises(InputError, match="the option weight_decay of Adam is of type dict"):
+            optimizer.add_param_group({"params": nn.Parameter(torch.zeros(2)), "weight_decay": {}})
+        optimizer.param_groups[0]["eps"] = {}
+        with pytest.raises(InputError, match="the option eps of Adam is of type dict"):
+            optimizer.step()

@@ -23,7 +23,7 @@ import torch
 
 from cgd.errors import InputError, RangeError
 from cgd.optim.flat_vectors import working_dtype
-from cgd.optim.public_start import DIGEST_BYTES, start_of
+from cgd.optim.public_start import DIGEST_BYTES, forget_written, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def step_context(
     `groups` are those of one sum: in a grid, the first layers of different columns have different shapes. The number of
     all samples is part of it: a step that may have been revealed is not repeated with other weights.
     """
-    values = {key: [_canonical(group[key]) for group in groups] for key in options}
+    values = {key: [canonical(group[key]) for group in groups] for key in options}
     parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
     layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in parameters if each.requires_grad]
     model = hashlib.sha256(repr(layout).encode())
@@ -119,11 +119,11 @@ def locate_range_error(
     return RangeError(error.value, index, error.bound, f"the {what} of parameter {name}")
 
 
-def _canonical(value: Any) -> str:
+def canonical(value: Any) -> str:
     """Return an option as text that depends on its value only: 1, 1.0 and a tensor of 1 give the same text."""
     if value is None or isinstance(value, str):
         return repr(value)
-    return "/".join(map(_canonical, value)) if isinstance(value, (tuple, list)) else repr(float(value))
+    return "/".join(map(canonical, value)) if isinstance(value, (tuple, list)) else repr(float(value))
 
 
 def _to_bytes(value: Any) -> bytes | memoryview:
@@ -223,6 +223,7 @@ def initial_state(parameter: torch.Tensor) -> ParameterState:
 def place(parameter: torch.Tensor, origin: torch.Tensor, displacement: torch.Tensor) -> None:
     """Set a parameter to origin + displacement. No other code of a training writes private weights."""
     parameter.copy_(origin + displacement)
+    forget_written(parameter)
 
 
 def reject_weight_decay(weight_decay: float) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError, MembersChangedError, PeerLeftError, SettingsError
-from cgd.optim import program_checks, recovery, running_statistics, sample_count, saved_state
+from cgd.optim import program_checks, recovery, running_statistics, sample_count, saved_state, untrained_values
 from cgd.optim.clipping import check_max_norm, clip_to_norm
 from cgd.optim.displacement import (
     initial_state,
@@ -129,7 +129,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             RangeError: a gradient is NaN, infinite or beyond the bound of the peers.
             InputError: the members, or this participant's samples, are not those that n was counted with; the
-                program has written into a parameter; or a layer changes running statistics.
+                program has written into a parameter or a frozen layer; or a layer changes running statistics.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
         loss, self.replayed = None, True
@@ -145,6 +145,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             self._load_states()
             program_checks.check_unwritten(self.param_groups, self.state)
             running_statistics.check_layers(trainable(*self.param_groups))
+            untrained_values.check(trainable(*self.param_groups))
             while pending:
                 gradient_sums |= self._sum_unless_taken(*pending.pop(0))
         for group, rule in zip(self.param_groups, rules, strict=True):
@@ -312,6 +313,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             return int(groups[0]["steps"])
         parameters = trainable(*groups)
         self._warn_if_unconfined(parameters)
+        program_checks.check_unwritten(groups, self.state)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
         layouts = [self._layout(group, parameter) for group in groups for parameter in trainable(group)]
         counted = recovery.restore(stored.content, parameters, states, layouts)

@@ -22,9 +22,9 @@ from torch.nn.parameter import is_lazy
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
-from cgd.optim import privacy_warnings, running_statistics
+from cgd.optim import privacy_warnings, running_statistics, untrained_values
 from cgd.optim.normal import standard_normal
-from cgd.optim.public_start import CONFINED, ZEROS, check_start, mark_confined, start_digest
+from cgd.optim.public_start import CONFINED, ZEROS, check_start, mark_confined, remember_written, start_digest
 
 if TYPE_CHECKING:
     import os
@@ -108,8 +108,10 @@ class Origin:
             for name, numbers in self.draw():
                 parameter = parameters[name]
                 parameter.copy_(parameter.double().cpu() + numbers)
+        remember_written(parameters.values())
         privacy_warnings.mark_first_layer(model)
         running_statistics.watch(model, parameters.values())
+        untrained_values.watch(model, parameters.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. Keep it as secret as the model.
@@ -178,8 +180,10 @@ def confine(
 
     The values that the model has are the public start, and must be the same at all members: build it inside
     `cgd.public_seed`, or load the same pretrained weights. Frozen parameters (`requires_grad=False`) and buffers do not
-    change, and must be the same at all members, too, except buffers with `persistent=False`. Call it before the first
-    step, because an optimiser uses the values of the parameters at its first step as start + origin.
+    change, also not later (`cgd.optim.untrained_values`), and must be the same at all members, except buffers with
+    `persistent=False`. Call it before the first step, because an optimiser uses the values of the parameters at its
+    first step as start + origin. Load or initialise weights before it: weights that are written after it have no
+    origin, and the first step is an error.
 
     Args:
         model: any module.

@@ -12,6 +12,7 @@ import torch
 from cgd.errors import InputError, PeerLeftError, RemoteProtocolError, SettingsError
 from cgd.optim.displacement import parameter_name, trainable
 from cgd.optim.flat_vectors import join
+from cgd.optim.public_start import is_as_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,11 +57,18 @@ def check_rule(rule: Any) -> None:
 
 
 def check_unwritten(groups: Sequence[dict[str, Any]], states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
-    """Check that the weights are those of the last step: origin + displacement.
+    """Check that the weights are those of the last step, origin + displacement; before the first, those of `confine`.
 
     Raises:
         InputError: the program has written into a parameter since then.
     """
+    for number, parameter in enumerate(trainable(*groups)):
+        if parameter not in states and not is_as_written(parameter):
+            raise InputError(
+                f"the program has written into parameter {parameter_name(parameter, groups, number)} since "
+                "cgd.confine: its weights are no longer start + origin, so the private origin would be lost. Load or "
+                "initialise weights before cgd.confine; to continue a training, use optimizer.load_state_dict"
+            )
     parameters = [parameter for parameter in trainable(*groups) if parameter in states]
     if not parameters:
         return
@@ -84,7 +92,7 @@ def _written_error(name: str, count: int, total: int) -> InputError:
         f"the program has written into parameter {name} since the last step ({count} of {total} values): a confined "
         "model is its origin plus the common displacement, so the values would be lost. Clamp or normalise in "
         "forward(), or with torch.nn.utils.parametrize; average weights in a copy of the model, or put the weights "
-        "back before step(); load weights before the first step, or with optimizer.load_state_dict"
+        "back before step(); load weights before cgd.confine, or with optimizer.load_state_dict"
     )
 
 

@@ -27,6 +27,10 @@ STARTS = ("model", ZEROS)
 CONFINED = "_cgd_confined"
 """The attribute of a parameter with a private origin: the digest of its start; see `mark_confined`."""
 DIGEST_BYTES = 32
+_WRITTEN = "_cgd_written"
+"""The attribute of a parameter that `cgd.confine` has written, until its first step; see `remember_written`."""
+_NARROWER = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that a program may convert a confined model to, with a loss of digits."""
 
 
 @contextmanager
@@ -136,6 +140,53 @@ def frozen_digest(model: torch.nn.Module) -> bytes:
         temporary = module._non_persistent_buffers_set
         values += [digest_of(each) for name, each in module.named_buffers(recurse=False) if name not in temporary]
     return hashlib.sha256(b"".join(values)).digest() if values else b""
+
+
+def value_digests(values: torch.Tensor) -> dict[str, bytes]:
+    """Return digests of values as they are, and rounded to each narrower type, for `has_values`."""
+    narrower = [each for each in _NARROWER if values.is_floating_point() and each.itemsize < values.dtype.itemsize]
+    return {str(each): digest_of(values.detach().to(each)) for each in (values.dtype, *narrower)}
+
+
+def has_values(values: torch.Tensor, digests: Mapping[str, bytes]) -> bool:
+    """Return whether a tensor has the values of these `value_digests`, on any device and in any type.
+
+    Values that were rounded once, by a conversion to a narrower type, count as the same.
+
+    Examples:
+        >>> digests = value_digests(torch.tensor([0.1, 0.2]))
+        >>> has_values(torch.tensor([0.1, 0.2]).double(), digests), has_values(torch.tensor([0.1, 0.2]).half(), digests)
+        (True, True)
+        >>> has_values(torch.tensor([0.1, 0.3]), digests)
+        False
+    """
+    for name, digest in digests.items():
+        converted = values.detach().to(getattr(torch, name.removeprefix("torch.")))
+        # A wider type must have no more digits than the one that the digest is of.
+        same_type = converted.dtype == values.dtype
+        if digest_of(converted) == digest and (same_type or torch.equal(converted.to(values.dtype), values)):
+            return True
+    return False
+
+
+def remember_written(parameters: Iterable[torch.Tensor]) -> None:
+    """Remember a digest of start + origin, so that other weights are noticed before the first step.
+
+    The digest stays with the parameter and is never sent: it is of private values.
+    """
+    for parameter in parameters:
+        setattr(parameter, _WRITTEN, value_digests(parameter))
+
+
+def forget_written(parameter: torch.Tensor) -> None:
+    """Forget the digest of start + origin: a step moves the parameter, and another optimiser may continue there."""
+    parameter.__dict__.pop(_WRITTEN, None)
+
+
+def is_as_written(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is still start + origin; True if it has no origin, or has been moved by a step."""
+    digests = getattr(parameter, _WRITTEN, None)
+    return digests is None or has_values(parameter, digests)
 
 
 def start_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -169,6 +169,8 @@ def restore(
     by_index: dict[str, dict[str, torch.Tensor]] = {str(index): {} for index in range(len(parameters))}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
+        if index not in by_index and index.isdecimal() and key == "displacement":
+            raise _other_layers(f"{name[:MAX_REASON_CHARACTERS]!r} belongs to no parameter of this optimiser")
         if index not in by_index:
             raise _not_a_state(f"{name!r} belongs to no parameter")
         by_index[index][key] = tensor
@@ -176,13 +178,15 @@ def restore(
     if counts.dtype != torch.int64 or counts.dim() != 1 or len(counts) < MIN_COUNTS:
         raise _not_a_state("the count of the samples is missing or malformed")
     if not all("displacement" in each for each in found):
-        raise _not_a_state("a displacement is missing")
+        if not any("displacement" in each for each in found):
+            raise _not_a_state("a displacement is missing")
+        raise _other_layers(f"a displacement is missing for one of the {len(found)} parameters of this optimiser")
     shapes = [tuple(each["displacement"].shape) for each in found]
     ours = [tuple(each.shape) for each in parameters]
     if shapes != ours:
         raise InputError(
             f"the members train parameters of shapes {shapes} and this model has {ours}; build the model that was "
-            "trained before"
+            "trained before, with the same layers frozen as in the last step"
         )
     layouts = layouts or [None] * len(parameters)
     for parameter, each, layout in zip(parameters, found, layouts, strict=True):
@@ -226,6 +230,15 @@ def _not_a_state(reason: str) -> InputError:
     return InputError(
         f"the members' stored state is not the state of an optimiser: {reason[:MAX_REASON_CHARACTERS]}; "
         "restore a state folder of this training, or start a new one"
+    )
+
+
+def _other_layers(fact: str) -> InputError:
+    return InputError(
+        f"the members' stored state is that of other layers: {fact}. Either this is another model, or the layers that "
+        "train have changed since the optimiser was built (requires_grad, add_param_group), and a restarted program "
+        "begins with those of its first step. Build the model that was trained before, with an optimiser of all layers "
+        "that train at any time, from the beginning, and freeze none of them in between"
     )
 
 

@@ -4,7 +4,8 @@ A layer such as `nn.BatchNorm2d` in training mode writes means and variances of 
 Buffers are not summed, so the model would no longer be start + origin + displacement, and the models of two members
 would differ in more than their origins. In evaluation mode the statistics are constants, for example those of
 pretrained weights. `cgd.confine` refuses a layer that changes its statistics. A layer that it accepts, but that is
-switched to training mode later, is refused at the next step.
+switched to training mode later, is refused at the next step; statistics that have changed by then are noticed by
+`untrained_values`.
 """
 
 from __future__ import annotations

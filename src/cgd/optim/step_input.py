@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError
+from cgd.optim.displacement import trainable
 from cgd.optim.flat_vectors import flatten_gradients, join
 from cgd.optim.program_checks import unscale
 
@@ -28,6 +30,7 @@ class StepInput:
     def __init__(self) -> None:
         self.batches = 1
         self.local_steps: LocalSteps | None = None
+        self._had_local_steps, self._warned = False, False
 
     @property
     def updates(self) -> dict[torch.Tensor, torch.Tensor] | None:
@@ -64,5 +67,23 @@ class StepInput:
     def vector(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """Return this member's gradients, without the scale of a GradScaler, or updates as one vector."""
         if self.updates is None:
+            self._warn_without_gradients(optimizer)
             return unscale(optimizer, flatten_gradients(parameters))
+        self._had_local_steps = True
         return join([self.updates[parameter] for parameter in parameters])
+
+    def _warn_without_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn once of a step() out of habit after a block of local steps, whose end has taken the step of the round.
+
+        Without such blocks there is no warning: a member may have no gradient in a step in which others have one.
+        """
+        if self._warned or not self._had_local_steps:
+            return
+        if all(each.grad is None for each in trainable(*optimizer.param_groups)):
+            self._warned = True
+            warnings.warn(
+                "no parameter has a gradient: this member takes part in this step with zeros. After a block of "
+                "local_steps() no step() is needed, because its end takes the step of the round; leave step() out, or "
+                "call backward() before it",
+                stacklevel=2,
+            )

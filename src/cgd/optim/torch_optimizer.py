@@ -5,6 +5,11 @@ torch computes the same bits everywhere. That is not certain: torch's optimisers
 rounds once and another twice. Members compare a digest of the displacement and of the optimiser's state before every
 sum, so a difference is an error before anything more is shared. `ConfinedSGD` and `ConfinedAdam` have the same bits on
 every machine.
+
+Each parameter is moved by an optimiser of its own, built anew for each step from the options and the state of the
+parameter: this is what members compare and store. An optimiser class with more memory than this, such as a counter of
+its own or a norm over all parameters, would take other steps than it does in torch. `ConfinedTorchOptimizer` compares
+the two in a trial at its construction, and refuses such a class.
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from cgd.errors import InputError
-from cgd.optim.displacement import PRIVATE_STATES, check_lr
+from cgd.optim.displacement import PRIVATE_STATES, canonical, check_lr
 from cgd.optim.flat_vectors import working_dtype
 from cgd.optim.optimizer import ConfinedOptimizer
 from cgd.optim.sample_count import NOT_COUNTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
     from torch.optim.optimizer import ParamsT
 
@@ -35,6 +40,11 @@ MACHINE_DEPENDENT = ("foreach", "fused", "capturable", "differentiable")
 """Options that choose how torch computes, and with it the bits. All of them are switched off."""
 
 _OURS = ("displacement", *PRIVATE_STATES)
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""What classes that cannot be used raise, in their constructors or steps."""
+_TRIAL_STEPS = 12
+_TRIAL_SHAPES = ((2, 2), (3, 4))  # Muon accepts only matrices
+_TRIAL_LR = 0.125
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class TorchRule:
         """
         try:
             return self.kind([displacement], **self.options)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except _FAILURES as error:
             raise InputError(
                 f"torch's {self.kind.__name__} cannot be used for a parameter of shape {tuple(displacement.shape)} "
                 f"with {self.options}: {error}"
@@ -101,8 +111,9 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
     Args:
         params: parameters or parameter groups, as in torch.
         kind: a class of `torch.optim`, or another one that reads gradients and weights only. Its state consists of
-            tensors for each parameter. Optimisers that need a closure (`LBFGS`) or sparse gradients (`SparseAdam`) are
-            rejected.
+            tensors for each parameter, in `state[parameter]`, and its options are in `defaults`, as they were given.
+            Optimisers that need a closure (`LBFGS`) or sparse gradients (`SparseAdam`), and those that use anything
+            else (a counter of their own, a norm over all parameters) are rejected.
         peers: the members of the sum.
         samples: n_l, the number of this participant's samples; the other members learn only the total.
         max_norm: as for `ConfinedSGD`.
@@ -164,6 +175,7 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
 
     def _rule(self, group: dict[str, Any]) -> TorchRule:
         own = {key: group[key] for key in self._names}
+        _check_comparable(self._kind, own)
         numbers = {key for key, value in own.items() if isinstance(value, torch.Tensor) and value.numel() == 1}
         options = {key: value.item() if key in numbers else value for key, value in own.items()}
         rule = TorchRule(self._kind, options | self._switched_off)
@@ -178,7 +190,7 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
 
 
 def _check(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of the optimiser with their values, after a trial of two steps.
+    """Return all options of the optimiser with their values, after trial steps.
 
     Raises:
         InputError: the optimiser cannot be used.
@@ -186,6 +198,7 @@ def _check(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer) or issubclass(kind, ConfinedOptimizer):
         raise InputError(f"the optimiser is {kind!r}; it must be a class such as torch.optim.AdamW")
     _reject_machine_dependent(options)
+    _check_comparable(kind, options)
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is None or closure.default is inspect.Parameter.empty:
         raise InputError(
@@ -196,17 +209,106 @@ def _check(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     found = rule.build(torch.zeros(2, 2)).defaults
     if taken := found.keys() & {*NOT_COUNTED, "steps"}:
         raise InputError(f"torch's {kind.__name__} has an option {min(taken)!r}, a name that cgd uses; rename it")
+    passed = {key: value for key, value in found.items() if key in _accepted(kind) | options.keys()}
+    # A scheduler would look for lr in the parameter groups.
+    if lost := (options.keys() | ({"lr"} & found.keys())) - passed.keys():
+        raise InputError(
+            f"{kind.__name__} does not have its option {min(lost)!r} both in its constructor and in `defaults`, so "
+            "that it would not be used, compared or scheduled; use a class whose constructor names it and passes it to "
+            "Optimizer.__init__ in defaults, or give it here if the constructor takes it by **kwargs"
+        )
     try:
         _try_steps(rule)
+        _compare_with_torch(kind, dict(options), passed.keys())
+        if "lr" in passed:  # an lr of zero, as a warm-up may begin with, would hide every difference
+            _compare_with_torch(kind, {**options, "lr": _TRIAL_LR}, passed.keys())
     except InputError:
         raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except _FAILURES as error:
         raise InputError(
             f"torch's {kind.__name__} failed in a step with the gradient of a matrix: {error}. Use an optimiser for "
             "dense gradients"
         ) from None
-    accepted = inspect.signature(kind).parameters
-    return {key: value for key, value in found.items() if key in accepted}
+    return passed
+
+
+def _accepted(kind: type[torch.optim.Optimizer]) -> set[str]:
+    """Return the names of the constructor's parameters; with `**kwargs`, also those of the classes it inherits from."""
+    names: set[str] = set()
+    for each in kind.__mro__:
+        if "__init__" in vars(each):
+            parameters = inspect.signature(vars(each)["__init__"]).parameters
+            names |= parameters.keys()
+            if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return names
+
+
+def _check_comparable(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> None:
+    """Check that members can compare these options.
+
+    Raises:
+        InputError: an option is of another type than numbers, texts, None, and lists of these.
+    """
+    for key, value in options.items():
+        try:
+            canonical(value)
+        except _FAILURES:
+            if key == "lr":
+                check_lr(value)
+            raise InputError(
+                f"the option {key} of {kind.__name__} is of type {type(value).__name__}; members compare options "
+                "before each sum, so an option must be a number, a text, None, or a list of these"
+            ) from None
+
+
+def _compare_with_torch(kind: type[torch.optim.Optimizer], options: dict[str, Any], names: Set[str]) -> None:
+    """Compare the steps of one ordinary optimiser of two parameters with those of `TorchRule`, bit for bit.
+
+    `names` are the options that are passed on to a rule.
+
+    Raises:
+        InputError: they are not the same, or the optimiser has memory that belongs to no parameter.
+    """
+    parameters = [torch.zeros(shape) for shape in _TRIAL_SHAPES]
+    displacements = [each.clone() for each in parameters]
+    states: list[dict[str, Any]] = [{} for _ in parameters]
+    ordinary = kind(parameters, **options)
+    rule = TorchRule(kind, {key: key not in MACHINE_DEPENDENT and ordinary.defaults[key] for key in names})
+    before = _own_numbers(ordinary)
+    for step in range(_TRIAL_STEPS):
+        for number, (parameter, displacement) in enumerate(zip(parameters, displacements, strict=True)):
+            parameter.grad = _trial_gradient(parameter.shape, step, number)
+            rule.move(displacement, parameter.grad.clone(), states[number])
+        ordinary.step()
+        pairs = zip(parameters, displacements, strict=True)
+        if not all(torch.equal(one.view(torch.int32), other.view(torch.int32)) for one, other in pairs):
+            raise _more_than_a_rule(kind, f"it takes another step {step + 1} than a new one with its options and state")
+    if extra := [key for key in ordinary.state if not isinstance(key, torch.Tensor)]:
+        raise _more_than_a_rule(kind, f"its state has {extra[0]!r}, which belongs to no parameter")
+    after = _own_numbers(ordinary)
+    if changed := sorted(key for key in after if key not in before or after[key] != before[key]):
+        raise _more_than_a_rule(kind, f"its attribute {changed[0]!r} changes in a step")
+
+
+def _own_numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimiser that are numbers."""
+    return {key: value for key, value in vars(optimizer).items() if isinstance(value, (int, float))}
+
+
+def _trial_gradient(shape: torch.Size, step: int, number: int) -> torch.Tensor:
+    """Return a made-up gradient, other than those of other steps and parameters."""
+    values = (torch.arange(shape.numel()) * 7 + step * 5 + number * 3) % 11 - 5.25
+    return (values * 0.125 * (number + 1)).reshape(shape)
+
+
+def _more_than_a_rule(kind: type[torch.optim.Optimizer], fact: str) -> InputError:
+    return InputError(
+        f"{kind.__name__} cannot be used: {fact}. Each parameter is moved by itself, from the options in `defaults` "
+        "and the tensors in `state[parameter]`, which members compare and store. Use an optimiser that keeps its "
+        "counters in state[parameter], reads its options from its parameter groups as they were given, draws no random "
+        "numbers, and computes nothing over several parameters, such as a norm; or cgd's max_norm= for the latter"
+    )
 
 
 def _try_steps(rule: TorchRule) -> None:
