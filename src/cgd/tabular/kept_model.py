@@ -14,7 +14,8 @@ do not show (`careful_losses`).
 the records that chose it than on new ones. The validation records are divided into five parts; for each, the same
 choice is made on the other four, and its predictions are scored on this one (cross-fitting). So all validation records
 take part in both, none of them in both at once, and no model is trained on any of them. The model that is kept is
-chosen on all of them, and so on more records than those that were scored.
+chosen on all of them, and so on more records than those that were scored. All of them took part in choosing the step at
+which the training stopped, so all scores are slightly too good on them (`cgd.reporting.kept_text.describe_selection`).
 """
 
 from __future__ import annotations
