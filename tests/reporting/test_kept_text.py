@@ -130,9 +130,7 @@ def test_report_describes_the_model_that_is_kept(tmp_path: Path) -> None:
     assert "as it was trained: we have 7 validation records" in report(run, tmp_path).text
 
 
-SELECTED = (
-    "also chose the step at which the training stopped: so together{} may look slightly better on them than on"
-)
+SELECTED = "also chose the step at which the training stopped: so together{} may look slightly better on them than on"
 
 
 @pytest.mark.parametrize(
