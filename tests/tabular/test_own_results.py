@@ -16,7 +16,7 @@ from cgd.reporting.run_file import load_run
 from cgd.reporting.run_scores import ClassificationScores
 from cgd.tabular import own_results
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.own_results import CONFINED, FinishedTraining, load_finished
+from cgd.tabular.own_results import CONFINED, DISPLACEMENT_FILE, FinishedTraining, load_finished
 from cgd.tabular.run import TabularRun
 from cgd.tabular.training import train
 from support.private_tables import PRIVATE_DATA, private_settings
@@ -110,6 +110,7 @@ def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
     monkeypatch.undo()
     own = folder / "stopped" / "ada"
     assert load_run(own).kept is None
+    assert (own / DISPLACEMENT_FILE).stat().st_mode & 0o777 == 0o600
     assert (own / CONFINED / "model.json").exists()
     states["kept"] = (own / "model.safetensors").read_bytes()
     assert states["kept"] == (folder / "complete" / "ada" / "model.safetensors").read_bytes()
@@ -121,6 +122,7 @@ def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
     again = load_run(own)
     assert (again.kept, again.comparison, again.validation) == (complete.kept, complete.comparison, complete.validation)
     assert (own / "model.safetensors").read_bytes() == states["kept"]
+    assert not list(folder.glob(f"*/ada/{DISPLACEMENT_FILE}"))
 
 
 def test_without_a_model_alone_the_kept_one_is_compared_with_the_confined_one(federation: Federation) -> None:
