@@ -226,6 +226,8 @@ class TabularRun:
             notes = (*notes, "the model's outputs for our validation records are not finite, so there are no scores")
         if finished is not None:
             show_message(f"{end}; the run was finished before, and {self.folder.path} is not changed")
+            for message in self.unapplied_keep(finished):
+                show_message(message)
         else:
             if self.keep != "confined" and outputs is not None and trained.displacement is not None:
                 # For `_complete`, after an interruption.
@@ -236,6 +238,13 @@ class TabularRun:
         if outputs is not None and self._lacks_results(finished):
             self._add_results(FinishedTraining(model, trained, outputs), peers.seed, show_message)
         return load_run(self.folder.path)
+
+    def unapplied_keep(self, finished: AnyRun) -> list[str]:
+        """Return a message if the confined model is wanted, and a finished run keeps another one."""
+        place = self.folder.path / CONFINED
+        if self.keep != "confined" or finished.kept is None or not place.exists():
+            return []
+        return [f"--keep confined was not applied, because the run is finished; the confined model is in {place}"]
 
     def _lacks_results(self, finished: AnyRun | None) -> bool:
         """Return whether a run lacks what is computed after the last sum; None is one that was just trained."""
