@@ -13,6 +13,8 @@ from cgd.experiments import experiment_file, plots, tables
 from cgd.experiments.entry_result import EntryResult
 from cgd.experiments.runner import ResultStore
 from cgd.experiments.spec import RunSpec
+from cgd.federation import training_section
+from cgd.simulation import local_training
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +120,8 @@ def test_settings_are_left_out_of_results_that_do_not_use_them() -> None:
         ({"fresh_origins": True, "method": "fedsgd"}, "only cgd uses it"),
         ({"nesterov": True}, "nesterov is true and momentum is 0"),
         ({"batches": 0}, "batches is 0; it must be at least 1"),
+        ({"batches": 10**12}, "batches is 1000000000000; .*, at most 10,000"),
+        ({"local": {"epochs": 1001}}, "epochs of the local training is 1001; it must be at most 1,000"),
         ({"rule": "adam", "momentum": 0.9}, "only the rule sgd uses it"),
         (
             {"local": {}, "columns": 2, "mode": "joint", "accept": "joint reveals raw records"},
@@ -128,3 +132,8 @@ def test_settings_are_left_out_of_results_that_do_not_use_them() -> None:
 def test_settings_that_cannot_be_used_are_refused_before_a_run(table: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RunSpec.from_table(table, "here")
+
+
+def test_limits_are_those_of_a_federation_file() -> None:
+    for name in ("MAX_BATCHES", "MAX_LOCAL_EPOCHS"):
+        assert getattr(local_training, name) == getattr(training_section, name)

@@ -44,7 +44,7 @@ def test_report_says_plainly_whether_joining_helped(interval: tuple[float, float
     printed = "\n".join(training_report.describe_result(load_run(tmp_path)))
     assert JOINING[interval] in printed
     assert " personalised and " in printed
-    assert " together and " not in printed
+    assert " together and 0." not in printed
     differ = "As it was trained, the model together is {} for our records than one of our own alone"
     assert "As it was trained, the model" not in page.text
     models[1]["gains"]["log_loss"] |= {"value": -0.15, "low": -0.2, "high": -0.1}
@@ -128,3 +128,29 @@ def test_report_describes_the_model_that_is_kept(tmp_path: Path) -> None:
     assert "as it was trained: no other one is clearly better on our 1,203 validation" in report(run, tmp_path).text
     run["kept"] |= {"models": [], "unavailable": "we have 7 validation records, and 20 are needed to choose on"}
     assert "as it was trained: we have 7 validation records" in report(run, tmp_path).text
+
+
+SELECTED = "also chose the step at which the training stopped: so together{} may look slightly better on them than on"
+
+
+@pytest.mark.parametrize(
+    ("patience", "best_step", "told"),
+    [(5, 160, True), (5, 200, True), (0, 160, True), (0, 200, False), (5, None, False)],
+)
+def test_scores_of_records_that_chose_the_step_are_called_too_good(
+    patience: int, best_step: int | None, told: bool, tmp_path: Path
+) -> None:
+    run = runs.classification()
+    run["training"]["patience"] = patience
+    run["outcome"] |= {"steps": 200, "best_step": best_step}
+    page = report(run, tmp_path)
+    printed = "\n".join(training_report.describe_result(load_run(tmp_path)))
+    for text in (page.text, printed):
+        assert (SELECTED.format("") in text) == told
+    models = run["comparison"]["models"]
+    models.append(json.loads(json.dumps(models[1])) | {"name": "personalised"})
+    assert (SELECTED.format(" and personalised") in report(run, tmp_path).text) == told
+    run["comparison"] = None
+    report(run, tmp_path)
+    printed = "\n".join(training_report.describe_result(load_run(tmp_path)))
+    assert ("so the model may look slightly better" in printed) == told

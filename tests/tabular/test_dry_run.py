@@ -85,12 +85,15 @@ def test_dry_run_shows_what_would_happen_and_writes_nothing(tmp_path: Path) -> N
         "60 records of ada.csv",
         "column 'age': 2 values are -999",
         "the network would have 66 parameters, for the 5 features of our own table, and more if others",
+        "model start: public seed 0",
         "30 steps or fewer, with an evaluation every 5",
         "to every participant, 30 times: the sum of all gradients, weighted",
         "to every participant, 6 times: the validation loss over all records",
         "nothing was sent or written",
     ):
         assert text in output
+    path.write_text(path.read_text().replace('kind = "mlp"', 'kind = "mlp"\nstart = "zeros"'))
+    assert "model start: zeros" in dry_run(path)[1]
 
 
 def test_dry_run_shows_privacy_warnings_of_our_own_table(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from support.tabular import DATA, REGRESSION, records, run_members, table, tabul
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import nn
 
@@ -96,12 +97,18 @@ def test_with_a_large_origin_a_small_part_of_it_is_kept() -> None:
     assert changed
 
 
-def test_without_the_origin_all_members_have_the_same_model() -> None:
+@pytest.mark.parametrize("start", [0, "zeros"])
+def test_without_the_origin_all_members_have_the_same_model(start: Any, tmp_path: Path) -> None:
     settings = tabular_settings(steps=20)
+    settings = replace(settings, model=replace(settings.model, start=start))
     results = train_all(settings, [records(table(100, seed)) for seed in (1, 2, 3)])
     bare, half, whole = (
         [
-            flat(scaled_network(settings, each.network, each.preprocessing, seed_of(place), part))
+            flat(
+                scaled_network(
+                    settings, each.network, each.preprocessing, seed_of(place), part, displacement=each.displacement
+                )
+            )
             for place, each in enumerate(results)
         ]
         for part in (0.0, 0.5, 1.0)
@@ -109,7 +116,13 @@ def test_without_the_origin_all_members_have_the_same_model() -> None:
     for place, trained in enumerate(results):
         assert torch.equal(whole[place], flat(trained.network))
         assert torch.allclose(half[place], (bare[place] + whole[place]) / 2, rtol=0, atol=1e-6)
-        assert torch.allclose(bare[place], bare[0], rtol=0, atol=1e-6)
+        assert torch.equal(bare[place], bare[0])
+        network = scaled_network(
+            settings, trained.network, trained.preprocessing, seed_of(place), 0.0, displacement=trained.displacement
+        )
+        replace(ConfinedModel.from_training(trained, settings, {}), network=network).save(tmp_path / str(place))
+        for name in ("model.safetensors", "model.json"):
+            assert (tmp_path / str(place) / name).read_bytes() == (tmp_path / "0" / name).read_bytes()
         if place:
             assert not torch.allclose(whole[place], whole[0], rtol=0, atol=1e-2)
 

@@ -82,6 +82,8 @@ def test_note_says_that_batches_are_too_small() -> None:
     modes: list[dict[str, Any]] = [{"batches": 12}, {"batches": 1}, {"batches": 20, "local_epochs": 1}]
     for mode in modes:
         assert batch_notes(tabular_settings(**mode), 60) == ()
+    (note,) = batch_notes(tabular_settings(batches=61, local_epochs=1), 60)
+    assert note.startswith("batches is 61, and we have 60 training records: each of our batches is a single record")
 
 
 def test_local_epochs_need_fewer_sums() -> None:
@@ -126,6 +128,10 @@ def test_update_is_clipped_to_the_bound() -> None:
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batches is 0; it must be at least 1"):
         Training(batches=0)
+    for name, most in (("batches", 10_000), ("local_epochs", 1_000)):
+        assert getattr(Training.from_stored({name: most}), name) == most
+        with pytest.raises(InputError, match=f"{name} is {most + 1}; it must be at least . and at most {most:,}"):
+            Training.from_stored({name: most + 1})
     with pytest.raises(InputError, match=r"local_lr is 0\.0; it must be a positive, finite number"):
         Training(local_lr=0.0)
     private = private_settings()

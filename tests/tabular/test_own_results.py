@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 import cgd
+from cgd.cli.join import _prepare_table
 from cgd.federation.config import Federation
 from cgd.json_files import convert
 from cgd.reporting.run_file import load_run
 from cgd.reporting.run_scores import ClassificationScores
 from cgd.tabular import own_results
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.own_results import CONFINED, FinishedTraining, load_finished
+from cgd.tabular.own_results import CONFINED, DISPLACEMENT_FILE, FinishedTraining, load_finished
 from cgd.tabular.run import TabularRun
+from cgd.tabular.run_inputs import RunOptions
 from cgd.tabular.training import train
 from support.private_tables import PRIVATE_DATA, private_settings
 from support.tabular import records, run_members, table, tabular_settings, write_csv, write_federation
@@ -45,13 +47,14 @@ def federation(tmp_path: Path) -> Federation:
     return Federation.load(write_federation(tmp_path, NAMES, steps=20, patience=0))
 
 
-def run_all(federation: Federation, out: str, **options: Any) -> list[AnyRun]:
+def run_all(federation: Federation, out: str, output: list[str] | None = None, **options: Any) -> list[AnyRun]:
     folder = federation.path.parent
 
     def member(peers: Peers, name: str) -> AnyRun:
         peers.seed = name.encode().ljust(32)
         data = folder / f"{name}.csv"
-        return TabularRun.prepare(federation, name, data, folder / out / name, **options).run(peers)
+        show = (lambda _: None) if output is None else output.append
+        return TabularRun.prepare(federation, name, data, folder / out / name, **options).run(peers, show_message=show)
 
     with cgd.local_peers(NAMES) as group:
         return group.run(member, NAMES)
@@ -110,6 +113,7 @@ def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
     monkeypatch.undo()
     own = folder / "stopped" / "ada"
     assert load_run(own).kept is None
+    assert (own / DISPLACEMENT_FILE).stat().st_mode & 0o777 == 0o600
     assert (own / CONFINED / "model.json").exists()
     states["kept"] = (own / "model.safetensors").read_bytes()
     assert states["kept"] == (folder / "complete" / "ada" / "model.safetensors").read_bytes()
@@ -121,6 +125,22 @@ def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
     again = load_run(own)
     assert (again.kept, again.comparison, again.validation) == (complete.kept, complete.comparison, complete.validation)
     assert (own / "model.safetensors").read_bytes() == states["kept"]
+    assert not list(folder.glob(f"*/ada/{DISPLACEMENT_FILE}"))
+
+
+def test_confined_model_that_is_wanted_too_late_is_named(
+    federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_all(federation, "runs", alone=False)
+    folder = federation.path.parent
+    own = folder / "runs" / "ada"
+    told = f"--keep confined was not applied, because the run is finished; the confined model is in {own / CONFINED}"
+    for keep, expected in (("confined", True), (None, False)):
+        _prepare_table(federation, "ada", folder / "ada.csv", own, RunOptions(keep=keep), alone=False)
+        assert (told in capsys.readouterr().err) == expected
+    output: list[str] = []
+    run_all(federation, "runs", output, alone=False, keep="confined")
+    assert told in output
 
 
 def test_without_a_model_alone_the_kept_one_is_compared_with_the_confined_one(federation: Federation) -> None:

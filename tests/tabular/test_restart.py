@@ -19,6 +19,7 @@ from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.run_inputs import RunOptions
 from cgd.tabular.settings import TabularSettings
 from cgd.tabular.training import EvalRecord, TrainingResult, train
+from cgd.tabular.training_loop import TrainingLoop
 from support.in_process import InProcessFederation, MemberProcess, new_federation, participant_entry
 from support.tabular import records, table, tabular_settings, write_csv, write_federation
 
@@ -290,14 +291,50 @@ def test_member_that_joins_while_categories_are_learned(
     assert preprocessing.features[-2:] == ("ward=A", "ward=B")
 
 
-def test_training_is_not_continued_with_another_network(tmp_path: Path) -> None:
-    """With another activation the shapes are the same, and the model that is saved was trained by nobody."""
+@pytest.mark.parametrize("epoch", [1, 2], ids=["same epoch", "new epoch"])
+@pytest.mark.parametrize("other", ['activation = "tanh"', "start = 1", 'start = "zeros"'])
+def test_training_is_not_continued_with_another_network(other: str, epoch: int, tmp_path: Path) -> None:
+    """With another activation or start the shapes are the same, and the model that is saved was trained by nobody."""
+    path, state = write_federation(tmp_path, NAMES, steps=10), tmp_path / "state"
+    run_all(path, state, tmp_path / "runs", orderly=True)
+    text = path.read_text().replace('kind = "mlp"', f'kind = "mlp"\n{other}')
+    if epoch == 2:
+        text = text.replace("steps = 10", "steps = 15").replace("epoch = 1", "epoch = 2")
+    path.write_text(text)
+    with InProcessFederation(path, state) as federation:
+        for name in NAMES:
+            federation.start(name, RunProgram(tmp_path / "other", path))
+        errors = federation.errors(*NAMES)
+    for error in errors.values():
+        assert isinstance(error, InputError), error
+        assert "this training was begun with another network than that of [model], whose kind is 'mlp'" in str(error)
+        assert other.split()[0] in str(error)
+        assert "start a new training under another name of the federation" in str(error)
+    assert not (tmp_path / "other" / "ada" / "model.json").exists()
+
+
+@pytest.mark.parametrize("other", ['activation = "tanh"', "start = 1"])
+def test_killed_training_is_not_continued_with_another_network(other: str, tmp_path: Path) -> None:
+    """All members were killed before a snapshot has the network: the commitment of the count has it, too."""
     path, state = write_federation(tmp_path, NAMES, steps=10), tmp_path / "state"
     run_all(path, state, tmp_path / "runs")
-    path.write_text(path.read_text().replace('kind = "mlp"', 'kind = "mlp"\nactivation = "tanh"'))
+    run_all(path, state, tmp_path / "again")
+    path.write_text(path.read_text().replace('kind = "mlp"', f'kind = "mlp"\n{other}'))
     with InProcessFederation(path, state) as federation:
         for name in NAMES:
             federation.start(name, RunProgram(tmp_path / "other", path))
         error = federation.errors("ada")["ada"]
     assert isinstance(error, InputError), error
-    assert "With a table, [model] and δ must be those of before, too" in str(error)
+    assert "[model]" in str(error)
+
+
+def test_training_of_a_version_that_did_not_store_the_network_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, state = write_federation(tmp_path, NAMES, steps=10), tmp_path / "state"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(TrainingLoop, "_save_network", lambda _: None)
+        run_all(path, state, tmp_path / "runs", orderly=True)
+    path.write_text(path.read_text().replace("steps = 10", "steps = 15").replace("epoch = 1", "epoch = 2"))
+    run_all(path, state, tmp_path / "runs")
+    assert [row.step for row in load_run(tmp_path / "runs" / "bob").history] == [5, 10, 15]

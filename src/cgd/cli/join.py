@@ -294,12 +294,14 @@ def _prepare_table(
     folder, record = _run_folder(federation, name, out), options.record
     table = TabularRun.prepare(federation, name, data, folder, **vars(options), alone=alone)
     typer.echo(f"cgd: {printable(_count_records(table.records, data))}", err=True)
-    if table.folder.finished_run() is not None:
+    if (finished := table.folder.finished_run()) is not None:
         typer.echo(
             f"cgd: this training is finished; its model and report in {folder} are not changed. A new training needs a "
             "new name",
             err=True,
         )
+        for message in table.unapplied_keep(finished):
+            typer.echo(f"cgd: {printable(message)}", err=True)
         typer.echo("cgd: joining again for peers that need to recover (Ctrl-C leaves)", err=True)
     for note in table.notes:
         _print_note(note)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "adam")
 RENAMED = {"training": (RenamedKey("sharing", "masking", {"expanded": "pairwise"}),)}
 """Keys with a new name, by section; digests and stored files contain the old ones."""
+# The batches of an epoch are drawn again in every step, and local epochs are trained between two sums.
+MAX_BATCHES, MAX_LOCAL_EPOCHS = 10_000, 1_000
 DEFAULTS: dict[str, Any] = {"batches": 1, "local_epochs": 0, "local_lr": 0.05}
 """Keys that stored files and digests contain only if they have other values, as before there were such keys."""
 
@@ -42,7 +44,7 @@ class Training:
         validate_every: with tables, the number of steps between two evaluations of the validation loss.
         patience: with tables, the number of evaluations without improvement before early stopping; 0 disables it.
         batches: with tables, the number of batches into which each member divides its records in an epoch; a step uses
-            one of them.
+            one of them. A member with fewer records than batches uses one record in each step.
         local_epochs: with tables, how many times a member trains on all its records between two sums, in `batches`
             batches; 0 sums gradients.
         local_lr: the step size of these local steps.
@@ -83,9 +85,9 @@ class Training:
             raise InputError(
                 f"validate_every is {self.validate_every} and patience {self.patience}; they must be at least 1 and 0"
             )
-        for name, least in (("batches", 1), ("local_epochs", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name, least, most in (("batches", 1, MAX_BATCHES), ("local_epochs", 0, MAX_LOCAL_EPOCHS)):
+            if not least <= getattr(self, name) <= most:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least} and at most {most:,}")
         if not 0 < self.local_lr < math.inf:
             raise InputError(f"local_lr is {self.local_lr}; it must be a positive, finite number")
         if self.minimum < MIN_MEMBERS:

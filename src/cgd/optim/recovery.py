@@ -302,6 +302,12 @@ class BestCheckpoint:
         for parameter, displacement in self._displacements.items():
             place(parameter, self._optimizer.state[parameter]["origin"], displacement)
 
+    def displacement_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the displacement of a parameter in the checkpoint; before the first `save`, the present one."""
+        found = self._displacements.get(parameter)
+        state: torch.Tensor = self._optimizer.state[parameter]["displacement"]
+        return state if found is None else found
+
     def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
         tensors = _load_tensors(content)
         for number, parameter in enumerate(parameters):

@@ -46,6 +46,19 @@ def describe_benefit(run: AnyRun) -> list[str]:
     return found
 
 
+def describe_selection(run: AnyRun) -> list[str]:
+    """Return a sentence if our validation records chose the step of the model: its scores on them are too good."""
+    outcome, patience = run.outcome, (run.training or {}).get("patience")
+    if run.validation is None or outcome is None or outcome.best_step is None:
+        return []
+    if not patience and outcome.best_step == outcome.steps:
+        return []
+    compared = [each.name for each in run.comparison.models if each.name != ALONE] if run.comparison else []
+    names = " and ".join(compared) or "the model"
+    found = "Our validation records, with those of the others, also chose the step at which the training stopped: so "
+    return [f"{found}{names} may look slightly better on them than on new records."]
+
+
 def describe_kept(run: AnyRun) -> list[str]:
     """Return what the model is that we keep, what the choice brought, and what it means."""
     kept = run.kept

@@ -19,7 +19,7 @@ from cgd.files import write_private, write_rows
 from cgd.reporting import charts, class_scores, score_tables
 from cgd.reporting.html import compact, decimals, figure, templates
 from cgd.reporting.intervals import wilson_interval
-from cgd.reporting.kept_text import describe_benefit, describe_kept
+from cgd.reporting.kept_text import describe_benefit, describe_kept, describe_selection
 from cgd.reporting.privacy_text import describe_guarantee
 from cgd.reporting.run_file import load_run
 from cgd.reporting.run_scores import ClassificationScores, RegressionScores
@@ -124,7 +124,7 @@ def describe_result(run: AnyRun) -> list[str]:
     rare = class_scores.describe_rare_classes(scores) if isinstance(scores, ClassificationScores) else ""
     kept = describe_kept(run)[:1]  # the report has the rest
     compared = [*describe_benefit(run), *score_tables.describe_comparison(run, kept_only=True)]
-    return [summarize(run), *kept, *compared, *([rare] if rare else [])]
+    return [summarize(run), *kept, *compared, *describe_selection(run), *([rare] if rare else [])]
 
 
 def summarize(run: AnyRun) -> str:
@@ -181,6 +181,7 @@ def render(run: AnyRun, threshold: float = class_scores.DEFAULT_THRESHOLD) -> st
         compared=score_tables.comparison_tables(run),
         comparison=[*describe_benefit(run), *score_tables.describe_comparison(run)],
         kept=describe_kept(run),
+        selection=describe_selection(run),
         alone=alone(run),
         subgroups=score_tables.subgroup_tables(run),
         importance=score_tables.importance_rows(run),

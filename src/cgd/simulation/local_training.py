@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     Indices = npt.NDArray[np.int64]
 
 
+# As in a federation file: the batches of an epoch are drawn again in every round.
+MAX_BATCHES, MAX_LOCAL_EPOCHS = 10_000, 1_000
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """The local training of every participant between two sums, as in federated averaging.
@@ -49,6 +53,8 @@ class LocalTraining:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise InputError(f"{name} of the local training is {value!r}; it must be a whole number from {least}")
+        if self.epochs > MAX_LOCAL_EPOCHS:
+            raise InputError(f"epochs of the local training is {self.epochs}; it must be at most {MAX_LOCAL_EPOCHS:,}")
         for name, end in (("lr", math.inf), ("momentum", 1.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < end:
@@ -83,6 +89,11 @@ class Work:
     def __post_init__(self) -> None:
         if isinstance(self.batches, bool) or not isinstance(self.batches, int) or self.batches < 1:
             raise InputError(f"batches is {self.batches!r}; it is the number of batches in an epoch, at least 1")
+        if self.batches > MAX_BATCHES:
+            raise InputError(
+                f"batches is {self.batches}; it is the number of batches in an epoch, at most {MAX_BATCHES:,}: a "
+                "participant with fewer records uses one of them in each step"
+            )
         if self.local is not None and not isinstance(self.local, LocalTraining):
             raise InputError(f"local is a {type(self.local).__name__}; pass LocalTraining(epochs=…, batch=…, lr=…)")
         if self.local is not None and self.batches > 1:

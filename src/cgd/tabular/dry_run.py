@@ -80,6 +80,8 @@ def describe_dry_run(
     if any(each.is_learned for each in settings.own_columns):
         more += ", or fewer if nobody else has some of our categories"
     yield f"the network would have {parameters:,} parameters, for the {features} features of our own table{more}"
+    start = settings.model.start
+    yield f"model start: {start if start == 'zeros' else f'public seed {start}'}"
     size = bytes_per_step(training, len(federation.names), parameters)
     yield (
         f"{training.steps:,} steps or fewer, with an evaluation every {training.validate_every}; the gradients alone "

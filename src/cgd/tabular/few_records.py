@@ -83,10 +83,21 @@ def few_states(records: TabularDataset, data: Data, columns: Sequence[Column]) -
 
 
 def batch_notes(settings: TabularSettings, samples: int) -> tuple[str, ...]:
-    """Return the note about batches with so few of our training records that all of their features are merged."""
+    """Return the note about batches with so few of our training records that all of their features are merged.
+
+    In local steps nothing is merged; there the note is about batches of a single record.
+    """
     training = settings.training
     records, rare = samples // training.batches, max(settings.data.rare_of(each) for each in settings.own_columns)
-    if training.local_epochs or training.batches == 1 or records >= rare:
+    if training.local_epochs:
+        if training.batches <= samples:
+            return ()
+        note = (
+            f"batches is {training.batches:,}, and we have {samples:,} training records: each of our batches is a "
+            "single record, and a local epoch uses our records several times; use fewer batches"
+        )
+        return (note,)
+    if training.batches == 1 or records >= rare:
         return ()
     note = (
         f"batches is {training.batches}, so a batch has {records or 1} of our {samples:,} training records; features "

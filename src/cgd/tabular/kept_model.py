@@ -1,9 +1,10 @@
 """The model that a participant keeps: the one of its own that suits its own records best. Nothing of this is sent.
 
 After the training, everybody knows the displacement D. So a participant may keep start + D + c·origin for any part c of
-its origin: c = 1 is the model as it was trained; at c = 0 it is, up to rounding, a model that all members have. The
-origin was noise for the protection of the training, and is not needed to predict. From there, the participant may adapt
-the model to its own records (`cgd.tabular.adaptation`).
+its origin: c = 1 is the model as it was trained; at c = 0 it is a model that all members have, with the same bits,
+because it is computed from D: the trained weights minus the origin would contain the rounding of their sum. The origin
+was noise for the protection of the training, and is not needed to predict. From there, the participant may adapt the
+model to its own records (`cgd.tabular.adaptation`).
 
 **The choice** is made on our own validation records by their mean loss: first c, then an adaptation and its number of
 steps. Another model is taken only if its loss is lower by more than the standard error of the difference: with few
@@ -15,7 +16,8 @@ the records that chose it than on new ones. The validation records are divided i
 choice is made on the other four, and its predictions are scored on this one (cross-fitting). So all validation records
 take part in both, none of them in both at once, and no model is trained on any of them. The model that is kept is
 chosen on all of them, and so on more records than those that were scored. If its choice did not lower the loss on
-records that did not make it, the model is kept as it was trained.
+records that did not make it, the model is kept as it was trained. All of them took part in choosing the step at which
+the training stopped, so all scores are slightly too good on them (`cgd.reporting.kept_text.describe_selection`).
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from torch.nn import functional
 
 from cgd.errors import InputError
 from cgd.tabular.adaptation import METHODS, adapt
+from cgd.tabular.models import build_start
 from cgd.tabular.training import build_confined
 from cgd.tabular.training_loop import EncodedDataset, forward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
     import torch
@@ -174,12 +177,15 @@ class _Candidates:
         self._validation = EncodedDataset.encode(trained.validation, preprocessing, settings)
         self._folds = divide(trained.validation.rows, trained.validation.units, seed)
         self._end = time.monotonic() + max(MIN_SECONDS, trained.seconds)
+        self._displacement = trained.displacement
+        # Without D, the model at c = 0 would have something of our origin, by rounding.
+        self._parts = PARTS if trained.displacement is not None else tuple(each for each in PARTS if each)
         self._known: dict[Choice, Floats] = {}
         self._adapted: dict[float, list[Choice]] = {}
 
     def choose(self, places: Integers) -> Choice:
         """Return the choice of some of the validation records."""
-        chosen = self._best(AS_TRAINED, [Choice(part) for part in PARTS], places)
+        chosen = self._best(AS_TRAINED, [Choice(part) for part in self._parts], places)
         return self._best(chosen, self._adaptations_from(chosen.part), places) if self._adaptations else chosen
 
     def cross_fit(self) -> Floats | None:
@@ -219,7 +225,9 @@ class _Candidates:
 
     def _scaled(self, part: float) -> nn.Module:
         trained = self._model.network
-        return scaled_network(self._settings, trained, self._preprocessing, self._seed, part, self._delta)
+        return scaled_network(
+            self._settings, trained, self._preprocessing, self._seed, part, self._delta, self._displacement
+        )
 
     def _losses(self, choice: Choice) -> Floats:
         if choice not in self._known:
@@ -287,8 +295,9 @@ def scaled_network(
     seed: bytes,
     part: float,
     delta: float | None = None,
+    displacement: Mapping[str, torch.Tensor] | None = None,
 ) -> nn.Module:
-    """Return a new network, start + D + c·origin, from the trained one, start + D + origin.
+    """Return a new network, start + D + c·origin.
 
     Args:
         settings: those of the training.
@@ -297,12 +306,21 @@ def scaled_network(
         seed: our seed, from which the origin was drawn.
         part: c.
         delta: our own δ, if not that of the federation file.
+        displacement: D by the names of parameters; if it is None, (1 - c)·origin is subtracted from the trained one.
     """
     network, origin = build_confined(settings, preprocessing, seed, delta)
     weights = dict(trained.state_dict())
     if part != 1.0:
+        inputs, outputs, model = len(preprocessing.features), preprocessing.outputs, settings.model
+        start = build_start(model, inputs, outputs, vertical=settings.vertical).state_dict()
         for name, numbers in origin.draw():
-            weights[name] = (weights[name].double() - (1 - part) * numbers).to(weights[name].dtype)
+            if displacement is None:
+                exact = weights[name].double() - (1 - part) * numbers
+            else:
+                common = displacement[name].double()
+                common = common if model.start == "zeros" else common + start[name].double()
+                exact = common + part * numbers
+            weights[name] = exact.to(weights[name].dtype)
     network.load_state_dict(weights)
     return network.eval()
 

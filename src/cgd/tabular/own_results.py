@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import load as load_tensors
+
 from cgd.reporting.run_scores import RegressionScores
 from cgd.tabular.alone import compare_alone, compare_together
 from cgd.tabular.evaluation import evaluate
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 CONFINED = "confined"
 """The folder with the confined model, if another one is kept."""
+DISPLACEMENT_FILE = "displacement.safetensors"
+"""D, from the end of the training until the model to keep is saved; all members know it."""
 NOT_WANTED = "it was not trained (--no-alone)"
 
 
@@ -130,7 +134,10 @@ def _load(
     # An earlier process may have saved the model to keep, and stopped before run.json.
     source = folder / CONFINED if (folder / CONFINED / MODEL_FILE).exists() else folder
     model = load_model(source, function=settings.model.function or None)
-    trained = SplitRecords(records, validation_mask(settings, records, seed), model.preprocessing, 0.0)
+    path = folder / DISPLACEMENT_FILE
+    displacement = load_tensors(path.read_bytes()) if path.exists() else None
+    held_out = validation_mask(settings, records, seed)
+    trained = SplitRecords(records, held_out, model.preprocessing, 0.0, displacement=displacement)
     scores = run.validation
     if scores is None or trained.validation.rows != scores.records:
         return None

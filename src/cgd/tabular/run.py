@@ -15,11 +15,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from safetensors.torch import save as save_tensors
 
 import cgd
 from cgd.errors import InputError
@@ -32,7 +35,7 @@ from cgd.tabular.evaluation import evaluate, validation_outputs
 from cgd.tabular.federated_stats import CategoryStats, NumberStats
 from cgd.tabular.learned_values import learned_messages
 from cgd.tabular.model import ConfinedModel
-from cgd.tabular.own_results import CONFINED, FinishedTraining, load_finished, own_results
+from cgd.tabular.own_results import CONFINED, DISPLACEMENT_FILE, FinishedTraining, load_finished, own_results
 from cgd.tabular.private_run import open_ledger, privacy_summary
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.run_inputs import RunOptions, read_inputs
@@ -41,8 +44,10 @@ from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import EvalRecord, TrainingResult, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    import torch
 
     from cgd.federation.config import Federation
     from cgd.optim.privacy_ledger import PrivacyLedger
@@ -221,13 +226,25 @@ class TabularRun:
             notes = (*notes, "the model's outputs for our validation records are not finite, so there are no scores")
         if finished is not None:
             show_message(f"{end}; the run was finished before, and {self.folder.path} is not changed")
+            for message in self.unapplied_keep(finished):
+                show_message(message)
         else:
+            if self.keep != "confined" and outputs is not None and trained.displacement is not None:
+                # For `_complete`, after an interruption.
+                _retry(partial(self._save_displacement, trained.displacement), show_message)
             quality = evaluate(model, trained, outputs)
             self._write(self._content(trained, history, quality, notes, peers), show_message)
         after_sums()
         if outputs is not None and self._lacks_results(finished):
             self._add_results(FinishedTraining(model, trained, outputs), peers.seed, show_message)
         return load_run(self.folder.path)
+
+    def unapplied_keep(self, finished: AnyRun) -> list[str]:
+        """Return a message if the confined model is wanted, and a finished run keeps another one."""
+        place = self.folder.path / CONFINED
+        if self.keep != "confined" or finished.kept is None or not place.exists():
+            return []
+        return [f"--keep confined was not applied, because the run is finished; the confined model is in {place}"]
 
     def _lacks_results(self, finished: AnyRun | None) -> bool:
         """Return whether a run lacks what is computed after the last sum; None is one that was just trained."""
@@ -256,6 +273,12 @@ class TabularRun:
             _retry(lambda: kept.save(folder), show_message)
         content = parse_json((folder / FILE).read_bytes())
         self._write({**content, **found.content}, show_message)
+        with suppress(OSError):
+            (folder / DISPLACEMENT_FILE).unlink(missing_ok=True)
+
+    def _save_displacement(self, displacement: Mapping[str, torch.Tensor]) -> None:
+        tensors = {name: each.contiguous() for name, each in displacement.items()}
+        write_private(self.folder.path / DISPLACEMENT_FILE, save_tensors(tensors))
 
     def _write(self, content: dict[str, Any], show_message: ShowMessage) -> None:
         text = json.dumps(content, indent=1, ensure_ascii=False).encode()

@@ -7,7 +7,7 @@ restarted with the same command and continues at the step of the others: the mem
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,11 @@ from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 from cgd.tabular.unit_checks import compare_with_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import numpy.typing as npt
+    import torch
     from torch import nn
 
     from cgd.optim.origin import Origin
@@ -53,12 +54,14 @@ class SplitRecords:
         held_out: the mask of the validation split.
         preprocessing: the encoding of tables and of the target.
         seconds: duration of the training; 0 if it is unknown.
+        displacement: D of each trainable parameter, by its name, the same bits at every member; None if it is unknown.
     """
 
     records: TabularDataset
     held_out: npt.NDArray[np.bool_]
     preprocessing: Preprocessing
     seconds: float
+    displacement: Mapping[str, torch.Tensor] | None = field(default=None, kw_only=True, compare=False)
 
     @cached_property
     def own(self) -> TabularDataset:
@@ -191,6 +194,11 @@ def train(
         ),
         seconds=time.monotonic() - start,
         ledger=ledger,
+        displacement={
+            name: loop.best.displacement_of(each).clone()
+            for name, each in network.named_parameters()
+            if each.requires_grad
+        },
     )
     if trace_writer is not None:
         trace_writer.finish(trained)

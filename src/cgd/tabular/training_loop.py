@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -142,6 +142,8 @@ class TrainingLoop:
         if settings.training.batches > 1 and not settings.training.local_epochs:
             BatchSampler(self.optimizer, settings.training.batches)  # members compare it, and warnings depend on it
         self.best = BestCheckpoint(self.optimizer)
+        self._network_slot = peers.next_slot()
+        self._check_network()
         self.evaluations: list[EvalRecord] = []
         self.step = 0
         self.clipped = 0
@@ -157,6 +159,8 @@ class TrainingLoop:
             self.peers.recovery.set_step(self.step - 1)
             new = self.step > steps_taken
             loss = self._take_step() if new else self.optimizer.step()
+            if self.step == 1:
+                self._save_network()
             if replaying and not self.optimizer.replayed:
                 replaying = False
                 caught_up(self.step - 1)
@@ -180,6 +184,27 @@ class TrainingLoop:
         bound = self.settings.training.bound
         what = "update" if self.settings.training.local_epochs else "gradient"
         return (f"in {self.clipped} steps our {what} exceeded the bound {bound:g} and was clipped to it",)
+
+    def _check_network(self) -> None:
+        """Check that a training is continued with its own network, also in a new epoch; shapes are checked elsewhere.
+
+        Raises:
+            InputError: it was begun with another one.
+        """
+        model, stored = self.settings.model, self.peers.recovery.load(self._network_slot)
+        if stored is not None and stored.content != _network_digest(model):
+            function = f", function {model.function!r}" if model.function else ""
+            raise InputError(
+                f"this training was begun with another network than that of [model], whose kind is {model.kind!r}, "
+                f"activation {model.activation!r}{function} and start {model.start!r}: the result would be a model "
+                "that nobody trained. Restore [model] at all members; or start a new training under another name of "
+                "the federation"
+            )
+
+    def _save_network(self) -> None:
+        """Store a digest of the network with the members: the commitment to our records is for one epoch only."""
+        if self.peers.recovery.load(self._network_slot) is None:
+            self.peers.recovery.save(self._network_slot, 1, _network_digest(self.settings.model), fixed=True)
 
     def _take_step(self) -> float | None:
         """Take one step with our records, or with local steps on them; return our loss."""
@@ -299,9 +324,15 @@ class TrainingLoop:
         return has_loss and since_best >= config.patience * config.validate_every
 
 
-def _network_digest(model: Model, delta: float) -> bytes:
-    """Return a digest of what the shapes of a network do not show; after a restart, it must be the same."""
-    return hashlib.sha256(repr((model.kind, model.activation, model.function, delta)).encode()).digest()
+def _network_digest(model: Model, delta: float | None = None) -> bytes:
+    """Return a digest of what the shapes of a network do not show, with our δ if it is given.
+
+    The start is part of it only if it is not the default, as before there was a choice.
+    """
+    parts = [model.kind, model.activation, model.function, *(() if delta is None else (delta,))]
+    if model.start != replace(model, start=None).start:
+        parts.append(model.start)
+    return hashlib.sha256(repr(tuple(parts)).encode()).digest()
 
 
 def _build_optimizer(
