@@ -27,10 +27,13 @@ def entry(label: str, reported: float | None = None, why: Explanation | None = N
     return RunEntry(label, replace(RUN, **settings), "3×1", known, why=why)
 
 
-def with_result(own: RunEntry, *accuracies: float) -> EntryResult:
-    """Return an entry that had half of these accuracies at step 2."""
+def with_result(own: RunEntry, *accuracies: float, losses: tuple[float, float, float] = (1, 1, 1)) -> EntryResult:
+    """Return an entry that had half of these accuracies at step 2, and these losses at steps 0, 2 and 4."""
     values = {0: [0.0] * len(accuracies), 2: [each / 2 for each in accuracies], 4: list(accuracies)}
-    evaluations = [Evaluation(step, [1.0] * len(accuracies), each) for step, each in values.items()]
+    evaluations = [
+        Evaluation(step, [loss] * len(accuracies), each)
+        for loss, (step, each) in zip(losses, values.items(), strict=True)
+    ]
     return EntryResult(own, (RunResult(own.run, History([], [], evaluations), "1", {}),))
 
 
@@ -79,9 +82,21 @@ def test_gaps_are_compared_with_gaps() -> None:
     gap = RunEntry("CGD", RUN, "3×1", {"gap": 2.0})
     assert differences.section([outcome("table-4", pooled, with_result(gap, 0.9), show="gaps")]) == ""
     page = differences.section(
-        [outcome("table-4", with_result(pooled.entry, 0.95), with_result(gap, 0.9), show="gaps")]
+        [outcome("table-4", with_result(pooled.entry, 0.96), with_result(gap, 0.9), show="gaps")]
     )
-    assert [row[1:6] for row in cells(page)] == [["3×1 CGD, gap", "**not explained**", "2.00", "5.00", "+3.00"]]
+    assert [row[1:6] for row in cells(page)] == [["3×1 CGD, gap", "**not explained**", "2.00", "6.00", "+4.00"]]
+
+
+def test_a_gap_that_was_the_papers_in_the_second_half_of_the_run_is_named() -> None:
+    gap = RunEntry("CGD", RUN, "3×1", {"gap": 2.0})
+    for reached, expected in ((0.938, "our gap was 1.60 after 3 of 4 steps"), (0.91, "**not explained**")):
+        own = with_result(gap, 0.9)
+        evaluations = own.results[0].history.evaluations
+        evaluations.insert(2, Evaluation(3, [1.0], [reached]))
+        pooled = with_result(RunEntry("pooled", replace(RUN, method="centralised")), 0.96)
+        pooled.results[0].history.evaluations.insert(2, Evaluation(3, [1.0], [0.954]))
+        ((_, _, text, *_),) = cells(differences.section([outcome("table-4", pooled, own, show="gaps")]))
+        assert text == expected
 
 
 @pytest.mark.parametrize(
@@ -109,9 +124,34 @@ def test_a_difference_within_two_standard_errors_may_be_chance() -> None:
     spread = (0.4, 0.6, 0.8, 1.0)  # mean 0.7, standard error 0.129
     chance = "it is at most two standard errors, so it may be chance"
     assert why(with_result(entry("CGD", 0.45), *spread)) == chance
-    assert why(with_result(entry("CGD", 0.44), *spread)) == "**not explained**"
+    assert not why(with_result(entry("CGD", 0.44), *spread)).startswith(chance)
     smaller = with_result(entry("smaller", 0.45, lr=0.1), 0.46)
     assert why(with_result(entry("CGD", 0.45, OTHER), *spread), smaller).startswith(f"{chance}; in part, with another")
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "losses", "expected"),
+    [
+        (0.4, 0.5, (2, 0.51, 0.1), "after 2 of 4 steps ours was 40.00 %, with loss 0.510 (the paper's 0.500)"),
+        (0.404, 0.5, (2, 0.51, 0.1), "after 2 of 4 steps ours was 40.00 %, with loss 0.510 (the paper's 0.500)"),
+        (0.41, 0.5, (2, 0.51, 0.1), "**not explained**"),
+        (0.4, 0.5, (2, 0.53, 0.1), "**not explained**"),
+        (0.4, 0.5, (0.5, 0.7, 0.1), "**not explained**"),
+    ],
+    ids=["both", "nearly both", "loss only", "accuracy only", "at different steps"],
+)
+def test_an_earlier_step_with_the_papers_loss_and_accuracy_is_named(
+    accuracy: float, loss: float, losses: tuple[float, float, float], expected: str
+) -> None:
+    own = replace(entry("CGD"), reported={"accuracy": accuracy, "loss": loss})
+    assert why(with_result(own, 0.8, losses=losses)) == expected
+
+
+def test_a_figure_within_two_deviations_may_be_that_of_one_participant() -> None:
+    accuracies = (0.69, 0.71) * 50  # standard error 0.001, standard deviation 0.01
+    expected = "it may be the figure of one participant: ours have sd 1.00"
+    assert why(with_result(entry("CGD", 0.681), *accuracies)) == expected
+    assert why(with_result(entry("CGD", 0.679), *accuracies)) == "**not explained**"
 
 
 def test_the_step_at_which_our_mean_had_the_papers_accuracy() -> None:

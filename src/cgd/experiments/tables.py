@@ -97,11 +97,12 @@ def _rows(found: EntryResult) -> list[tuple[str, ...]]:
 
 def _gap_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
     """Return the gap of each run to the centralised run, in percentage points of accuracy."""
-    baseline = baseline_accuracy(found)
+    pooled = baseline(found)
+    pooled_accuracy = None if pooled is None else pooled.accuracy
     rows = []
     for each in found:
         accuracy, entry = each.spread("accuracy"), each.entry
-        gap = "" if accuracy is None or baseline is None else f"{100 * (baseline - accuracy.mean):.2f}"
+        gap = "" if accuracy is None or pooled_accuracy is None else f"{100 * (pooled_accuracy - accuracy.mean):.2f}"
         reported = entry.reported.get("gap")
         cells = ("" if each.results else NOT_RUN, "")
         if accuracy is not None:
@@ -116,10 +117,10 @@ def _gap_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTa
     return table if _have_several_seeds(found) else table.without("seeds", "± sd over seeds")
 
 
-def baseline_accuracy(found: Sequence[EntryResult]) -> float | None:
-    """Return the mean accuracy of the centralised run, which gaps refer to; None if it has not been run."""
-    pooled = (each.accuracy for each in found if each.entry.run.method == "centralised")
-    return next((accuracy for accuracy in pooled if accuracy is not None), None)
+def baseline(found: Sequence[EntryResult]) -> EntryResult | None:
+    """Return the centralised entry, which gaps refer to; None if it has no accuracy yet."""
+    pooled = (each for each in found if each.entry.run.method == "centralised")
+    return next((each for each in pooled if each.accuracy is not None), None)
 
 
 def _regret_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
