@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.stats import norm
 from torch import nn
 
@@ -93,6 +92,8 @@ def test_initial_model_is_that_of_centralised_training() -> None:
 )  # a warning of RDP, which PRV uses for its range
 @pytest.mark.parametrize(("epsilon", "dp_delta"), [(0.05, 1e-5), (0.5, 1e-4), (2, 1e-5), (8, 1e-6)])
 def test_privacy_holds_by_another_accountant(epsilon: float, dp_delta: float) -> None:
+    from opacus.accountants import PRVAccountant
+
     steps, batch = 20, 64
     result = dp_sgd(make_settings(steps=steps), epsilon=epsilon, dp_delta=dp_delta, batch=batch)
     assert 0.99 * epsilon < result.epsilon_spent <= epsilon
@@ -152,6 +153,8 @@ def test_what_was_opened_before_is_part_of_epsilon() -> None:
 
 
 def test_random_batches_need_less_noise_than_by_the_renyi_accountant() -> None:
+    from opacus.accountants import RDPAccountant
+
     # Its bound is valid, too, and known to be some percent less tight.
     noise_multiplier = dp_sgd(make_settings(steps=20, lr=0.0), epsilon=2, batch=64).noise_multiplier
     accountant = RDPAccountant()

@@ -88,6 +88,7 @@ def watch(
     def member(peers: Peers, number: int) -> tuple[Preprocessing, int]:
         if number == 2:
             peers.observer, local.watches = watcher, True
+        peers.seed = bytes([number]) * 32  # from other origins, the search of `read_tanh` may end in a local minimum
         result = train(peers, settings, records_of(frames(number), data))
         return result.preprocessing, result.everyone_samples
 

@@ -180,13 +180,10 @@ def test_few_records_rarely_take_another_model_by_chance(monkeypatch: pytest.Mon
     settings = tabular_settings(steps=60)
     others = [records(table(300, seed)) for seed in (2, 3)]
     fresh = records(table(500, 9))
+    results = [train_all(settings, [records(table(100, seed)), *others])[0] for seed in range(10, 15)]
 
     def losses() -> list[float]:
-        found = []
-        for seed in range(10, 15):
-            (trained, *_) = train_all(settings, [records(table(100, seed)), *others])
-            found.append(log_loss(keep_of(settings, trained).model, fresh))
-        return found
+        return [log_loss(keep_of(settings, trained).model, fresh) for trained in results]
 
     careful = losses()
     monkeypatch.setattr(kept_model, "MIN_STANDARD_ERRORS", 0.0)

@@ -40,11 +40,15 @@ def content(name: str, rows: int = 200) -> dict[str, list[Any]]:
     return table(rows, len(name), rare=2.0 if name == "ada" else 0.0)
 
 
+def new_federation(folder: Path) -> Federation:
+    for name in NAMES:
+        write_csv(folder / f"{name}.csv", content(name))
+    return Federation.load(write_federation(folder, NAMES, steps=20, patience=0))
+
+
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
-    for name in NAMES:
-        write_csv(tmp_path / f"{name}.csv", content(name))
-    return Federation.load(write_federation(tmp_path, NAMES, steps=20, patience=0))
+    return new_federation(tmp_path)
 
 
 def run_all(federation: Federation, out: str, output: list[str] | None = None, **options: Any) -> list[AnyRun]:
@@ -60,16 +64,25 @@ def run_all(federation: Federation, out: str, output: list[str] | None = None, *
         return group.run(member, NAMES)
 
 
-def test_kept_model_is_the_one_that_predicts_and_the_confined_one_is_beside_it(federation: Federation) -> None:
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, AnyRun]:
+    """A federation, and the run of ada in its folder `complete`, which tests only read."""
+    federation = new_federation(tmp_path_factory.mktemp("complete"))
+    return federation, run_all(federation, "complete")[0]
+
+
+def test_kept_model_is_the_one_that_predicts_and_the_confined_one_is_beside_it(
+    complete: tuple[Federation, AnyRun],
+) -> None:
+    federation, run = complete
     folder = federation.path.parent
-    run = run_all(federation, "kept")[0]
     plain = run_all(federation, "plain", keep="confined")[0]
     assert run.kept is not None
     assert (run.kept.keep, run.kept.records, run.kept.unavailable) == ("personalised", 40, None)
     assert run.kept.method is not None
     assert plain.kept is None
     assert not (folder / "plain" / "ada" / CONFINED).exists()
-    kept, confined = cgd.load_model(folder / "kept" / "ada"), cgd.load_model(folder / "kept" / "ada" / CONFINED)
+    kept, confined = cgd.load_model(folder / "complete" / "ada"), cgd.load_model(folder / "complete" / "ada" / CONFINED)
     fresh = {name: values for name, values in content("ada", 400).items() if name in ("age", "dose", "ward")}
     before = cgd.load_model(folder / "plain" / "ada").predict_proba(fresh)
     assert np.array_equal(confined.predict_proba(fresh), before)
@@ -79,7 +92,7 @@ def test_kept_model_is_the_one_that_predicts_and_the_confined_one_is_beside_it(f
     # All figures of the report are those of the kept model, on records that did not choose it.
     assert isinstance(run.validation, ClassificationScores)
     assert run.validation.accuracy == run.comparison.models[2].scores["accuracy"].value
-    page = (folder / "kept" / "ada" / "report.html").read_text()
+    page = (folder / "complete" / "ada" / "report.html").read_text()
     assert "The model that we keep" in page
     assert "adapted to our own training records" in page
 
@@ -94,9 +107,10 @@ def test_nobody_can_see_what_a_member_keeps(federation: Federation) -> None:
 
 
 def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch
+    complete: tuple[Federation, AnyRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kept model is saved already, and run.json still describes the confined one."""
+    federation, expected = complete
     folder = federation.path.parent
     states: dict[str, bytes] = {}
 
@@ -106,7 +120,6 @@ def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
         write(self, found, *_)
 
     write = TabularRun._write
-    complete = run_all(federation, "complete")[0]
     monkeypatch.setattr(TabularRun, "_write", stop)
     with pytest.raises(KeyboardInterrupt):
         run_all(federation, "stopped")
@@ -123,7 +136,7 @@ def test_run_that_was_stopped_before_its_report_is_completed_without_the_others(
             SimpleNamespace(seed=SEED)  # type: ignore[arg-type]
         )
     again = load_run(own)
-    assert (again.kept, again.comparison, again.validation) == (complete.kept, complete.comparison, complete.validation)
+    assert (again.kept, again.comparison, again.validation) == (expected.kept, expected.comparison, expected.validation)
     assert (own / "model.safetensors").read_bytes() == states["kept"]
     assert not list(folder.glob(f"*/ada/{DISPLACEMENT_FILE}"))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cgd.simulation.vectors import add_products, compiled
+from cgd.simulation.vectors import add_matrix, add_products, compiled
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,7 +87,7 @@ class BlockedSamples(NamedTuple):
 def add_products_of_samples(start, end, samples, weights, out):
     """Add the products of the samples `start` to `end` with weights (features × width) to the first rows of `out`."""
     if len(samples.dense):
-        out[: end - start] += np.dot(samples.dense[start:end], weights)
+        add_matrix(np.dot(samples.dense[start:end], weights), out)
         return
     offsets, indices, values = samples.rows
     for s in range(start, end):
@@ -99,7 +99,7 @@ def add_gradient_of_block(samples, block, back, sums):
     """Add the gradient of the weights (features × width) over a block; `back` has those of the pre-activations."""
     start, end = samples.offsets[block], samples.offsets[block + 1]
     if len(samples.dense):
-        sums += np.dot(samples.dense[start:end].T, back[: end - start])
+        add_matrix(np.dot(samples.dense[start:end].T, back[: end - start]), sums)
         return
     offsets, indices, values = samples.columns
     first = block * len(sums)

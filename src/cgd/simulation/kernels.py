@@ -73,7 +73,7 @@ def joint_gradient(
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
     bias = np.zeros(width, np.float32)
     for c in range(len(first_bias)):
-        bias += first_bias[c]
+        add(first_bias[c], bias, bias)
     block_samples = np.max(samples.offsets[1:] - samples.offsets[:-1])
     hidden = np.empty((block_samples, width), np.float32)
     back = np.empty_like(hidden)
@@ -95,7 +95,9 @@ def joint_gradient(
             loss += columns * output_delta(
                 hidden, back, block_targets, 1, unit_counts, no_squares, stop - begin, net[3]
             )
-            back[: stop - begin] *= np.float32(columns)
+            for t in range(stop - begin):
+                for i in range(width):
+                    back[t, i] *= np.float32(columns)
         for c in range(len(first_bias)):
             add_rows(back, sums[1][c], stop - begin)
         add_gradient_of_block(samples, block, back, sums[0])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from cgd.simulation.kernels import output_delta, row_heads
-from cgd.simulation.vectors import ONE, ZERO, add, add_products, add_scaled, clear, compiled, copy
+from cgd.simulation.vectors import ONE, ZERO, add, add_matrix, add_products, add_scaled, clear, compiled, copy
 
 
 @compiled
@@ -128,7 +128,7 @@ def _train_by_weights(member, first, first_bias, head, net, steps, weight, sums)
     velocity = np.zeros((len(first) if momentum else 0, width), np.float32)
     bias_velocity = np.zeros_like(first_bias)
     head_velocity = np.zeros_like(head)
-    hidden, back, batch_targets, _ = _batch_buffers(ends, width, targets.shape[1], 0)
+    hidden, back, batch_targets, _ = _batch_buffers(ends, width, targets.shape[1], np.int64(0))
     loss, begin = 0.0, 0
     for b in range(len(ends)):
         batch = records[begin : ends[b]]
@@ -186,9 +186,7 @@ def _pre_activations(batch, start, samples, origin_z, first, first_bias, out):
         for c in range(len(first_bias)):
             add(first_bias[c], out[t], out[t])
     if len(samples.dense):
-        product = np.dot(_gather(batch, start, samples.dense), first)
-        for t in range(len(batch)):
-            add(product[t], out[t], out[t])
+        add_matrix(np.dot(_gather(batch, start, samples.dense), first), out)
         return
     offsets, indices, values = samples.rows
     for t in range(len(batch)):
@@ -245,7 +243,8 @@ def _head_step(hidden, back, targets, size, head, velocity, net, lr, momentum):
     row_offsets = np.array([0, size])
     gradient = np.zeros_like(head)
     no_origin = np.zeros((1, len(head)), np.float32)
-    loss = row_heads(0, size, row_offsets, 1, targets, hidden, back, no_origin, 0, head, net, gradient)
+    zero, one = np.int64(0), np.int64(1)  # constants would have types of their own, for which Numba compiles again
+    loss = row_heads(zero, size, row_offsets, one, targets, hidden, back, no_origin, zero, head, net, gradient)
     scale = ONE / np.float32(size)
     for i in range(len(head)):
         velocity[i] = momentum * velocity[i] + scale * gradient[i]
@@ -257,7 +256,7 @@ def _head_step(hidden, back, targets, size, head, velocity, net, lr, momentum):
 def add_gram(start, end, samples, bias, out):
     """Add the dot products of consecutive records to `out`; 1 more with a bias, which is a feature that is always 1."""
     if len(samples.dense):
-        out += np.dot(samples.dense[start:end], samples.dense[start:end].T)
+        add_matrix(np.dot(samples.dense[start:end], samples.dense[start:end].T), out)
     else:
         offsets, indices, values = samples.rows
         row = np.empty(samples.dense.shape[1], np.float32)

@@ -121,6 +121,13 @@ def add_rows(rows, out, count):
 
 
 @compiled
+def add_matrix(x, out):
+    """Add a matrix to the first rows of `out`; Numba takes seconds to compile `out += x`, which may broadcast."""
+    for t in range(len(x)):
+        add(x[t], out[t], out[t])
+
+
+@compiled
 def add_scaled(out, scale, x):
     """Add scale·x to `out`."""
     for i in range(len(out)):
