@@ -304,8 +304,8 @@ def reports_of_joining() -> str:
     worse = [each for each in cases if each["together"] > each["alone"]]
     silent = [each["together"] - each["alone"] for each in worse if not each["said"]]
     return (
-        f"Together was worse than alone in {len(worse)} of the {len(cases)} cases (a row in one split): the report said "
-        f"so in {len(worse) - len(silent)} of them, and in the other {len(silent)} the difference was at most "
+        f"Together was worse than alone in {len(worse)} of the {len(cases)} cases (a row in one split): the report "
+        f"said so in {len(worse) - len(silent)} of them, and in the other {len(silent)} the difference was at most "
         f"{max(silent):.4f};"
     )
 
